@@ -303,6 +303,22 @@ def _asked_for(nodes: list[dict[str, float]]) -> Iterator[None]:
         request_resources(bundles=[])
 
 
+def free_reserved() -> None:
+    """Free what this program's Ray Train jobs have reserved; none of them may be at work.
+
+    Where the process that waits for such a job is killed, the job dies with it. Its reservation
+    stays, unless the cluster has a dashboard, and so the next job would wait for ever.
+    """
+    import ray
+    from ray.util.placement_group import PlacementGroup, remove_placement_group
+
+    identifier = private_part("ray._raylet", "PlacementGroupID")
+    own = ray.get_runtime_context().get_job_id()
+    for name, about in ray.util.placement_group_table().items():
+        if name.endswith(own) and about["state"] != "REMOVED":  # its end names the program
+            remove_placement_group(PlacementGroup(identifier(bytes.fromhex(name))))
+
+
 def require_shared(folder: Path) -> None:
     """Refuse to let a cluster work in a folder that not all of its nodes see.
 

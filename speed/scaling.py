@@ -6,7 +6,10 @@ How throughput grows with the nodes of a cluster, simulated on this machine (`ra
 - ``build``: raw records/s of a catalog's build, for which each node has a shard at least;
 - ``feed``: records/s of an epoch of the streaming feed, one worker pinned to each node;
 - ``plan``: items/s of a plan of ``--items`` runs whose work is nothing, against the same empty
-  tasks given to Ray at once (``peer``): what the scheduler itself costs.
+  tasks given to Ray at once (``peer``): what the scheduler itself costs;
+- ``search``: trials/min of a search of ``--trials`` a node, each of which sleeps for ``--sleep``
+  seconds on a node, from when all processes are up (``minutes`` is the whole); ``overhead_seconds``
+  is what a trial takes beyond its sleep. With ``--store s3://…`` its journal is there.
 
 ``ms_per_item`` and ``driver_cpu_ms_per_item`` say what an item costs by the clock and of the
 driver's CPU; ``growth`` compares that CPU time with a plan of a quarter as many items: near 1 where
@@ -34,12 +37,20 @@ from benchmd_ray.data.build import build
 from benchmd_ray.data.catalog import Catalog, open_catalog
 from benchmd_ray.data.feed import whole_split_feed
 from benchmd_ray.demo import WRITERS
+from benchmd_ray.progress import SilentBoard
 from benchmd_ray.service import execution
 from benchmd_ray.service.choice import Choice
 from benchmd_ray.service.plan import Item, Plan, make_plan
 from benchmd_ray.service.schedule import run_plan
 from benchmd_ray.service.work import Report
-from benchmd_ray.settings import load_settings
+from benchmd_ray.settings import Settings, load_settings
+from benchmd_ray.storage.location import location
+from benchmd_ray.tuning.limits import Budget, Limits, Place
+from benchmd_ray.tuning.method import Method
+from benchmd_ray.tuning.search import search
+from benchmd_ray.tuning.spaces import Parameter, Space
+from benchmd_ray.tuning.study import Study
+from benchmd_ray.tuning.trial import Arm, Setup, Stage, Work
 from speed import measure
 
 CPUS = 2
@@ -47,6 +58,7 @@ CPUS = 2
 STORE_BYTES = 200 * 2**20
 """Object store of a simulated node."""
 BATCH = 64
+RATE = "transfer.optimiser.lr"
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -55,6 +67,9 @@ def main(arguments: list[str] | None = None) -> None:
     options.add_argument("--nodes", type=int, nargs="+", default=[1, 2, 4], help="sizes (1 2 4)")
     options.add_argument("--records", type=int, default=1200, help="raw records (1200)")
     options.add_argument("--items", type=int, default=1000, help="runs of the plan (1000)")
+    options.add_argument("--trials", type=int, default=30, help="of a search, on each node (30)")
+    options.add_argument("--sleep", type=float, default=1.0, help="seconds of a trial (1)")
+    options.add_argument("--store", default="", help="s3:// address of searches; else a folder")
     options.set_defaults(repetitions=1, warm_up=0)
     chosen = measure.parsed(options, arguments)
     with tempfile.TemporaryDirectory() as folder:
@@ -74,7 +89,7 @@ def scaled(chosen: argparse.Namespace, folder: Path) -> dict[str, Any]:
         "sizes": sizes,
         "ratio": {
             name: measure.rounded(last[name]["per_second"] / first[name]["per_second"])
-            for name in ("build", "feed", "plan")
+            for name in ("build", "feed", "plan", "search")
         },
     }
 
@@ -92,6 +107,7 @@ def measured(count: int, raw: Path, folder: Path, chosen: argparse.Namespace) ->
             "build": rate(records, seconds) | {"shards": len(catalog.manifest["shards"])},
             "feed": fed(catalog, count),
             "plan": planned(catalog, folder, chosen.items),
+            "search": searched(catalog, count, folder, chosen),
         }
 
 
@@ -192,6 +208,60 @@ def empty_plan(catalog: Catalog, store: Path, items: int) -> dict[str, float]:
 def nothing(item: Item, store: str, *_: Any) -> Report:
     """Takes the place of an item's work."""
     return Report(f"nothing-{item.seed}")
+
+
+class Sleeping(Stage):
+    """Trials whose work is to sleep."""
+
+    steps, unit = "transfer.epochs", "epochs"
+
+    def __init__(self, seconds: float) -> None:
+        """Each sleeps for so long."""
+        self._seconds = seconds
+
+    def last_step(self, settings: Settings) -> int:
+        """One."""
+        return 1
+
+    def train(self, work: Work, one: Setup) -> float:
+        """Sleep."""
+        time.sleep(self._seconds)
+        return 0.5
+
+
+def searched(
+    catalog: Catalog, count: int, folder: Path, chosen: argparse.Namespace
+) -> dict[str, Any]:
+    """A search whose trials sleep, one at a time on each node.
+
+    Raises:
+        AssertionError: Not all trials are complete.
+    """
+    place = location(chosen.store) if chosen.store else folder
+    place = place / "searches" / f"tune-made-{count:012x}"
+    space = Space("made", (Parameter(RATE, "log float", 1e-3, low=1e-5, high=0.1),))
+    method = Method(sampler="random", stopping="none", evaluations=1, choosing="highest")
+    if isinstance(place, Path):
+        place.mkdir(parents=True)
+    study = Study(place / "journal", space, method)
+    arm = Arm("ecg", {0: catalog.path}, Settings())
+    work = Work("scratch", Sleeping(chosen.sleep), (arm,), place, ())
+    trials = chosen.trials * count
+    held = Place(float(CPUS), 0.0, count)
+    limits = Limits(study, Budget(trials=trials), held, lambda: False, SilentBoard())
+    ends: list[float] = []
+    begin = time.perf_counter()
+    search(work, limits, lambda number: ends.append(time.perf_counter()))
+    seconds = time.perf_counter() - begin
+    if [trial.state for trial in study.trials()] != ["complete"] * trials:
+        raise AssertionError(f"not all of {trials} trials are complete")
+    first = 2 * count  # of each process, one trial or two until it is up
+    found = rate(trials - first, ends[-1] - ends[first - 1])
+    return found | {
+        "per_minute": measure.rounded(60 * found["per_second"]),
+        "overhead_seconds": measure.rounded(count / found["per_second"] - chosen.sleep),
+        "minutes": measure.rounded(seconds / 60),
+    }
 
 
 def empty_tasks(count: int) -> dict[str, float]:

@@ -127,13 +127,13 @@ def test_ray_is_imported_where_the_design_says():
 
 def test_only_where_an_address_is_opened_are_the_modules_of_s3_imported():
     stores = {f"results.storage.{name}" for name in ("mirror", "publication", "remote")}
-    s3 = stores | {"storage.bucket", "storage.lease"}
+    s3 = stores | {"storage.bucket", "storage.lease", "storage.segments"}
     of_s3 = {f"{name.replace('.', '/')}.py" for name in s3}
     assert of_s3 <= {relative(path) for path in MODULES}
     users = {relative(path): own(path) & s3 for path in MODULES if relative(path) not in of_s3}
     opening = {
         "results/storage/places.py": {"results.storage.remote"},
-        "storage/location.py": {"storage.bucket", "storage.lease"},
+        "storage/location.py": {"storage.bucket", "storage.lease", "storage.segments"},
     }
     assert {path: used for path, used in users.items() if used} == opening
     for path in opening:  # and not before there is an address

@@ -138,6 +138,12 @@ if TYPE_CHECKING:
 @click.option(
     "--dry-run", is_flag=True, help="Show what would be searched, for how long, and stop."
 )
+@click.option(
+    "--gpus",
+    type=click.IntRange(0),
+    help="With --dry-run: GPUs to plan for, and --cpus next to them; else those of this machine "
+    "or of the cluster.",
+)
 @click.option("--tflops", type=float, help="Speed of a device for the estimate, in TFLOP/s.")
 @CPUS
 @wandb_options
@@ -163,16 +169,22 @@ def tune(store: Path, address: str | None, dashboard: Dashboard, **options: Any)
     """
     from benchmd_ray.results.store import shown
     from benchmd_ray.service.tune_and_train import search_and_train
+    from benchmd_ray.service.tune_dry_run import tuning_dry_run
 
     asked = ("cpus", "tflops", "search_only")
     if options["learned"]:
         _learn(options["learned"])
         return
-    if not options["catalogs"]:
-        raise click.UsageError("name a --catalog, or a store to --learn from.")
+    if not options["catalogs"] and not options["dry_run"]:
+        raise click.UsageError(
+            "name a --catalog, look at the plan with --dry-run, or name a store to --learn from."
+        )
+    if options["gpus"] is not None and not options["dry_run"]:
+        raise click.UsageError("--gpus goes with --dry-run: nothing was started.")
     tuning = _tuning(options)
     if options["dry_run"]:
-        _show(tuning, store, address, cpus=options["cpus"], tflops=options["tflops"])
+        used = {name: options[name] for name in ("cpus", "gpus", "tflops")}
+        click.echo(tuning_dry_run([tuning], store, address=address, **used))
         return
     chosen = {name: options[name] for name in asked}
     whole = search_and_train(
@@ -197,21 +209,6 @@ def _learn(stores: Sequence[Path]) -> None:
         f"{', '.join(datasets)}: {shown(path)}"
     )
     click.echo(f"next: benchmd tune … --portfolio {shown(path)}")
-
-
-def _show(
-    tuning: Tuning, store: Path, address: str | None, *, cpus: int | None, tflops: float | None
-) -> None:
-    """Print what would be searched."""
-    from benchmd_ray.service.capacity import cluster_capacity
-    from benchmd_ray.service.searches import planned_searches
-    from benchmd_ray.service.tune import tuning_cluster
-    from benchmd_ray.service.tune_dry_run import tuning_dry_run
-
-    with tuning_cluster(address, cpus):
-        capacity = cluster_capacity(cpus)
-        plans = planned_searches(tuning, gpu=capacity.gpus > 0)
-        click.echo(tuning_dry_run(tuning, plans, store, capacity, tflops=tflops))
 
 
 def _tuning(options: dict[str, Any]) -> Tuning:

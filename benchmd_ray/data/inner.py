@@ -10,8 +10,9 @@ every patient once in ``validation``; the next ones cut anew.
 from __future__ import annotations
 
 import os
+import time
 import uuid
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -26,16 +27,33 @@ from benchmd_ray.data.manifest_form import SHARDS
 from benchmd_ray.data.records import targets_of
 from benchmd_ray.data.resident import split_table
 from benchmd_ray.data.splits import balanced_folds, rarest_class
-from benchmd_ray.errors import BenchmdError, count_of
-from benchmd_ray.files import TEMPORARY, digest, locked, remove, removed_on_failure, write_json
+from benchmd_ray.errors import BenchmdError, Busy, count_of
+from benchmd_ray.files import (
+    TEMPORARY,
+    cache_folder,
+    digest,
+    locked,
+    remove,
+    removed_on_failure,
+    write_json,
+)
+from benchmd_ray.storage.address import local_name
+from benchmd_ray.storage.location import Address, Location, alone, read, write
 
 FOLDS = 5
 """One fold of so many is the inner validation split: about 20 % of the records."""
+WAIT_SECONDS = 1.0
+"""How often a machine looks whether another one has written a catalog on S3."""
 SEED = 18
 """Of the first cut; the same for all searches, so that all are scored on the same patients."""
 
 
-def inner_catalog(source: Catalog, folder: Path, evaluation: int = 0) -> Catalog:
+def inner_catalog(
+    source: Catalog,
+    folder: Location,
+    evaluation: int = 0,
+    check: Callable[[], None] = lambda: None,
+) -> Catalog:
     """An inner catalog of a source, written unless it is there; reads no split that is scored.
 
     Args:
@@ -43,18 +61,18 @@ def inner_catalog(source: Catalog, folder: Path, evaluation: int = 0) -> Catalog
         folder: Of inner catalogs; it gets one named by the source's dataset, policy and digest,
             and by the evaluation.
         evaluation: Which of a search's evaluations of the same settings it is for, from 0 on.
+        check: Called while another machine writes it; raises where waiting is to end.
 
     Raises:
         BenchmdError: It is not a source, has too few patients, a shard is not the one that was
-            built, or the disk is full.
+            built, the disk is full, or the bucket cannot be reached.
     """
     of = f"{source.dataset}-{source.manifest['policy']}-{source.digest[:12]}"
     path = folder / f"{of}-{evaluation:03d}"
-    with locked(folder / f".lock-{path.name}", f"the inner catalog {path}", wait=True):
-        if not (path / MANIFEST).is_file():
-            for leftover in folder.glob(f"{TEMPORARY}*-{path.name}"):
-                remove(leftover)
-            _write(source, path, evaluation)
+    if isinstance(path, Path):
+        _write_once(source, path, evaluation)
+    else:
+        _publish_once(source, path, evaluation, check)
     made = open_catalog(path)
     stated = (made.manifest.get("inner_of"), made.manifest["plan"])
     if stated != (source.digest, _plan(source, evaluation)):
@@ -62,6 +80,45 @@ def inner_catalog(source: Catalog, folder: Path, evaluation: int = 0) -> Catalog
             f"{path} is not an inner catalog of {source.path}: remove that folder and run again."
         )
     return made
+
+
+def _write_once(source: Catalog, path: Path, evaluation: int) -> None:
+    """Write a catalog's folder, unless it is there."""
+    with locked(path.with_name(f".lock-{path.name}"), f"the inner catalog {path}", wait=True):
+        if not (path / MANIFEST).is_file():
+            for leftover in path.parent.glob(f"{TEMPORARY}*-{path.name}"):
+                remove(leftover)
+            _write(source, path, evaluation)
+
+
+def _publish_once(
+    source: Catalog, path: Address, evaluation: int, check: Callable[[], None]
+) -> None:
+    """Write a catalog at its address, unless it is there; one machine does, and others wait."""
+    what = f"the inner catalog {path}"
+    while read(path / MANIFEST) is None:
+        try:
+            with alone(path, what, ()) as require:
+                if read(path / MANIFEST) is None:
+                    _publish(source, path, evaluation, require)
+        except Busy:
+            check()
+            time.sleep(WAIT_SECONDS)
+
+
+def _publish(source: Catalog, path: Address, evaluation: int, require: Callable[[], None]) -> None:
+    """Write a catalog here first, and then at its address, its manifest last."""
+    local = cache_folder() / "inner" / local_name(path.text)
+    try:
+        remove(local)
+        _write(source, local, evaluation)
+        for shard in sorted((local / SHARDS).iterdir()):
+            require()
+            write(path / SHARDS / shard.name, shard.read_bytes())
+        require()
+        write(path / MANIFEST, (local / MANIFEST).read_bytes())
+    finally:
+        remove(local)
 
 
 def _write(source: Catalog, path: Path, evaluation: int) -> None:

@@ -8,7 +8,6 @@ from dataclasses import dataclass, replace
 from benchmd_ray.data.catalog import open_catalog
 from benchmd_ray.data.sizes import streams
 from benchmd_ray.errors import BenchmdError, count_of
-from benchmd_ray.private_parts import private_part
 from benchmd_ray.service.naming import settled
 from benchmd_ray.service.plan import Item
 
@@ -73,7 +72,7 @@ class Capacity:
                 "workers or --set execution.device=cpu."
             )
         workers = need.fewest or need.workers
-        if (places := self._places(worker)) < workers:
+        if (places := self.places(*worker)) < workers:
             return (
                 f"it needs room for {count_of(workers, 'worker')} of "
                 f"{count_of(worker[0], 'CPU')} and {count_of(worker[1], 'GPU')} each, all of it on "
@@ -82,10 +81,14 @@ class Capacity:
             )
         return ""
 
-    def _places(self, worker: tuple[float, float]) -> int:
-        """How many workers with so many CPUs and GPUs the nodes could hold at once."""
+    def places(self, cpus: float, gpus: float) -> int:
+        """How many processes that hold as much each the nodes could hold at once."""
         return sum(
-            min(int((held + SLACK) / one) for held, one in zip(node, worker, strict=True) if one)
+            min(
+                int((held + SLACK) / one)
+                for held, one in zip(node, (cpus, gpus), strict=True)
+                if one
+            )
             for node in self.each
         )
 
@@ -113,22 +116,6 @@ def cluster_capacity(cpus: float | None = None, leaving: Collection[str] = ()) -
         each=each,
         nodes=frozenset(nodes),
     )
-
-
-def free_reserved() -> None:
-    """Free what this program's Ray Train jobs have reserved; none of them may be at work.
-
-    Where the process that waits for such a job is killed, the job dies with it. Its reservation
-    stays, unless the cluster has a dashboard, and so the next job would wait for ever.
-    """
-    import ray
-    from ray.util.placement_group import PlacementGroup, remove_placement_group
-
-    identifier = private_part("ray._raylet", "PlacementGroupID")
-    own = ray.get_runtime_context().get_job_id()
-    for name, about in ray.util.placement_group_table().items():
-        if name.endswith(own) and about["state"] != "REMOVED":  # its end names the program
-            remove_placement_group(PlacementGroup(identifier(bytes.fromhex(name))))
 
 
 def placed(item: Item, *, gpu: bool) -> Item:

@@ -50,6 +50,8 @@ class Choice:
 
     catalogs: tuple[Location, ...] = ()
     """Catalogs, and folders that contain catalogs; none plans from the cards only."""
+    datasets: tuple[str, ...] = ()
+    """Datasets whose cards are planned from where there are no catalogs."""
     also: tuple[Location, ...] = ()
     """Catalogs that evaluations read and nothing is trained on, such as out-of-distribution ones;
     evaluations that read others read those of ``catalogs``, too."""
@@ -140,7 +142,7 @@ def chosen_datasets(choice: Choice) -> Found:
     if choice.catalogs:
         found = from_catalogs(choice.catalogs)
     else:
-        names = benchmark(choice.bench).datasets()
+        names = choice.datasets or benchmark(choice.bench).datasets()
         found = from_cards(names, tuple(dict.fromkeys(choice.policies)) or ("clean",))
     policies = choice.policies or POLICIES
     chosen = [

@@ -59,7 +59,7 @@ def dry_run(
     Raises:
         BenchmdError: See `make_plan`; or the cluster cannot be reached.
     """
-    resources = _resources(address, cpus, gpus)
+    resources = resources_of(address, cpus, gpus)
     device = "cuda" if resources.gpus else "cpu"
     plan = make_plan(choice, store, device=device, tflops=tflops)
     on_gpu = any(item.gpus > 0 for item in plan.items)
@@ -69,7 +69,7 @@ def dry_run(
     return describe(plan, resources, held, items=items)
 
 
-def _resources(address: str | None, cpus: float | None, gpus: float | None) -> Resources:
+def resources_of(address: str | None, cpus: float | None, gpus: float | None) -> Resources:
     """What is named; for the rest what a cluster, or else this machine, has."""
     if embedded(address):
         return Resources(cpus or own_cpus(), own_gpus() if gpus is None else gpus)

@@ -14,12 +14,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from benchmd_ray.cluster import free_reserved
 from benchmd_ray.errors import BenchmdError, first_line
 from benchmd_ray.interrupts import Stopping
 from benchmd_ray.progress import Board, above
 from benchmd_ray.results.store import read_run
 from benchmd_ray.results.store import shown as address_of
-from benchmd_ray.service.capacity import Need, free_reserved, need_of, placed
+from benchmd_ray.service.capacity import Need, need_of, placed
 from benchmd_ray.service.keeping import release_unneeded
 from benchmd_ray.service.live import Progressing, longest_first, status_text
 from benchmd_ray.service.nodes import Nodes

@@ -193,6 +193,10 @@ class LoggedSearch:
         """A trial's process or node was lost; it resumes from its newest checkpoint."""
         self._log.write("trial lost", "warning", search=search, trial=trial, reason=reason)
 
+    def noted(self, line: str) -> None:
+        """Something unusual happened, such as that a node came."""
+        self._log.write("note", "warning", message=line)
+
     def _ended(self, search: str, reason: str) -> None:
         level = "error" if reason else "info"
         self._log.write("search ended", level, search=search, reason=reason)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
@@ -12,26 +13,28 @@ from typing import Any, Protocol
 from benchmd_ray.cluster import require_shared
 from benchmd_ray.data.catalog import open_catalog
 from benchmd_ray.data.provenance import together
-from benchmd_ray.errors import BenchmdError, count_of
+from benchmd_ray.errors import BenchmdError, BucketError, count_of
 from benchmd_ray.files import remove
 from benchmd_ray.integrity import read_hashed_json, write_hashed_json
 from benchmd_ray.interrupts import Stopping
 from benchmd_ray.progress import SilentBoard, board
+from benchmd_ray.results.storage.places import location_of
 from benchmd_ray.results.store import read_run, shown
 from benchmd_ray.service.logged import LoggedSearch
 from benchmd_ray.service.searches import Inner, SearchPlan, Tuning, inner_digest, of_splits
-from benchmd_ray.service.trial_place import longest
+from benchmd_ray.service.trial_place import Room, longest
 from benchmd_ray.settings import Settings, default_settings
 from benchmd_ray.ssl import protocol_encoder
 from benchmd_ray.tuning.confirm import EARLY, LEVEL, Decision
 from benchmd_ray.tuning.known import Trial
-from benchmd_ray.tuning.limits import Limits, Place
+from benchmd_ray.tuning.limits import Limits
 from benchmd_ray.tuning.racing import steps_within
-from benchmd_ray.tuning.records import SEARCH, STATES, read_search
+from benchmd_ray.tuning.records import SEARCH, SEARCHES, STATES, read_search
 from benchmd_ray.tuning.sampling import sampled
 from benchmd_ray.tuning.search import search
 from benchmd_ray.tuning.study import Study
 from benchmd_ray.tuning.trial import Arm, Work
+from benchmd_ray.tuning.trial_files import TRIALS, leave_only
 from benchmd_ray.tuning.written import (
     Outcome,
     best_settings,
@@ -115,6 +118,8 @@ class Searched:
         ]
 
 
+SWEEP_SECONDS = 60.0
+"""How often what trials that are over have left on S3 is removed."""
 TOLD = {"stopped": "stopped early"}
 """States of trials in words, where these are others."""
 
@@ -128,7 +133,7 @@ class Session:
         plan: SearchPlan,
         folder: Path,
         arms: tuple[Arm, ...],
-        place: Place,
+        room: Room,
         memory: int | None,
         stop: Stopping,
         observer: TrialObserver | None,
@@ -136,20 +141,21 @@ class Session:
         log: LoggedSearch,
     ) -> None:
         self.tuning, self.plan, self.folder = tuning, plan, folder
-        self.place, self.stop, self.observer, self.say = place, stop, observer, say
-        self.log = log
+        self.room, self.stop, self.observer, self.say = room, stop, observer, say
+        self.place, self.log = room.place, log
         self.work = Work(
             technique=plan.technique,
             stage=plan.stage,
             arms=arms,
-            folder=folder,
+            folder=location_of(folder.parent.parent) / SEARCHES / folder.name,
             rungs=tuple(range(1, len(arms))) if len(arms) > 1 else steps_within(longest(plan)),
-            cpus=max(1, int(place.cpus)),
+            cpus=max(1, int(self.place.cpus / self.place.workers)),
             memory_bytes=memory,
             metric=plan.metric,
             fresh_from=plan.method.fresh[0],
         )
         self.clock = _Worked(folder)
+        self._swept = time.monotonic()
         self._told: dict[int, str] = {}
         """State of each trial as observers were told."""
         self._inner: Sequence[Inner] = ()
@@ -159,11 +165,13 @@ class Session:
         plan, folder = self.plan, self.folder
         self._begin(inner)
         self._inner = inner
-        devices = self.place.devices
-        path = folder / "study.log"
+        devices, where = self.place.devices, self.work.folder
+        path = where / ("study.log" if isinstance(where, Path) else "journal")
         study = Study(path, plan.space, plan.method, devices, plan.portfolio)
         study.judge = partial(self._decision, study, EARLY)
         self._told = {trial.number: trial.state for trial in study.trials()}
+        if not study.begun and where != self.folder:
+            remove(self.work.local)  # of a search of the same name that was removed from there
         if study.begun:
             self.say(f"{plan.name}: continues, {count_of(study.begun, 'trial')} were begun before")
         display = SilentBoard() if quiet else board(self.tuning.budget.trials, "trials")
@@ -175,21 +183,18 @@ class Session:
             display,
             self.clock.seconds(),
             lambda number, reason: self.log.trial_lost(plan.name, number, reason),
+            self.room,
         )
         try:
             search(self.work, limits, lambda number: self._ended(limits, number))
+        except BaseException:
+            with suppress(Exception):  # the journal has all that the next session needs
+                self._note(limits)
+            raise
         finally:
             display.close()
-            limits.look()
-            decision = self._decision(study)
-            write_trials(folder, study, self.work, decision)
-            chosen = None if self._to_be_settled(limits) else self._result(limits, decision)
-            for trial in study.trials():
-                if trial.state == "stopped":
-                    self._tell(trial)
-            if not study.unfinished():
-                for name in ("trials", "features", "locks"):
-                    remove(folder / name)
+        chosen = self._note(limits)
+        self._tidy(study)
         device = "GPU" if self.place.gpus else "CPU"
         changes: Mapping[str, Any] = {}
         if chosen is not None:
@@ -206,9 +211,35 @@ class Session:
             unconfirmed and plan.method.choosing == "confirmed",
         )
 
+    def _note(self, limits: Limits) -> Outcome | None:
+        """Write what is known by now: the trials and, where it is settled, what was chosen."""
+        limits.look()
+        decision = self._decision(limits.study)
+        write_trials(self.folder, limits.study, self.work, decision)
+        chosen = None if self._to_be_settled(limits) else self._result(limits, decision)
+        for trial in limits.study.trials():
+            if trial.state == "stopped":
+                self._tell(trial)
+        return chosen
+
+    def _tidy(self, study: Study) -> None:
+        """Remove what trials left, but of those that are not finished."""
+        unfinished = [job.number for job in study.unfinished()]
+        with suppress(BucketError):  # the next session does it
+            leave_only(self.work.folder, unfinished)
+        if unfinished:
+            return
+        if isinstance(self.work.folder, Path):
+            for name in (TRIALS, "features", "locks"):
+                remove(self.folder / name)
+        else:
+            remove(self.work.local)
+
     def _begin(self, inner: Sequence[Inner]) -> None:
         """Write what is searched, or make sure that it is what was searched before."""
-        require_shared(self.folder)
+        if isinstance(self.work.folder, Path) or self.place.workers > 1:
+            self.work.local.mkdir(parents=True, exist_ok=True)
+            require_shared(self.work.local)
         path = self.folder / SEARCH
         if not path.is_file():
             write_hashed_json(path, self.plan.describe(inner))
@@ -216,7 +247,7 @@ class Session:
         held = [source["inner"] for source in read_search(self.folder).sources]
         if held != [inner_digest(catalogs) for catalogs in inner]:
             raise BenchmdError(
-                f"{self.folder} was begun on other records than an inner catalog has now: "
+                f"{shown(self.folder)} was begun on other records than an inner catalog has now: "
                 "its trials cannot be compared with new ones. Remove that folder to begin anew."
             )
 
@@ -224,6 +255,10 @@ class Session:
         """Write the trials anew, and tell of one that is over."""
         write_trials(self.folder, limits.study, self.work, None)
         self.clock.seconds()
+        if time.monotonic() > self._swept + SWEEP_SECONDS and self.work.folder != self.folder:
+            self._swept = time.monotonic()
+            with suppress(BucketError):  # at the end it is done again
+                leave_only(self.work.folder, [job.number for job in limits.study.unfinished()])
         trial = limits.study.trials()[number]
         if trial.state in ("complete", "failed"):
             self._tell(trial)  # one that was stopped may earn more until the race is over
@@ -277,7 +312,9 @@ class Session:
 
     def _result(self, limits: Limits, decision: Decision | None) -> Outcome | None:
         """Write what the search has found so far."""
-        upstream = [read_run(arm.upstream) for arm in self.work.arms if arm.upstream is not None]
+        store = self.folder.parent.parent
+        names = [arm.upstream.name for arm in self.work.arms if arm.upstream is not None]
+        upstream = [read_run(store / name) for name in names]
         shared = sum(float(run.done.get("seconds", 0.0)) for run in upstream)
         spent = {"seconds": self.clock.seconds(), "shared_seconds": shared}
         return write_result(self.folder, limits, self.work, self._bases, spent, decision)

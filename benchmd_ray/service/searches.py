@@ -11,7 +11,7 @@ from benchmd_ray.benchmarks.registry import built_in_space
 from benchmd_ray.data.cards import cards
 from benchmd_ray.data.cards import kind_of as modality_named
 from benchmd_ray.data.catalog import Catalog, open_catalog
-from benchmd_ray.data.inner import seen_splits
+from benchmd_ray.data.inner import has_validation, seen_splits
 from benchmd_ray.data.origins import of_one_origin
 from benchmd_ray.errors import BenchmdError, unknown_name
 from benchmd_ray.files import digest
@@ -19,6 +19,7 @@ from benchmd_ray.modalities import Modality
 from benchmd_ray.models.encoder import NETWORKS, require_fitting
 from benchmd_ray.models.networks import network_part, network_source
 from benchmd_ray.parts import versions_of
+from benchmd_ray.results.storage.places import backing_of, shown
 from benchmd_ray.service.choice import (
     ALL_TECHNIQUES,
     TRANSFERS,
@@ -306,7 +307,6 @@ def _planned(
                 raise BenchmdError(f"{technique} on {source.name}: {reason}.")
             raise _SkippedError(f"{technique}: {reason} ({source.modality}).")
         start = with_linear(start) if setting == PRETRAIN else with_setting(start, setting)
-        _require_one_worker(start)
         require_fitting(source.kind.signal, start.encoder)
         start = settled(replace(start, seed=tuning.choice.seeds[0]), gpu=gpu)
         space = space_of(technique, setting, source.kind, tuning.space)
@@ -341,8 +341,10 @@ def learned_in(stores: Sequence[Path], say: Callable[[str], None] = lambda text:
         say: Is told what is skipped.
 
     Raises:
-        BenchmdError: No search has enough trials.
+        BenchmdError: No search has enough trials, or a bucket cannot be reached.
     """
+    for store in stores:
+        backing_of(store).refresh_store()
     held = read_searches(stores)
     found = [one for one in held.found if len(one.sources) == 1 and one.result is not None]
     for why in held.damaged.values():
@@ -360,7 +362,7 @@ def learned_in(stores: Sequence[Path], say: Callable[[str], None] = lambda text:
     if not portfolio.candidates:
         raise BenchmdError(
             f"nothing is to be learned from {len(found)} search{'es' * (len(found) != 1)} of "
-            f"{', '.join(map(str, stores))}: expected one with {FEWEST} trials or more that have "
+            f"{', '.join(map(shown, stores))}: expected one with {FEWEST} trials or more that have "
             "a score, one of them above the start's."
         )
     return portfolio
@@ -378,13 +380,17 @@ def _signal_of(modality: str) -> Signal:
 
 def _usual_evaluations(group: Sequence[Dataset]) -> int:
     """Evaluations of a trial, by the smallest of its sources."""
-    patients = []
-    for source in group:
-        assert source.catalog is not None  # a search is given catalogs
-        catalog = open_catalog(source.catalog)
-        splits = catalog.manifest["splits"]
-        patients.append(sum(int(splits[split]["patients"]) for split in seen_splits(catalog)))
-    return usual_evaluations(min(patients))
+    return usual_evaluations(min(map(_patients, group)))
+
+
+def _patients(source: Dataset) -> int:
+    """Patients of a source that a search sees; by its card alone, as many as records."""
+    if source.catalog is None:
+        seen = {"train"} | ({"validation"} if has_validation(source.rows, source.scored) else set())
+        return sum(source.rows[split] for split in seen)
+    catalog = open_catalog(source.catalog)
+    splits = catalog.manifest["splits"]
+    return sum(int(splits[split]["patients"]) for split in seen_splits(catalog))
 
 
 def _require_modalities(group: Sequence[Dataset]) -> None:
@@ -399,11 +405,3 @@ def _require_modalities(group: Sequence[Dataset]) -> None:
 
 def _trains_nothing(technique: str) -> bool:
     return technique == SCRATCH or technique_named(technique).method is None
-
-
-def _require_one_worker(settings: Settings) -> None:
-    if settings.execution.workers > 1:
-        raise BenchmdError(
-            f"execution.workers is {settings.execution.workers}: a trial works on one worker and a "
-            "search on many trials at once. Leave it out."
-        )

@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Sequence
 from dataclasses import replace
 
 from benchmd_ray.data.catalog import Catalog
 from benchmd_ray.data.sizes import streams
-from benchmd_ray.errors import BenchmdError, count_of
-from benchmd_ray.service.capacity import SLACK, Capacity
+from benchmd_ray.errors import BenchmdError, NoRoom, count_of
+from benchmd_ray.interrupts import Stopping
+from benchmd_ray.service.capacity import SLACK, Capacity, Need
 from benchmd_ray.service.cost import Inputs
+from benchmd_ray.service.nodes import Nodes
 from benchmd_ray.service.searches import SearchPlan, Tuning
 from benchmd_ray.service.steps import pretrain_step, transfer_step
 from benchmd_ray.tuning.limits import Place
 
+WAIT_SECONDS = 1.0
+"""How often a search looks for room while there is none."""
 MEMORY_SHARE = 0.85
 """Of the memory that an embedded Ray counts on, what all trials together may allocate."""
 
@@ -42,19 +47,16 @@ def place_of(
         BenchmdError: Not even one fits.
     """
     execution = plan.starts[0].execution
-    cpus = float(execution.cpus_per_worker)
-    # Ray Data starves where trials hold every CPU.
-    spare = any(
-        streams(catalog, split, execution) for catalog in inner for split in ("train", "validation")
-    )
-    free = capacity.cpus - spare
-    fit = int(free / cpus + SLACK)
-    gpus = 0.0
+    workers, spare = execution.workers, _spare(plan, inner)
+    cpus, gpus = float(execution.cpus_per_worker * workers), 0.0
     if execution.device == "cuda":
         # Ray fills a GPU before it takes the next: no smaller share than trials need.
+        fit = int((capacity.cpus - spare) / cpus + SLACK)
         on_each = math.ceil(min(fit, at_once or fit) / max(capacity.gpus, 1))
-        gpus = max(execution.gpu_share, 1 / max(on_each, 1)) if _small(plan) else 1.0
-        fit = min(fit, int(capacity.gpus / gpus + SLACK))
+        packed = workers == 1 and _small(plan)
+        gpus = max(execution.gpu_share, 1 / max(on_each, 1)) if packed else float(workers)
+    place = Place(cpus, gpus, 1, workers)
+    fit = fitting(capacity, place, spare)
     if fit < 1:
         raise BenchmdError(
             f"a trial needs {count_of(cpus + spare, 'CPU')} and {count_of(gpus, 'GPU')} and "
@@ -62,7 +64,69 @@ def place_of(
             "execution.cpus_per_worker, take --set execution.feed=resident or "
             "--set execution.device=cpu, or a larger machine."
         )
-    return Place(cpus, gpus, min(fit, at_once or fit))
+    return replace(place, at_once=min(fit, at_once or fit))
+
+
+def fitting(capacity: Capacity, place: Place, spare: int) -> int:
+    """How many trials fit at once that hold as much each, with so many CPUs beside."""
+    each = capacity.places(place.cpus / place.workers, place.gpus / place.workers)
+    return min(int((capacity.cpus - spare) / place.cpus + SLACK), each // place.workers)
+
+
+def _spare(plan: SearchPlan, inner: Sequence[Catalog]) -> int:
+    """CPUs that stay free: Ray Data, and Ray Train, starve where trials hold them all."""
+    execution, splits = plan.starts[0].execution, ("train", "validation")
+    streaming = (streams(each, split, execution) for each in inner for split in splits)
+    return int(execution.workers > 1 or any(streaming))
+
+
+class Room:
+    """How many trials work at once on a cluster, which may grow and shrink meanwhile."""
+
+    def __init__(
+        self,
+        plan: SearchPlan,
+        nodes: Nodes,
+        at_once: int | None,
+        inner: Sequence[Catalog],
+        stop: Stopping,
+    ) -> None:
+        """Wait until there is room for one.
+
+        Args:
+            plan: The search.
+            nodes: The cluster's.
+            at_once: As many as the user wants at most.
+            inner: Its inner catalogs.
+            stop: Says whether a signal asked to stop.
+
+        Raises:
+            BenchmdError: Not even one fits, and nothing that came made room.
+        """
+        execution = plan.starts[0].execution
+        workers, spare = execution.workers, _spare(plan, inner)
+        self._nodes, self._at_once, self._spare = nodes, at_once, spare
+        gpus = float(workers) if execution.device == "cuda" else 0.0
+        self._need = Need(float(execution.cpus_per_worker * workers), gpus, workers, bool(spare))
+        while nodes.refusal(self._need) == "":
+            stop.check()
+            nodes.look(lambda: [self._need])
+            time.sleep(WAIT_SECONDS)
+        self.place = place_of(plan, nodes.capacity, at_once, inner)
+        self._need = replace(self._need, gpus=self.place.gpus)
+
+    def __call__(self, wanted: int) -> int:
+        """How many may work at once now, where so many would; the cluster is asked for those.
+
+        Raises:
+            NoRoom: All nodes went away, and no other came.
+        """
+        most = self._at_once or wanted
+        self._nodes.look(lambda: [self._need] * min(wanted, most))
+        if refusal := self._nodes.refusal(self._need):
+            raise NoRoom(f"no trial can work: {refusal} Run the same command again later.")
+        fit = fitting(self._nodes.capacity, self.place, self._spare)
+        return min(fit, self._at_once or fit)
 
 
 def _small(plan: SearchPlan) -> bool:
@@ -77,17 +141,25 @@ def _small(plan: SearchPlan) -> bool:
 
 
 def memory_of(tuning: Tuning, plan: SearchPlan, place: Place, *, own: bool) -> int | None:
-    """Bytes that a trial may allocate; None sets no limit.
+    """Bytes that a trial may allocate; None sets no limit, as for workers.
 
     Args:
         tuning: What was asked for.
         plan: The search.
         place: How many trials work at once.
         own: Whether Ray is embedded, so that no other rule bounds the memory of trials.
+
+    Raises:
+        BenchmdError: A limit was asked for, for trials of several workers.
     """
     if tuning.memory_gib is not None:
+        if place.workers > 1:
+            raise BenchmdError(
+                f"--memory-gib bounds the process of a trial, and these have {place.workers} "
+                "workers: leave it out, or --set execution.workers=1."
+            )
         return int(tuning.memory_gib * 2**30)
-    if not own or plan.starts[0].execution.device != "cpu":
+    if place.workers > 1 or not own or plan.starts[0].execution.device != "cpu":
         return None
     import ray
 

@@ -1,7 +1,8 @@
 """Execute searches: inner catalogs, what trials share, trials, and the winner as a run.
 
-A search is stored in ``<store>/searches/<name>``. What all searches on a source share, its inner
-catalogs, is stored in ``<store>/inner``; pretrainings that trials start from are runs of the store.
+A search is stored in ``<store>/searches/<name>``, in a folder or on S3. What all searches on a
+source share, its inner catalogs, is stored in ``<store>/inner``; pretrainings that trials start
+from are runs of the store.
 Trials work within `confined`: neither a split that is scored nor a target can be opened before the
 search has ended.
 """
@@ -10,37 +11,35 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
+
+import torch
 
 from benchmd_ray.cluster import connected, embedded, own_cpus
 from benchmd_ray.data.catalog import Catalog, confined, open_catalog
 from benchmd_ray.data.inner import inner_catalog
 from benchmd_ray.errors import BenchmdError, count_of
-from benchmd_ray.files import locked
-from benchmd_ray.integrity import is_whole, write_hash
-from benchmd_ray.interrupts import stopping
+from benchmd_ray.integrity import hash_path, is_whole, write_hash
+from benchmd_ray.interrupts import Stopping, stopping
 from benchmd_ray.models.imagenet import imagenet_weights
-from benchmd_ray.results.storage.places import backing_of
-from benchmd_ray.results.store import shown
-from benchmd_ray.service.capacity import cluster_capacity
+from benchmd_ray.results.storage.places import backing_of, location_of
 from benchmd_ray.service.logged import LoggedSearch, quieted
+from benchmd_ray.service.nodes import Nodes
 from benchmd_ray.service.plan import make_plan
 from benchmd_ray.service.retrain import of_sources
 from benchmd_ray.service.schedule import run_plan
 from benchmd_ray.service.search_session import Searched, Session, TrialObserver
-from benchmd_ray.service.searches import Inner, SearchPlan, Tuning
-from benchmd_ray.service.trial_place import memory_of, place_of
+from benchmd_ray.service.searches import Inner, SearchPlan, Tuning, planned_searches
+from benchmd_ray.service.trial_place import Room, memory_of
 from benchmd_ray.settings import Settings
 from benchmd_ray.ssl import SCRATCH, technique_named
-from benchmd_ray.storage.location import Location
+from benchmd_ray.storage.location import Address, Location, put_file
 from benchmd_ray.training.weights import write_weights
-from benchmd_ray.tuning.records import SEARCHES
+from benchmd_ray.tuning.records import INNER, SEARCHES
 from benchmd_ray.tuning.trial import Arm
 
-INNER = "inner"
-"""Folder of a store that holds inner catalogs."""
 MONITOR = "RAY_memory_monitor_refresh_ms"
 """Variable that sets how often Ray looks for processes to end for their memory; 0 is never."""
 
@@ -76,24 +75,29 @@ def run_searches(
         BenchmdError: A source cannot be cut, or what trials share cannot be made.
     """
     store = store.resolve()
-    require_folder(store)
-    capacity, log = cluster_capacity(cpus), LoggedSearch(store)
+    log, backing = LoggedSearch(store), backing_of(store)
     quiet, say = quieted(quiet, say)
+
+    def noted(line: str) -> None:
+        say(line)
+        log.noted(line)
+
+    nodes = Nodes(cpus, attached=not own, say=noted)
     found = []
     try:
         for plan in plans:
             folder = store / SEARCHES / plan.name
-            with locked(folder / ".lock", f"the search {folder}"), stopping() as stop:
-                inner = [_inner(source.catalog, store, plan) for source in plan.sources]
+            with backing.searching(folder), stopping() as stop:
+                inner = [_inner(each.catalog, store, plan, stop) for each in plan.sources]
                 say(f"{plan.name}: {_counts(plan, inner)}")
                 upstream = _upstream(tuning, plan, store, say, cpus=cpus, quiet=quiet)
                 with confined(one.path for catalogs in inner for one in catalogs.values()):
                     first = [catalogs[0] for catalogs in inner]
-                    place = place_of(plan, capacity, tuning.at_once, first)
-                    memory = memory_of(tuning, plan, place, own=own)
+                    room = Room(plan, nodes, tuning.at_once, first, stop)
+                    memory = memory_of(tuning, plan, room.place, own=own)
                     arms = _arms(tuning, plan, inner, upstream, store)
                     session = Session(
-                        tuning, plan, folder, arms, place, memory, stop, observer, say, log
+                        tuning, plan, folder, arms, room, memory, stop, observer, say, log
                     )
                     with log.searching(plan.name):
                         found.append(session.run(inner, quiet=quiet))
@@ -101,29 +105,19 @@ def run_searches(
             for line in found[-1].lines:
                 say(line)
     finally:
+        with suppress(Exception):  # Ray itself may be what is lost
+            nodes.close()
         if observer is not None:
             observer.closed()
     return found
 
 
-def require_folder(store: Path) -> None:
-    """Refuse a store on S3, whose mirror is only this machine's.
-
-    Raises:
-        BenchmdError: It is one.
-    """
-    if backing_of(store).on_s3:
-        raise BenchmdError(
-            f"searches cannot lie on S3 yet ({shown(store)}): name a folder that all nodes see "
-            "with --store, and run its best.yaml with `benchmd run --store s3://…`."
-        )
-
-
 @contextmanager
-def tuning_cluster(address: str | None, cpus: int | None) -> Iterator[bool]:
+def tuning_cluster(tuning: Tuning, address: str | None, cpus: int | None) -> Iterator[bool]:
     """The Ray that searches work on; an embedded one leaves memory to the trials' own limits.
 
-    A trial that Ray ends for its memory would interrupt the whole search.
+    A trial that Ray ends for its memory would interrupt the whole search. An embedded one offers
+    as many CPUs as the workers of one trial need.
 
     Yields:
         Whether it is embedded.
@@ -135,18 +129,27 @@ def tuning_cluster(address: str | None, cpus: int | None) -> Iterator[bool]:
     before = os.environ.get(MONITOR)
     os.environ[MONITOR] = before or "0"
     try:
-        with connected(cpus=cpus or own_cpus()):
+        with connected(cpus=max(cpus or own_cpus(), _cpus_of_workers(tuning))):
             yield True
     finally:
         if before is None:
             del os.environ[MONITOR]
 
 
-def _inner(path: Location | None, store: Path, plan: SearchPlan) -> Inner:
+def _cpus_of_workers(tuning: Tuning) -> int:
+    """CPUs that the workers of one trial need, and one beside; 0 where trials have one worker."""
+    plans = planned_searches(tuning, gpu=torch.cuda.is_available())
+    each = [plan.starts[0].execution for plan in plans]
+    return max(one.workers * one.cpus_per_worker + 1 if one.workers > 1 else 0 for one in each)
+
+
+def _inner(path: Location | None, store: Path, plan: SearchPlan, stop: Stopping) -> Inner:
     """The inner catalogs of a source."""
     assert path is not None  # `planned_searches` is given catalogs
-    source, folder = open_catalog(path), store / INNER / "catalogs"
-    return {number: inner_catalog(source, folder, number) for number in plan.evaluations}
+    source, folder = open_catalog(path), location_of(store) / INNER / "catalogs"
+    return {
+        number: inner_catalog(source, folder, number, stop.check) for number in plan.evaluations
+    }
 
 
 def _counts(plan: SearchPlan, inner: Sequence[Inner]) -> str:
@@ -215,23 +218,34 @@ def _arms(
             source.modality,
             {number: catalog.path for number, catalog in catalogs.items()},
             settings,
-            upstream.get(source.name),
+            _everywhere(upstream.get(source.name), store),
             _start_weights(tuning, plan, catalogs[0], store),
         )
         for source, catalogs, settings in zip(plan.sources, inner, plan.starts, strict=True)
     )
 
 
-def _start_weights(tuning: Tuning, plan: SearchPlan, catalog: Catalog, store: Path) -> Path | None:
+def _everywhere(run: Path | None, store: Path) -> Location | None:
+    """Where all machines find a run of the store."""
+    return None if run is None else location_of(store) / run.name
+
+
+def _start_weights(
+    tuning: Tuning, plan: SearchPlan, catalog: Catalog, store: Path
+) -> Location | None:
     """File of the ImageNet weights that a searched pretraining starts from."""
     if not plan.stage.pretrains or not technique_named(plan.technique).imagenet:
         return None
     weights = imagenet_weights(tuning.choice.weights, catalog.signal)
-    path = store / INNER / f"{weights.sha256[:12]}-{catalog.signal.name}.safetensors"
+    name = f"{weights.sha256[:12]}-{catalog.signal.name}.safetensors"
+    path, place = store / INNER / name, location_of(store) / INNER / name
     if not is_whole(path):
         write_weights(path, weights.tensors)
         write_hash(path)
-    return path
+    if isinstance(place, Address):
+        for own in (hash_path(path), path):
+            put_file(own, place.parent / own.name)
+    return place
 
 
 def _keeping(settings: Settings) -> Settings:

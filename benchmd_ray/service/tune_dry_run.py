@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import reduce
+from operator import add
 from pathlib import Path
 
 import pandas as pd
@@ -11,75 +14,119 @@ from benchmd_ray.data.catalog import open_catalog
 from benchmd_ray.data.inner import FOLDS, has_validation
 from benchmd_ray.errors import count_of
 from benchmd_ray.progress import duration
+from benchmd_ray.results.storage.places import backing_of
 from benchmd_ray.results.written import text
 from benchmd_ray.service.capacity import Capacity
 from benchmd_ray.service.datasets import Dataset
+from benchmd_ray.service.dry_run import figure, resources_of
 from benchmd_ray.service.plan import Plan, make_plan
 from benchmd_ray.service.retrain import of_sources, started
-from benchmd_ray.service.searches import SearchPlan, Tuning
+from benchmd_ray.service.searches import SearchPlan, Tuning, planned_searches
 from benchmd_ray.service.simulate import Resources, simulate
 from benchmd_ray.service.trial_place import longest, place_of
 from benchmd_ray.ssl import SCRATCH
-from benchmd_ray.tuning.limits import CONFIRMING_AT_ONCE, Budget
+from benchmd_ray.tuning.limits import CONFIRMING_AT_ONCE, Budget, Place
 from benchmd_ray.tuning.racing import expected_evaluations, rungs, steps_within
 from benchmd_ray.tuning.records import SEARCHES, TRIALS, read_search
 
 
+@dataclass(frozen=True)
+class _Cost:
+    """What searches take, estimated."""
+
+    searching: float
+    """Seconds by the clock: what trials share, and the trials."""
+    after: float
+    """Seconds by the clock of the runs after them."""
+    device_hours: float
+    """Of all of it."""
+    device: str
+
+    def __add__(self, other: _Cost) -> _Cost:
+        times = (self.searching + other.searching, self.after + other.after)
+        return _Cost(*times, self.device_hours + other.device_hours, self.device)
+
+
 def tuning_dry_run(
-    tuning: Tuning,
-    plans: Sequence[SearchPlan],
+    tunings: Sequence[Tuning],
     store: Path,
-    capacity: Capacity,
     *,
+    address: str | None = None,
+    cpus: float | None = None,
+    gpus: float | None = None,
     tflops: float | None = None,
 ) -> str:
     """Searches as people read them.
 
     Args:
-        tuning: What was asked for.
-        plans: The searches.
+        tunings: What was asked for; without catalogs it is planned from the cards of datasets.
         store: Folder of all runs; it need not be there.
-        capacity: What there is to work on.
+        address: Ray cluster that would be used; None plans for this machine.
+        cpus: CPUs that would be used; None takes all.
+        gpus: GPUs that would be used; None takes all.
         tflops: As in `make_plan`.
 
     Raises:
-        BenchmdError: See `make_plan`; or not even one trial fits.
+        BenchmdError: See `make_plan`; or not even one trial fits, or the cluster cannot be reached.
     """
-    parts = []
-    for plan in plans:
-        whole = make_plan(
-            started(tuning, plan),
-            store,
-            device=plan.starts[0].execution.device,
-            tflops=tflops,
+    resources = resources_of(address, cpus, gpus)
+    held = (resources.cpus, resources.gpus)
+    capacity = Capacity(*held, all_cpus=resources.cpus, each=(held,))
+    backing_of(store).refresh_store()
+    parts, costs = [], []
+    for tuning in tunings:
+        for plan in planned_searches(tuning, gpu=resources.gpus > 0):
+            device = plan.starts[0].execution.device
+            whole = make_plan(started(tuning, plan), store, device=device, tflops=tflops)
+            lines, cost = _described(tuning, plan, whole, store, capacity)
+            parts.append("\n".join(lines))
+            costs.append(cost)
+    if len(costs) > 1:
+        parts.append(_total(costs))
+    if not all(tuning.choice.catalogs for tuning in tunings):
+        parts.append(
+            "Planned from the datasets' cards, with about the records of complete downloads. To "
+            "search, build catalogs (`benchmd catalog build`) and name them with --catalog."
         )
-        parts.append("\n".join(_described(tuning, plan, whole, store, capacity)))
     return "\n\n".join(parts)
+
+
+def _total(costs: Sequence[_Cost]) -> str:
+    whole = reduce(add, costs)
+    return (
+        f"In all: {len(costs)} searches one after the other, about {duration(whole.searching)}, "
+        f"and the runs after them, about {duration(whole.after)}; about "
+        f"{figure(whole.device_hours)} {whole.device} hours."
+    )
 
 
 def _described(
     tuning: Tuning, plan: SearchPlan, whole: Plan, store: Path, capacity: Capacity
-) -> list[str]:
+) -> tuple[list[str], _Cost]:
     place = place_of(plan, capacity, tuning.at_once)
     sources = ", ".join(f"{s.name} ({s.modality})" for s in plan.sources)
+    known = all(source.catalog for source in plan.sources)
+    times, cost = _times(plan, whole, tuning, place, capacity)
     lines = [
-        f"{plan.name}: {plan.technique}, {plan.setting}, on {sources}",
+        f"{plan.name if known else 'A search'}: {plan.technique}, {plan.setting}, on {sources}",
         f"Scored by {_objective(plan)} on {'; '.join(map(_validation, plan.sources))}.",
         f"{_budget(tuning.budget)}, {place.at_once} at once, sampler {plan.method.sampler}, "
         f"{_stopping(plan)}.",
         "",
         text(_space(plan)),
         "",
-        *_times(plan, whole, tuning, place.at_once, capacity),
-        f"Disk: about {_inner_bytes(plan) * len(plan.evaluations) / 1e9:.2g} GB for "
-        f"{len(plan.evaluations)} inner catalogs, each a copy of what the search sees.",
+        *times,
         f"Estimates: {whole.basis}",
     ]
+    if known:
+        size = _inner_bytes(plan) * len(plan.evaluations) / 1e9
+        copies = f"{len(plan.evaluations)} inner catalogs, each a copy of what the search sees."
+        lines.insert(-1, f"Disk: about {size:.2g} GB for {copies}")
     folder = store / SEARCHES / plan.name
     if (folder / TRIALS).is_file():
         counts = read_search(folder).trials["state"].value_counts()
         lines.append("So far: " + ", ".join(f"{n} {state}" for state, n in counts.items()) + ".")
-    return lines
+    return lines, cost
 
 
 def _inner_bytes(plan: SearchPlan) -> int:
@@ -140,6 +187,8 @@ def _stopping(plan: SearchPlan) -> str:
     steps: Sequence[int] = steps_within(longest(plan))
     if len(plan.sources) > 1:
         unit, steps = "modalities", range(1, len(plan.sources))
+    if plan.starts[0].execution.workers > 1:  # nothing is reported within an evaluation
+        steps = ()
     if method.stopping == "none" or not steps:
         return f"{each}, no early stopping"
     at = ", ".join(f"{step:,}" for step in steps)
@@ -165,8 +214,8 @@ def _space(plan: SearchPlan) -> pd.DataFrame:
 
 
 def _times(
-    plan: SearchPlan, whole: Plan, tuning: Tuning, at_once: int, capacity: Capacity
-) -> list[str]:
+    plan: SearchPlan, whole: Plan, tuning: Tuning, place: Place, capacity: Capacity
+) -> tuple[list[str], _Cost]:
     """Estimated times of what trials share, of the search and of the runs after it."""
     items = of_sources(whole, plan)
     own = [item for item in items if item.seed == tuning.choice.seeds[0]]
@@ -178,27 +227,38 @@ def _times(
         for scores in (False, True)
     )
     lines = []
-    each, method = transferred, plan.method
+    each, method, shared = transferred, plan.method, 0.0
     if plan.stage.pretrains:
         each += pretrained
     elif plan.technique != SCRATCH:
-        whole_split = sum(i.seconds for i in own if i.step.makes_run and not i.step.scores)
+        shared = sum(i.seconds for i in own if i.step.makes_run and not i.step.scores)
         lines.append(
             "Shared by all trials and the runs after them: one pretraining, about "
-            f"{duration(whole_split)}."
+            f"{duration(shared)}."
         )
     said = f"An evaluation like the start's takes about {duration(each)}"
+    searching, worked = shared, shared
     if tuning.budget.trials:
         race = method.evaluations * tuning.budget.trials
         if method.stopping == "racing":
             race = expected_evaluations(tuning.budget.trials, method.evaluations)
-        waves = -(-race // at_once) - (-method.confirming // min(at_once, CONFIRMING_AT_ONCE))
+        confirming = 0 if method.choosing == "highest" else method.confirming
+        at_once = min(place.at_once, CONFIRMING_AT_ONCE)
+        waves = -(-race // place.at_once) - (-confirming // at_once)
+        searching, worked = shared + each * waves, shared + each * (race + confirming)
+        finalists = f" and {confirming} of finalists" if confirming else ""
         said += (
-            f", {race} of the trials and {method.confirming} of finalists about "
+            f", {race} of the trials{finalists} about "
             f"{duration(each * waves)}; less where trials are stopped early or reuse features, "
             "more where longer trainings are chosen"
         )
     lines.append(said + ".")
+    budget = tuning.budget
+    if budget.hours:
+        most = shared + 3600 * budget.hours
+        searching = min(searching, most) if budget.trials else most
+        worked = worked if budget.trials else shared + 3600 * budget.hours * place.at_once
+    hours = budget.device_hours or worked * place.devices / 3600
     if not plan.stage.pretrains:  # what trials start from, start and choice start from, too
         items = [item for item in items if item.step.scores or not item.step.makes_run]
     after = simulate(items, Resources(capacity.cpus, capacity.gpus)).seconds
@@ -206,4 +266,6 @@ def _times(
         f"Afterwards, start and choice on the whole training split: {2 * len(items)} entries or "
         f"fewer, about {duration(2 * after)}."
     )
-    return lines
+    runs = sum(item.seconds * (item.gpus or item.cpus) for item in items)
+    device = "GPU" if place.gpus else "CPU"
+    return lines, _Cost(searching, 2 * after, hours + 2 * runs / 3600, device)

@@ -2,34 +2,31 @@
 
 A location can be handed to any process on any machine: an address stays one, whatever that machine
 keeps of it. Files are small enough for memory, and whole or not there. Reading and writing them on
-S3 outlasts a minute without a server; what comes first in a piece of work, opening, listing
+S3 outlasts two minutes without a server; what comes first in a piece of work, opening, listing
 and locking, says soon that there is none. The client of S3 and its leases are imported
 for an address only.
 """
 
 from __future__ import annotations
 
-import random
-import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
-from benchmd_ray.errors import BenchmdError, BucketError
+from benchmd_ray.errors import BenchmdError
 from benchmd_ray.files import cache_folder, locked, remove, remove_partial, replacing
 from benchmd_ray.storage.address import SCHEME, local_name, normal
+from benchmd_ray.storage.patience import patiently
 
 if TYPE_CHECKING:
     from benchmd_ray.storage.bucket import Bucket, Content
+    from benchmd_ray.storage.segments import Segments
 
 MAX_BYTES = 2**33
 """Of a file that is read whole; a shard has less than 100 MB."""
-PATIENCE_SECONDS = 60.0
-"""For which reading and writing wait for a server that is away."""
-Result = TypeVar("Result")
 LEASE = "lease.json"
 """Object in addition to what is worked on in a bucket."""
 
@@ -86,7 +83,7 @@ def read(file: Location) -> bytes | None:
     """
     if isinstance(file, Address):
         bucket, name = _bucket(file.parent), file.name
-        content = _patiently(lambda: bucket.read(name))
+        content = patiently(lambda: bucket.read(name))
         return None if content is None else content.data
     if not file.is_file():
         return None
@@ -123,7 +120,7 @@ def write(file: Location, data: bytes) -> None:
     """
     if isinstance(file, Address):
         bucket, name = _bucket(file.parent), file.name
-        _patiently(lambda: bucket.write(name, data))
+        patiently(lambda: bucket.write(name, data))
         return
     with replacing(file) as partial:
         partial.write_bytes(data)
@@ -137,9 +134,36 @@ def delete(files: Iterable[Location]) -> None:
     """
     for file in files:
         if isinstance(file, Address):
-            _patiently(partial(_bucket(file.parent).delete, [file.name]))
+            patiently(partial(_bucket(file.parent).delete, [file.name]))
         else:
             remove(file)
+
+
+def put_file(path: Path, to: Address) -> None:
+    """Copy a file, which does not change meanwhile, to an address.
+
+    Raises:
+        BucketError: The bucket cannot be reached, which is not tried again.
+    """
+    with path.open("rb") as file:
+        _bucket(to.parent).upload(file, path.stat().st_size, to.name)
+
+
+def get_file(file: Address, path: Path) -> bool:
+    """Copy what lies at an address into a file; whether there is something.
+
+    Raises:
+        BenchmdError: The disk is full, or the bucket cannot be reached.
+    """
+    bucket, name = _bucket(file.parent), file.name
+    return patiently(lambda: bucket.download(name, path))
+
+
+def log_at(address: Address, most: int) -> Segments:
+    """The log whose objects lie at an address, of which so many bytes are read at most."""
+    from benchmd_ray.storage.segments import Segments
+
+    return Segments(_bucket(address), most)
 
 
 def entries(folder: Location) -> tuple[dict[str, int], list[str]]:
@@ -198,16 +222,3 @@ def _bucket(folder: Address) -> Bucket:
     from benchmd_ray.storage.bucket import open_bucket
 
     return open_bucket(folder.text)
-
-
-def _patiently(ask: Callable[[], Result]) -> Result:
-    """What a call gives, tried again for `PATIENCE_SECONDS` while the server is away."""
-    start, pause = time.monotonic(), 0.25
-    while True:
-        try:
-            return ask()
-        except BucketError as error:
-            if not error.away or time.monotonic() - start > PATIENCE_SECONDS:
-                raise
-        time.sleep(pause * random.uniform(0.5, 1.0))  # not all at once, when it is back
-        pause = min(2 * pause, 5.0)

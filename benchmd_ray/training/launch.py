@@ -5,7 +5,9 @@ from __future__ import annotations
 import contextlib
 import signal
 import time
+from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 from benchmd_ray.cluster import connected, embedded, require_shared
 from benchmd_ray.data.batches import Worker
@@ -36,9 +38,12 @@ from benchmd_ray.training.ray_train import (
 from benchmd_ray.training.reporter import Reporter
 from benchmd_ray.training.restarts import Lost, lost
 from benchmd_ray.training.transfer import require_transferable
+from benchmd_ray.training_log import METRICS
 
 SHORTEST_WAIT = 2.0
 """Seconds within which a cluster with room reserves it."""
+WRITTEN_SECONDS = 1.0
+"""A file system's clock may be behind by so much."""
 SPLITS: dict[type[Job], tuple[str, ...]] = {
     PretrainJob: ("train",),
     TransferJob: ("train", "validation"),
@@ -99,17 +104,18 @@ def _launch_on_ray(job: Job) -> None:
     """Run a job as one Ray Train job after the other until it is done.
 
     Where workers are lost, stand still or are told to end, the next one resumes from the newest
-    checkpoint: with all of them, or with as many as the cluster has room for by then.
+    checkpoint: with all of them, or with as many as the cluster has room for by then. Fewer than
+    all are told to end when there is room for all again.
     """
     execution, gpus = job.settings.execution, _gpus_of_worker(job)
     require_shared(job.folder)
     failures, step = 0, checkpoint_step(job.folder)
     with heeding():
         workers = _room(job, gpus)
-        while (ended := _attempt(_on_workers(job, workers), gpus)) is not None:
+        while (ended := _with_room(job, workers, gpus)) is not None:
             before, step = step, checkpoint_step(job.folder)
             failures = 0 if step > before else failures
-            failures += ended.event != "preempted"
+            failures += ended.event not in ("preempted", "growing")
             tell_loss(job, ended, workers)
             if failures > execution.max_failures:
                 raise Transient(
@@ -118,6 +124,50 @@ def _launch_on_ray(job: Job) -> None:
                 )
             workers = _room(job, gpus)
             tell_restart(job, step, workers)
+
+
+def _with_room(job: Job, workers: int, gpus: int) -> Lost | None:
+    """Run one Ray Train job, with so many workers until there is room for all; see `_attempt`."""
+    if workers == job.settings.execution.workers:
+        return _attempt(job, gpus)
+    with _Growth(job, workers, gpus) as growth:
+        return _attempt(_on_workers(job, workers), gpus, growth.possible)
+
+
+class _Growth:
+    """Asks a cluster for the workers that a job lacks, once those that it has are at work.
+
+    Before, it would take the room that these need.
+    """
+
+    def __init__(self, job: Job, workers: int, gpus: int) -> None:
+        execution = job.settings.execution
+        missing = execution.workers - workers
+        self._bundles = [_bundle(execution, gpus)] * missing + [{"CPU": 1.0}]
+        self._metrics, self._begun = job.folder / METRICS, time.time()
+        self._group: Any = None
+
+    def __enter__(self) -> _Growth:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        from ray.util.placement_group import remove_placement_group
+
+        if self._group is not None:
+            remove_placement_group(self._group)
+
+    def possible(self) -> bool:
+        """Whether there is room for all workers by now."""
+        import ray
+        from ray.util.placement_group import placement_group
+
+        if self._group is None:
+            written = self._metrics.stat().st_mtime if self._metrics.is_file() else 0.0
+            if written < self._begun + WRITTEN_SECONDS:
+                return False
+            self._group = placement_group(self._bundles)
+            self._ready = self._group.ready()
+        return bool(ray.wait([self._ready], timeout=0)[0])
 
 
 def _gpus_of_worker(job: Job) -> int:
@@ -189,8 +239,7 @@ def _reservable(workers: int, execution: ExecutionSettings, gpus: int) -> bool:
     """Whether the cluster can reserve what workers need, within `execution.wait_seconds`."""
     from ray.util.placement_group import placement_group, remove_placement_group
 
-    bundle = {"CPU": execution.cpus_per_worker, "GPU": gpus}
-    group = placement_group([bundle] * workers + [{"CPU": 1}])
+    group = placement_group([_bundle(execution, gpus)] * workers + [{"CPU": 1.0}])
     end = time.monotonic() + max(execution.wait_seconds, SHORTEST_WAIT)
     try:
         while not group.wait(LOOK_SECONDS):
@@ -200,6 +249,11 @@ def _reservable(workers: int, execution: ExecutionSettings, gpus: int) -> bool:
         return True
     finally:
         remove_placement_group(group)
+
+
+def _bundle(execution: ExecutionSettings, gpus: int) -> dict[str, float]:
+    """What a worker holds."""
+    return {"CPU": float(execution.cpus_per_worker), "GPU": float(gpus)}
 
 
 def _holds(workers: int, execution: ExecutionSettings, gpus: int) -> bool:
@@ -213,8 +267,13 @@ def _holds(workers: int, execution: ExecutionSettings, gpus: int) -> bool:
     return bool(sum(places) >= workers and cpus > workers * execution.cpus_per_worker)
 
 
-def _attempt(job: Job, gpus: int) -> Lost | None:
+def _attempt(job: Job, gpus: int, room: Callable[[], bool] = lambda: False) -> Lost | None:
     """Run one Ray Train job.
+
+    Args:
+        job: With the workers that it is to have.
+        gpus: Of each.
+        room: Says whether there is room for more; then they are told to end.
 
     Returns:
         None where the work is done.
@@ -232,7 +291,8 @@ def _attempt(job: Job, gpus: int) -> Lost | None:
         remove(leftover)
     try:
         with following(job):
-            result = unless_stopped(trainer_of(job, gpus, storage).fit, job.folder)
+            work = trainer_of(job, gpus, storage).fit
+            result, grown = unless_stopped(work, job.folder, room)
     except ray.train.TrainingFailedError as error:
         _stop_if_noted()  # the machine that ends may take the workers with it
         if (job.folder / ERROR).is_file():
@@ -251,5 +311,7 @@ def _attempt(job: Job, gpus: int) -> Lost | None:
     if result.return_value is None:
         return None
     _stop_if_noted()
+    if grown:
+        return Lost("growing", "there is room for all workers again")
     name = signal.Signals(result.return_value).name
     return Lost("preempted", f"a worker was told to end ({name})")

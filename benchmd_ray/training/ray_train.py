@@ -108,10 +108,20 @@ def _note_once(number: int) -> None:
         note(number)
 
 
-def unless_stopped(work: Callable[[], Any], folder: Path) -> Any:
-    """Do the work in another thread, and pass a signal that is noted here on to the workers.
+def unless_stopped(
+    work: Callable[[], Any], folder: Path, room: Callable[[], bool]
+) -> tuple[Any, bool]:
+    """Do the work in another thread, and tell the workers to stop where there is a reason.
 
     In this thread Ray Train would take Ctrl-C for itself, and end the workers at once.
+
+    Args:
+        work: Runs the Ray Train job.
+        folder: Of the run.
+        room: Says whether there is room for more workers.
+
+    Returns:
+        What the work gave, and whether it was stopped for that room.
     """
     ended: list[tuple[Any, BaseException | None]] = []
 
@@ -123,14 +133,16 @@ def unless_stopped(work: Callable[[], Any], folder: Path) -> Any:
 
     thread = threading.Thread(target=run, daemon=True)
     thread.start()
+    grown = False
     while thread.is_alive():
         thread.join(LOOK_SECONDS)
-        if noted() and not (folder / STOP).exists():
+        if not (folder / STOP).exists() and (noted() or room()):
+            grown = not noted()
             (folder / STOP).touch()
     result, error = ended[0]
     if error is not None:
         raise error
-    return result
+    return result, grown
 
 
 def worker_loop(config: dict[str, Any]) -> int | None:

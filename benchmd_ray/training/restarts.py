@@ -25,8 +25,9 @@ WAITED = ("timed out", "timeout", "health check has been hanging")
 class Lost:
     """How a Ray Train job ended that did not end well."""
 
-    event: Literal["lost", "stalled", "preempted"]
-    """A worker is gone or failed; one stood still; one was told to end."""
+    event: Literal["lost", "stalled", "preempted", "growing"]
+    """A worker is gone or failed; one stood still; one was told to end; all were, as there is room
+    for more."""
     reason: str
 
 
@@ -64,7 +65,7 @@ def record(folder: Path, event: str, line: str, **values: Any) -> None:
 
     Args:
         folder: The run's.
-        event: ``lost``, ``stalled``, ``preempted`` or ``restarted``.
+        event: Of `Lost`, or ``restarted``.
         line: What to say.
         values: What else the line in `RESTARTS` holds.
     """

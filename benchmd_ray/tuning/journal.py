@@ -1,16 +1,26 @@
-"""Optuna's journal file, which holds all that a search knows, with a checksum on each line."""
+"""Optuna's journal, which holds all that a search knows: a file, or a log on S3.
+
+Each line has a checksum. One process at a time writes: who holds the search's lock, or on S3 its
+lease. There, whoever lost the lease without knowing is refused by the log itself.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import os
-from collections.abc import Generator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 from typing import Any
 
-from optuna.storages.journal import JournalFileBackend
+from optuna.storages.journal import (
+    BaseJournalBackend,
+    JournalFileBackend,
+    JournalFileOpenLock,
+)
 
 from benchmd_ray.files import remove
-from benchmd_ray.integrity import MAX_LOG_BYTES, Damaged, checked, unchecked
+from benchmd_ray.integrity import MAX_LOG_BYTES, Damaged, checked, line, read_line, unchecked
+from benchmd_ray.storage.location import Address, Location, log_at
 
 REMEDY = "Put a copy in its place, or remove the search's folder to begin it anew."
 FAULTS = (
@@ -20,8 +30,28 @@ FAULTS = (
 """What Optuna raises of lines that it did not write."""
 
 
+def journal_at(place: Location) -> Journal | LoggedJournal:
+    """A journal, which may not be there yet.
+
+    Args:
+        place: The file, or the address below which its objects lie.
+
+    Raises:
+        Damaged: It is not a regular file, too long, or not what was written.
+        BucketError: The bucket cannot be reached.
+    """
+    if isinstance(place, Address):
+        return LoggedJournal(place)
+    mend(place)
+    return Journal(place)
+
+
 class Journal(JournalFileBackend):
     """Optuna's journal file, each line with its checksum."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(str(path), lock_obj=JournalFileOpenLock(str(path)))
+        self.path: Location = path
 
     def append_logs(self, logs: list[dict[str, Any]]) -> None:
         """Write lines."""
@@ -36,8 +66,87 @@ class Journal(JournalFileBackend):
         for number, log in enumerate(super().read_logs(log_number_from), log_number_from + 1):
             if (held := unchecked(log)) is None:
                 why = f"line {number} is not what was written"
-                raise Damaged(self._file_path, why, REMEDY)
+                raise Damaged(self.path, why, REMEDY)
             yield held
+
+    def together(self) -> contextlib.AbstractContextManager[None]:
+        """Lines that are appended within are written one by one: a file takes them at once."""
+        return contextlib.nullcontext()
+
+
+class LoggedJournal(BaseJournalBackend):
+    """A journal on S3: read once, and known from then on, as nobody else writes to it."""
+
+    def __init__(self, address: Address) -> None:
+        """Read it.
+
+        Raises:
+            Damaged: It is not what was written.
+            BucketError: The bucket cannot be reached.
+        """
+        self.path: Location = address
+        self._log = log_at(address, MAX_LOG_BYTES)
+        try:
+            *self._lines, rest = self._log.read().decode("utf-8").split("\n")
+        except ValueError as error:  # a decoding error is one, too
+            raise Damaged(address, str(error), REMEDY) from error
+        if rest:
+            raise Damaged(address, "its last line was cut off", REMEDY)
+        self._pending: list[str] = []
+        self._deep = 0
+        self._failure: Exception | None = None
+        """Why lines that are known here are not there: from then on nothing is known."""
+
+    def append_logs(self, logs: list[dict[str, Any]]) -> None:
+        """Write lines, at once or at the end of `together`."""
+        self._require_written()
+        lines = [line(log) for log in logs]
+        self._lines += lines
+        self._pending += lines
+        if not self._deep:
+            self._write()
+
+    def read_logs(self, log_number_from: int) -> Generator[dict[str, Any], None, None]:
+        """Lines from a number on.
+
+        Raises:
+            Damaged: One is not what was written.
+            Transient: One could not be written.
+        """
+        self._require_written()
+        for number, text in enumerate(self._lines[log_number_from:], log_number_from + 1):
+            if (held := read_line(text)) is None:
+                why = f"line {number} is not what was written"
+                raise Damaged(self.path, why, REMEDY)
+            yield held
+
+    @contextlib.contextmanager
+    def together(self) -> Iterator[None]:
+        """Lines that are appended within are written by one request, all of them or none."""
+        self._deep += 1
+        try:
+            yield
+        except Exception as error:
+            self._failure = self._failure or error
+            raise
+        finally:
+            self._deep -= 1
+        if not self._deep:
+            self._write()
+
+    def _write(self) -> None:
+        pending, self._pending = self._pending, []
+        if not pending:
+            return
+        try:
+            self._log.append("".join(pending).encode())
+        except Exception as error:
+            self._failure = error
+            raise
+
+    def _require_written(self) -> None:
+        if self._failure is not None:
+            raise self._failure
 
 
 def mend(path: Path) -> None:

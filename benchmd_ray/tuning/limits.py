@@ -13,10 +13,14 @@ from benchmd_ray.telemetry import gauge
 from benchmd_ray.tuning.known import Trial
 from benchmd_ray.tuning.study import Job, Study
 
-LOSSES = 2
-"""A trial whose process was lost so often, without a newer step between, has failed."""
+LOSSES, LOST_NODES = 2, 20
+"""A trial whose process was lost so often, without a newer step between, has failed; where it went
+with its node, so often."""
 CONFIRMING_AT_ONCE = 2
 """Jobs of the choice that work at once: the start's and a finalist's."""
+MOST_WANTED, MORE = 1000, 8
+"""Jobs that a cluster is asked to make room for at once, at most, and how many more than there are
+where nothing says how many trials there will be."""
 RESERVED = 0.5
 """Share of the hours that is kept for the evaluations of finalists, at most."""
 
@@ -51,6 +55,9 @@ class Place:
     cpus: float
     gpus: float
     at_once: int
+    """When the search begins: a cluster may grow or shrink."""
+    workers: int = 1
+    """Of a trial; several hold its CPUs and GPUs, and its own process only waits for them."""
 
     @property
     def devices(self) -> float:
@@ -70,6 +77,7 @@ class Limits:
         shown: Board,
         worked: float = 0.0,
         lost: Callable[[int, str], None] = lambda number, reason: None,
+        room: Callable[[int], int] | None = None,
     ) -> None:
         """Look at the study.
 
@@ -81,11 +89,21 @@ class Limits:
             shown: Shows how far the search is.
             worked: Seconds by the clock of earlier sessions.
             lost: Receives the number of a trial whose process was lost, and why, as far as known.
+            room: Says how many trials may work at once now, given how many would if they could;
+                None: as many as the place says.
         """
         self.study, self.budget, self.place = study, budget, place
         self.halted, self.shown, self.lost = halted, shown, lost
+        self.room = room or (lambda wanted: place.at_once)
+        self.at_once = place.at_once
         self.start = time.monotonic() - worked
         self.running: set[int] = set()
+        self.waiting: list[Job] = []
+        """Jobs that were begun and need another process, those of an earlier session too."""
+        self.whole: set[int] = set()
+        """Trials that ran out of memory on a share of a GPU: they get a whole one."""
+        self.draining = False
+        """Whether nothing is begun before all that works has ended."""
         self.trouble: Exception | None = None
         """What is wrong with this program or its surroundings, not with a trial."""
         self.device_hours = 0.0
@@ -147,7 +165,7 @@ class Limits:
         Of hours some are kept for the evaluations of finalists.
         """
         budget = self.budget
-        at_once = min(self.place.at_once, CONFIRMING_AT_ONCE)
+        at_once = max(1, min(self.at_once, CONFIRMING_AT_ONCE))
         clock = self.reserve / (self.place.devices * at_once)
         return (
             self.spent
@@ -166,6 +184,49 @@ class Limits:
     def begun(self) -> bool:
         """Whether all trials of the budget have begun."""
         return self.budget.trials is not None and self.study.begun >= self.budget.trials
+
+    def look_around(self) -> None:
+        """See how many trials may work at once by now."""
+        self.at_once = self.room(self.wanted)
+
+    @property
+    def wanted(self) -> int:
+        """How many jobs would work now if there was room for all."""
+        known = len(self.running) + len(self.waiting)
+        if self.used:
+            return known
+        left = MORE if self.budget.trials is None else self.budget.trials - self.study.begun
+        return min(MOST_WANTED, known + max(0, left))
+
+    def start_next(self) -> Job | None:
+        """What is to be begun now; None: nothing, as there is no room or nothing to do."""
+        if not self.running:
+            self.look_around()  # nobody else does while nothing works
+        if self.out_of_time or self.full:
+            return None
+        if self.waiting and not self._fits(self.waiting[0].number):
+            return None  # until those that work leave it a whole GPU
+        job = self.waiting.pop(0) if self.waiting else self.next_job()
+        if job is not None:
+            self.running.add(job.number)
+            self.look()
+        return job
+
+    @property
+    def full(self) -> bool:
+        """Whether there is no room for another job; without nodes there is none at all."""
+        return self.draining or self._held >= self.at_once
+
+    @property
+    def _held(self) -> int:
+        return sum(map(self._slots, self.running))
+
+    def _slots(self, number: int) -> int:
+        """How many jobs could work in the place of one of a trial."""
+        return max(1, round(1 / self.place.gpus)) if number in self.whole else 1
+
+    def _fits(self, number: int) -> bool:
+        return not self.running or self._held + self._slots(number) <= self.at_once
 
     def next_job(self) -> Job | None:
         """What is to be worked on next.

@@ -5,17 +5,20 @@ What Ray Tune calls a trial is a job here: some evaluations of a trial of the st
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import Any
 
 from ray.tune import Stopper
+from ray.tune.experiment import Trial
 from ray.tune.schedulers import FIFOScheduler, TrialScheduler
 from ray.tune.search import Searcher
 
 from benchmd_ray.errors import Transient
 from benchmd_ray.files import remove
-from benchmd_ray.tuning.limits import LOSSES, Ended, Limits
+from benchmd_ray.tuning.limits import LOSSES, LOST_NODES, Ended, Limits
 from benchmd_ray.tuning.study import Job
 from benchmd_ray.tuning.trial import Work
 
@@ -28,26 +31,22 @@ class _NotKept:
 
 
 class Jobs(_NotKept, Searcher):  # type: ignore[misc]
-    """The study's jobs, those first that an earlier session was at."""
+    """The study's jobs, those first that another process was at."""
 
-    def __init__(self, limits: Limits, queue: list[Job]) -> None:
+    def __init__(self, limits: Limits) -> None:
         super().__init__()
-        self._limits, self._queue = limits, queue
+        self._limits = limits
 
     def suggest(self, trial_id: str) -> Any:
         """The next job as a configuration, the word that there is none, or None: ask later."""
         limits = self._limits
         with _noted(limits):
-            job = None
-            if self._queue and not limits.out_of_time:
-                job = self._queue.pop(0)
-            elif not limits.out_of_time:
-                job = limits.next_job()
+            job = limits.start_next()
             if job is not None:
-                limits.running.add(job.number)
-                limits.look()
-                return dict(vars(job))
-            if limits.running and not limits.out_of_time:
+                return {**vars(job), "whole": job.number in limits.whole}
+            drained = limits.draining and not limits.running
+            waits = limits.running or limits.waiting or limits.full
+            if waits and not drained and not limits.out_of_time:
                 return None
         return Searcher.FINISHED
 
@@ -65,25 +64,62 @@ class Jobs(_NotKept, Searcher):  # type: ignore[misc]
 
 
 class Judge(_NotKept, FIFOScheduler):  # type: ignore[misc]
-    """Tells the study what trials report, and stops those that ended or that it gives up."""
+    """Tells the study what trials report, and stops those that ended or that it gives up.
+
+    A job whose process was lost comes again as another one: Ray Tune itself starts none again.
+    """
 
     def __init__(self, limits: Limits, ended: Ended, work: Work) -> None:
         super().__init__()
         self._limits, self._ended, self._work = limits, ended, work
         self._newest: dict[int, tuple[int, int]] = {}
         """Newest evaluation and step of each trial."""
+        self._losses: dict[tuple[int, bool], int] = {}
+        """Processes that each trial has lost since then, and whether with their nodes."""
+        self._jobs: dict[int, Any] = {}
+        """Of each trial at work, what Ray Tune calls so."""
+
+    def on_trial_add(self, tune_controller: Any, trial: Any) -> None:
+        """A job begins."""
+        self._jobs[int(trial.config["number"])] = trial
+
+    def choose_trial_to_run(self, tune_controller: Any) -> Any:
+        """The next one; Ray Tune tells nobody of a job that it could not begin in a warm process.
+
+        The process before had not let go of its last job in time.
+        """
+        for number in sorted(self._limits.running):
+            job = self._jobs.get(number)
+            if job is not None and job.status == Trial.ERROR:
+                self._lost(job, "its process could not begin", by_node=False)
+        return super().choose_trial_to_run(tune_controller)
 
     def on_trial_result(self, tune_controller: Any, trial: Any, result: dict[str, Any]) -> str:
         """Take a result; flat, as Ray Tune flattens nested values with slashes."""
         goes_on = False
         with _noted(self._limits):
             number = int(trial.config["number"])
-            goes_on = self._goes_on(number, result)
+            if result.get("lost"):
+                self._lost(trial, result["failed"], by_node=bool(result.get("away")))
+            elif not (result.get("memory") and self._takes_whole(trial)):
+                goes_on = self._goes_on(number, result)
             reached = (int(result.get("evaluation", 0)), int(result.get("step", 0)))
             if goes_on and reached > self._newest.get(number, (-1, 0)):
                 self._newest[number] = reached
-                trial.run_metadata.num_failures = 0  # nodes may go as often as they like
+                for by_node in (False, True):
+                    self._losses.pop((number, by_node), None)
         return str(TrialScheduler.CONTINUE if goes_on else TrialScheduler.STOP)
+
+    def _takes_whole(self, trial: Any) -> bool:
+        """Let a trial that ran out of memory next to others work again on a GPU of its own."""
+        if trial.config["whole"] or not 0 < self._limits.place.gpus < 1:
+            return False
+        number = int(trial.config["number"])
+        reason = "it ran out of memory on its share of a GPU and works again on a whole one"
+        self._limits.lost(number, reason)
+        self._limits.whole.add(number)
+        self._again(trial)
+        return True
 
     def _goes_on(self, number: int, result: dict[str, Any]) -> bool:
         study, seconds = self._limits.study, float(result["seconds"])
@@ -111,20 +147,49 @@ class Judge(_NotKept, FIFOScheduler):  # type: ignore[misc]
         return False
 
     def on_trial_error(self, tune_controller: Any, trial: Any) -> None:
-        """A trial's process was lost; Ray Tune starts it again unless that was too often."""
-        number, before = int(trial.config["number"]), float(trial.config["seconds"])
-        seconds = max(before, float((trial.last_result or {}).get("seconds", 0.0)))
-        with _noted(self._limits):
-            self._limits.lost(number, "its process or its node was lost")
-        if trial.num_failures < LOSSES:
-            left = self._limits.study.left(number)
-            trial.config["seconds"] = seconds
-            trial.config["evaluations"] = left or trial.config["evaluations"]
-            return
-        with _noted(self._limits):
-            reason = "its process was lost, more than once"
-            self._limits.study.ended(number, seconds=seconds, reason=reason)
+        """A trial's process was lost."""
+        said, last = last_error(trial), last_reported(trial)
+        if GONE.search(said) or last.get("node") in dead_nodes():
+            begun = "seconds" in last
+            reason = "its node was lost" if begun else "its node was lost before it began"
+            self._lost(trial, reason, by_node=True)
+        else:
+            self._lost(trial, "its process was lost", by_node=False)
+
+    def _lost(self, trial: Any, reason: str, *, by_node: bool) -> None:
+        """Let another process go on, unless it was too often.
+
+        Args:
+            trial: As Ray Tune holds it.
+            reason: Why it is needed.
+            by_node: Whether its node or what it works on went away.
+        """
+        number, limits = int(trial.config["number"]), self._limits
+        with _noted(limits):
+            limits.lost(number, reason)
+            losses = self._losses[number, by_node] = self._losses.get((number, by_node), 0) + 1
+            # What Ray Train reserved for its workers is freed when nothing works any more.
+            limits.draining |= limits.place.workers > 1
+            if losses < (LOST_NODES if by_node else LOSSES):
+                self._again(trial)
+                return
+            limits.study.ended(number, seconds=self._seconds(trial), reason=f"{reason}, {OFTEN}")
             self._finish(number)
+
+    @staticmethod
+    def _seconds(trial: Any) -> float:
+        """Worked on a trial so far, as far as it was reported."""
+        return max(float(trial.config["seconds"]), float(last_reported(trial).get("seconds", 0.0)))
+
+    def _again(self, trial: Any) -> None:
+        """Let another process do what is left of a job."""
+        limits, number = self._limits, int(trial.config["number"])
+        limits.running.discard(number)
+        left = limits.study.left(number)
+        if left:
+            again = Job(number, dict(trial.config["values"]), left, self._seconds(trial))
+            limits.waiting.insert(0, again)
+        limits.look()
 
     def _finish(self, number: int) -> None:
         self._limits.running.discard(number)
@@ -132,6 +197,38 @@ class Judge(_NotKept, FIFOScheduler):  # type: ignore[misc]
         with suppress(OSError):  # the next session removes what is left
             remove(self._work.trial_folder(number))
         self._ended(number)
+
+
+OFTEN = "more than once"
+GONE = re.compile(
+    "node (has died|was terminated|died|went away)|NodeDied|unavailable", re.IGNORECASE
+)
+"""What Ray says where a process went with its node, or cannot be reached."""
+LAST_CHARACTERS = 10_000
+"""Of what Ray Tune wrote of a trial's errors."""
+
+
+def last_reported(trial: Any) -> dict[str, Any]:
+    """What a trial reported last; empty before it has."""
+    return dict(trial.run_metadata.last_result or {})
+
+
+def last_error(trial: Any) -> str:
+    """What Ray Tune wrote of a trial's last error."""
+    path = trial.error_file
+    if path is None or not Path(path).is_file():
+        return ""
+    text = Path(path).read_text("utf-8", errors="replace")[-LAST_CHARACTERS:]
+    return text.rpartition("Failure #")[2]
+
+
+def dead_nodes() -> set[str]:
+    """Ray's identifiers of the nodes that are gone."""
+    import ray
+
+    if not ray.is_initialized():
+        return set()
+    return {node["NodeID"] for node in ray.nodes() if not node["Alive"]}
 
 
 @contextmanager
@@ -156,5 +253,7 @@ class Watch(_NotKept, Stopper):  # type: ignore[misc]
     def stop_all(self) -> bool:
         """Whether to end all trials; those at work stay unfinished."""
         limits = self._limits
+        with _noted(limits):
+            limits.look_around()
         limits.shown.show(limits.ended, limits.text)
         return limits.out_of_time

@@ -34,6 +34,8 @@ from benchmd_ray.tuning.record_form import PLAN, plan_fault, result_fault
 FORMAT = 3
 SEARCHES = "searches"
 """Folder of a store that holds its searches."""
+INNER = "inner"
+"""Folder of a store that holds the inner catalogs that its searches share."""
 SEARCH, TRIALS, RESULT, BEST = "search.json", "trials.parquet", "result.json", "best.yaml"
 STATES = ("complete", "stopped", "failed", "unfinished")
 """Of a trial; ``complete``: it has all evaluations; ``stopped``: it earned no more."""

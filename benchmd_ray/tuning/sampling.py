@@ -25,6 +25,7 @@ from benchmd_ray.settings import Settings
 from benchmd_ray.training.selection import transfer_data
 from benchmd_ray.tuning.confirm import Sampling
 from benchmd_ray.tuning.trial import Work
+from benchmd_ray.tuning.trial_files import get_scores
 
 Floats = npt.NDArray[np.float64]
 REMEDY = "Remove the search's folder to begin it anew."
@@ -104,10 +105,13 @@ def sampled(
 
     Raises:
         Damaged: Scores are not what was written.
+        BucketError: They are on S3, which cannot be reached.
     """
     found = []
     for evaluation in evaluations:
         paths = [work.scores_file(one, evaluation) for one in (0, number)]
+        for path in paths:
+            get_scores(work.folder, path)
         records = Records.of(inner[evaluation], work.arms[0].settings)
         if records is None or not all(path.is_file() for path in paths):
             return None

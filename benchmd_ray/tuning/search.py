@@ -1,8 +1,8 @@
 """A search: Ray Tune executes the trials that a study proposes, until the budget is used.
 
-Ray Tune places trials, retries those whose process was lost, and keeps processes warm between
-them. What is proposed, what is stopped early and how a trial ended is decided here and kept in the
-study, so a search that was killed continues without anything that Ray Tune knew.
+Ray Tune places trials, sees when their process is lost, and keeps processes warm between them. What
+is proposed, what is stopped early, what is tried again and how a trial ended is decided here and
+kept in the study, so a search that was killed continues without anything that Ray Tune knew.
 """
 
 from __future__ import annotations
@@ -17,20 +17,28 @@ from typing import Any
 
 import torch
 
-from benchmd_ray.errors import Transient
+from benchmd_ray.cluster import free_reserved
+from benchmd_ray.errors import NoRoom, Transient
 from benchmd_ray.files import is_disk_full, remove
 from benchmd_ray.tuning.limits import LOSSES, Ended, Limits
-from benchmd_ray.tuning.study import Job
-from benchmd_ray.tuning.trial import Reached, Work, run_trial, why_failed
+from benchmd_ray.tuning.trial import Reached, Work, on_workers, run_trial, why_failed
+from benchmd_ray.tuning.trial_files import leave_only
 
 ENVIRONMENT = {
     "TUNE_DISABLE_AUTO_CALLBACK_LOGGERS": "1",  # the study keeps what they would write
     "TUNE_DISABLE_SIGINT_HANDLER": "1",  # a signal halts the search, see `Limits`
     "TUNE_GLOBAL_CHECKPOINT_S": "3600",  # nothing is restored from these
     "TUNE_FORCE_TRIAL_CLEANUP_S": "5",
+    "TUNE_MAX_PENDING_TRIALS_PG": "64",  # how many work is decided here
+    "RAY_TRAIN_COUNT_PREEMPTION_AS_FAILURE": "1",  # else Ray Tune starts such a trial again
     "RAY_AIR_NEW_OUTPUT": "0",
 }
 """Read by Ray Tune when it is imported or started."""
+WAITING = {"memory": 1.0}
+"""What a trial holds that waits for its workers, for whom Ray Train reserves: a byte, as it cannot
+be nothing."""
+AWAY_SECONDS = 5.0
+"""Pause of a trial that found no room or no storage, before it is tried again."""
 
 
 def search(work: Work, limits: Limits, ended: Ended) -> None:
@@ -46,27 +54,28 @@ def search(work: Work, limits: Limits, ended: Ended) -> None:
     Raises:
         Transient: Ray Tune itself fails again and again.
     """
-    at_work = {work.trial_folder(trial.number) for trial in limits.study.unfinished()}
-    for leftover in set((work.folder / "trials").glob("*")) - at_work:
-        remove(leftover)
-    storage = work.folder / "ray_tune"
+    leave_only(work.folder, [trial.number for trial in limits.study.unfinished()])
+    storage = work.local / "ray_tune"
     with quiet_tune():
         while True:
             remove(storage)
-            queue = limits.study.unfinished()
+            limits.waiting = limits.study.unfinished()
             if limits.out_of_time:
                 break
-            if not queue:
+            if not limits.waiting:
                 job = limits.next_job()
                 if job is None:
                     break
-                queue = [job]
+                limits.waiting = [job]
             error: Exception | None = None
             try:
-                _fit(work, limits, queue, ended, storage)
+                _fit(work, limits, ended, storage)
             except Exception as raised:  # of Ray Tune: such as a trial that took a node's memory
                 error = raised
             remove(storage)
+            if limits.place.workers > 1:
+                free_reserved()  # of trials that were ended amid their work
+            limits.draining = False
             if limits.trouble is not None:
                 raise limits.trouble
             if not limits.out_of_time:
@@ -105,41 +114,64 @@ def quiet_tune() -> Iterator[None]:
             logging.getLogger(name).setLevel(level)
 
 
-def _fit(work: Work, limits: Limits, queue: list[Job], ended: Ended, storage: Path) -> None:
+def _fit(work: Work, limits: Limits, ended: Ended, storage: Path) -> None:
     """Let Ray Tune work until nothing more is proposed."""
     from ray import tune
 
     from benchmd_ray.tuning.ray_tune import Jobs, Judge, Watch
 
     place = limits.place
-    trainable = tune.with_resources(
-        tune.with_parameters(trial_loop, work=work), {"cpu": place.cpus, "gpu": place.gpus}
-    )
+
+    def held(config: Mapping[str, Any]) -> Any:
+        own = {"CPU": place.cpus, "GPU": 1.0 if config["whole"] else place.gpus}
+        return tune.PlacementGroupFactory([own if place.workers == 1 else WAITING])
+
+    trainable = tune.with_resources(tune.with_parameters(trial_loop, work=work), held)
     tune.Tuner(
         trainable,
         tune_config=tune.TuneConfig(
-            search_alg=Jobs(limits, queue),
+            search_alg=Jobs(limits),
             scheduler=Judge(limits, ended, work),
             num_samples=-1,
-            max_concurrent_trials=place.at_once,
             reuse_actors=True,
         ),
         run_config=tune.RunConfig(
             name="search",
             storage_path=str(storage),
             stop=Watch(limits),
-            failure_config=tune.FailureConfig(max_failures=LOSSES - 1),
+            failure_config=tune.FailureConfig(max_failures=0),  # see `Judge`
             verbose=0,
         ),
     ).fit()
 
 
+def _told(error: Exception, work: Work) -> dict[str, Any]:
+    """What a trial reports of an error, and what becomes of the trial then."""
+    from ray.exceptions import RayError
+
+    away = isinstance(error, NoRoom | RayError) or getattr(error, "away", False)
+    workers = any(on_workers(arm.settings) for arm in work.arms)
+    transient = isinstance(error, Transient) or is_disk_full(error, work.local)
+    lost = away or (workers and isinstance(error, Transient))
+    return {
+        "failed": why_failed(error) or "no reason",
+        "memory": isinstance(error, torch.OutOfMemoryError),
+        "away": away,  # its nodes or its storage
+        "lost": lost,  # another process may do better
+        "trouble": transient and not lost,  # nothing would, before somebody mends it
+    }
+
+
 def trial_loop(config: Mapping[str, Any], work: Work) -> None:
     """One trial, in a process of Ray Tune; whatever goes wrong in it is reported, not raised."""
+    import ray
     from ray import tune
 
+    node = ray.get_runtime_context().get_node_id()
+
     def report(reached: Reached) -> None:
-        tune.report({**vars(reached), "scores": dict(reached.scores), "failed": ""})
+        about = {"scores": dict(reached.scores), "failed": "", "node": node}
+        tune.report({**vars(reached), **about})
 
     start = time.monotonic()
     try:
@@ -150,11 +182,13 @@ def trial_loop(config: Mapping[str, Any], work: Work) -> None:
             report,
             config["seconds"],
             evaluations=config["evaluations"],
+            resumed=config["resumed"],
         )
     except Exception as error:
         seconds = config["seconds"] + time.monotonic() - start
-        trouble = isinstance(error, Transient) or is_disk_full(error, work.folder)
-        told = {"failed": why_failed(error) or "no reason", "trouble": trouble}
+        told = _told(error, work)
+        if told["away"]:
+            time.sleep(AWAY_SECONDS)
         tune.report({**told, "seconds": seconds})
     finally:
         if torch.cuda.is_available():

@@ -1,8 +1,8 @@
-"""The trials of a search, kept by Optuna in a journal file: all that a search knows is in it.
+"""The trials of a search, kept by Optuna in a journal: all that a search knows is in it.
 
 A trial is granted evaluations, more as it earns them (`tuning.racing`), and each is noted when it
 ends. So what a killed search was at is begun again, and nothing that ended is ever repeated; what a
-sampler proposes and what is stopped follows from the file alone, so that a search resumes as if
+sampler proposes and what is stopped follows from the journal alone, so that a search resumes as if
 nothing had happened.
 """
 
@@ -20,11 +20,11 @@ from typing import Any
 import numpy as np
 import optuna
 from optuna.storages import JournalStorage
-from optuna.storages.journal import JournalFileOpenLock
 from optuna.trial import FrozenTrial, TrialState, create_trial
 
 from benchmd_ray.errors import first_line, shown
 from benchmd_ray.integrity import OF, Damaged, name_of, require_of
+from benchmd_ray.storage.location import Location
 from benchmd_ray.training.seeds import derived_seed
 from benchmd_ray.tuning.confirm import (
     FINALISTS,
@@ -33,7 +33,7 @@ from benchmd_ray.tuning.confirm import (
     Sampling,
     decided,
 )
-from benchmd_ray.tuning.journal import FAULTS, REMEDY, Journal, mend
+from benchmd_ray.tuning.journal import FAULTS, REMEDY, journal_at
 from benchmd_ray.tuning.known import (
     CRASHES,
     CURVE,
@@ -77,6 +77,8 @@ class Job:
     """Numbers of the evaluations, in order."""
     seconds: float = 0.0
     """Worked on the trial before."""
+    resumed: bool = True
+    """Whether a process has been at them before."""
 
 
 class Study:
@@ -84,7 +86,7 @@ class Study:
 
     def __init__(
         self,
-        path: Path,
+        path: Location,
         space: Space,
         method: Method,
         devices: float = 1.0,
@@ -93,7 +95,7 @@ class Study:
         """Open the journal, or begin it.
 
         Args:
-            path: The journal file.
+            path: The journal, in the search's folder or below its address.
             space: What is searched.
             method: How.
             devices: GPUs, or CPUs, that a trial of this session holds.
@@ -109,11 +111,11 @@ class Study:
         """What fresh evaluations choose at the level `EARLY`; who has the scores of records sets
         it."""
         self._first = (space.start, *first)
-        mend(path)
+        self._path, of = path, Path(str(path)).parent
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            backend = Journal(str(path), lock_obj=JournalFileOpenLock(str(path)))
-            self._path = path
+            backend = journal_at(path)
+            self._together = backend.together
             try:
                 self._study = optuna.create_study(
                     storage=JournalStorage(backend),
@@ -122,9 +124,9 @@ class Study:
                     load_if_exists=True,
                 )
                 if self._study.trials:
-                    require_of(self._study.user_attrs.get(OF), path.parent, path, REMEDY)
+                    require_of(self._study.user_attrs.get(OF), of, path, REMEDY)
                 else:
-                    self._study.set_user_attr(OF, name_of(path.parent))
+                    self._study.set_user_attr(OF, name_of(of))
                 self._require_of_space()
                 self.trials()
             except FAULTS as error:
@@ -200,7 +202,7 @@ class Study:
         )
         job = self._job(self._held[number])
         assert job is not None  # it has just been granted
-        return job
+        return replace(job, resumed=False)
 
     @property
     def _rungs(self) -> tuple[int, ...]:
@@ -269,7 +271,8 @@ class Study:
         granted = list(dict.fromkeys([*trial.user_attrs[GRANTED], *evaluations]))
         if granted != trial.user_attrs[GRANTED]:
             self._handle(number).set_user_attr(GRANTED, granted)
-        return self._job(self._held[number])
+        job = self._job(self._held[number])
+        return None if job is None else replace(job, resumed=False)
 
     def confirm(self) -> Job | None:
         """Grant fresh evaluations, a cut at a time, to the start and to the finalists in turn.
@@ -380,6 +383,10 @@ class Study:
 
         The first trial, which is what the others are compared with, never is.
         """
+        with self._together():
+            return self._reported(number, step, score, seconds)
+
+    def _reported(self, number: int, step: int, score: float, seconds: float) -> bool:
         self._worked(number, seconds)
         trial = self._held[number]
         curve = list(trial.user_attrs.get(CURVE, []))
@@ -410,11 +417,12 @@ class Study:
         if not all(map(math.isfinite, scores.values())):
             self.ended(number, seconds=seconds, reason="its score is NaN")
             return False
-        self._worked(number, seconds)
-        trial, held = self._handle(number), self._held[number].user_attrs.get(EVALUATIONS, [])
-        if all(point[0] != evaluation for point in held):
-            trial.set_user_attr(EVALUATIONS, [*held, [evaluation, dict(scores)]])
-        trial.set_user_attr(FINISHED, _now())
+        with self._together():
+            self._worked(number, seconds)
+            trial, held = self._handle(number), self._held[number].user_attrs.get(EVALUATIONS, [])
+            if all(point[0] != evaluation for point in held):
+                trial.set_user_attr(EVALUATIONS, [*held, [evaluation, dict(scores)]])
+            trial.set_user_attr(FINISHED, _now())
         return True
 
     def ended(self, number: int, *, seconds: float, reason: str = "") -> None:
@@ -425,12 +433,13 @@ class Study:
             seconds: Worked in all.
             reason: Why it failed; empty of one that was stopped.
         """
-        self._worked(number, seconds)
-        trial = self._handle(number)
-        trial.set_user_attr(FINISHED, _now())
-        if reason:
-            trial.set_user_attr(REASON, reason)
-        self._study.tell(number, state=TrialState.FAIL if reason else TrialState.PRUNED)
+        with self._together():
+            self._worked(number, seconds)
+            trial = self._handle(number)
+            trial.set_user_attr(FINISHED, _now())
+            if reason:
+                trial.set_user_attr(REASON, reason)
+            self._study.tell(number, state=TrialState.FAIL if reason else TrialState.PRUNED)
 
     def _worked(self, number: int, seconds: float) -> None:
         """Note how long a trial has worked; what is new of it on the devices of this session."""

@@ -20,18 +20,30 @@ from benchmd_ray.data.catalog import confined, open_catalog
 from benchmd_ray.errors import BenchmdError
 from benchmd_ray.files import locked, remove
 from benchmd_ray.integrity import copy_hashed, write_hash
+from benchmd_ray.repeating import repeating
 from benchmd_ray.settings import Settings
 from benchmd_ray.ssl import SCRATCH
 from benchmd_ray.storage.location import Location
 from benchmd_ray.training.checkpoints import checkpoint_step
 from benchmd_ray.training.jobs import PretrainJob, TransferJob, selected_by
 from benchmd_ray.training.launch import launch
-from benchmd_ray.training.reporter import RunReporter, SilentReporter
+from benchmd_ray.training.reporter import Reporter, RunReporter, SilentReporter
 from benchmd_ray.training.seeds import derived_seed
 from benchmd_ray.training.selection import crossed, crossing, transfer_data
 from benchmd_ray.training.weights import START
 from benchmd_ray.training_log import read_metrics
 from benchmd_ray.tuning.spaces import PRETRAIN, applied
+from benchmd_ray.tuning.trial_files import (
+    FRESH,
+    SECONDS,
+    TRIALS,
+    Archive,
+    local_folder,
+    put_scores,
+    remove_idle,
+    start_here,
+    weights_here,
+)
 
 
 @dataclass(frozen=True)
@@ -43,9 +55,9 @@ class Arm:
     """The inner catalog of each evaluation, by its number."""
     settings: Settings
     """What the search starts from, with device and precision settled."""
-    upstream: Path | None = None
-    """Folder of the pretraining on the source's training split that transfers start from."""
-    start: Path | None = None
+    upstream: Location | None = None
+    """The pretraining on the source's training split that transfers start from."""
+    start: Location | None = None
     """File of the weights that pretraining itself starts from, if it is ImageNet's."""
 
 
@@ -57,7 +69,7 @@ class Work:
     stage: Stage
     """What is searched: a pretraining, which is scored by linear evaluation, or a transfer."""
     arms: tuple[Arm, ...]
-    folder: Path
+    folder: Location
     """Of the search, on storage that all nodes see."""
     rungs: tuple[int, ...]
     """Steps of the first evaluation at which a trial reports: pretraining steps or epochs; of
@@ -71,13 +83,18 @@ class Work:
     fresh_from: int | None = None
     """Number of the first evaluation whose scores of records are kept; None keeps none."""
 
+    @property
+    def local(self) -> Path:
+        """Where this machine works for it."""
+        return local_folder(self.folder)
+
     def trial_folder(self, number: int) -> Path:
         """Folder of a trial while it is at work."""
-        return self.folder / "trials" / f"{number:05d}"
+        return self.local / TRIALS / f"{number:05d}"
 
     def scores_file(self, number: int, evaluation: int) -> Path:
         """File of the scores of an evaluation's validation records, see `OUT_OF_SAMPLE`."""
-        return self.folder / "fresh" / f"{number:05d}-{evaluation:03d}.npy"
+        return self.local / FRESH / f"{number:05d}-{evaluation:03d}.npy"
 
 
 @dataclass(frozen=True)
@@ -110,9 +127,9 @@ NOTE_SECONDS = 2.0
 class _Clock:
     """How long a trial has worked, in all processes that were at it."""
 
-    def __init__(self, folder: Path, before: float) -> None:
-        self._path, self._start = folder / "seconds", time.monotonic()
-        self._noted = self._start
+    def __init__(self, folder: Path, before: float, archive: Archive) -> None:
+        self._path, self._start = folder / SECONDS, time.monotonic()
+        self._noted, self._archive = self._start, archive
         self._before = before
         if self._path.is_file():
             with suppress(ValueError):
@@ -124,10 +141,11 @@ class _Clock:
         return self._before + time.monotonic() - self._start
 
     def tick(self) -> None:
-        """Note it now and then."""
+        """Note it now and then, and publish what was done so far where that is needed."""
         if time.monotonic() - self._noted >= NOTE_SECONDS:
             self._noted = time.monotonic()
             self._path.write_text(f"{self.seconds:.3f}", "utf-8")
+        self._archive.tick()
 
     def leave_out(self, seconds: float) -> None:
         """Take off what all trials share."""
@@ -142,6 +160,7 @@ def run_trial(
     seconds: float = 0.0,
     *,
     evaluations: Sequence[int] = (0,),
+    resumed: bool = True,
 ) -> None:
     """Do evaluations of a trial, from what an interrupted process left of them.
 
@@ -152,6 +171,7 @@ def run_trial(
         report: Is notified of what was reached, at the end of the last with ``complete``.
         seconds: Worked on the trial before.
         evaluations: Numbers of the evaluations.
+        resumed: Whether another process may have been at them, on another machine.
 
     Raises:
         BenchmdError: The trial cannot work with these values: its loss is NaN, it ran out of
@@ -159,19 +179,26 @@ def run_trial(
     """
     torch.set_num_threads(max(1, work.cpus))
     # A process of a driver that was killed may still be at it for seconds.
-    lock = locked(work.folder / "locks" / f"{number:05d}", f"trial {number}", wait=True)
+    lock = locked(work.local / "locks" / f"{number:05d}", f"trial {number}", wait=True)
     opened = (arm.catalogs[each] for arm in work.arms for each in evaluations)
+    archive = Archive(work.folder, number)
     with lock, confined(opened), limited(work.memory_bytes):
+        remove_idle(work.folder, number)
+        if not resumed:
+            remove(work.trial_folder(number))
         work.trial_folder(number).mkdir(parents=True, exist_ok=True)
-        clock = _Clock(work.trial_folder(number), seconds)
+        if resumed:
+            archive.restore()
+        clock = _Clock(work.trial_folder(number), seconds, archive)
         for each in evaluations:
             folder = work.trial_folder(number) / f"{each:03d}"
-            step, done = _evaluated(work, values, each, folder, report, clock)
+            step, scores = _evaluated(work, values, each, folder, report, clock)
             made = folder / work.arms[0].modality / OUT_OF_SAMPLE
             if made.is_file():
                 _keep(made, work.scores_file(number, each))
+                put_scores(work.folder, work.scores_file(number, each))
             last = each == evaluations[-1]
-            report(Reached(each, step, _mean(done), done, clock.seconds, True, last))
+            report(Reached(each, step, _mean(scores), scores, clock.seconds, True, last))
             if not last:  # with the last the whole trial's folder goes
                 remove(folder)
 
@@ -199,12 +226,13 @@ def _evaluated(
             report(Reached(evaluation, step, _mean(scores), dict(scores), clock.seconds))
 
     several = len(work.arms) > 1
-    kept = not several and work.fresh_from is not None and evaluation >= work.fresh_from
+    elsewhere = several or any(on_workers(arm.settings) for arm in work.arms)
+    kept = not elsewhere and work.fresh_from is not None and evaluation >= work.fresh_from
     for place, arm in enumerate(work.arms, 1):
         settings = replace(
             applied(arm.settings, values), seed=seed_of(arm.settings.seed, evaluation)
         )
-        inside = None if several or evaluation else reached
+        inside = None if elsewhere or evaluation else reached
         own = folder / arm.modality
         one = Setup(arm, settings, arm.catalogs[evaluation], own, clock, inside, kept)
         done[arm.modality] = work.stage.train(work, one)
@@ -287,13 +315,14 @@ class Pretraining(Stage):
         looked = work.rungs if one.reached is not None else ()
         for until in (*(step for step in looked if done <= step < total), total):
             folder.mkdir(parents=True, exist_ok=True)
-            if one.arm.start is not None:
-                copy_hashed(one.arm.start, folder / START)
+            if (start := start_here(one.arm.start, work.folder)) is not None:
+                copy_hashed(start, folder / START)
             job = PretrainJob(one.settings, work.technique, one.catalog, folder, until=until)
-            launch(job, reporter=_Ticking(one.clock))
+            _launched(job, one, _Ticking(one.clock))
             linear = one.folder / f"linear-{until}"
-            settings = with_linear(one.settings)
-            score = _trained(TransferJob(settings, one.catalog, linear, folder), one.clock)
+            alone = replace(one.settings.execution, workers=1, least_workers=0)
+            settings = replace(with_linear(one.settings), execution=alone)
+            score = _trained(TransferJob(settings, one.catalog, linear, folder), one)
             remove(linear)
             if until < total:
                 one.tell(until, score)
@@ -316,11 +345,12 @@ class Transfer(Stage):
             if epoch < one.settings.transfer.epochs:
                 one.tell(epoch, score)
 
-        upstream = None if work.technique == SCRATCH else one.arm.upstream
-        features, into = work.folder / "features", one.folder / "transfer"
+        found = None if work.technique == SCRATCH else one.arm.upstream
+        upstream = weights_here(found, work.folder)
+        features, into = work.local / "features", one.folder / "transfer"
         job = TransferJob(one.settings, one.catalog, into, upstream, features=features)
         scores = one.folder / OUT_OF_SAMPLE if one.kept else None
-        return _trained(job, one.clock, reached, scores)
+        return _trained(job, one, reached, scores)
 
 
 def stage_of(setting: str) -> Stage:
@@ -331,6 +361,20 @@ def stage_of(setting: str) -> Stage:
 def with_linear(settings: Settings) -> Settings:
     """The settings by which a pretraining is scored: linear evaluation on all labels."""
     return replace(settings, transfer=replace(settings.transfer, mode="linear", labels="full"))
+
+
+def on_workers(settings: Settings) -> bool:
+    """Whether a trial trains on several workers, which are not its own process."""
+    return settings.execution.workers > 1
+
+
+def _launched(job: PretrainJob | TransferJob, one: Setup, reporter: Reporter) -> None:
+    """Run a job, in this process or on workers: there nothing reports before the end."""
+    if not on_workers(one.arm.settings):
+        launch(job, reporter=reporter)
+        return
+    with repeating(one.clock.tick, NOTE_SECONDS):
+        launch(job, on_ray=True)
 
 
 class _Ticking(SilentReporter):
@@ -351,15 +395,17 @@ chosen on the other half of the patients."""
 
 def _trained(
     job: TransferJob,
-    clock: _Clock,
+    one: Setup,
     reached: Callable[[int, float], None] | None = None,
     scores: Path | None = None,
 ) -> float:
     """Run a transfer; its score on the validation records, which a file gets by record."""
     job.folder.mkdir(parents=True, exist_ok=True)
     job = replace(job, halved=True, scores_into=job.folder / LAST if scores else None)
-    watch = _Scored(job, selected_by(open_catalog(job.catalog).task), clock, reached)
-    launch(job, reporter=watch)
+    watch = _Scored(job, selected_by(open_catalog(job.catalog).task), one.clock, reached)
+    _launched(job, one, watch)
+    if on_workers(one.arm.settings):
+        watch.take(read_metrics(job.folder))
     if scores is not None:
         watch.write_scores(scores)
     return watch.score
@@ -422,6 +468,10 @@ class _Scored(RunReporter):
         if self._shares:
             self._clock.leave_out(self._clock.seconds - self._begun)
         self._lines = list(read_metrics(self._folder))
+
+    def take(self, lines: Sequence[Mapping[str, float]]) -> None:
+        """Take what workers in other processes wrote of all epochs."""
+        self._lines = list(lines)
 
     def report(self, done: int, values: Mapping[str, float]) -> None:
         """Take an epoch's values."""

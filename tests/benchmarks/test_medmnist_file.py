@@ -5,8 +5,15 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
-from benchmd_ray.benchmarks.medmnist.files import card_of, file_tuning
+from benchmd_ray.benchmarks.medmnist.files import (
+    cards_of,
+    file_tuning,
+    file_tunings,
+    usual_cards,
+)
+from benchmd_ray.cli import main
 from benchmd_ray.data.cards import cards, kind_of
 from benchmd_ray.errors import BenchmdError
 from benchmd_ray.service.choice import technique_settings
@@ -20,7 +27,7 @@ NAMES = sorted(name for name, card in cards().items() if card.collection == "med
 def begun(name, **asked):
     """Where the search on a dataset starts, and its space from there."""
     asked = {"start": "", "small": False, "space": None, "held": ()} | asked
-    tuning = file_tuning(cards()[name], Path("catalog"), trials=1, seeds=(0,), **asked)
+    tuning = file_tuning(cards()[name], Path("catalogs"), trials=1, seeds=(0,), **asked)
     (technique,), (setting,) = tuning.choice.techniques, tuning.searched
     settings, _ = technique_settings(tuning.choice, kind_of(name), technique)
     space = space_of(technique, setting, kind_of(name), tuning.space)
@@ -64,7 +71,40 @@ def test_a_baseline_for_other_signals_is_refused_before_anything_is_built():
         begun("adrenalmnist3d", start="resnet18-3d-224")
 
 
-def test_a_file_of_another_name_is_refused_with_what_is_expected():
-    assert card_of(Path("raw/breastmnist_64.npz")).name == "breastmnist-64"
+def test_a_file_of_another_name_is_refused_with_what_is_expected(tmp_path):
+    found = cards_of([Path("raw/breastmnist_64.npz")])
+    assert list(found) == ["breastmnist-64"]
     with pytest.raises(BenchmdError, match=r"my_breast\.npz is named as no file of MedMNIST"):
-        card_of(Path("raw/my_breast.npz"))
+        cards_of([Path("raw/my_breast.npz")])
+    with pytest.raises(BenchmdError, match="and holds none"):
+        cards_of([tmp_path])
+    for name in ("breastmnist.npz", "adrenalmnist3d.npz", "notes.txt"):
+        (tmp_path / name).touch()
+    assert sorted(cards_of([tmp_path])) == ["adrenalmnist3d", "breastmnist"]
+
+
+ASKED = {"small": False, "space": None, "held": (), "trials": 5, "seeds": (0, 1, 2)}
+
+
+def test_a_baseline_is_searched_on_the_datasets_that_it_fits():
+    assert len(usual_cards()) == 18
+    starts = ("resnet18", "resnet50", "resnet18-acs")
+    found = file_tunings(usual_cards(), None, starts=starts, **ASKED)
+    named = [(card.name, tuning.choice.start) for card, tuning in found]
+    assert len(named) == len(set(named)) == 12 * 2 + 6
+    assert all((start == "resnet18-acs") == name.endswith("3d") for name, start in named)
+    usual = file_tunings(usual_cards(), None, starts=(), **ASKED)
+    assert [card.name for card, _ in usual] == sorted(card.name for card in usual_cards())
+    with pytest.raises(BenchmdError, match="unknown start of medmnist 'resnet18-3d'"):
+        file_tunings([cards()["breastmnist"]], None, starts=("resnet18-3d",), **ASKED)
+
+
+def test_a_dry_run_of_all_datasets_needs_no_file():
+    asked = ["medmnist", "tune", "--dry-run", "--gpus", "8", "--cpus", "64", "--tflops", "60"]
+    done = CliRunner().invoke(main, [*asked, "--start", "resnet18", "--start", "resnet18-3d"])
+    assert done.exit_code == 0, done.output
+    assert "In all: 18 searches one after the other, about " in done.output
+    assert done.output.count("A search: scratch, finetune-full, on ") == 18
+    refused = CliRunner().invoke(main, ["medmnist", "tune"])
+    assert refused.exit_code == 2
+    assert "name a FILE, or add --dry-run" in refused.output

@@ -18,8 +18,13 @@ from typing import Any
 
 import psutil
 import pytest
+from moto.server import ThreadedMotoServer
+
+from benchmd_ray.storage.bucket import open_bucket
 
 STARTUP_SECONDS = 60.0
+SILENCE = "10"
+"""Seconds for which processes of Ray wait for a silent head."""
 
 NODES = """
 import json, sys
@@ -224,3 +229,38 @@ def command(start_command: Callable[..., Command]) -> Iterator[Callable[..., Com
     yield start
     for each in started:
         each.kill()
+
+
+class Storage:
+    """A server of S3 in this process, which keeps what it has while it is away."""
+
+    def __init__(self) -> None:
+        self._port = 0
+        self.back()
+
+    def back(self) -> None:
+        """Listen, with all that was stored before."""
+        self._server = ThreadedMotoServer("127.0.0.1", self._port, verbose=False)
+        self._server.start()
+        _, self._port = self._server.get_host_and_port()
+        self.url = f"http://127.0.0.1:{self._port}"
+
+    def away(self) -> None:
+        """Listen no more."""
+        self._server.stop()
+
+
+@pytest.fixture(scope="module")
+def storage() -> Iterator[Storage]:
+    """A server, where the environment says that one is; it has the bucket ``lab``."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("RAY_gcs_rpc_server_reconnect_timeout_s", SILENCE)
+        patch.setenv("RAY_metrics_report_interval_ms", "500")
+        patch.setenv("AWS_ACCESS_KEY_ID", "somebody")
+        patch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
+        patch.setenv("AWS_DEFAULT_REGION", "us-east-1")
+        server = Storage()
+        patch.setenv("AWS_ENDPOINT_URL", server.url)
+        open_bucket("s3://lab/runs")._client.create_bucket(Bucket="lab")
+        yield server
+        server.away()

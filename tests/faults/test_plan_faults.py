@@ -6,21 +6,16 @@ import socket
 import time
 import urllib.request
 
-import psutil
 import pyarrow.parquet as pq
 import pytest
-from click.testing import CliRunner
-from json_lines import json_lines
-from moto.server import ThreadedMotoServer
+from losing import LONG, calmly, freeze, logged, lose
 from stored import runs
 
-from benchmd_ray.cli import main
 from benchmd_ray.data.catalog import open_catalog
 from benchmd_ray.files import sha256
 from benchmd_ray.results.storage.history import read_history
 from benchmd_ray.results.storage.places import store_folder
 from benchmd_ray.service.live import units_done
-from benchmd_ray.service.logged import LOG
 from benchmd_ray.storage.bucket import open_bucket
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow]
@@ -34,42 +29,6 @@ execution: {device: cpu, log_every: 1, checkpoint_every: 2}
 """
 SCRATCH = "ptb-xl/clean/scratch/seed-0/linear"
 PRETRAIN = "ptb-xl/clean/mae/seed-0/pretrain"
-SILENCE = "10"
-"""Seconds for which processes of Ray wait for a silent head."""
-LONG = 240.0
-"""Seconds within which a command must end, on a busy machine too."""
-
-
-class Storage:
-    """A server of S3 in this process, which keeps what it has while it is away."""
-
-    def __init__(self):
-        self._port = 0
-        self.back()
-
-    def back(self):
-        self._server = ThreadedMotoServer("127.0.0.1", self._port, verbose=False)
-        self._server.start()
-        _, self._port = self._server.get_host_and_port()
-        self.url = f"http://127.0.0.1:{self._port}"
-
-    def away(self):
-        self._server.stop()
-
-
-@pytest.fixture(scope="module")
-def storage():
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("RAY_gcs_rpc_server_reconnect_timeout_s", SILENCE)
-        patch.setenv("RAY_metrics_report_interval_ms", "500")
-        patch.setenv("AWS_ACCESS_KEY_ID", "somebody")
-        patch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
-        patch.setenv("AWS_DEFAULT_REGION", "us-east-1")
-        server = Storage()
-        patch.setenv("AWS_ENDPOINT_URL", server.url)
-        open_bucket("s3://lab/runs")._client.create_bucket(Bucket="lab")
-        yield server
-        server.away()
 
 
 @pytest.fixture(scope="module")
@@ -95,12 +54,6 @@ def plan(ecg_catalogs, small):
     return ["run", *catalogs, *chosen, f"--settings={small}"]
 
 
-def calmly(*arguments):
-    """Run a command in this process, on the Ray of all tests, where nothing disturbs it."""
-    done = CliRunner().invoke(main, [*map(str, arguments)])
-    assert done.exit_code == 0, done.output
-
-
 @pytest.fixture(scope="module")
 def reference(plan, tmp_path_factory):
     """What the plan makes undisturbed: SHA-256 of predictions by run and dataset."""
@@ -111,31 +64,6 @@ def reference(plan, tmp_path_factory):
 
 def hashes(store):
     return {path.relative_to(store).as_posix(): sha256(path) for path in store.rglob("*.parquet")}
-
-
-def logged(store, event, item=""):
-    lines = json_lines(store / LOG)
-    return [x for x in lines if x["event"] == event and item in x.get("item", "")]
-
-
-def freeze(cluster, title):
-    """Stop the process with that title, once there is one, in the middle of its work."""
-    for node in cluster.nodes:
-        for process in node.processes(title):
-            with contextlib.suppress(psutil.NoSuchProcess):
-                process.suspend()
-                return node, process
-    return None
-
-
-def lose(cluster, node):
-    """Lose a node with all its processes, also those that are frozen."""
-    with contextlib.suppress(psutil.NoSuchProcess):
-        own = psutil.Process(node.raylet).children(recursive=True)
-    cluster.kill(node)
-    for process in own:
-        with contextlib.suppress(psutil.NoSuchProcess):
-            process.kill()
 
 
 def test_a_node_lost_in_a_build_changes_no_byte_of_the_catalog(

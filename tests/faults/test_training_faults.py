@@ -124,6 +124,9 @@ def suffered(start_command, cluster, given, undisturbed, tmp_path_factory):
     assert not still.is_running()
     training.until_step(31)  # some more with both, after a checkpoint
     cluster.kill(cluster.nodes[1])
+    training.until_restart(4)
+    cluster.add(num_cpus=2)
+    training.until_restart(5)
     training.finish()
     return training, killed.pid
 
@@ -132,12 +135,14 @@ def test_workers_that_are_lost_are_told_and_started_again(suffered):
     training, killed = suffered
     found = training.restarts()
     ended, again = found[::2], found[1::2]
-    assert [line["event"] for line in ended] == ["lost", "preempted", "stalled", "lost"]
+    events = ["lost", "preempted", "stalled", "lost", "growing"]
+    assert [line["event"] for line in ended] == events
+    assert [line["workers"] for line in ended] == [2, 2, 2, 2, 1]
     for before, after in zip(ended, again, strict=True):
-        assert before["workers"] == 2
         assert after["event"] == "restarted"
         assert 0 < after["from"] <= before["done"] < STEPS
-        line = f"after {before['done']} steps with 2 workers: {before['reason']}"
+        workers = "2 workers" if before["workers"] == 2 else "1 worker"
+        line = f"after {before['done']} steps with {workers}: {before['reason']}"
         assert line in training.command.output
     # A loss is told by Ray, or by the other worker, whichever notices it first.
     by_the_other = "lost the connection to another"
@@ -146,14 +151,16 @@ def test_workers_that_are_lost_are_told_and_started_again(suffered):
     assert again[1]["from"] == ended[1]["done"]  # a checkpoint of that very step
     assert ended[2]["reason"].startswith("a worker stood still for execution.stall_seconds")
     assert any(text in ended[3]["reason"] for text in ("is gone (", by_the_other))
-    assert [line["workers"] for line in again] == [2, 2, 2, 1]  # one node was left
+    assert [line["workers"] for line in again] == [2, 2, 2, 1, 2]  # one node was left, one came
     assert f"after {again[3]['from']} steps with 1 of 2 workers" in training.command.output
+    assert ended[4]["reason"] == "there is room for all workers again"
+    assert again[4]["from"] == ended[4]["done"]  # a checkpoint of that very step
 
 
 def test_workers_that_are_lost_change_nothing(suffered, undisturbed):
     """Bit for bit with as many workers, but for rounding with fewer."""
     training, _ = suffered
-    both = training.restarts()[-1]["from"]
+    both = training.restarts()[-3]["from"]  # from there on one worker for a while
     assert both >= 30
     assert training.losses()[:both] == undisturbed.losses()[:both]
     assert training.losses() == pytest.approx(undisturbed.losses(), abs=1e-4)

@@ -20,18 +20,21 @@ from benchmd_ray.errors import BenchmdError, Busy, Stopped
 from benchmd_ray.files import locked, write_json
 from benchmd_ray.progress import duration
 from benchmd_ray.results.storage.places import store_folder
+from benchmd_ray.results.watching import state_of
 from benchmd_ray.service.capacity import Capacity
 from benchmd_ray.service.choice import Choice
 from benchmd_ray.service.plan import make_plan
 from benchmd_ray.service.retrain import of_sources, retraining_plan, started
 from benchmd_ray.service.search_session import Searched
 from benchmd_ray.service.searches import Tuning, planned_searches
-from benchmd_ray.service.tune import place_of, require_folder, run_searches
+from benchmd_ray.service.trial_place import place_of
+from benchmd_ray.service.tune import run_searches
 from benchmd_ray.service.tune_dry_run import tuning_dry_run
 from benchmd_ray.settings import as_dict, default_settings, load_settings
+from benchmd_ray.storage.bucket import open_bucket
 from benchmd_ray.tuning import ray_tune
 from benchmd_ray.tuning.known import Trial
-from benchmd_ray.tuning.limits import Budget
+from benchmd_ray.tuning.limits import Budget, Place
 from benchmd_ray.tuning.method import Method
 from benchmd_ray.tuning.racing import expected_evaluations
 from benchmd_ray.tuning.records import read_search
@@ -354,13 +357,6 @@ def test_one_process_at_a_time_works_on_a_search(tuning, tmp_path):
         searched(tuning(), tmp_path)
 
 
-def test_a_store_on_s3_is_refused(tmp_path, monkeypatch):
-    monkeypatch.setenv("BENCHMD_CACHE", str(tmp_path))
-    with pytest.raises(BenchmdError, match=r"searches cannot lie on S3 yet \(s3://lab/study\)"):
-        require_folder(store_folder("s3://lab/study"))
-    require_folder(tmp_path / "runs")
-
-
 def sources(write_manifest, *names):
     return tuple(write_manifest(name) for name in names)
 
@@ -408,14 +404,80 @@ def test_scratch_has_no_pretraining_to_search(write_manifest):
         planned_searches(made, gpu=False)
 
 
-def test_several_workers_of_a_trial_are_refused(write_manifest):
-    choice = Choice(
-        sources(write_manifest, "ptb-xl"),
-        techniques=("mae",),
-        assignments=("execution.workers=2",),
-    )
-    with pytest.raises(BenchmdError, match="a trial works on one worker"):
-        planned_searches(Tuning(choice, ("finetune-full",)), gpu=False)
+@pytest.mark.parametrize(
+    ("capacity", "place"),
+    [
+        (Capacity(16, 8, 16, ((16, 8),)), Place(4.0, 2.0, 3, 2)),
+        (Capacity(32, 6, 32, ((8, 1), (8, 1), (16, 4))), Place(4.0, 2.0, 3, 2)),
+        (Capacity(5, 2, 5, ((5, 2),)), Place(4.0, 2.0, 1, 2)),
+    ],
+)
+def test_trials_of_several_workers_hold_what_all_of_them_need(write_manifest, capacity, place):
+    chosen = ("execution.workers=2", "execution.cpus_per_worker=2", "execution.device=cuda")
+    catalogs = sources(write_manifest, "ptb-xl")
+    choice = Choice(catalogs, techniques=("mae",), assignments=chosen)
+    (plan,) = planned_searches(Tuning(choice, ("finetune-full",)), gpu=True)
+    assert place_of(plan, capacity, None) == place
+    (linear,) = planned_searches(Tuning(choice, ("linear",)), gpu=True)
+    assert place_of(linear, capacity, None).workers == 1  # of what leaves the encoder as it is
+
+
+PRETRAINED = "pretrain.optimiser.lr: {kind: log float, low: 1.0e-5, high: 1.0e-2}\n"
+
+
+@pytest.mark.parametrize(
+    ("setting", "space"), [("finetune-small", SPACE), ("pretrain", PRETRAINED)]
+)
+def test_a_trial_of_several_workers_finds_what_one_finds(tuning, tmp_path, setting, space):
+    """But for rounding: nothing is dropped, whose draws depend on the number of workers."""
+    usual = ("encoder.dropout=0", "encoder.embedding_dropout=0")
+    made = tuning(searched=setting, space=space, technique="mae", budget=Budget(trials=1))
+    made = replace(made, evaluations=1)
+    one = replace(made, choice=replace(made.choice, assignments=usual))
+    chosen = replace(made.choice, assignments=(*usual, "execution.workers=2"))
+    one = results(searched(one, tmp_path / "one").folder)
+    two = results(searched(replace(made, choice=chosen), tmp_path / "two").folder)
+    assert list(two["state"]) == ["complete"]
+    assert two["value"].to_numpy() == pytest.approx(one["value"].to_numpy(), abs=0.01)
+    (varied, *_) = [name for name in one if name.endswith("optimiser.lr")]
+    assert two[varied].equals(one[varied])
+
+
+@pytest.fixture
+def on_s3(s3, tmp_path, monkeypatch):
+    """The mirror that a machine has of a store."""
+
+    def on(machine):
+        monkeypatch.setenv("BENCHMD_CACHE", str(tmp_path / machine))
+        return store_folder(f"{s3}/study")
+
+    return on
+
+
+def test_a_search_on_s3_is_resumed_from_another_machine_and_extended(tuning, on_s3, s3, tmp_path):
+    asked = {"searched": "linear", "technique": "mae", "method": Method(sampler="random")}
+    made = tuning(budget=Budget(trials=4), **asked)
+    with pytest.raises(Stopped):
+        searched(made, on_s3("first"), Interrupting(last=0))
+    found = searched(made, on_s3("second"))
+    whole = searched(made, tmp_path / "whole")
+    pd.testing.assert_frame_equal(results(found.folder), results(whole.folder))
+    assert found.lines[-1] == f"    written: {s3}/study/searches/{found.folder.name}"
+    held = read_search(found.folder).result
+    assert held["decision"] == read_search(whole.folder).result["decision"]
+    # A machine that has searched nothing.
+    reader = on_s3("third")
+    state_of([reader])
+    record = read_search(reader / "searches" / found.folder.name)
+    assert record.result == held
+    assert record.trials.equals(read_search(found.folder).trials)
+    kept = {key.split("/")[2] for key in open_bucket(f"{s3}/study").objects("searches/")}
+    assert kept >= {"journal", "trials.parquet", "result.json", "best.yaml", "lease.json"}
+    assert "trials" not in kept
+    assert not [*(tmp_path / "second").glob("searches/*")]
+    five = searched(tuning(budget=Budget(trials=5), **asked), reader)
+    assert len(five.trials) == 5
+    assert [t.evaluations for t in five.trials[:4]] == [t.evaluations for t in found.trials]
 
 
 def test_what_decides_a_search_names_it(write_manifest):
@@ -491,8 +553,7 @@ def test_a_dry_run_says_what_would_be_searched(write_manifest, tmp_path):
     catalogs = sources(write_manifest, "ptb-xl", "georgia")
     made = Tuning(Choice(catalogs, techniques=("mae",)), budget=Budget(trials=12))
     plans = planned_searches(made, gpu=False)
-    capacity = Capacity(cpus=4, gpus=0, all_cpus=4, each=((4, 0),))
-    text = tuning_dry_run(made, plans, tmp_path, capacity, tflops=0.1)
+    text = tuning_dry_run([made], tmp_path, cpus=4, gpus=0, tflops=0.1)
     assert plans[0].name in text
     assert "At most 12 trials, 4 at once, sampler tpe, up to 3 evaluations of a trial" in text
     assert "early stopping by racing" in text
@@ -507,12 +568,10 @@ def test_a_dry_run_says_what_would_be_searched(write_manifest, tmp_path):
 def test_a_dry_run_counts_a_shared_pretraining_once(write_manifest, tmp_path, monkeypatch):
     monkeypatch.setattr("benchmd_ray.service.tune_dry_run.duration", lambda s: f"<{s:.6f}>")
     catalogs = sources(write_manifest, "ptb-xl")
-    capacity = Capacity(cpus=4, gpus=0, all_cpus=4, each=((4, 0),))
 
     def after(setting):
         made = Tuning(Choice(catalogs, techniques=("mae",)), searched=(setting,))
-        plans = planned_searches(made, gpu=False)
-        text = tuning_dry_run(made, plans, tmp_path, capacity, tflops=0.1)
+        text = tuning_dry_run([made], tmp_path, cpus=4, gpus=0, tflops=0.1)
         (line,) = (each for each in text.splitlines() if "Afterwards" in each)
         return float(re.search(r"<([\d.]+)>", line)[1]), text
 
@@ -529,8 +588,7 @@ def test_a_dry_run_on_medmnist_names_both_splits_that_are_seen(write_manifest, t
     chosen = Choice(catalogs, techniques=("scratch",), assignments=small)
     made = Tuning(chosen, searched=("finetune-full",), budget=Budget(trials=3))
     (plan,) = planned_searches(made, gpu=False)
-    capacity = Capacity(cpus=1, gpus=0, all_cpus=1, each=((1, 0),))
-    text = tuning_dry_run(made, [plan], tmp_path, capacity, tflops=0.1)
+    text = tuning_dry_run([made], tmp_path, cpus=1, gpus=0, tflops=0.1)
     seen = "1 / 5 of the 624 train and validation records of breastmnist, by patient"
     assert f"Scored by AUROC on {seen}." in text
     assert "one of transformer, resnet18, resnet50" in text
@@ -543,11 +601,32 @@ def test_a_dry_run_on_medmnist_names_both_splits_that_are_seen(write_manifest, t
 def test_a_dry_run_from_scratch_on_ecgs_names_the_networks_over_time(write_manifest, tmp_path):
     chosen = Choice((write_manifest("ptb-xl"),), techniques=("scratch",))
     made = Tuning(chosen, searched=("finetune-small",), budget=Budget(trials=3))
-    (plan,) = planned_searches(made, gpu=False)
-    capacity = Capacity(cpus=1, gpus=0, all_cpus=1, each=((1, 0),))
-    text = tuning_dry_run(made, [plan], tmp_path, capacity, tflops=0.1)
+    text = tuning_dry_run([made], tmp_path, cpus=1, gpus=0, tflops=0.1)
     assert "one of transformer, resnet18-1d, xresnet1d101" in text
     assert "encoder.options.width" in text
+
+
+def test_a_dry_run_adds_up_what_all_searches_take(tmp_path, monkeypatch):
+    """From cards alone, of datasets that nobody has downloaded."""
+    monkeypatch.setattr("benchmd_ray.service.tune_dry_run.duration", lambda s: f"<{s:.6f}>")
+    datasets = ("breastmnist", "adrenalmnist3d")
+    choice = Choice((), datasets=datasets, bench="medmnist", seeds=(0, 1, 2))
+    choice = replace(choice, techniques=("scratch",))
+    made = Tuning(choice, ("finetune-full",), budget=Budget(trials=10))
+    text = tuning_dry_run([made, made], tmp_path, cpus=64, gpus=8, tflops=60)
+    *_, total, basis = text.split("\n\nA search: ")[-1].split("\n\n")
+    searches = re.findall(r"of finalists about <([\d.]+)>", text)
+    after = re.findall(r"fewer, about <([\d.]+)>", text)
+    assert len(searches) == len(after) == 4
+    found = re.fullmatch(
+        r"In all: (\d+) searches one after the other, about <([\d.]+)>, and the runs after them, "
+        r"about <([\d.]+)>; about ([\d.,]+) GPU hours\.",
+        total,
+    )
+    assert int(found[1]) == len(searches)
+    assert float(found[2]) == pytest.approx(sum(map(float, searches)), rel=1e-6)
+    assert float(found[3]) == pytest.approx(sum(map(float, after)), rel=1e-6)
+    assert basis.startswith("Planned from the datasets' cards")
 
 
 def test_networks_of_ones_own_that_are_searched_decide_a_search(

@@ -207,7 +207,7 @@ def test_build_scale_gives_rate_and_memory_of_each_size(tmp_path: Path) -> None:
 
 
 def test_scaling_gives_the_rates_of_each_size_of_a_cluster(tmp_path: Path) -> None:
-    small = ["--nodes", "1", "--records", "40", "--items", "24"]
+    small = ["--nodes", "1", "--records", "40", "--items", "24", "--trials", "4", "--sleep", "0.1"]
     result = run(["-m", "speed.scaling", *small], tmp_path)
     (size,) = result["sizes"]
     assert size["build"]["units"] == 40
@@ -217,6 +217,12 @@ def test_scaling_gives_the_rates_of_each_size_of_a_cluster(tmp_path: Path) -> No
         assert rate["per_second"] == pytest.approx(rate["units"] / rate["seconds"], rel=1e-3)
         assert ratio == 1
     assert size["plan"]["ms_per_item"] > size["plan"]["driver_cpu_ms_per_item"] / 2 > 0
+    searched = size["search"]
+    assert searched["units"] == 4 - 2
+    assert searched["per_minute"] == pytest.approx(60 * searched["per_second"], rel=1e-3)
+    assert searched["overhead_seconds"] == pytest.approx(
+        1 / searched["per_second"] - 0.1, rel=0.01, abs=1e-3
+    )
     assert "/" not in json.dumps(result["settings"])
 
 

@@ -10,6 +10,7 @@ import pytest
 from benchmd_ray.data.catalog import Catalog
 from benchmd_ray.data.inner import inner_catalog
 from benchmd_ray.settings import Settings, load_settings
+from benchmd_ray.tuning.trial import Arm
 
 
 @pytest.fixture(scope="session")
@@ -63,3 +64,15 @@ def pretrained_ecg(
     job = PretrainJob(start_settings(), "mae", inner_ecg.path, folder)
     launch(job, reporter=SilentReporter())
     return folder
+
+
+@pytest.fixture
+def arm(
+    inner_ecg: Catalog, pretrained_ecg: Path, start_settings: Callable[..., Settings]
+) -> Callable[..., Arm]:
+    """Makes one modality of a search."""
+
+    def make(*assignments, modality="ecg", upstream=pretrained_ecg):
+        return Arm(modality, {0: inner_ecg.path}, start_settings(*assignments), upstream)
+
+    return make

@@ -1,15 +1,18 @@
 import multiprocessing
 import pickle
+import tempfile
+from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from ray.tune.experiment import Trial
 from ray.tune.search import Searcher
 
-from benchmd_ray.errors import Transient
+from benchmd_ray.errors import NoRoom, Transient
 from benchmd_ray.progress import SilentBoard
 from benchmd_ray.tuning.limits import Budget, Limits, Place
 from benchmd_ray.tuning.method import Method
-from benchmd_ray.tuning.ray_tune import LOSSES, Jobs, Judge, Watch
+from benchmd_ray.tuning.ray_tune import LOST_NODES, Jobs, Judge, Watch
 from benchmd_ray.tuning.search import _after_crash
 from benchmd_ray.tuning.spaces import Parameter, Space
 from benchmd_ray.tuning.study import Study
@@ -21,7 +24,7 @@ SPACE = Space("made", (Parameter("transfer.optimiser.lr", "log float", 1e-3, low
 @pytest.fixture
 def limits(tmp_path):
     study = Study(tmp_path / "study.log", SPACE, Method(sampler="random", stopping="none"))
-    return Limits(study, Budget(trials=3), Place(1.0, 0.0, 1), lambda: False, SilentBoard())
+    return Limits(study, Budget(trials=3), Place(1.0, 0.0, 2), lambda: False, SilentBoard())
 
 
 @pytest.fixture
@@ -36,9 +39,17 @@ def judge(limits, told, tmp_path):
     return Judge(limits, told.append, work)
 
 
-def trial(proposal, failures=0, last=None):
-    made = Trial("made", config=dict(proposal), stub=True)
-    made.run_metadata.num_failures, made.run_metadata.last_result = failures, last
+def trial(proposal, last=None, error=""):
+    """A job as Ray Tune holds it, with its last result and what was written of its errors."""
+
+    class Made(Trial):
+        error_file = None
+
+    made = Made("made", config={"whole": False, **proposal}, stub=True)
+    made.run_metadata.last_result = last or {}
+    if error:
+        (path := Path(tempfile.mkdtemp()) / "error.txt").write_text(f"Failure # 1\n{error}")
+        made.error_file = str(path)
     return made
 
 
@@ -48,7 +59,7 @@ def reported(**values):
 
 
 def test_a_trial_goes_from_proposal_to_its_end(limits, judge, told, tmp_path):
-    proposal = Jobs(limits, []).suggest("a")
+    proposal = Jobs(limits).suggest("a")
     assert (proposal["number"], proposal["values"]) == (0, SPACE.start)
     assert limits.running == {0}
     assert judge.on_trial_result(None, trial(proposal), reported()) == "CONTINUE"
@@ -63,7 +74,8 @@ def test_a_trial_goes_from_proposal_to_its_end(limits, judge, told, tmp_path):
 def test_an_interrupted_sessions_trials_come_first_and_the_budget_ends_it(limits):
     for _ in range(2):
         limits.study.propose()
-    proposals = Jobs(limits, limits.study.unfinished())
+    limits.waiting, limits.room = limits.study.unfinished(), lambda wanted: 3
+    proposals = Jobs(limits)
     numbers = [proposals.suggest("x")["number"] for _ in range(3)]
     assert numbers == [0, 1, 2]
     assert proposals.suggest("x") is None  # what is running may earn more
@@ -82,7 +94,7 @@ def race(study, seconds=1.0, gain=0.1):
 
 def test_finalists_come_when_the_race_is_over(limits):
     race(limits.study)
-    jobs = Jobs(limits, [])
+    jobs = Jobs(limits)
     for numbers in ([0, 2], [1]):  # the next best where the best is not above the start
         given = [jobs.suggest("x") for _ in numbers]
         assert [job["number"] for job in given] == numbers
@@ -98,7 +110,7 @@ def test_finalists_come_when_the_race_is_over(limits):
 def test_no_finalist_is_granted_while_the_start_is_still_in_the_race(limits):
     """Else two processes would do the same evaluations."""
     race(limits.study)
-    jobs = Jobs(limits, [])
+    jobs = Jobs(limits)
     handle = limits.study._handle(0)
     handle.set_user_attr("granted", [0, -1])  # an evaluation of the race that is being worked on
     limits.running.add(0)
@@ -109,7 +121,7 @@ def test_no_finalist_is_granted_while_the_start_is_still_in_the_race(limits):
 
 
 def test_a_score_of_nan_ends_a_trial_with_evaluations_to_come(limits, judge, told):
-    job = Jobs(limits, []).suggest("a")
+    job = Jobs(limits).suggest("a")
     result = reported(whole=True, **{"scores/ecg": float("nan")})
     assert judge.on_trial_result(None, trial(job), result) == "STOP"
     (known,) = limits.study.trials()
@@ -118,7 +130,7 @@ def test_a_score_of_nan_ends_a_trial_with_evaluations_to_come(limits, judge, tol
 
 
 def test_trouble_around_a_trial_is_no_failure_of_it(limits, judge, told):
-    proposal = Jobs(limits, []).suggest("a")
+    proposal = Jobs(limits).suggest("a")
     result = {"failed": "no space left", "trouble": True, "seconds": 1.0}
     assert judge.on_trial_result(None, trial(proposal), result) == "STOP"
     assert limits.study.trials()[0].state == "unfinished"
@@ -133,33 +145,138 @@ def test_an_error_of_the_driver_ends_the_search_as_what_it_is(limits, tmp_path):
         raise OSError(28, "No space left on device")
 
     judge = Judge(limits, full, Work("mae", Transfer(), (), tmp_path, ()))
-    proposal = Jobs(limits, []).suggest("a")
+    proposal = Jobs(limits).suggest("a")
     result = reported(failed="the loss became NaN")
     assert judge.on_trial_result(None, trial(proposal), result) == "STOP"
     assert isinstance(limits.trouble, OSError)
-    assert Jobs(limits, []).suggest("b") == Searcher.FINISHED
+    assert Jobs(limits).suggest("b") == Searcher.FINISHED
 
 
-def test_a_process_that_is_started_again_goes_on_counting_its_seconds(limits, judge, told):
-    proposal = Jobs(limits, []).suggest("a")
-    lost = trial(proposal, failures=1, last={"seconds": 600.0})
-    judge.on_trial_error(None, lost)
-    assert lost.config["seconds"] == 600.0
-    assert limits.study.trials()[0].state == "unfinished"
-    judge.on_trial_error(None, trial(lost.config, failures=LOSSES, last={"seconds": 700.0}))
+def test_a_job_whose_process_was_lost_comes_again_and_goes_on_counting(limits, judge, told):
+    jobs = Jobs(limits)
+    first = jobs.suggest("a")
+    judge.on_trial_error(None, trial(first, {"seconds": 600.0}))
+    assert limits.running == set()
+    again = jobs.suggest("b")
+    assert again == {**first, "seconds": 600.0, "resumed": True}
+    assert not first["resumed"]
+    judge.on_trial_error(None, trial(again, {"seconds": 700.0}))
     (known,) = limits.study.trials()
     assert (known.state, known.seconds, told) == ("failed", 700.0, [0])
+    assert known.reason == "its process was lost, more than once"
 
 
-def test_a_process_that_is_started_again_does_only_what_is_left(limits, judge):
+@pytest.mark.parametrize(
+    ("last", "said"),
+    [
+        ({"seconds": 1.0}, "its node was lost"),
+        (None, "its node was lost before it began"),
+    ],
+)
+def test_lost_nodes_are_hardly_counted(limits, judge, told, last, said):
+    jobs, reasons = Jobs(limits), []
+    limits.lost = lambda number, reason: reasons.append(reason)
+    error = "ray.exceptions.ActorDiedError: The actor died because its node has died. Node Id: 1f"
+    for _ in range(LOST_NODES - 1):
+        job = jobs.suggest("a")
+        assert job["number"] == 0
+        judge.on_trial_error(None, trial(job, last, error))
+    assert reasons == [said] * (LOST_NODES - 1)
+    assert told == []
+    judge.on_trial_error(None, trial(jobs.suggest("a"), last, error))
+    assert limits.study.trials()[0].reason == f"{said}, more than once"  # it may be the reason
+
+
+def test_a_job_that_comes_again_does_only_what_is_left(limits, judge):
     job = limits.study.propose()
     limits.study._grant(0, limits.study.method.fresh)
     every = (0, *limits.study.method.fresh)
-    at_work = trial(vars(job) | {"evaluations": every}, failures=1, last={"seconds": 3.0})
+    at_work = trial(vars(job) | {"evaluations": every}, {"seconds": 3.0})
     for evaluation in (0, 5, 6):
         limits.study.evaluated(0, evaluation, {"ecg": 0.5}, 3.0)
     judge.on_trial_error(None, at_work)
-    assert at_work.config["evaluations"] == (7, 8, 9)
+    assert Jobs(limits).suggest("a")["evaluations"] == (7, 8, 9)
+
+
+def test_a_trial_out_of_memory_on_a_share_of_a_gpu_gets_a_whole_one(limits, judge, told):
+    limits.place, jobs = Place(1.0, 0.25, 4), Jobs(limits)
+    result = {"failed": "ran out of memory: CUDA", "memory": True, "seconds": 2.0}
+    first = jobs.suggest("a")
+    assert judge.on_trial_result(None, trial(first, result), result) == "STOP"
+    again = jobs.suggest("b")
+    assert (again["number"], first["whole"], again["whole"]) == (0, False, True)
+    assert judge.on_trial_result(None, trial(again, result), result) == "STOP"
+    (known,) = limits.study.trials()
+    assert (known.state, known.reason, told) == ("failed", result["failed"], [0])
+
+
+def test_jobs_follow_the_room_that_there_is(limits, judge):
+    room = {"at_once": 0}
+    limits.room = lambda wanted: room["at_once"]
+    limits.budget = Budget(trials=9)
+    assert limits.wanted == 9
+    jobs, watch = Jobs(limits), Watch(limits)
+    assert not watch.stop_all()
+    assert jobs.suggest("a") is None  # every node is gone, and the search goes on
+    room["at_once"] = 2  # Ray Tune asks for nothing but jobs while none works
+    assert [jobs.suggest("b")["number"], jobs.suggest("c")["number"]] == [0, 1]
+    assert jobs.suggest("d") is None
+    room["at_once"] = 1
+    watch.stop_all()
+    ended = reported(whole=True, complete=True, **{"scores/ecg": 0.75})
+    judge.on_trial_result(None, trial({"number": 0, "seconds": 0.0}), ended)
+    assert jobs.suggest("e") is None  # one of two still works, and there is room for one
+    assert limits.wanted == 8
+
+
+def test_a_whole_gpu_is_waited_for_and_shares_do_not_take_it(limits, judge):
+    limits.place, limits.at_once, limits.budget = Place(1.0, 0.25, 4), 4, Budget(trials=9)
+    limits.room = lambda wanted: 4
+    jobs = Jobs(limits)
+    given = [jobs.suggest("x") for _ in range(4)]
+    memory = {"failed": "ran out of memory: CUDA", "memory": True, "seconds": 2.0}
+    judge.on_trial_result(None, trial(given[1], memory), memory)
+    assert jobs.suggest("y") is None
+    ended = reported(whole=True, complete=True, **{"scores/ecg": 0.75})
+    for number in (0, 2):
+        judge.on_trial_result(None, trial(given[number]), ended)
+        assert jobs.suggest("y") is None
+    judge.on_trial_result(None, trial(given[3]), ended)
+    assert (jobs.suggest("y")["number"], limits.running) == (1, {1})
+    assert jobs.suggest("z") is None  # it has the whole GPU
+
+
+def test_workers_of_a_lost_process_are_freed_when_nothing_works(limits, judge):
+    limits.place = Place(4.0, 0.0, 2, workers=2)
+    jobs = Jobs(limits)
+    first, second = jobs.suggest("a"), jobs.suggest("b")
+    judge.on_trial_error(None, trial(first))
+    assert jobs.suggest("c") is None
+    ended = reported(whole=True, complete=True, **{"scores/ecg": 0.75})
+    judge.on_trial_result(None, trial(second), ended)
+    assert jobs.suggest("d") == Searcher.FINISHED
+    assert [job.number for job in limits.study.unfinished()] == [0]
+
+
+def test_a_job_that_ray_tune_could_not_begin_comes_again(limits, judge):
+    jobs, controller = Jobs(limits), SimpleNamespace(get_trials=list)
+    begun = trial(jobs.suggest("a"))
+    judge.on_trial_add(None, begun)
+    judge.choose_trial_to_run(controller)
+    assert limits.running == {0}
+    begun.status = "ERROR"
+    judge.choose_trial_to_run(controller)
+    assert limits.running == set()
+    assert jobs.suggest("b")["number"] == 0
+
+
+def test_no_room_for_too_long_ends_a_search(limits):
+    def room(wanted):
+        raise NoRoom("no trial can work")
+
+    limits.room = room
+    assert Watch(limits).stop_all()
+    assert isinstance(limits.trouble, NoRoom)
 
 
 @pytest.mark.parametrize(("slots", "hours"), [(1, 5.0), (2, 2.5), (8, 2.5)])
@@ -190,15 +307,17 @@ def test_a_race_without_a_trial_above_the_start_takes_all_hours(tmp_path):
 
 
 def test_losses_count_anew_after_a_newer_step(limits, judge):
-    at_work = trial(Jobs(limits, []).suggest("a"))
-    for step, losses in ((1, 0), (1, 1), (2, 0), (2, 1)):  # a checkpoint's step comes again
+    jobs = Jobs(limits)
+    for step in (1, 2, 3, 3):  # at last a checkpoint's step comes again
+        assert limits.study.trials()[0:1] == [] or limits.study.trials()[0].state == "unfinished"
+        at_work = trial(jobs.suggest("a"))
         assert judge.on_trial_result(None, at_work, reported(step=step)) == "CONTINUE"
-        assert at_work.num_failures == losses
-        at_work.run_metadata.num_failures = 1
+        judge.on_trial_error(None, at_work)
+    assert limits.study.trials()[0].state == "failed"
 
 
 def test_a_trial_that_ends_ray_tune_itself_fails_the_second_time(limits, told):
-    Jobs(limits, []).suggest("a")
+    Jobs(limits).suggest("a")
     _after_crash(limits, RuntimeError("first\nit died"), told.append)
     assert limits.study.trials()[0].state == "unfinished"
     _after_crash(limits, None, told.append)
@@ -215,7 +334,7 @@ def test_what_follows_a_search_is_never_written_away_by_ray_tune(limits, tmp_pat
         pickle.dumps(queue)
     for made in (
         Judge(limits, queue.put, Work("mae", Transfer(), (), tmp_path, ())),
-        Jobs(limits, []),
+        Jobs(limits),
         Watch(limits),
     ):
         assert pickle.dumps(made)

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from sklearn.metrics import roc_auc_score
+from told import Interrupted, Told
 
 from benchmd_ray.data.catalog import open_catalog
 from benchmd_ray.data.inner import inner_catalog
@@ -21,7 +22,6 @@ from benchmd_ray.training.selection import crossed
 from benchmd_ray.tuning.sampling import Records, sampled
 from benchmd_ray.tuning.spaces import applied
 from benchmd_ray.tuning.trial import (
-    Arm,
     Pretraining,
     Transfer,
     Work,
@@ -34,36 +34,6 @@ from benchmd_ray.tuning.trial import (
 
 LR = "transfer.optimiser.lr"
 FINETUNE = ("transfer.mode=finetune", "transfer.labels=full")
-
-
-class Interrupted(Exception):
-    """Stands for whatever ends a process in the middle."""
-
-
-class Told:
-    """Keeps what is reported, and raises at a step."""
-
-    def __init__(self, stop_at=None):
-        self.all, self.stop_at = [], stop_at
-
-    def __call__(self, reached):
-        if reached.step == self.stop_at:
-            raise Interrupted
-        self.all.append(reached)
-
-    @property
-    def scores(self):
-        return [(reached.step, reached.score, reached.complete) for reached in self.all]
-
-
-@pytest.fixture
-def arm(inner_ecg, pretrained_ecg, start_settings):
-    """Makes one modality of a search."""
-
-    def make(*assignments, modality="ecg", upstream=pretrained_ecg):
-        return Arm(modality, {0: inner_ecg.path}, start_settings(*assignments), upstream)
-
-    return make
 
 
 @pytest.fixture

@@ -29,15 +29,22 @@ def medmnist() -> None:
 
 
 @medmnist.command("tune")
-@click.argument("file", type=click.Path(path_type=Path, dir_okay=False, exists=True))
+@click.argument(
+    "files",
+    type=click.Path(path_type=Path, exists=True),
+    nargs=-1,
+    metavar="FILE...",
+)
 @click.option(
     "--out", type=FOLDER, default=Path("medmnist"), show_default=True, help="Folder for everything."
 )
 @click.option(
     "--start",
-    default="",
+    "starts",
+    multiple=True,
     metavar="NETWORK[-SIZE]",
-    help="Baseline that the search starts from; else resnet18, for volumes resnet18-3d.",
+    help="Baseline that a search starts from (repeatable: a search each, of the datasets that it "
+    "fits); else resnet18, for volumes resnet18-3d.",
 )
 @click.option(
     "--small",
@@ -66,11 +73,35 @@ def medmnist() -> None:
 @click.option(
     "--any-md5", is_flag=True, help="Accept a file that is not an official one; results name it so."
 )
+@click.option(
+    "--dry-run",
+    is_flag=True,
+    help="Show what would be searched, for how long, and stop; without FILE, of all datasets.",
+)
+@click.option(
+    "--gpus",
+    type=click.IntRange(0),
+    help="With --dry-run: GPUs to plan for, and --cpus next to them; else those of this machine "
+    "or of the cluster.",
+)
+@click.option("--tflops", type=float, help="Speed of a device for the estimate, in TFLOP/s.")
 @click.option("--address", help="Work on the Ray cluster at this address; else embedded.")
 @ALLOW
 @CPUS
-def tune_file(file: Path, out: Path, address: str | None, cpus: int | None, **asked: Any) -> None:
+def tune_files(
+    files: tuple[Path, ...],
+    out: Path,
+    address: str | None,
+    cpus: int | None,
+    *,
+    dry_run: bool,
+    gpus: int | None,
+    tflops: float | None,
+    **asked: Any,
+) -> None:
     """Tune on FILE, such as breastmnist.npz: catalog, search, training, report, all of it.
+
+    Of several files, or a folder of some, each is searched by itself, one after the other.
 
     The search trains and is scored on folds of the training and validation split, and keeps its
     start where nothing is better beyond chance. Then its start and what it chose are trained with
@@ -80,19 +111,42 @@ def tune_file(file: Path, out: Path, address: str | None, cpus: int | None, **as
     \b
     benchmd medmnist tune breastmnist.npz --small
     benchmd medmnist tune pathmnist.npz --trials 60 --start resnet18-224
+    benchmd medmnist tune FOLDER --start resnet18 --start resnet50 --start resnet18-acs
+    benchmd medmnist tune --dry-run --gpus 8 --cpus 64
     """
-    from benchmd_ray.benchmarks.medmnist.files import built, card_of, file_tuning
+    from benchmd_ray.benchmarks.medmnist.files import (
+        built,
+        cards_of,
+        file_tunings,
+        usual_cards,
+    )
     from benchmd_ray.service.tune_and_train import search_and_train
+    from benchmd_ray.service.tune_dry_run import tuning_dry_run
 
-    card, any_md5, store = card_of(file), asked.pop("any_md5"), out / "runs"
-    path = out / "catalogs" / card.name
-    tuning = file_tuning(card, path, **asked)
-    built(card, file.parent, path, click.echo, any_md5=any_md5, cpus=cpus)
-    if not search_and_train(tuning, store, say=click.echo, address=address, cpus=cpus):
-        sys.exit(1)
+    if not files and not dry_run:
+        raise click.UsageError("name a FILE, or add --dry-run.")
+    if gpus is not None and not dry_run:
+        raise click.UsageError("--gpus goes with --dry-run: nothing was started.")
+    any_md5, store = asked.pop("any_md5"), out / "runs"
+    found = cards_of(files) if files else {}
+    chosen = [card for card, _ in found.values()] if found else usual_cards()
+    tunings = file_tunings(chosen, None if dry_run else out / "catalogs", **asked)
+    if dry_run:
+        asked_for = [tuning for _, tuning in tunings]
+        used: dict[str, Any] = {"cpus": cpus, "gpus": gpus, "tflops": tflops}
+        click.echo(tuning_dry_run(asked_for, store, address=address, **used))
+        return
+    whole = True
+    for card, tuning in tunings:
+        _, file = found[card.name]
+        path = out / "catalogs" / card.name
+        built(card, file.parent, path, click.echo, any_md5=any_md5, cpus=cpus)
+        whole &= search_and_train(tuning, store, say=click.echo, address=address, cpus=cpus)
     print_report([store], out / "report")
     click.echo()
     _print_scores([store], out / "scores")
+    if not whole:
+        sys.exit(1)
 
 
 @medmnist.command("report")

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
+from benchmd_ray.benchmarks.medmnist.recipes import baseline_settings
 from benchmd_ray.data.build import build
 from benchmd_ray.data.cards import DatasetCard, cards
 from benchmd_ray.data.catalog import Catalog
@@ -57,29 +59,84 @@ def built(
     return catalog
 
 
-def card_of(file: Path) -> DatasetCard:
-    """The card of a file, by its name.
+def cards_of(paths: Sequence[Path]) -> dict[str, tuple[DatasetCard, Path]]:
+    """The card and the file of each dataset by its name: of files, or of all files in folders.
 
     Raises:
-        BenchmdError: It is named as none of MedMNIST's.
+        BenchmdError: A file is named as none of MedMNIST's, a folder holds none, or two files are
+            of one dataset.
     """
-    files = {
-        card.layouts[CURRENT].pattern: card
-        for card in cards().values()
-        if card.collection == COLLECTION
-    }
-    if file.name not in files:
-        raise BenchmdError(
-            f"{file} is named as no file of MedMNIST, expected one such as breastmnist.npz or "
-            "breastmnist_64.npz: give it its name; `benchmd catalog list` has those of the "
-            "datasets."
-        )
-    return files[file.name]
+    known = {card.layouts[CURRENT].pattern: card for card in _every_card()}
+    found: dict[str, tuple[DatasetCard, Path]] = {}
+    for path in paths:
+        files = [path]
+        if path.is_dir():
+            files = sorted(file for file in path.iterdir() if file.name in known)
+        if not files or files[0].name not in known:
+            raise BenchmdError(
+                f"{path} is named as no file of MedMNIST, and holds none, expected one such as "
+                "breastmnist.npz or breastmnist_64.npz: give it its name; `benchmd catalog list` "
+                "has those of the datasets."
+            )
+        for file in files:
+            card = known[file.name]
+            if card.name in found:
+                raise BenchmdError(
+                    f"{found[card.name][1]} and {file} are both files of {card.name}: name one."
+                )
+            found[card.name] = (card, file)
+    return found
+
+
+def usual_cards() -> list[DatasetCard]:
+    """Those of MedMNIST's datasets at their usual size, 28."""
+    return [card for card in _every_card() if "-" not in card.name]
+
+
+def _every_card() -> list[DatasetCard]:
+    """Those of every size."""
+    return [card for card in cards().values() if card.collection == COLLECTION]
+
+
+def file_tunings(
+    chosen: Sequence[DatasetCard],
+    folder: Path | None,
+    *,
+    starts: tuple[str, ...],
+    **asked: Any,
+) -> list[tuple[DatasetCard, Tuning]]:
+    """What is searched on some datasets of MedMNIST: from each baseline that fits one of them.
+
+    Args:
+        chosen: Cards of the datasets.
+        folder: Of their catalogs, which need not be there yet; None plans by the cards.
+        starts: Baselines; none takes the usual one of each.
+        asked: See `file_tuning`.
+
+    Raises:
+        BenchmdError: A baseline fits none of them, or see `file_tuning`.
+    """
+    found: list[tuple[DatasetCard, Tuning]] = []
+    for start in starts or ("",):
+        fitting = [card for card in chosen if not start or _fits(card, start)]
+        if not fitting:  # says what is wrong
+            file_tuning(chosen[0], folder, start=start, **asked)
+        found += [(card, file_tuning(card, folder, start=start, **asked)) for card in fitting]
+    return sorted(found, key=lambda pair: pair[0].name)
+
+
+def _fits(card: DatasetCard, start: str) -> bool:
+    """Whether a baseline is one for the images or volumes of a dataset."""
+    try:
+        require_fitting(card.signal, baseline_settings(card.modality, start).encoder)
+    except BenchmdError:
+        return False
+    return True
 
 
 def file_tuning(
     card: DatasetCard,
-    path: Path,
+    folder: Path | None,
     *,
     start: str,
     small: bool,
@@ -93,7 +150,7 @@ def file_tuning(
 
     Args:
         card: Of the dataset.
-        path: Of its catalog, which need not be there yet.
+        folder: Of catalogs, where its own need not be there yet; None plans by the card.
         start: Baseline that the search starts from; empty takes the usual one.
         small: Search narrow networks for few epochs.
         assignments: ``a.b=value`` settings of the start, over all else.
@@ -111,7 +168,8 @@ def file_tuning(
         space = Path(__file__).with_name("small.yaml")
     own = (*SMALL[dimensions], *SMALL_TRANSFORMER) if small else ()
     choice = Choice(
-        catalogs=(path,),
+        catalogs=() if folder is None else (folder / card.name,),
+        datasets=(card.name,),
         techniques=(SCRATCH,),
         seeds=seeds,
         assignments=(*own, *assignments),

@@ -56,7 +56,7 @@ class Backing:
         """Bring what is small of a run up to date."""
 
     def refresh_store(self) -> None:
-        """Bring what is small of all runs up to date."""
+        """Bring what is small of all runs and searches up to date."""
 
     def fetch_weights(self, run: Path) -> None:
         """Make sure that the weights of a finished run are in its folder, if the store has them."""
@@ -74,6 +74,17 @@ class Backing:
         """
         with lock_of_run(run):
             yield LocalWork(run)
+
+    @contextmanager
+    def searching(self, search: Path) -> Iterator[None]:
+        """Work on a search, alone.
+
+        Raises:
+            Busy: Another process works on it.
+            Transient: What it found could not be published at the end.
+        """
+        with locked(search / LOCK, f"the search {search}"):
+            yield
 
     @contextmanager
     def scoring(self, run: Path, dataset: str, evaluation: str) -> Iterator[None]:

@@ -12,7 +12,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +28,7 @@ from benchmd_ray.integrity import (
 )
 from benchmd_ray.run_files import CHECKPOINT, CHECKPOINTS, DONE, LOCK, MODEL, PREDICTIONS, RUN
 from benchmd_ray.storage.bucket import Bucket, Object
+from benchmd_ray.tuning.records import INNER, SEARCH, SEARCHES
 
 PENDING = ".done.json"
 """What ``done.json`` will say of a run that is done and could not be published."""
@@ -40,24 +41,27 @@ SYNC = ".sync"
 LONGEST_NAME = 200
 """Bytes of a file's name: file systems allow 255, of which a file that is being pulled has more."""
 PULLING = 8
-"""Runs of a store that are pulled at once."""
+"""Runs and searches of a store that are pulled at once."""
 
 
 @dataclass(frozen=True)
 class Mirror:
-    """The mirror of one run."""
+    """The mirror of one run, or of one search."""
 
     folder: Path
     bucket: Bucket
-    """Of the store."""
+    """Of the store, or of its searches."""
+    what: str = "run"
+    first: str = RUN
+    """File that says what it is."""
 
     @property
     def address(self) -> str:
-        """The run's address, by which messages name it."""
+        """Its address, by which messages name it."""
         return f"{self.bucket.address}/{self.folder.name}"
 
     def key(self, name: str) -> str:
-        """Key of a file of the run."""
+        """Key of one of its files."""
         return f"{self.folder.name}/{name}"
 
     def objects(self) -> dict[str, Object]:
@@ -125,32 +129,50 @@ def scores(folder: Path) -> list[Path]:
 
 
 def refresh_store(store: Path, bucket: Bucket) -> None:
-    """Pull what is small of all runs of a store."""
-    runs: dict[str, dict[str, Object]] = {path.parent.name: {} for path in store.glob(f"*/{RUN}")}
+    """Pull what is small of all runs and searches of a store."""
+    searches = store / SEARCHES
+    mirrors = {path.parent: Mirror(path.parent, bucket) for path in store.glob(f"*/{RUN}")}
+    mirrors |= {p.parent: mirror_of_search(p.parent, bucket) for p in searches.glob(f"*/{SEARCH}")}
+    found: dict[Path, dict[str, Object]] = {folder: {} for folder in mirrors}
     for key, value in bucket.objects().items():
-        run, _, name = key.partition("/")
-        if name and _harmless(run):
-            runs.setdefault(run, {})[name] = value
+        *above, name = key.split("/", 2) if key.startswith(f"{SEARCHES}/") else key.split("/", 1)
+        other = above in ([], [INNER], [SEARCHES])
+        if name and not other and all(map(_harmless, above)):
+            found.setdefault(store.joinpath(*above), {})[name] = value
+    for folder in found:
+        own = mirror_of_search if folder.parent == searches else Mirror
+        mirrors.setdefault(folder, own(folder, bucket))
     with ThreadPoolExecutor(PULLING) as pool:
-        for _ in pool.map(lambda run: refresh(Mirror(store / run, bucket), runs[run]), runs):
+        for _ in pool.map(lambda folder: refresh(mirrors[folder], found[folder]), found):
             pass
 
 
+def mirror_of_search(folder: Path, bucket: Bucket) -> Mirror:
+    """The mirror of a search.
+
+    Args:
+        folder: Of the search.
+        bucket: Of the store.
+    """
+    below = replace(bucket, address=f"{bucket.address}/{SEARCHES}")
+    return Mirror(folder, below, "search", SEARCH)
+
+
 def refresh(mirror: Mirror, objects: Mapping[str, Object]) -> None:
-    """Pull what is small of a run, of which `objects` are published."""
-    if RUN not in objects and not mirror.folder.is_dir():
+    """Pull what is small of a run or a search, of which `objects` are published."""
+    if mirror.first not in objects and not mirror.folder.is_dir():
         return
     with pulling(mirror.folder):
         if not _idle(mirror.folder):
             return  # this machine works on it: its own state is the newest
-        if RUN in objects:
+        if mirror.first in objects:
             pull(mirror, objects)
-        elif RUN in mirror.index():
+        elif mirror.first in mirror.index():
             remove(mirror.folder)  # it was removed from the bucket: a mirror brings nothing back
 
 
 def pulling(run: Path) -> AbstractContextManager[None]:
-    """The local lock of pulling into a run's folder."""
+    """The local lock of pulling into a run's or a search's folder."""
     return locked(run / SYNC, "the mirror", wait=True)
 
 
@@ -207,11 +229,11 @@ def replace_by_published(mirror: Mirror) -> None:
     """Make a run's folder what the bucket has, to resume from there: another machine was at it."""
     objects = mirror.objects()
     mirror.forget()
-    if RUN not in objects:
+    if mirror.first not in objects:
         return  # nothing is published yet: what is here is the run
     remove(mirror.folder / PENDING)
     for path in mirror.folder.iterdir():
-        if path.name != RUN and not path.name.startswith("."):
+        if path.name != mirror.first and not path.name.startswith("."):
             remove(path)
     pull(mirror, objects)
     name = newest_checkpoint(objects)

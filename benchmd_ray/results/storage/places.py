@@ -13,6 +13,7 @@ from benchmd_ray.files import cache_folder
 from benchmd_ray.integrity import read_hashed_json, write_hashed_json
 from benchmd_ray.results.storage.backing import Backing
 from benchmd_ray.storage.address import SCHEME, local_name, normal
+from benchmd_ray.storage.location import Address, Location
 
 MARKER = ".store.json"
 """In the folder that mirrors a store on S3: the store's address."""
@@ -41,11 +42,16 @@ def store_folder(text: str) -> Path:
 
 
 def shown(folder: Path) -> str:
-    """How commands name a store or a run: its path, or its address on S3."""
-    for store, rest in ((folder, ""), (folder.parent, f"/{folder.name}")):
+    """How commands name a store, a run or a search: its path, or its address on S3."""
+    for store in (folder, *folder.parents[:2]):
         if (store / MARKER).is_file():
-            return f"{_address(store)}{rest}"
+            return "/".join([_address(store), *folder.relative_to(store).parts])
     return str(folder)
+
+
+def location_of(store: Path) -> Location:
+    """Where a store is for all machines: its folder, or its address on S3."""
+    return Address(_address(store)) if (store / MARKER).is_file() else store
 
 
 def backing_of(store: Path) -> Backing:

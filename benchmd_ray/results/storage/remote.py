@@ -38,6 +38,7 @@ from benchmd_ray.results.storage.mirror import (
     Mirror,
     changed,
     fetch_weights,
+    mirror_of_search,
     pulling,
     refresh,
     refresh_store,
@@ -68,7 +69,7 @@ class Mirrored(Backing):
         refresh(mirror, mirror.objects())
 
     def refresh_store(self) -> None:
-        """Pull what is small of all runs."""
+        """Pull what is small of all runs and searches."""
         refresh_store(self.store, self.bucket)
 
     def fetch_weights(self, run: Path) -> None:
@@ -100,6 +101,24 @@ class Mirrored(Backing):
                 yield
                 path = predictions_path(run, dataset, evaluation)
                 _publish_predictions(Publication(mirror, lease), run, path, what)
+
+    @contextlib.contextmanager
+    def searching(self, search: Path) -> Iterator[None]:
+        """Work on a search under its lease, publishing what is small of it."""
+        with contextlib.ExitStack() as stack:
+            with pulling(search):
+                stack.enter_context(super().searching(search))
+            mirror = mirror_of_search(search, self.bucket)
+            publication = stack.enter_context(_published(mirror))
+            yield
+            publication.stop()
+            try:
+                publication.push()
+            except BucketError as error:
+                raise Transient(
+                    f"what the search has found could not be published: {error} The same command "
+                    "publishes it, once it can."
+                ) from error
 
     def publish_rest(self, run: Path, *, keep_checkpoint: bool) -> None:
         """Publish an end and predictions that could not be published when they were made."""
@@ -174,7 +193,7 @@ def mirrored(store: Path, address: str) -> Mirrored:
 
 @contextlib.contextmanager
 def _published(mirror: Mirror) -> Iterator[Publication]:
-    """Hold the lease of a run and publish what is done; the caller holds its local lock.
+    """Hold the lease of a run or a search and publish what is done, under its local lock.
 
     Raises:
         Busy: Another machine works on it.
@@ -203,7 +222,7 @@ def _published(mirror: Mirror) -> Iterator[Publication]:
 
 
 def _lease(mirror: Mirror) -> Lease:
-    what = f"the run {mirror.address}"
+    what = f"the {mirror.what} {mirror.address}"
     return Lease(mirror.bucket, mirror.key("lease.json"), mirror.folder / ".lease.json", what)
 
 

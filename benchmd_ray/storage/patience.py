@@ -1,0 +1,31 @@
+"""Calls of a server that may be away for a while."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable
+from typing import TypeVar
+
+from benchmd_ray.errors import BucketError
+
+PATIENCE_SECONDS = 120.0
+"""For which reading and writing wait for a server that is away."""
+Result = TypeVar("Result")
+
+
+def patiently(ask: Callable[[], Result]) -> Result:
+    """What a call gives, tried again for `PATIENCE_SECONDS` while the server is away.
+
+    Raises:
+        BucketError: It is away for longer, or refuses.
+    """
+    start, pause = time.monotonic(), 0.25
+    while True:
+        try:
+            return ask()
+        except BucketError as error:
+            if not error.away or time.monotonic() - start > PATIENCE_SECONDS:
+                raise
+        time.sleep(pause * random.uniform(0.5, 1.0))  # not all at once, when it is back
+        pause = min(2 * pause, 5.0)

@@ -1,0 +1,256 @@
+"""Files of trials whose search is on S3: every machine works in a folder of its own.
+
+A trial of a search in a folder leaves its files where the next process finds them. On S3 the scores
+of records are put at the search's address as they are made, and now and then all that a trial has
+done so far, as one archive: a process on another machine resumes from it. Nobody needs to hold
+anything for that: what a process puts there that was given up is true of the trial as well, and at
+worst older.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import shutil
+import tarfile
+import time
+from collections.abc import Collection, Iterator
+from contextlib import suppress
+from functools import partial
+from pathlib import Path, PurePosixPath
+
+from benchmd_ray.errors import BucketError, Busy
+from benchmd_ray.files import TEMPORARY, cache_folder, is_disk_full, locked, remove, replacing
+from benchmd_ray.integrity import hash_path
+from benchmd_ray.run_files import CHECKPOINTS, MODEL
+from benchmd_ray.storage.address import local_name
+from benchmd_ray.storage.location import Address, Location, delete, entries, get_file, put_file
+from benchmd_ray.storage.patience import patiently
+from benchmd_ray.training.checkpoints import checkpoints
+from benchmd_ray.training.weights import DESCRIPTION, START
+
+TRIALS, FRESH = "trials", "fresh"
+"""Below a search's address: archives of trials at work, and scores of records."""
+PUT_SECONDS = 30.0
+"""How often a trial's archive is put there at most."""
+SHARE, LONGEST_PAUSE = 0.05, 600.0
+"""Share of a trial's time that this may take, and the longest pause for that."""
+SECONDS = "seconds"
+"""In a trial's folder: how long all processes have worked on it."""
+MOST_FILES = 10_000
+"""In an archive."""
+logger = logging.getLogger(__name__)
+
+
+def local_folder(search: Location) -> Path:
+    """Where this machine works for a search: its folder, or one in the cache for an address."""
+    if isinstance(search, Path):
+        return search
+    return cache_folder().resolve() / "searches" / local_name(search.text)
+
+
+class Archive:
+    """What a trial has done so far, at its search's address."""
+
+    def __init__(self, search: Location, number: int) -> None:
+        """Nothing is asked of the bucket yet.
+
+        Args:
+            search: Folder or address of the search; with a folder, nothing here does anything.
+            number: Of the trial.
+        """
+        self._folder = local_folder(search) / TRIALS / f"{number:05d}"
+        self._at = search / TRIALS / _name(number) if isinstance(search, Address) else None
+        self._next = time.monotonic() + PUT_SECONDS
+
+    def restore(self) -> None:
+        """Take what another machine has done, if it is more than what this one has.
+
+        Raises:
+            BenchmdError: The disk is full, or the bucket cannot be reached.
+        """
+        if (at := self._at) is None:
+            return
+        self._folder.mkdir(parents=True, exist_ok=True)
+        packed = self._folder.with_name(f"{TEMPORARY}{at.name}")
+        found = packed.with_suffix(".files")
+        try:
+            size = patiently(lambda: entries(at.parent)[0].get(at.name))
+            if size is None:
+                return
+            if 2 * size > shutil.disk_usage(self._folder).free:
+                raise ValueError(f"there is no room for its {size:,} bytes")
+            if get_file(at, packed):
+                _unpack(packed, found)
+                if _seconds(found) > _seconds(self._folder):
+                    remove(self._folder)
+                    found.rename(self._folder)
+        except (tarfile.TarError, ValueError, OSError) as error:
+            if isinstance(error, OSError) and is_disk_full(error, self._folder.parent):
+                raise
+            logger.warning("%s is damaged (%s): the trial begins anew", at, error)
+        finally:
+            remove(packed)
+            remove(found)
+
+    def tick(self) -> None:
+        """Put the trial's files there, if it is time; where that fails the trial continues."""
+        if self._at is None or time.monotonic() < self._next:
+            return
+        start, pause = time.monotonic(), PUT_SECONDS
+        packed = self._folder.with_name(f"{TEMPORARY}{self._at.name}")
+        try:
+            _pack(self._folder, packed)
+            put_file(packed, self._at)
+            pause = max(pause, min(LONGEST_PAUSE, (time.monotonic() - start) / SHARE))
+        except FileNotFoundError:
+            pass  # training has just replaced a checkpoint: the next time
+        except (BucketError, OSError) as error:
+            logger.warning("the trial continues and is published later: %s", error)
+        finally:
+            remove(packed)
+        self._next = time.monotonic() + pause
+
+
+def _name(number: int) -> str:
+    return f"{number:05d}.tar"
+
+
+def _seconds(folder: Path) -> float:
+    """How long a trial has been worked on, as its folder says."""
+    try:
+        seconds = float((folder / SECONDS).read_text("utf-8"))
+    except (OSError, ValueError):
+        return -1.0
+    return seconds if math.isfinite(seconds) else -1.0
+
+
+def _pack(folder: Path, packed: Path) -> None:
+    """Write what a process needs that resumes a trial: of checkpoints the newest."""
+    with tarfile.open(packed, "w:") as archive:
+        for path in _needed(folder):
+            archive.add(path, path.relative_to(folder).as_posix(), recursive=False)
+
+
+def _needed(folder: Path) -> Iterator[Path]:
+    newest = {run.parent: checkpoints(run.parent)[:1] for run in folder.rglob(CHECKPOINTS)}
+    for path in sorted(folder.rglob("*")):
+        inside = path.relative_to(folder).parts
+        if not path.is_file() or any(part.startswith(".") for part in inside):
+            continue
+        if path.name in (START, hash_path(Path(START)).name):  # each machine has it already
+            continue
+        run = next((run for run in newest if (run / CHECKPOINTS) in path.parents), None)
+        if run is None or path.parent in newest[run]:
+            yield path
+
+
+def _unpack(packed: Path, folder: Path) -> None:
+    """Write an archive's files below a folder.
+
+    Raises:
+        TarError: It is none.
+        ValueError: It holds what `_pack` does not write.
+    """
+    remove(folder)
+    held = packed.stat().st_size
+    with tarfile.open(packed, "r:") as archive:
+        for number, member in enumerate(archive):
+            parts = PurePosixPath(member.name).parts
+            if not member.isfile() or member.issparse() or member.size > held:
+                raise ValueError("it holds something else than a file")
+            if not parts or any(p in ("", "/", "..") or p.startswith(".") for p in parts):
+                raise ValueError("a name leads out of it")
+            if number >= MOST_FILES:
+                raise ValueError(f"it has more than {MOST_FILES:,} files")
+            path = folder.joinpath(*parts)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            source = archive.extractfile(member)
+            assert source is not None  # it is a file
+            with source, replacing(path) as partial, partial.open("wb") as file:
+                shutil.copyfileobj(source, file)
+
+
+def put_scores(search: Location, path: Path) -> None:
+    """Put a file of scores and its hash at a search's address, where it has one.
+
+    Raises:
+        BucketError: The bucket cannot be reached.
+    """
+    if isinstance(search, Address):
+        for own in (hash_path(path), path):
+            patiently(partial(put_file, own, search / FRESH / own.name))
+
+
+def get_scores(search: Location, path: Path) -> None:
+    """Make sure that a file of scores is here with its hash, if the search's address has it.
+
+    Raises:
+        BucketError: The bucket cannot be reached.
+    """
+    if isinstance(search, Address) and not path.is_file():
+        for own in (hash_path(path), path):
+            get_file(search / FRESH / own.name, own)
+
+
+def weights_here(run: Location | None, search: Location) -> Path | None:
+    """Folder with the weights of a run that trials start from.
+
+    Args:
+        run: Its folder, or its address, whose weights are fetched once for all trials here.
+        search: The search.
+
+    Raises:
+        BenchmdError: The disk is full, or the bucket cannot be reached.
+    """
+    if not isinstance(run, Address):
+        return run
+    folder = local_folder(search) / "upstream" / run.name
+    _fetch(run, folder, (MODEL, DESCRIPTION))
+    return folder
+
+
+def start_here(file: Location | None, search: Location) -> Path | None:
+    """The file of weights that pretraining starts from, with its hash; see `weights_here`."""
+    if not isinstance(file, Address):
+        return file
+    folder = local_folder(search) / "start"
+    path = folder / file.name
+    _fetch(file.parent, folder, (hash_path(path).name, file.name))
+    return path
+
+
+def _fetch(place: Address, folder: Path, names: Collection[str]) -> None:
+    """Fetch files that are not here yet, the last of which says that all are."""
+    with locked(folder.with_name(f".lock-{folder.name}"), f"the files of {place}", wait=True):
+        for name in names:
+            if not (folder / name).is_file():
+                get_file(place / name, folder / name)
+
+
+def leave_only(search: Location, numbers: Collection[int]) -> None:
+    """Remove the files of all trials but some, here and at the search's address.
+
+    Raises:
+        BenchmdError: The bucket cannot be reached.
+    """
+    folder = local_folder(search) / TRIALS
+    kept = {f"{number:05d}" for number in numbers}
+    for path in folder.glob("*"):
+        if path.name not in kept:
+            remove(path)
+    if isinstance(search, Address):
+        archives = {_name(number) for number in numbers}
+        place = search / TRIALS
+        delete(place / name for name in entries(place)[0] if name not in archives)
+
+
+def remove_idle(search: Location, number: int) -> None:
+    """Remove what other trials left in this machine's folder and nobody works on any more."""
+    if isinstance(search, Path):
+        return
+    folder = local_folder(search)
+    for path in (folder / TRIALS).glob("*"):
+        if path.name != f"{number:05d}" and not path.name.startswith("."):
+            with suppress(Busy), locked(folder / "locks" / path.name, "a trial"):
+                remove(path)
