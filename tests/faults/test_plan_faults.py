@@ -143,6 +143,19 @@ def free_port():
         return opened.getsockname()[1]
 
 
+def at_work(cluster, evaluation, store):
+    """Freeze the process of an evaluation that has not just ended."""
+    found = freeze(cluster, evaluation)
+    if found is None:
+        return None
+    time.sleep(1.0)  # for the driver to note an end
+    begun, ended = (len(logged(store, f"item {e}", f"{SCRATCH}/")) for e in ("started", "finished"))
+    if begun > ended:
+        return found
+    found[1].resume()
+    return None
+
+
 def test_a_plan_survives_the_loss_of_a_node_its_driver_and_the_head(
     cluster, start_cluster, command, plan, reference, tmp_path
 ):
@@ -152,7 +165,7 @@ def test_a_plan_survives_the_loss_of_a_node_its_driver_and_the_head(
     training, trainer = first.until("training", lambda: freeze(cluster, PRETRAIN), LONG)
     # A node is lost in an evaluation, whose process may be there for an instant only.
     evaluation = f"ray::{SCRATCH}/"
-    node, _ = first.until("an evaluation", lambda: freeze(cluster, evaluation), LONG)
+    node, _ = first.until("an evaluation", lambda: at_work(cluster, evaluation, store), LONG)
     assert logged(store, "item started", f"{SCRATCH}/")
     assert node != training
     lose(cluster, node)
