@@ -238,6 +238,17 @@ HELD = click.option(
     "--fix", "held", multiple=True, metavar="A.B", help="Do not search this setting (repeatable)."
 )
 JSON = click.option("--json", "as_json", is_flag=True, help="Print JSON, for programs.")
+GPUS = click.option(
+    "--gpus",
+    type=click.IntRange(0),
+    help="With --dry-run: GPUs to plan for, and --cpus next to them; else those of this machine "
+    "or of the cluster.",
+)
+TFLOPS = click.option(
+    "--tflops",
+    type=float,
+    help="Estimate for another machine: the speed that each device sustains, in TFLOP/s.",
+)
 CPUS = click.option(
     "--cpus", type=click.IntRange(1), help="CPUs to use at once; else all there are."
 )

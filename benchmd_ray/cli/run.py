@@ -13,10 +13,12 @@ from benchmd_ray.cli.options import (
     BENCH,
     CATALOG,
     CPUS,
+    GPUS,
     JSON,
     MODALITY,
     POLICY,
     START,
+    TFLOPS,
     WEIGHTS,
     complete_technique,
     complete_transfer,
@@ -85,17 +87,8 @@ if TYPE_CHECKING:
 @WEIGHTS
 @click.option("--dry-run", is_flag=True, help="Show what would be run, for how long, and stop.")
 @click.option("--items", is_flag=True, help="With --dry-run: list every single run.")
-@click.option(
-    "--tflops",
-    type=float,
-    help="Estimate for another machine: the speed that each device sustains, in TFLOP/s.",
-)
-@click.option(
-    "--gpus",
-    type=click.IntRange(0),
-    help="With --dry-run: GPUs to plan for, and --cpus next to them; else those of this machine "
-    "or of the cluster.",
-)
+@TFLOPS
+@GPUS
 @JSON
 @CPUS
 @wandb_options

@@ -14,10 +14,12 @@ from benchmd_ray.cli.options import (
     CATALOG,
     CPUS,
     FILE,
+    GPUS,
     HELD,
     MODALITY,
     POLICY,
     START,
+    TFLOPS,
     WEIGHTS,
     Real,
     complete_technique,
@@ -138,13 +140,8 @@ if TYPE_CHECKING:
 @click.option(
     "--dry-run", is_flag=True, help="Show what would be searched, for how long, and stop."
 )
-@click.option(
-    "--gpus",
-    type=click.IntRange(0),
-    help="With --dry-run: GPUs to plan for, and --cpus next to them; else those of this machine "
-    "or of the cluster.",
-)
-@click.option("--tflops", type=float, help="Speed of a device for the estimate, in TFLOP/s.")
+@GPUS
+@TFLOPS
 @CPUS
 @wandb_options
 @execution_options

@@ -225,7 +225,9 @@ class Session:
     def _tidy(self, study: Study) -> None:
         """Remove what trials left, but of those that are not finished."""
         unfinished = [job.number for job in study.unfinished()]
-        with suppress(BucketError):  # the next session does it
+        with suppress(
+            BucketError, OSError
+        ):  # a process may still be ending; the next session does it
             leave_only(self.work.folder, unfinished)
         if unfinished:
             return
@@ -233,7 +235,8 @@ class Session:
             for name in (TRIALS, "features", "locks"):
                 remove(self.folder / name)
         else:
-            remove(self.work.local)
+            with suppress(OSError):
+                remove(self.work.local)
 
     def _begin(self, inner: Sequence[Inner]) -> None:
         """Write what is searched, or make sure that it is what was searched before."""
@@ -257,7 +260,7 @@ class Session:
         self.clock.seconds()
         if time.monotonic() > self._swept + SWEEP_SECONDS and self.work.folder != self.folder:
             self._swept = time.monotonic()
-            with suppress(BucketError):  # at the end it is done again
+            with suppress(BucketError, OSError):  # at the end it is done again
                 leave_only(self.work.folder, [job.number for job in limits.study.unfinished()])
         trial = limits.study.trials()[number]
         if trial.state in ("complete", "failed"):

@@ -42,8 +42,6 @@ from benchmd_ray.training_log import METRICS
 
 SHORTEST_WAIT = 2.0
 """Seconds within which a cluster with room reserves it."""
-WRITTEN_SECONDS = 1.0
-"""A file system's clock may be behind by so much."""
 SPLITS: dict[type[Job], tuple[str, ...]] = {
     PretrainJob: ("train",),
     TransferJob: ("train", "validation"),
@@ -144,8 +142,13 @@ class _Growth:
         execution = job.settings.execution
         missing = execution.workers - workers
         self._bundles = [_bundle(execution, gpus)] * missing + [{"CPU": 1.0}]
-        self._metrics, self._begun = job.folder / METRICS, time.time()
+        self._metrics = job.folder / METRICS
         self._group: Any = None
+        self._before = self._written()
+
+    def _written(self) -> int:
+        """When the job's first worker wrote last."""
+        return self._metrics.stat().st_mtime_ns if self._metrics.is_file() else 0
 
     def __enter__(self) -> _Growth:
         return self
@@ -162,8 +165,7 @@ class _Growth:
         from ray.util.placement_group import placement_group
 
         if self._group is None:
-            written = self._metrics.stat().st_mtime if self._metrics.is_file() else 0.0
-            if written < self._begun + WRITTEN_SECONDS:
+            if self._written() == self._before:
                 return False
             self._group = placement_group(self._bundles)
             self._ready = self._group.ready()

@@ -186,9 +186,11 @@ class Judge(_NotKept, FIFOScheduler):  # type: ignore[misc]
         limits, number = self._limits, int(trial.config["number"])
         limits.running.discard(number)
         left = limits.study.left(number)
-        if left:
-            again = Job(number, dict(trial.config["values"]), left, self._seconds(trial))
-            limits.waiting.insert(0, again)
+        if not left:  # it was lost after its last report
+            self._finish(number)
+            return
+        again = Job(number, dict(trial.config["values"]), left, self._seconds(trial))
+        limits.waiting.insert(0, again)
         limits.look()
 
     def _finish(self, number: int) -> None:

@@ -237,7 +237,7 @@ def leave_only(search: Location, numbers: Collection[int]) -> None:
     folder = local_folder(search) / TRIALS
     kept = {f"{number:05d}" for number in numbers}
     for path in folder.glob("*"):
-        if path.name not in kept:
+        if path.name.removeprefix(TEMPORARY).partition(".")[0] not in kept:  # or is being packed
             remove(path)
     if isinstance(search, Address):
         archives = {_name(number) for number in numbers}

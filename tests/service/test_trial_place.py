@@ -15,7 +15,7 @@ CHOSEN = ("execution.device=cuda", "execution.gpu_share=0.5", "execution.cpus_pe
 
 
 def cluster(*nodes):
-    cpus, gpus = (sum(each) for each in zip((0, 0), *nodes, strict=False))
+    cpus, gpus = (sum(each) for each in zip((0, 0), *nodes, strict=True))
     return Capacity(cpus, gpus, cpus, nodes)
 
 

@@ -187,6 +187,13 @@ def test_lost_nodes_are_hardly_counted(limits, judge, told, last, said):
     assert limits.study.trials()[0].reason == f"{said}, more than once"  # it may be the reason
 
 
+def test_a_job_that_was_lost_after_its_last_report_is_over(limits, judge, told):
+    job = Jobs(limits).suggest("a")
+    limits.study.evaluated(0, 0, {"ecg": 0.5}, 3.0)
+    judge.on_trial_error(None, trial(job, {"seconds": 3.0}))
+    assert (limits.waiting, limits.running, told) == ([], set(), [0])
+
+
 def test_a_job_that_comes_again_does_only_what_is_left(limits, judge):
     job = limits.study.propose()
     limits.study._grant(0, limits.study.method.fresh)

@@ -203,9 +203,13 @@ def test_what_is_over_is_removed_here_and_there(search, machine, often):
     trials = local_folder(search) / "trials"
     assert [path.name for path in trials.iterdir()] == ["00001"]
     assert set(open_bucket(f"{search}/trials").objects()) == {"00001.tar", "00002.tar"}
+    (trials / ".partial-00002.tar").touch()  # as if it was being packed
+    (trials / ".partial-00001.tar").touch()
     leave_only(search, [2])
+    assert [path.name for path in trials.iterdir()] == [".partial-00002.tar"]
+    leave_only(search, [])
     assert not [*trials.iterdir()]
-    assert set(open_bucket(f"{search}/trials").objects()) == {"00002.tar"}
+    assert not open_bucket(f"{search}/trials").objects()
 
 
 def test_a_machine_works_in_a_folder_of_its_own(search, machine, tmp_path):

@@ -10,7 +10,7 @@ import click
 
 from benchmd_ray.cli.allowed import ALLOW
 from benchmd_ray.cli.group import Commands
-from benchmd_ray.cli.options import CPUS, FILE, FOLDER, HELD, STORE
+from benchmd_ray.cli.options import CPUS, FILE, FOLDER, GPUS, HELD, STORE, TFLOPS
 from benchmd_ray.cli.report import RESAMPLES, print_report, print_table
 
 if TYPE_CHECKING:
@@ -78,13 +78,8 @@ def medmnist() -> None:
     is_flag=True,
     help="Show what would be searched, for how long, and stop; without FILE, of all datasets.",
 )
-@click.option(
-    "--gpus",
-    type=click.IntRange(0),
-    help="With --dry-run: GPUs to plan for, and --cpus next to them; else those of this machine "
-    "or of the cluster.",
-)
-@click.option("--tflops", type=float, help="Speed of a device for the estimate, in TFLOP/s.")
+@GPUS
+@TFLOPS
 @click.option("--address", help="Work on the Ray cluster at this address; else embedded.")
 @ALLOW
 @CPUS
