@@ -19,7 +19,7 @@ from benchmd_ray.training.restarts import RESTARTS
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow]
 
-STEPS = 160
+STEPS = 320
 WORKER = "RayTrainWorker"
 SETTINGS = (
     "encoder=tiny",
@@ -125,7 +125,11 @@ def suffered(start_command, cluster, given, undisturbed, tmp_path_factory):
     training.until_step(31)  # some more with both, after a checkpoint
     cluster.kill(cluster.nodes[1])
     training.until_restart(4)
+    (only,) = cluster.processes(WORKER)
+    only.suspend()  # else it is done before a node can come
     cluster.add(num_cpus=2)
+    time.sleep(3.0)
+    only.resume()
     training.until_restart(5)
     training.finish()
     return training, killed.pid
