@@ -1,4 +1,6 @@
-"""What a machine keeps below ``BENCHMD_CACHE`` and may lose: decoded splits and computations.
+"""What a machine keeps below ``BENCHMD_CACHE`` and may lose.
+
+Decoded splits, computations, and working files of searches on S3.
 
 Everything here is made again where it is missing. Local mirrors of stores on S3 and leases are in
 the same folder and are not part of this: they may hold what is nowhere else yet.
@@ -8,7 +10,7 @@ from __future__ import annotations
 
 import os
 import time
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -26,7 +28,7 @@ GIB = 2**30
 
 @dataclass(frozen=True)
 class Entry:
-    """A file of the cache."""
+    """A file of the cache, or the folder of a search."""
 
     path: Path
     bytes: int
@@ -51,6 +53,11 @@ def entries() -> list[Entry]:
         with suppress(FileNotFoundError):  # removed meanwhile
             times = [each.stat().st_mtime for each in (path, hash_path(path)) if each.is_file()]
             found.append(Entry(path, path.stat().st_size, max(times)))
+    for path in folder.glob("searches/*"):
+        with suppress(FileNotFoundError):  # removed meanwhile
+            held = [each.stat() for each in (path, *path.rglob("*")) if not each.is_dir()]
+            newest = max((each.st_mtime for each in held), default=path.stat().st_mtime)
+            found.append(Entry(path, sum(each.st_size for each in held), newest))
     return sorted(found, key=lambda entry: (entry.used, entry.path))
 
 
@@ -78,11 +85,14 @@ def prune(limit_bytes: float, *, dry_run: bool = False) -> list[Entry]:
 
 
 def _removed(path: Path) -> bool:
+    locks = sorted(path.glob("locks/*")) if path.is_dir() else [path.with_suffix(".lock")]
     try:
-        with locked(path.with_suffix(".lock"), f"the cached file {path}"):
+        with ExitStack() as held:
+            for lock in locks:
+                held.enter_context(locked(lock, f"what is kept at {path}"))
             remove(path)
             remove(hash_path(path))
-    except Busy:
+    except (Busy, OSError):  # somebody works on it
         return False
     return True
 

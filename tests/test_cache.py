@@ -72,6 +72,25 @@ def test_what_is_used_or_written_now_stays(cache):
     assert names(entries()) == ["old-train.npy"]
 
 
+def test_what_a_search_on_s3_left_goes_once_nobody_works_on_it(cache):
+    search, other = cache / "searches" / "s3-lab-search", cache / "searches" / "s3-lab-other"
+    for folder in (search, other):
+        for name in ("trials/00001/model.pt", "locks/00001"):
+            path = folder / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(bytes(500_000 if "model" in name else 0))
+            os.utime(path, (time.time() - 4 * 86400,) * 2)
+    (other / "fresh").mkdir()
+    (other / "fresh" / "00001-005.npy").write_bytes(b"x")  # it is at work
+    oldest = entries()[0]
+    assert (oldest.path.name, oldest.bytes) == ("s3-lab-search", 500_000)
+    with locked(search / "locks" / "00001", "a trial"):
+        assert names(prune(0)) == list(EVERY)
+    assert names(prune(0)) == ["s3-lab-search"]
+    assert not search.exists()
+    assert other.is_dir()
+
+
 def test_decoding_a_split_keeps_within_the_limit(cache, ecg_catalogs, monkeypatch):
     catalog = ecg_catalogs["ptb-xl"]
     monkeypatch.setenv(LIMIT, "0")
@@ -94,7 +113,7 @@ def test_a_limit_that_is_none_is_refused(cache, ecg_catalogs, monkeypatch, text)
 
 def test_commands_list_and_prune(cache):
     listed = CliRunner().invoke(main, ["cache", "list"])
-    assert f"{cache}: 3 files, 3,000,000 bytes" in listed.output
+    assert f"{cache}: 3 entries, 3,000,000 bytes" in listed.output
     assert listed.output.index("old-train.npy") < listed.output.index("new-columns.parquet")
     dry = CliRunner().invoke(main, ["cache", "prune", "--keep-gib", "0", "--dry-run"])
     assert "would free 3,000,000 bytes" in dry.output

@@ -12,9 +12,10 @@ from benchmd_ray.cli.options import Real
 
 @main.group()
 def cache() -> None:
-    """Show what BENCHMD_CACHE holds, decoded splits and computations, and free room in it.
+    """Show what BENCHMD_CACHE holds, and free room in it.
 
-    All of it is made again when it is needed.
+    Decoded splits, computations and working files of searches on S3: all is made again when it is
+    needed.
     """
 
 
@@ -26,9 +27,10 @@ def cache_list() -> None:
 
     found = entries()
     for entry in found:
-        click.echo(f"{_when(entry.used)}  {entry.bytes:>16,}  {entry.path.name}")
-    files = "1 file" if len(found) == 1 else f"{len(found)} files"
-    click.echo(f"{cache_folder()}: {files}, {sum(each.bytes for each in found):,} bytes")
+        name = entry.path.relative_to(cache_folder())
+        click.echo(f"{_when(entry.used)}  {entry.bytes:>16,}  {name}")
+    count = f"{len(found)} entr{'y' if len(found) == 1 else 'ies'}"
+    click.echo(f"{cache_folder()}: {count}, {sum(each.bytes for each in found):,} bytes")
 
 
 @cache.command("prune")

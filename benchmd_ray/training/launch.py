@@ -104,6 +104,10 @@ def _launch_on_ray(job: Job) -> None:
     Where workers are lost, stand still or are told to end, the next one resumes from the newest
     checkpoint: with all of them, or with as many as the cluster has room for by then. Fewer than
     all are told to end when there is room for all again.
+
+    Ray Train's own elastic scaling (2.60) starts lost workers again within one job, sooner, but it
+    ends the job where a worker is told to end, resizes without a checkpoint, counts failures over
+    the whole run, and takes numbers of workers that a batch cannot be divided by.
     """
     execution, gpus = job.settings.execution, _gpus_of_worker(job)
     require_shared(job.folder)

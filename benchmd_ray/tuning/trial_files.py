@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import logging
 import math
+import os
 import shutil
 import tarfile
 import time
@@ -18,6 +19,7 @@ from collections.abc import Collection, Iterator
 from contextlib import suppress
 from functools import partial
 from pathlib import Path, PurePosixPath
+from typing import BinaryIO
 
 from benchmd_ray.errors import BucketError, Busy
 from benchmd_ray.files import TEMPORARY, cache_folder, is_disk_full, locked, remove, replacing
@@ -39,6 +41,8 @@ SECONDS = "seconds"
 """In a trial's folder: how long all processes have worked on it."""
 MOST_FILES = 10_000
 """In an archive."""
+PIECE = 2**20
+"""Bytes that are copied at once."""
 logger = logging.getLogger(__name__)
 
 
@@ -127,7 +131,7 @@ def _seconds(folder: Path) -> float:
 
 def _pack(folder: Path, packed: Path) -> None:
     """Write what a process needs that resumes a trial: of checkpoints the newest."""
-    with tarfile.open(packed, "w:") as archive:
+    with tarfile.open(packed, "w:", format=tarfile.GNU_FORMAT) as archive:
         for path in _needed(folder):
             archive.add(path, path.relative_to(folder).as_posix(), recursive=False)
 
@@ -153,22 +157,38 @@ def _unpack(packed: Path, folder: Path) -> None:
         ValueError: It holds what `_pack` does not write.
     """
     remove(folder)
-    held = packed.stat().st_size
-    with tarfile.open(packed, "r:") as archive:
-        for number, member in enumerate(archive):
+    with packed.open("rb") as archive:
+        for _ in range(MOST_FILES + 1):
+            header = archive.read(tarfile.BLOCKSIZE)
+            if header == bytes(tarfile.BLOCKSIZE):
+                return
+            # One by one: tarfile's own reader loads extended headers whole, however large.
+            member = tarfile.TarInfo.frombuf(header, "utf-8", "strict")
             parts = PurePosixPath(member.name).parts
-            if not member.isfile() or member.issparse() or member.size > held:
+            if member.type not in (tarfile.REGTYPE, tarfile.AREGTYPE):
                 raise ValueError("it holds something else than a file")
             if not parts or any(p in ("", "/", "..") or p.startswith(".") for p in parts):
                 raise ValueError("a name leads out of it")
-            if number >= MOST_FILES:
-                raise ValueError(f"it has more than {MOST_FILES:,} files")
             path = folder.joinpath(*parts)
             path.parent.mkdir(parents=True, exist_ok=True)
-            source = archive.extractfile(member)
-            assert source is not None  # it is a file
-            with source, replacing(path) as partial, partial.open("wb") as file:
-                shutil.copyfileobj(source, file)
+            with replacing(path) as partial, partial.open("wb") as file:
+                _copy(archive, file, member.size)
+            archive.seek(-member.size % tarfile.BLOCKSIZE, os.SEEK_CUR)
+    raise ValueError(f"it has more than {MOST_FILES:,} files")
+
+
+def _copy(source: BinaryIO, into: BinaryIO, size: int) -> None:
+    """Copy so many bytes.
+
+    Raises:
+        ValueError: There are fewer.
+    """
+    while size > 0:
+        piece = source.read(min(size, PIECE))
+        if not piece:
+            raise ValueError("it is cut off")
+        into.write(piece)
+        size -= len(piece)
 
 
 def put_scores(search: Location, path: Path) -> None:

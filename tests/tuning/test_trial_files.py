@@ -147,6 +147,13 @@ def linked(name, kind, target):
     return member, b""
 
 
+def extended(kind, content):
+    """A header that says something of the next member; readers of archives load it whole."""
+    member = tarfile.TarInfo("header")
+    member.type = kind
+    return member, content
+
+
 @pytest.mark.parametrize(
     "data",
     [
@@ -157,9 +164,26 @@ def linked(name, kind, target):
         archive(linked("seconds", tarfile.SYMTYPE, "/etc/passwd")),
         archive(linked("seconds", tarfile.LNKTYPE, "seconds")),
         archive(linked("seconds", tarfile.FIFOTYPE, "")),
+        archive(extended(tarfile.XHDTYPE, b"20 comment=whatever\n"), (tarfile.TarInfo("a"), b"x")),
+        archive(extended(tarfile.GNUTYPE_LONGNAME, b"seconds\0"), (tarfile.TarInfo("a"), b"x")),
+        archive((tarfile.TarInfo("a"), bytes(2000)))[:1500],
+        archive((tarfile.TarInfo("a"), bytes(512)))[:1024],
         archive(*((tarfile.TarInfo(str(n)), b"") for n in range(20))),
     ],
-    ids=["other", "up", "absolute", "hidden", "link", "hard link", "pipe", "many"],
+    ids=[
+        "other",
+        "up",
+        "absolute",
+        "hidden",
+        "link",
+        "hard link",
+        "pipe",
+        "extended",
+        "long name",
+        "cut",
+        "without end",
+        "many",
+    ],
 )
 def test_what_is_no_archive_of_a_trial_is_passed_over(search, machine, data, caplog, monkeypatch):
     monkeypatch.setattr(trial_files, "MOST_FILES", 10)
