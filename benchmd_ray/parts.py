@@ -100,9 +100,10 @@ PARTS: Mapping[str, Part] = {
         ),
     ),
     "search": Part(
-        3,
+        4,
         (
             "data/inner.py",
+            "scores/comparison.py",
             "tuning/confirm.py",
             "tuning/known.py",
             "tuning/method.py",

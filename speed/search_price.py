@@ -5,7 +5,8 @@ evaluations are drawn, not trained, so that hundreds of searches take minutes. T
 searched (learning rate, dropout, label smoothing), whose best values gain ``--gain`` AUROC over the
 start; a search may take so many evaluations of device time. The JSON has, by strategy and number of
 evaluations, the mean true gain of what was chosen with its standard error, how often the start was
-kept, and how often something worse than the start was taken.
+kept, and how often something no better than the start was taken. ``--levels`` gives the same of
+searches of one setting, of which a quarter of the range gains something or nothing does.
 
 The tests of the choice simulate their searches in the same `World`.
 """
@@ -17,9 +18,9 @@ import json
 import math
 import sys
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from functools import partial
+from dataclasses import dataclass, replace
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -32,9 +33,11 @@ from benchmd_ray.data.inner import FOLDS
 from benchmd_ray.progress import SilentBoard
 from benchmd_ray.scores.comparison import delong_shares
 from benchmd_ray.scores.metrics import auroc_per_class
-from benchmd_ray.tuning.confirm import EARLY, LEVEL, Decision, Sampling
+from benchmd_ray.tuning.confirm import Decision, Sampling
+from benchmd_ray.tuning.known import Trial
 from benchmd_ray.tuning.limits import Budget, Limits, Place
 from benchmd_ray.tuning.method import Method
+from benchmd_ray.tuning.samplers import Sampler
 from benchmd_ray.tuning.sampling import sampling_of
 from benchmd_ray.tuning.spaces import Parameter, Space
 from benchmd_ray.tuning.study import Study
@@ -73,57 +76,93 @@ distance from 0.5, the standard deviation of its score, and of what a setting ad
 class World:
     """A dataset and what training on it would give: scores of records by evaluation."""
 
-    def __init__(self, seed: int, gain: Gain) -> None:
-        """Draw who is positive, and who is hard for every model."""
-        self._generator, self._gain = np.random.default_rng(seed), gain
-        self.targets = (self._generator.random(PATIENTS) < POSITIVE).astype(np.int8)
-        self._hard = self._generator.normal(size=PATIENTS)
-        self._fitting: dict[int, npt.NDArray[np.float64]] = {}
+    def __init__(
+        self,
+        seed: int,
+        gain: Gain,
+        lasting: float = 0.0,
+        patients: int = PATIENTS,
+        positive: float = POSITIVE,
+    ) -> None:
+        """Draw who is positive, and who is hard for every model.
+
+        Args:
+            seed: Of all draws; what is drawn for an evaluation depends on nothing else.
+            gain: Of settings.
+            lasting: Standard deviation of what a setting gains or loses by chance on the training
+                records at hand, in all its trainings.
+            patients: How many there are.
+            positive: Share of them that is, about.
+        """
+        self._seed, self._gain, self._lasting = seed, gain, lasting
+        draw = self._draws(0, 1)
+        self.targets = (draw.random(patients) < positive).astype(np.int8)
+        self._hard = draw.normal(size=patients)
         self._made: dict[tuple[int, int], npt.NDArray[np.float64]] = {}
 
-    def _halves(self, evaluation: int) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
-        """Rows of an evaluation's fold, classes in balance, as two halves."""
+    def _draws(self, *what: int) -> np.random.Generator:
+        """Draws of their own for each purpose, whose last number is not 0."""
+        return np.random.default_rng([self._seed, *what])
+
+    def _halves(self, evaluation: int) -> list[npt.NDArray[Any]]:
+        """Rows of the halves of an evaluation's fold, classes in balance, that can be scored."""
         cut, fold = divmod(evaluation, FOLDS)
-        order = np.random.default_rng(cut).permutation(PATIENTS)
+        order = self._draws(cut, 2).permutation(len(self.targets))
         rows = order[np.argsort(self.targets[order], kind="stable")][fold::FOLDS]
-        return rows[::2], rows[1::2]
+        halves = [rows[::2], rows[1::2]]
+        return [half for half in halves if len(set(self.targets[half].tolist())) == 2]
+
+    def gain(self, number: int, values: Values) -> float:
+        """What a trial gains over the start when it is trained on these records."""
+        own, start = (self._lasting * self._draws(each, 3).normal() for each in (number, 0))
+        return self._gain(values) + own - start
 
     def __call__(self, number: int, values: Values, evaluation: int) -> float:
         """The score of a trial's evaluation."""
-        draw = self._generator.normal
-        fitting = self._fitting.setdefault(number, draw(size=PATIENTS))
-        auroc = AUROC + self._gain(values) + draw(0.0, BETWEEN_SEEDS)
+        halves, scores = self._halves(evaluation), self._scores(number, values, evaluation)
+        each = [(self.targets[h, None], scores[h, None]) for h in halves]
+        return float(np.mean([auroc_per_class(*half) for half in each]))
+
+    def _scores(self, number: int, values: Values, evaluation: int) -> npt.NDArray[np.float64]:
+        if (number, evaluation) in self._made:
+            return self._made[number, evaluation]
+        patients = len(self.targets)
+        fitting = self._draws(number, 4).normal(size=patients)
+        draw = self._draws(number, evaluation, 5).normal
+        auroc = AUROC + self.gain(number, values) + draw(0.0, BETWEEN_SEEDS)
         separation = np.sqrt(2) * norm.ppf(min(auroc, 0.99))
         noise = np.sqrt(HARD) * self._hard + np.sqrt(FITTING) * fitting
-        scores = separation * self.targets + noise + np.sqrt(TRAINED) * draw(size=PATIENTS)
-        self._made[number, evaluation] = scores
-        halves = [(self.targets[h, None], scores[h, None]) for h in self._halves(evaluation)]
-        return float(np.mean([auroc_per_class(*half) for half in halves]))
+        scores = separation * self.targets + noise + np.sqrt(TRAINED) * draw(size=patients)
+        self._made[number, evaluation] = np.asarray(scores, np.float64)
+        return self._made[number, evaluation]
 
-    def _shares(self, number: int, evaluation: int) -> dict[str, float]:
-        start, trial = self._made[0, evaluation], self._made[number, evaluation]
+    def _shares(self, start: Trial, trial: Trial, evaluation: int) -> dict[str, float]:
+        """What each patient moves the difference of an evaluation by."""
+        begun, theirs = (self._scores(t.number, t.values, evaluation) for t in (start, trial))
         found: dict[str, float] = {}
-        for half in self._halves(evaluation):
-            targets, one, other = (each[half, None] for each in (self.targets, start, trial))
-            shares = delong_shares(targets, one, other, half) / 2
+        halves = self._halves(evaluation)
+        for half in halves:
+            targets, one, other = (each[half, None] for each in (self.targets, begun, theirs))
+            shares = delong_shares(targets, one, other, half) / len(halves)
             found |= dict(zip(map(str, np.sort(half)), shares.tolist(), strict=True))
         return found
 
     def sampling(self, study: Study) -> dict[int, Sampling]:
         """What is due to the patients, by finalist."""
-        confirmed = study.confirmed()
+        confirmed, trials = study.confirmed(), study.trials()
         start = confirmed.pop(0, {})
         return {
-            number: sampling_of([self._shares(number, each) for each in own if each in start])
+            number: sampling_of(
+                [self._shares(trials[0], trials[number], each) for each in own if each in start]
+            )
             for number, own in confirmed.items()
         }
 
-    def judging(self, study: Study, *, records: bool = True) -> Callable[[float], Decision | None]:
-        """What a search chooses at a level, with the scores of records or without."""
+    def judging(self, study: Study, *, records: bool = True) -> Callable[[], Decision | None]:
+        """What a search chooses, with the scores of records or without."""
 
-        def judge(level: float) -> Decision | None:
-            sampling = self.sampling(study) if records else None
-            return study.decision(1 / (FOLDS - 1), sampling, level)
+        def judge() -> Decision | None:
+            return study.decision(1 / (FOLDS - 1), self.sampling(study) if records else None)
 
         return judge
 
@@ -136,23 +175,22 @@ def usual_gain(values: Values) -> float:
     return float(rate + dropout + 0.02 * values[SMOOTHING] / 0.3)
 
 
-def played(study: Study, world: World, gain: Gain, evaluations: float, seed: int) -> None:
-    """Let a search take so many evaluations of an hour each, one trial after the other."""
-    budget = Budget(trials=None, device_hours=evaluations)
+def played(study: Study, world: World, budget: Budget, seed: int) -> None:
+    """Work on a search of evaluations of an hour each, one trial after the other."""
     limits = Limits(study, budget, Place(1.0, 0.0, 2), lambda: False, SilentBoard())
-    draws, begun = np.random.default_rng([seed, 9]), set[int]()
+    begun = set[int]()
     while not limits.spent:
         jobs = study.unfinished()
         job = jobs[0] if jobs else limits.next_job()
         if job is None:
             return
-        seconds, final = job.seconds, AUROC + gain(job.values) - 0.5
+        seconds, final = job.seconds, AUROC + world.gain(job.number, job.values) - 0.5
         for each in job.evaluations:
             if limits.spent:
                 return
-            if job.number not in begun:
+            if job.number not in begun and each == 0:
                 begun.add(job.number)
-                if _stopped(study, job.number, final, seconds, draws):
+                if _stopped(study, job.number, final, seconds, seed):
                     break
             seconds += 3600
             score = world(job.number, job.values, each)
@@ -161,10 +199,9 @@ def played(study: Study, world: World, gain: Gain, evaluations: float, seed: int
         limits.look()
 
 
-def _stopped(
-    study: Study, number: int, final: float, seconds: float, draws: np.random.Generator
-) -> bool:
+def _stopped(study: Study, number: int, final: float, seconds: float, seed: int) -> bool:
     """Whether a trial is stopped at a look within its first evaluation."""
+    draws = np.random.default_rng([seed, number, 6])
     own = draws.normal()
     for step, share, reached, noise, lasting in EARLY_LOOKS:
         score = 0.5 + reached * final + lasting * own + draws.normal(0, noise)
@@ -175,31 +212,121 @@ def _stopped(
     return False
 
 
-def searched(strategy: str, evaluations: float, seed: int, scale: float) -> float | None:
-    """The true gain of what a simulated search chooses; None: it keeps the start."""
+@dataclass(frozen=True)
+class Kind:
+    """Searches that are simulated."""
 
-    def gain(values: Values) -> float:
-        return scale * usual_gain(values)
+    budgets: tuple[Budget, ...]
+    """One after the other: each extends the search."""
+    gain: Gain
+    space: Space = SPACE
+    method: Method = METHODS["choice"]
+    lasting: float = 0.0
+    patients: int = PATIENTS
+    positive: float = POSITIVE
+    records: bool = True
+    """Whether the scores of records are known, from which DeLong's variance is."""
 
-    method = METHODS[strategy]
+
+def chosen(kind: Kind, seed: int) -> tuple[Trial, float]:
+    """What a simulated search chooses, the start or another trial, and what that gains."""
+    method, world = replace(kind.method, seed=seed), world_of(kind, seed)
     with tempfile.TemporaryDirectory() as folder:
-        own = Method(**{**vars(method), "seed": seed})
-        study, world = Study(Path(folder, "log"), SPACE, own), World(seed, gain)
-        judge = world.judging(study)
-        if method.choosing != "highest":
-            study.judge = partial(judge, EARLY)
-        played(study, world, gain, evaluations, seed)
-        if method.choosing == "highest":
-            best = study.best()
-            number = best.number if best else 0
-        else:
-            decision = judge(LEVEL)
-            number = 0 if decision is None else decision.number
-        return gain(study.trials()[number].values) if number else None
+        study = Study(Path(folder, "log"), kind.space, method)
+        number = settled(study, world, kind, seed)
+        found = study.trials()[number]
+    return found, world.gain(number, found.values)
 
 
-def _search(asked: tuple[str, float, int, float]) -> float | None:
-    return searched(*asked)
+def world_of(kind: Kind, seed: int) -> World:
+    """The world of such searches."""
+    return World(seed, kind.gain, kind.lasting, kind.patients, kind.positive)
+
+
+def settled(study: Study, world: World, kind: Kind, seed: int) -> int:
+    """Number of the trial that a search chooses when its budgets are used."""
+    study.judge = world.judging(study, records=kind.records)
+    for budget in kind.budgets:
+        played(study, world, budget, seed)
+    if study.method.choosing == "highest":
+        best = study.best()
+        return best.number if best else 0
+    decision = study.judge()
+    return 0 if decision is None else decision.number
+
+
+ONE = Space("made", (Parameter(RATE, "log float", 1e-4, low=1e-5, high=0.1),))
+
+
+def quarter(height: float) -> Gain:
+    """A gain in a quarter of the range of the learning rate, of which the start is not."""
+    return lambda values: height if 1e-3 <= values[RATE] <= 1e-2 else 0.0
+
+
+def of_one_setting(
+    *trials: int,
+    height: float = 0.0,
+    sampler: Sampler = "random",
+    evaluations: int = 3,
+    **about: Any,
+) -> Kind:
+    """Searches of the learning rate by so many trials, of which a quarter may gain something.
+
+    Args:
+        trials: The budget, and those that extend it.
+        height: What a quarter of the range gains.
+        sampler: Of the method.
+        evaluations: Of a trial that goes to the end.
+        about: Further, of `Kind`.
+    """
+    method = Method(sampler=sampler, evaluations=evaluations)
+    budgets = tuple(Budget(trials=count) for count in trials)
+    return Kind(budgets, quarter(height), ONE, method, **about)
+
+
+LEVELS: tuple[tuple[tuple[int, ...], dict[str, Any]], ...] = (
+    ((14,), {}),
+    ((14,), {"evaluations": 1}),
+    ((14,), {"evaluations": 10}),
+    ((60,), {}),
+    ((60,), {"sampler": "tpe"}),
+    ((14, 40), {}),
+    ((14,), {"lasting": 0.01}),
+    ((14,), {"patients": 2000}),
+    ((14,), {"patients": 350, "positive": 0.1}),
+    ((14,), {"patients": 350, "positive": 0.04}),
+    ((14,), {"records": False}),
+    ((14,), {"records": False, "patients": 100}),
+    ((20,), {"height": 0.03}),
+    ((20,), {"height": 0.05}),
+    ((20,), {"height": 0.05, "records": False}),
+)
+"""Searches of one setting by their trials and what else they are, see `of_one_setting`."""
+
+
+def _of_level(asked: tuple[tuple[int, ...], dict[str, Any], int]) -> float | None:
+    trials, about, seed = asked
+    trial, gained = chosen(of_one_setting(*trials, **about), seed)
+    return gained if trial.number else None
+
+
+def _of_price(asked: tuple[str, float, int, float]) -> float | None:
+    strategy, evaluations, seed, scale = asked
+    budget = Budget(trials=None, device_hours=evaluations)
+    gain: Gain = lambda values: scale * usual_gain(values)  # noqa: E731
+    trial, gained = chosen(Kind((budget,), gain, method=METHODS[strategy]), seed)
+    return gained if trial.number else None
+
+
+def _summed(held: Sequence[float | None]) -> dict[str, float]:
+    """Of searches: what each chose gains, None where it keeps the start."""
+    gains = np.array([gain or 0.0 for gain in held])
+    return {
+        "gain": measure.rounded(float(gains.mean())),
+        "standard_error": measure.rounded(float(gains.std(ddof=1) / len(gains) ** 0.5)),
+        "start_kept": held.count(None) / len(held),
+        "no_better_than_start": float(np.mean([gain is not None and gain <= 0 for gain in held])),
+    }
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -210,26 +337,23 @@ def main(arguments: list[str] | None = None) -> None:
     options.add_argument("--gain", type=float, default=BEST, help=f"of the best values ({BEST})")
     options.add_argument("--evaluations", type=float, nargs="+", default=[20, 40], help="(20 40)")
     options.add_argument("--searches", type=int, default=50, help="of each kind (50)")
-    chosen = options.parse_args(arguments)
-    if chosen.searches < 2 or min(chosen.evaluations) < 1 or not math.isfinite(chosen.gain):
+    options.add_argument("--levels", action="store_true", help="how often the start is kept")
+    asked = options.parse_args(arguments)
+    if asked.searches < 2 or min(asked.evaluations) < 1 or not math.isfinite(asked.gain):
         options.error("at least 2 --searches, and 1 of --evaluations, and a finite --gain")
-    found = []
+    found: list[dict[str, Any]] = []
     with ProcessPoolExecutor(measure.cpus()) as pool:
-        for strategy, count in product(METHODS, chosen.evaluations):
-            asked = [(strategy, count, s, chosen.gain / BEST) for s in range(chosen.searches)]
-            held = list(pool.map(_search, asked))
-            gains = np.array([gain or 0.0 for gain in held])
-            found.append(
-                {
-                    "strategy": strategy,
-                    "evaluations": count,
-                    "gain": measure.rounded(float(gains.mean())),
-                    "standard_error": measure.rounded(float(gains.std() / len(gains) ** 0.5)),
-                    "start_kept": held.count(None) / len(held),
-                    "worse_than_start": float((gains < 0).mean()),
-                }
-            )
-    about = {"gain": chosen.gain, "searches": chosen.searches}
+        if asked.levels:
+            for trials, about in LEVELS:
+                each = [(trials, about, seed) for seed in range(asked.searches)]
+                held = list(pool.map(_of_level, each))
+                found.append({"trials": trials} | about | _summed(held))
+        else:
+            for strategy, count in product(METHODS, asked.evaluations):
+                kinds = [(strategy, count, s, asked.gain / BEST) for s in range(asked.searches)]
+                about = {"strategy": strategy, "evaluations": count}
+                found.append(about | _summed(list(pool.map(_of_price, kinds))))
+    about = {"searches": asked.searches} | ({} if asked.levels else {"gain": asked.gain})
     json.dump({"benchmark": "search_price", **about, "found": found}, sys.stdout, indent=1)
     sys.stdout.write("\n")
 

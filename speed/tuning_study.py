@@ -8,7 +8,8 @@ targets that no search saw. The differences are paired by record, and pooled ove
 FOLDER of ``--data`` has the files of the README's examples: ``medmnist/``, ``ptb-xl-500/``,
 ``medmnist-unofficial/``, ``cinc2021/`` and ``nih-cxr-1000/``. What is done is kept in ``--out``,
 and the same command resumes; its folder ``done`` holds all that the tables are made of, and
-``--report FOLDER`` writes the tables of such a folder.
+``--report FOLDER`` writes the tables of such a folder, of what all strategies in it (or those of
+``--strategy``) have.
 """
 
 from __future__ import annotations
@@ -19,7 +20,6 @@ import math
 import shutil
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
-from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +27,7 @@ import numpy as np
 import numpy.typing as npt
 
 from benchmd_ray.data.build import build
+from benchmd_ray.parts import PARTS
 from benchmd_ray.results.report.scored import Scored, read_scored
 from benchmd_ray.results.store import read_stores
 from benchmd_ray.scores.metrics import auroc
@@ -209,17 +210,20 @@ class Study:
         )
 
     def portfolio(self, repetition: int) -> Portfolio:
-        """What the searches of a repetition without a portfolio teach, learned once and kept."""
+        """What a repetition's searches without a portfolio teach, learned once and kept."""
         path = self.out / "done" / f"portfolio-{repetition}" / SHIPPED
         if not path.is_file():
-            asked = product(TASKS, (name for name in MAIN if not STRATEGIES[name].portfolio))
-            if not all(self.note(*each, repetition).is_file() for each in asked):
+            if not all(self.note(name, "new", repetition).is_file() for name in TASKS):
                 raise SystemExit(
                     f"the portfolio of repetition {repetition} is learned from the searches of all "
-                    f"tasks by {', '.join(MAIN[:-1])}: run these first."
+                    "tasks by new: run these first."
                 )
+            own = {
+                str(json.loads(self.note(name, "new", repetition).read_text("utf-8"))["search"])
+                for name in TASKS
+            }
             stores = sorted({self.store(name, repetition) for name in TASKS})
-            learned = learned_in([store for store in stores if (store / SEARCHES).is_dir()])
+            learned = learned_in(stores, wanted=own.__contains__)
             path.parent.mkdir(parents=True, exist_ok=True)
             write_portfolio(path, learned)
         return read_portfolio(path)
@@ -245,6 +249,7 @@ class Study:
         found = gained(store, plan.name)
         note.parent.mkdir(parents=True, exist_ok=True)
         about = {"task": task, "strategy": strategy, "repetition": repetition}
+        about |= {"minutes": self.minutes, "version": PARTS["search"].version}
         written = note.with_suffix(".writing")
         written.write_text(json.dumps(about | asdict(found)) + "\n", "utf-8")
         written.replace(note)
@@ -284,7 +289,8 @@ def gained(store: Path, name: str) -> Gained:
         own = about["kind"] == "transfer" and about["setting"] == record.setting
         if own and tuned in ("", name):
             for one in read_scored(run).scored:
-                sides[bool(tuned)][f"{one.dataset}, {one.split}", run.settings.seed] = one
+                if (one.dataset, one.split) != (about["source"], "validation"):  # chose the epoch
+                    sides[bool(tuned)][f"{one.dataset}, {one.split}", run.settings.seed] = one
     values, drawn, start = {}, [], {}
     for key in dict.fromkeys(key for key, _ in sides[False]):
         begun = {seed: one for (other, seed), one in sides[False].items() if other == key}
@@ -340,20 +346,37 @@ def pooled(of_tasks: Sequence[Sequence[Gained]]) -> tuple[float, float, float]:
     return float(np.mean(value)), float(low), float(high)
 
 
-def report(folder: Path) -> str:
-    """Tables of what is done, in Markdown.
+def report(folder: Path, strategies: Sequence[str] = ()) -> str:
+    """Tables of what is done, in Markdown: of repetitions that all strategies have of a task.
 
     Args:
         folder: What is done, a file for each search.
+        strategies: Those to compare; else all that there are.
     """
     notes = [json.loads(path.read_text("utf-8")) for path in folder.glob("*.json")]
+    notes = [note for note in notes if note["strategy"] in (strategies or STRATEGIES)]
+    if len({note["minutes"] for note in notes}) != 1:
+        raise SystemExit(f"{folder} has no searches of equal minutes.")
+    places: dict[str, set[tuple[str, int]]] = {}
+    for note in notes:
+        places.setdefault(note["strategy"], set()).add((note["task"], note["repetition"]))
+    common = set.intersection(*places.values())
+    if not common:
+        raise SystemExit(f"{folder} has no repetition of a task that all strategies have.")
+    whole = len(notes)
+    notes = [note for note in notes if (note["task"], note["repetition"]) in common]
     held: dict[str, dict[str, list[Gained]]] = {}
     for strategy in STRATEGIES:
         for note in sorted(notes, key=lambda note: int(note["repetition"])):
             if note["strategy"] == strategy:
                 one = Gained(**{each.name: note[each.name] for each in fields(Gained)})
                 held.setdefault(strategy, {}).setdefault(note["task"], []).append(one)
+    of_new = {one.search for of_tasks in held.get("new", {}).values() for one in of_tasks}
     lines = [
+        f"{notes[0]['minutes']:g} minutes of two devices a search. Version of the search: "
+        + ", ".join(f"{n} {'and '.join(v)}" for n, v in _versions(notes).items())
+        + f". Left out, as not all strategies have them: {whole - len(notes)} searches.",
+        "",
         "| task | strategy | repetitions | start | tuned − start | each repetition "
         "| kept the start | device seconds | trials | evaluations |",
         "|---|---|---|---|---|---|---|---|---|---|",
@@ -362,20 +385,33 @@ def report(folder: Path) -> str:
         for strategy, tasks in held.items():
             if task in tasks:
                 lines.append(_row(task, strategy, tasks[task]))
-    lines += ["", "| strategy | tasks | repetitions | tuned − start [95 %] | least of a task |"]
-    lines += ["|---|---|---|---|---|"]
+    lines += [
+        "",
+        "| strategy | tasks | searches | same search as new "
+        "| tuned − start [95 %] | least of a task |",
+        "|---|---|---|---|---|---|",
+    ]
     for strategy, tasks in held.items():
         mean, low, high = pooled(list(tasks.values()))
         least = min(
             (float(np.mean([repetition.mean for repetition in one])), task)
             for task, one in tasks.items()
         )
-        count = sum(map(len, tasks.values()))
+        every = [one.search for of_task in tasks.values() for one in of_task]
+        same = "–" if strategy == "new" else str(sum(search in of_new for search in every))
         lines.append(
-            f"| {strategy} | {len(tasks)} | {count} | {mean:+.3f} [{low:+.3f}, {high:+.3f}] "
-            f"| {least[0]:+.3f} ({least[1]}) |"
+            f"| {strategy} | {len(tasks)} | {len(every)} | {same} "
+            f"| {mean:+.3f} [{low:+.3f}, {high:+.3f}] | {least[0]:+.3f} ({least[1]}) |"
         )
     return "\n".join(lines) + "\n"
+
+
+def _versions(notes: Sequence[dict[str, Any]]) -> dict[str, list[str]]:
+    """Versions of the search by strategy."""
+    found: dict[str, set[str]] = {name: set() for name in STRATEGIES}
+    for note in notes:
+        found[note["strategy"]].add(str(note["version"]))
+    return {name: sorted(versions) for name, versions in found.items() if versions}
 
 
 def _row(task: str, strategy: str, repetitions: Sequence[Gained]) -> str:
@@ -420,7 +456,7 @@ def main(arguments: list[str] | None = None) -> None:
             for strategy in chosen.strategy or MAIN:  # a portfolio learns from all tasks' searches
                 for task in chosen.task or TASKS:
                     study.search(task, strategy, repetition)
-    print(report(chosen.report or chosen.out / "done"))
+    print(report(chosen.report or chosen.out / "done", chosen.strategy or ()))
 
 
 if __name__ == "__main__":

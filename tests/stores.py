@@ -425,7 +425,6 @@ def make_trials(trials: int, space: Mapping[str, Mapping[str, Any]] = SPACE) -> 
                 "fresh_evaluations": 0,
                 "difference": None,
                 "difference_low": None,
-                "rank": None,
                 "last_value": curve[-1][1],
                 "step": ends,
                 "steps": 10,
@@ -517,7 +516,7 @@ def make_search(
     }
     plan = {
         **{"format": FORMAT, "technique": "mae", "setting": "linear", "sources": [source]},
-        **{"objectives": ["auroc"], "across": None, "sampler": "tpe", "stopping": "asha"},
+        **{"objectives": ["auroc"], "sampler": "tpe", "stopping": "asha"},
         **{"evaluations": 1, "choosing": "highest"},
         **{"seed": 0, "space": space, "settings": [as_dict(start or Settings())], "device": "cpu"},
         "determinants": SOUGHT,

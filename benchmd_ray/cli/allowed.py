@@ -77,7 +77,7 @@ def verbose() -> bool:
 MANY = 16
 """Options of a command from which on its help lists them by what they are for."""
 SECTIONS: dict[str, tuple[str, ...]] = {
-    "Search": ("sampler", "stopping", "evaluations", "choosing", "cost", "universal", "across"),
+    "Search": ("sampler", "stopping", "evaluations", "choosing", "cost", "universal"),
     "Space": ("space", "held", "portfolio", "no_portfolio", "learned"),
     "Budget": ("trials", "hours", "device_hours", "at_once", "memory_gib", "search_only"),
     "Plan without running": ("dry_run", "items", "tflops", "gpus", "cpus", "as_json"),

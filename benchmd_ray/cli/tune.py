@@ -62,12 +62,10 @@ if TYPE_CHECKING:
     help="What is searched (repeatable): pretrain, linear, or finetune-small, -medium, -large or "
     "-full; else the benchmark's own, or linear.",
 )
-@click.option("--universal", is_flag=True, help="One search of settings that all modalities share.")
 @click.option(
-    "--across",
-    type=click.Choice(["mean-score", "mean-rank"]),
-    help="With --universal: what a race compares over the modalities; else mean-score. The choice "
-    "at its end is made by mean-score.",
+    "--universal",
+    is_flag=True,
+    help="One search of settings that all modalities share, by their mean score.",
 )
 @click.option("--space", type=FILE, help="YAML file of your own search space.")
 @HELD
@@ -162,7 +160,7 @@ def tune(store: Path, address: str | None, dashboard: Dashboard, **options: Any)
     benchmd tune --catalog catalogs --technique mae --setting linear --dry-run
     benchmd tune --catalog catalogs --technique mae --setting finetune-full --trials 60
     benchmd tune --catalog catalogs --technique e-mix --setting pretrain --hours 12
-    benchmd tune --catalog catalogs --technique mae --setting linear --universal --across mean-rank
+    benchmd tune --catalog catalogs --technique mae --setting linear --universal
     """
     from benchmd_ray.results.store import shown
     from benchmd_ray.service.tune_and_train import search_and_train
@@ -226,8 +224,6 @@ def _tuning(options: dict[str, Any]) -> Tuning:
     )
     if not choice.techniques:
         raise click.UsageError("name a --technique, or a --bench whose start has one.")
-    if options["across"] and not options["universal"]:
-        raise click.UsageError("--across goes with --universal.")
     limits = {name: options[name] for name in ("trials", "hours", "device_hours")}
     if all(value is None for value in limits.values()):
         limits["trials"] = Budget().trials
@@ -235,7 +231,7 @@ def _tuning(options: dict[str, Any]) -> Tuning:
         sampler=options["sampler"],
         stopping=options["stopping"] or ("none" if options["cost"] else "racing"),
         choosing=options["choosing"],
-        across=(options["across"] or "mean-score") if options["universal"] else None,
+        universal=options["universal"],
         cost=options["cost"],
         seed=options["seeds"][0],
     )

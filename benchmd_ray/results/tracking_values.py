@@ -31,7 +31,6 @@ RESULTS = {
     "difference": "difference_to_start",
     "difference_low": "difference_to_start_low",
     "last_value": "last_score",
-    "rank": "mean_rank",
     "step": "step",
     "steps": "steps",
     "seconds": "seconds",

@@ -241,8 +241,10 @@ def delong_shares(
 ) -> Floats:
     """How much each patient moves the difference of two mean AUROCs, b minus a: (patients,).
 
-    Deviations from the mean, divided by the number of positives or negatives, whose squares add up
-    to DeLong's variance but for small-sample factors. Those of several differences on overlapping
+    Deviations from the mean, divided by the number of positives or negatives and multiplied by
+    √(m / (m − 1)) of the m patients that have some, whose squares add up to DeLong's variance but
+    for patients with both. Of a single patient the whole difference: its variance is not known, and
+    is on average not above the square of that. Shares in several differences on overlapping
     patients add up, so that the variance of their mean follows.
 
     Args:
@@ -257,7 +259,7 @@ def delong_shares(
     parts = _each_class(*_checked(targets, scores_a, scores_b, groups))
     if not parts:
         return np.empty(0)
-    return np.asarray(np.mean([part.up + part.down for part in parts], axis=0), np.float64)
+    return np.asarray(np.mean([part.shares for part in parts], axis=0), np.float64)
 
 
 @dataclass(frozen=True)
@@ -272,6 +274,8 @@ class _Parts:
     variance: float
     differs: bool
     """Whether the techniques order any pair differently."""
+    shares: Floats
+    """(patients,): what each moves the difference by, see `delong_shares`."""
 
 
 def _each_class(known: Targets, a: Floats, b: Floats, patient: Patients) -> list[_Parts]:
@@ -298,7 +302,14 @@ def _parts(target: Targets, a: Floats, b: Floats, patient: Patients) -> _Parts:
     has_up = np.bincount(of_up, minlength=count) > 0
     has_down = np.bincount(of_down, minlength=count) > 0
     variance = _clustered(ups, downs, has_up, has_down)
-    return _Parts(difference, ups, downs, variance, bool(up.any()) or bool(down.any()))
+    shares = _shares(ups, has_up, difference) + _shares(downs, has_down, difference)
+    return _Parts(difference, ups, downs, variance, bool(up.any()) or bool(down.any()), shares)
+
+
+def _shares(centred: Floats, has: npt.NDArray[np.bool_], difference: float) -> Floats:
+    """What each patient moves a difference by on one side, see `delong_shares`: (patients,)."""
+    m = np.count_nonzero(has)
+    return np.where(has, difference, 0.0) if m == 1 else math.sqrt(m / (m - 1)) * centred
 
 
 def _won(positives: Floats, negatives: Floats) -> tuple[Floats, Floats]:

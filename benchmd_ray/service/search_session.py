@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
@@ -14,7 +14,7 @@ from benchmd_ray.cluster import require_shared
 from benchmd_ray.data.catalog import open_catalog
 from benchmd_ray.data.provenance import together
 from benchmd_ray.errors import BenchmdError, BucketError, count_of
-from benchmd_ray.files import remove
+from benchmd_ray.files import locked, remove
 from benchmd_ray.integrity import read_hashed_json, write_hashed_json
 from benchmd_ray.interrupts import Stopping
 from benchmd_ray.progress import SilentBoard, board
@@ -25,7 +25,7 @@ from benchmd_ray.service.searches import Inner, SearchPlan, Tuning, inner_digest
 from benchmd_ray.service.trial_place import Room, longest
 from benchmd_ray.settings import Settings, default_settings
 from benchmd_ray.ssl import protocol_encoder
-from benchmd_ray.tuning.confirm import EARLY, LEVEL, Decision
+from benchmd_ray.tuning.confirm import Decision, Sampling
 from benchmd_ray.tuning.known import Trial
 from benchmd_ray.tuning.limits import Limits
 from benchmd_ray.tuning.racing import steps_within
@@ -131,7 +131,7 @@ class Session:
         self,
         tuning: Tuning,
         plan: SearchPlan,
-        folder: Path,
+        store: Path,
         arms: tuple[Arm, ...],
         room: Room,
         memory: int | None,
@@ -140,14 +140,15 @@ class Session:
         say: Callable[[str], None],
         log: LoggedSearch,
     ) -> None:
-        self.tuning, self.plan, self.folder = tuning, plan, folder
+        self.tuning, self.plan, self.store = tuning, plan, store
+        self.folder = folder = store / SEARCHES / plan.name
         self.room, self.stop, self.observer, self.say = room, stop, observer, say
         self.place, self.log = room.place, log
         self.work = Work(
             technique=plan.technique,
             stage=plan.stage,
             arms=arms,
-            folder=location_of(folder.parent.parent) / SEARCHES / folder.name,
+            folder=location_of(store) / SEARCHES / plan.name,
             rungs=tuple(range(1, len(arms))) if len(arms) > 1 else steps_within(longest(plan)),
             cpus=max(1, int(self.place.cpus / self.place.workers)),
             memory_bytes=memory,
@@ -159,6 +160,8 @@ class Session:
         self._told: dict[int, str] = {}
         """State of each trial as observers were told."""
         self._inner: Sequence[Inner] = ()
+        self._sampled: dict[tuple[int, tuple[int, ...]], Sampling | None] = {}
+        """What is due to the patients, by trial and evaluations."""
 
     def run(self, inner: Sequence[Inner], *, quiet: bool) -> Searched:
         """Search until the budget is used or a signal comes."""
@@ -168,7 +171,7 @@ class Session:
         devices, where = self.place.devices, self.work.folder
         path = where / ("study.log" if isinstance(where, Path) else "journal")
         study = Study(path, plan.space, plan.method, devices, plan.portfolio)
-        study.judge = partial(self._decision, study, EARLY)
+        study.judge = partial(self._decision, study)
         self._told = {trial.number: trial.state for trial in study.trials()}
         if not study.begun and where != self.folder:
             remove(self.work.local)  # of a search of the same name that was removed from there
@@ -185,16 +188,17 @@ class Session:
             lambda number, reason: self.log.trial_lost(plan.name, number, reason),
             self.room,
         )
-        try:
-            search(self.work, limits, lambda number: self._ended(limits, number))
-        except BaseException:
-            with suppress(Exception):  # the journal has all that the next session needs
-                self._note(limits)
-            raise
-        finally:
-            display.close()
-        chosen = self._note(limits)
-        self._tidy(study)
+        with self._working():
+            try:
+                search(self.work, limits, lambda number: self._ended(limits, number))
+            except BaseException:
+                with suppress(Exception):  # the journal has all that the next session needs
+                    self._note(limits)
+                raise
+            finally:
+                display.close()
+            chosen = self._note(limits)
+            self._tidy(study)
         device = "GPU" if self.place.gpus else "CPU"
         changes: Mapping[str, Any] = {}
         if chosen is not None:
@@ -211,10 +215,16 @@ class Session:
             unconfirmed and plan.method.choosing == "confirmed",
         )
 
+    def _working(self) -> AbstractContextManager[None]:
+        """Let nobody clear this machine's folder of a search on S3 meanwhile."""
+        if isinstance(self.work.folder, Path):
+            return nullcontext()
+        return locked(self.work.local / "locks" / "search", f"the search {self.plan.name}")
+
     def _note(self, limits: Limits) -> Outcome | None:
         """Write what is known by now: the trials and, where it is settled, what was chosen."""
         limits.look()
-        decision = self._decision(limits.study)
+        decision = limits.study.judge()
         write_trials(self.folder, limits.study, self.work, decision)
         chosen = None if self._to_be_settled(limits) else self._result(limits, decision)
         for trial in limits.study.trials():
@@ -295,18 +305,20 @@ class Session:
             for source in self.plan.sources
         ]
 
-    def _decision(self, study: Study, level: float = LEVEL) -> Decision | None:
+    def _decision(self, study: Study) -> Decision | None:
         """What fresh evaluations say, as far as they are whole cuts."""
         found = study.confirmed()
         start = found.get(0, {})
         sampling = {}
         for number, own in found.items():
-            common = [each for each in own if each in start]
+            common = tuple(each for each in own if each in start)
             if number and common and len(self.work.arms) == 1:
-                known = sampled(self.work, self._inner[0], number, common)
-                if known is not None:
+                if (number, common) not in self._sampled:
+                    known = sampled(self.work, self._inner[0], number, common)
+                    self._sampled[number, common] = known
+                if (known := self._sampled[number, common]) is not None:
                     sampling[number] = known
-        return study.decision(_ratio(self._inner), sampling, level)
+        return study.decision(_ratio(self._inner), sampling)
 
     def _to_be_settled(self, limits: Limits) -> bool:
         """Whether the next session is to choose; what an earlier one chose stays until then."""
@@ -315,9 +327,8 @@ class Session:
 
     def _result(self, limits: Limits, decision: Decision | None) -> Outcome | None:
         """Write what the search has found so far."""
-        store = self.folder.parent.parent
         names = [arm.upstream.name for arm in self.work.arms if arm.upstream is not None]
-        upstream = [read_run(store / name) for name in names]
+        upstream = [read_run(self.store / name) for name in names]
         shared = sum(float(run.done.get("seconds", 0.0)) for run in upstream)
         spent = {"seconds": self.clock.seconds(), "shared_seconds": shared}
         return write_result(self.folder, limits, self.work, self._bases, spent, decision)

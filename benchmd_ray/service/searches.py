@@ -20,6 +20,7 @@ from benchmd_ray.models.encoder import NETWORKS, require_fitting
 from benchmd_ray.models.networks import network_part, network_source
 from benchmd_ray.parts import versions_of
 from benchmd_ray.results.storage.places import backing_of, shown
+from benchmd_ray.scores.support import TEST_PATIENTS
 from benchmd_ray.service.choice import (
     ALL_TECHNIQUES,
     TRANSFERS,
@@ -63,7 +64,7 @@ class Tuning:
     held: tuple[str, ...] = ()
     """Settings of the space that keep their value."""
     method: Method = field(default_factory=Method)
-    """How trials are proposed, stopped and chosen; ``across`` makes one search of all
+    """How trials are proposed, stopped and chosen; ``universal`` makes one search of all
     modalities."""
     evaluations: int | None = None
     """Of a trial that goes to the end; None: by the size of the data (`tuning.racing`)."""
@@ -150,7 +151,7 @@ class SearchPlan:
     @property
     def name(self) -> str:
         """Name of its folder: readable, and a hash of what decides it."""
-        where = "universal" if self.method.across else self.sources[0].kind.signal.name
+        where = "universal" if self.method.universal else self.sources[0].kind.signal.name
         what = f"{file_name(self.technique)}-{self.setting}"
         return f"tune-{where}-{what}-{digest(self.determinants)[:12]}"
 
@@ -183,7 +184,6 @@ class SearchPlan:
                 for source, catalogs in zip(self.sources, inner, strict=True)
             ],
             "objectives": [self.metric, *(["device_hours"] if self.method.cost else [])],
-            "across": self.method.across,
             "sampler": self.method.sampler,
             "stopping": self.method.stopping,
             "evaluations": self.method.evaluations,
@@ -226,7 +226,7 @@ def planned_searches(tuning: Tuning, *, gpu: bool) -> list[SearchPlan]:
     _require_known(tuning)
     found = chosen_datasets(tuning.choice)
     sources = [dataset for dataset in found.datasets if dataset.role == "source"]
-    groups = [sources] if tuning.method.across else [[source] for source in sources]
+    groups = [sources] if tuning.method.universal else [[source] for source in sources]
     plans: list[SearchPlan] = []
     why: list[str] = []
     held: set[str] = set()
@@ -261,9 +261,9 @@ def _require_known(tuning: Tuning) -> None:
         if name not in SEARCHED:
             raise unknown_name("setting to search", name, SEARCHED)
     method = tuning.method
-    if method.across and len(tuning.choice.catalogs) == 0:
+    if method.universal and len(tuning.choice.catalogs) == 0:
         raise BenchmdError("a universal search needs catalogs of several modalities: --catalog.")
-    if method.across and method.cost:
+    if method.universal and method.cost:
         raise BenchmdError("a universal search has one objective: leave --cost out.")
     if method.cost and method.sampler == "gp":
         raise BenchmdError("the sampler gp is for one objective: with --cost take tpe or random.")
@@ -314,10 +314,18 @@ def _planned(
         names = {parameter.name for parameter in space.parameters}
         spaces.append(starting_at(space, start, [name for name in tuning.held if name in names]))
         held |= names
-    if tuning.method.across:
+    if tuning.method.universal:
         _require_modalities(group)
     space = shared(spaces) if len(group) > 1 else spaces[0]
-    method = replace(tuning.method, evaluations=tuning.evaluations or _usual_evaluations(group))
+    patients = min(map(_patients, group))
+    if tuning.method.choosing == "confirmed" and patients < TEST_PATIENTS:
+        which = " and ".join(source.name for source in group)
+        raise BenchmdError(
+            f"a search on {which} sees {patients} patients, "
+            f"and with fewer than {TEST_PATIENTS} nothing can be said to be better than the start: "
+            "take --choose highest, which says nothing about that, or more data."
+        )
+    method = replace(tuning.method, evaluations=tuning.evaluations or usual_evaluations(patients))
     first: tuple[dict[str, Any], ...] = ()
     if len(group) == 1:
         own = group[0]
@@ -333,12 +341,17 @@ def kind_of(technique: str, setting: str, signal: Signal, metric: str) -> Kind:
     return Kind(len(signal.axes) - 1, technique != SCRATCH, setting.split("-")[0], metric)
 
 
-def learned_in(stores: Sequence[Path], say: Callable[[str], None] = lambda text: None) -> Portfolio:
+def learned_in(
+    stores: Sequence[Path],
+    say: Callable[[str], None] = lambda text: None,
+    wanted: Callable[[str], bool] = lambda name: True,
+) -> Portfolio:
     """A portfolio of the searches of stores that have a result, each on one source.
 
     Args:
         stores: The stores.
         say: Is told what is skipped.
+        wanted: Whether to learn from a search, by its name.
 
     Raises:
         BenchmdError: No search has enough trials, or a bucket cannot be reached.
@@ -346,7 +359,11 @@ def learned_in(stores: Sequence[Path], say: Callable[[str], None] = lambda text:
     for store in stores:
         backing_of(store).refresh_store()
     held = read_searches(stores)
-    found = [one for one in held.found if len(one.sources) == 1 and one.result is not None]
+    found = [
+        one
+        for one in held.found
+        if len(one.sources) == 1 and one.result is not None and wanted(one.name)
+    ]
     for why in held.damaged.values():
         say(f"skipped: {why}")
     kinds = {}
@@ -376,11 +393,6 @@ def _signal_of(modality: str) -> Signal:
     """
     stated = (card.signal for card in cards().values() if card.modality.name == modality)
     return next(stated, None) or modality_named(modality).signal
-
-
-def _usual_evaluations(group: Sequence[Dataset]) -> int:
-    """Evaluations of a trial, by the smallest of its sources."""
-    return usual_evaluations(min(map(_patients, group)))
 
 
 def _patients(source: Dataset) -> int:

@@ -97,7 +97,7 @@ def run_searches(
                     memory = memory_of(tuning, plan, room.place, own=own)
                     arms = _arms(tuning, plan, inner, upstream, store)
                     session = Session(
-                        tuning, plan, folder, arms, room, memory, stop, observer, say, log
+                        tuning, plan, store, arms, room, memory, stop, observer, say, log
                     )
                     with log.searching(plan.name):
                         found.append(session.run(inner, quiet=quiet))

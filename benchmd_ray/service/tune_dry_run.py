@@ -161,8 +161,7 @@ def _validation(source: Dataset) -> str:
 
 def _objective(plan: SearchPlan) -> str:
     name = plan.metric.upper()
-    across = {None: name, "mean-score": f"the mean {name}", "mean-rank": f"the mean rank of {name}"}
-    scored = across[plan.method.across] + (" over modalities" if plan.method.across else "")
+    scored = f"the mean {name} over modalities" if plan.method.universal else name
     return scored + plan.stage.scored_by + (" and device hours" if plan.method.cost else "")
 
 

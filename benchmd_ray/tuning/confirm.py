@@ -12,7 +12,10 @@ Where scores of records are there the first is DeLong's (`tuning.sampling`), and
 evaluations vary beyond it, those of the race around a mean of their own among them. Else it is
 (1/n + validation/training records) times the variance of the differences (Nadeau & Bengio,
 Inference for the Generalization Error, Machine Learning 52, 2003). The bound is one-sided by
-Student's t, at `LEVEL` over all trials that are compared (Bonferroni), at `EARLY` after one cut.
+Student's t. Of `LEVEL`, the chance of a wrong choice over all looks, `EARLY` is for the one after
+the first of two cuts; of both the first trial that is compared has the most (`share`), and each
+further one a fixed part of what is left, so that it holds however many are compared, in extended
+searches, too.
 """
 
 from __future__ import annotations
@@ -26,16 +29,15 @@ from scipy.optimize import brentq
 from scipy.stats import norm
 from scipy.stats import t as student
 
-from benchmd_ray.data.inner import FOLDS
-
 FINALISTS = 3
 """Trials that are evaluated again, at most."""
-LEVEL = 0.025
-"""Chance that a trial takes the start's place where none is better. As finalists are picked on the
-same patients and looked at after each cut it is a little higher: simulated searches keep the start
-in 290 of 300."""
-EARLY = 0.005
-"""The same after the first cut of two, so that looking there hardly adds to it."""
+LEVEL = 0.05
+"""Chance that a trial takes the start's place where none is better, all looks at all trials
+together; finalists are picked on the same patients, which simulated searches allow for."""
+EARLY = 0.01
+"""Of that, for the look after the first of two cuts."""
+FIRST = 0.7
+"""Share of a level that the first trial has, and each further one of what is left."""
 CUTS = 2
 """Whole cuts that a finalist is evaluated on, unless one settles it; one where trials have one
 evaluation."""
@@ -81,22 +83,39 @@ class Decision:
     `corrected`."""
 
 
-def fresh_evaluations(evaluations: int) -> int:
-    """How often finalists are evaluated again.
+def cuts(evaluations: int) -> int:
+    """Whole cuts that a finalist is evaluated on at most.
 
     Args:
         evaluations: Of a trial that goes to the end.
     """
-    return max(CUTS if evaluations > 1 else 1, -(-evaluations // FOLDS)) * FOLDS
+    return CUTS if evaluations > 1 else 1
+
+
+def share(place: int) -> float:
+    """Share of a level that the first, second, … trial has that is compared; all add up to 1."""
+    return FIRST * (1 - FIRST) ** (place - 1)
+
+
+def level_of(place: int, seen: int, most: int) -> float:
+    """Chance that a look at a trial may have to choose it where it is no better than the start.
+
+    Args:
+        place: The first, second, … trial that is compared with the start.
+        seen: Cuts that it was evaluated on.
+        most: Cuts at most.
+    """
+    early = EARLY if most > 1 else 0.0
+    return (early if seen < most else LEVEL - early) * share(place)
 
 
 def decided(
     start: Mapping[int, float],
     finalists: Mapping[int, Mapping[int, float]],
     ratio: float,
+    levels: Mapping[int, float],
     sampling: Mapping[int, Sampling] | None = None,
     race: Mapping[int, Sequence[float]] | None = None,
-    level: float = LEVEL,
 ) -> Decision:
     """Choose by fresh evaluations.
 
@@ -104,10 +123,10 @@ def decided(
         start: The start's score by evaluation, two or more.
         finalists: By trial likewise, of evaluations that the start has.
         ratio: Validation records over training records of an evaluation.
+        levels: By trial, see `level_of`.
         sampling: By trial, where it is known.
         race: By trial, its differences to the start in the race: of how much they vary, and not of
             how large they are, by which the finalists were picked.
-        level: Of the bound, over all trials.
     """
     found, bounds = [], {}
     for number, scores in sorted(finalists.items()):
@@ -120,7 +139,7 @@ def decided(
             spread, freedom = _spread(own, np.array((race or {}).get(number, ())))
             variance = known.of_mean + max(0.0, spread - known.of_each) / len(own)
         error, difference = math.sqrt(variance), float(own.mean())
-        bound = float(student.ppf(1 - level / len(finalists), freedom)) * error
+        bound = float(student.ppf(1 - levels[number], freedom)) * error
         bounds[number] = bound
         score = math.fsum(scores.values()) / len(own)
         found.append(Finalist(number, score, error, difference, difference - bound))

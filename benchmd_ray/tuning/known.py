@@ -14,7 +14,7 @@ from benchmd_ray.tuning.racing import paired, standard_error
 
 State = Literal["complete", "stopped", "failed", "unfinished"]
 
-GRANTED, EVALUATIONS, CURVE, STOP = "granted", "evaluations", "curve", "stop"
+GRANTED, EVALUATIONS, CURVE, TESTED = "granted", "evaluations", "curve", "tested"
 SECONDS, HOURS, REASON, CRASHES = "seconds", "device_hours", "reason", "crashes"
 STARTED, FINISHED = "started", "finished"
 """Names of what is noted with a trial."""
@@ -32,15 +32,17 @@ class Trial:
     """Over all modalities: the mean of its evaluations, as far as it has any, made comparable with
     those of others (`racing.paired`); AUROC, or DSC of masks."""
     error: float
-    """Standard error of the mean of its evaluations; NaN of fewer than two."""
+    """Standard error of its mean difference to the start, and for the start of its own mean; NaN of
+    fewer than two evaluations, or shared ones."""
     scores: Mapping[str, float]
     """By modality, likewise."""
     evaluations: tuple[tuple[int, float], ...]
     """Number of each evaluation, and its score over all modalities."""
     fresh: tuple[tuple[int, float], ...]
     """Likewise of a finalist: evaluations after the race."""
-    rank: float
-    """Mean rank over the modalities among all complete trials; NaN where that is not asked for."""
+    tested: int
+    """Its position, from 1, in the order in which trials were compared with the start; 0 of those
+    that were not."""
     curve: tuple[tuple[int, float], ...]
     """Best score so far by step of the first evaluation."""
     seconds: float
@@ -78,17 +80,20 @@ def known_trial(trial: FrozenTrial, start: FrozenTrial | None, method: Method) -
         for name in names
     }
     means = _means(race)
+    itself = trial is start or not begun
+    base = dict.fromkeys(means, 0.0) if itself else _means(begun)
+    differences = [score - base[each] for each, score in means.items() if each in base]
     return Trial(
         number=trial.number,
         state=_state(trial, done, method),
         values=dict(trial.params),
         score=math.fsum(scores.values()) / len(scores) if scores else math.nan,
-        error=standard_error(list(means.values())),
+        error=standard_error(differences),
         scores=scores,
         evaluations=tuple(sorted(means.items())),
         fresh=tuple(sorted((e, s) for e, s in _means(done).items() if e in method.fresh)),
-        rank=math.nan,
-        curve=tuple((int(step), float(score)) for step, score in sorted(held.get(CURVE, []))),
+        tested=int(held.get(TESTED, 0)),
+        curve=tuple((int(step), float(score)) for step, score, *_ in sorted(held.get(CURVE, []))),
         seconds=float(held.get(SECONDS, 0.0)),
         device_hours=float(held.get(HOURS, 0.0)),
         reason=str(held.get(REASON, "")),
@@ -104,7 +109,8 @@ def _state(trial: FrozenTrial, done: Mapping[int, object], method: Method) -> St
         return "stopped"
     if all(number in done for number in range(method.evaluations)):
         return "complete"
-    worked = all(number in done for number in trial.user_attrs[GRANTED])
+    race = (number for number in trial.user_attrs[GRANTED] if number < method.evaluations)
+    worked = all(number in done for number in race)
     return "stopped" if worked else "unfinished"
 
 

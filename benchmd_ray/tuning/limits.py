@@ -108,6 +108,7 @@ class Limits:
         """What is wrong with this program or its surroundings, not with a trial."""
         self.device_hours = 0.0
         self.text = ""
+        self._budget = (budget.trials, budget.hours, budget.device_hours)
         self.look()
 
     def look(self) -> None:
@@ -160,15 +161,17 @@ class Limits:
 
     @property
     def used(self) -> bool:
-        """Whether the race is over: no trial may begin or earn more evaluations by the hours.
+        """Whether the race is over: no trial may begin or earn more evaluations.
 
-        Of hours some are kept for the evaluations of finalists.
+        Of hours some are kept for the evaluations of finalists; once one of these has begun it
+        stays over, however little they take.
         """
         budget = self.budget
         at_once = max(1, min(self.at_once, CONFIRMING_AT_ONCE))
         clock = self.reserve / (self.place.devices * at_once)
         return (
             self.spent
+            or self.study.race_is_over(self._budget)
             or (
                 budget.device_hours is not None
                 and self.device_hours
@@ -242,7 +245,7 @@ class Limits:
                 return job
             if not self.begun:
                 return study.propose()
-        return None if self.spent else study.confirm()
+        return None if self.spent else study.confirm(self._budget)
 
 
 Ended = Callable[[int], None]

@@ -6,11 +6,10 @@ from dataclasses import dataclass
 from typing import Literal
 
 from benchmd_ray.data.inner import FOLDS
-from benchmd_ray.tuning.confirm import fresh_evaluations
+from benchmd_ray.tuning.confirm import cuts
 from benchmd_ray.tuning.samplers import Sampler
 
 Stopping = Literal["racing", "asha", "none"]
-Across = Literal["mean-score", "mean-rank"]
 Choosing = Literal["confirmed", "highest"]
 
 
@@ -28,8 +27,8 @@ class Method:
     choosing: Choosing = "confirmed"
     """confirmed: the best few and the start are evaluated again (`tuning.confirm`); highest: the
     trial with the highest value, which is too high for having been the highest."""
-    across: Across | None = None
-    """Over several modalities: what their scores are made to."""
+    universal: bool = False
+    """One search over several modalities, whose trials are compared by their mean score."""
     cost: bool = False
     """Whether device hours are a second objective, to be small."""
     seed: int = 0
@@ -38,7 +37,7 @@ class Method:
     def fresh(self) -> range:
         """Numbers of the evaluations of finalists: of cuts that no trial of the race was on."""
         first = -(-self.evaluations // FOLDS) * FOLDS
-        return range(first, first + fresh_evaluations(self.evaluations))
+        return range(first, first + cuts(self.evaluations) * FOLDS)
 
     @property
     def batches(self) -> list[range]:

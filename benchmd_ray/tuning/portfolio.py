@@ -31,7 +31,7 @@ from benchmd_ray.tuning.records import NUMERIC, SearchRecord
 from benchmd_ray.tuning.spaces import Space
 from benchmd_ray.typed import typed
 
-VERSION = 2
+VERSION = 3
 """Of the format and of how gains are estimated."""
 SHIPPED = "portfolio.json"
 MOST = 6
@@ -224,9 +224,9 @@ class _Model:
 
         self._space = record.space
         points = np.array([self._point(row) for row in _rows(rows)])
-        start = float(rows.loc[rows["number"] == 0, "value"].iloc[0])
+        self._start = points[rows["number"].tolist().index(0)].tolist()
         self._forest = RandomForestRegressor(TREES, random_state=0, n_jobs=1)
-        self._forest.fit(points, rows["value"] - start, sample_weight=rows["evaluations"])
+        self._forest.fit(points, rows["value"], sample_weight=rows["evaluations"])
 
     @classmethod
     def of(cls, record: SearchRecord) -> _Model | None:
@@ -254,5 +254,10 @@ class _Model:
         return found
 
     def gain(self, values: Mapping[str, Any]) -> float:
-        """Score minus the start's."""
-        return float(self._forest.predict([self._point(values)])[0])
+        """Score minus the start's, both as the forest has them.
+
+        Against the start's own score, all that the forest has drawn to the mean would lose where
+        the start is above it, and gain where it is below.
+        """
+        reached, begun = self._forest.predict([self._point(values), self._start])
+        return float(reached - begun)

@@ -13,8 +13,6 @@ import math
 from collections.abc import Mapping, Sequence
 
 import numpy as np
-import numpy.typing as npt
-from scipy.stats import rankdata
 
 REDUCTION = 3
 """One trial in so many earns more evaluations; each time it earns so many times as many."""
@@ -127,15 +125,3 @@ def standard_error(scores: Sequence[float]) -> float:
     if len(scores) < 2:
         return math.nan
     return float(np.std(scores, ddof=1) / math.sqrt(len(scores)))
-
-
-def mean_ranks(scores: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-    """Mean rank of each trial over the modalities, 1 the best; ties share their mean rank.
-
-    Args:
-        scores: (trials, modalities).
-
-    Returns:
-        (trials,).
-    """
-    return np.asarray(rankdata(-scores, axis=0).mean(axis=1), np.float64)

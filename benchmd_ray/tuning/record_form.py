@@ -17,7 +17,6 @@ PLAN: Kinds = {
     "setting": str,
     "sources": list,
     "objectives": list,
-    "across": (str, type(None)),
     "sampler": str,
     "stopping": str,
     "evaluations": int,

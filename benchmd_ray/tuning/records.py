@@ -29,9 +29,10 @@ from benchmd_ray.integrity import (
 )
 from benchmd_ray.parquet import read_table
 from benchmd_ray.settings import Settings, updated
+from benchmd_ray.tuning.confirm import LEVEL
 from benchmd_ray.tuning.record_form import PLAN, plan_fault, result_fault
 
-FORMAT = 3
+FORMAT = 4
 SEARCHES = "searches"
 """Folder of a store that holds its searches."""
 INNER = "inner"
@@ -53,7 +54,6 @@ COLUMNS: dict[str, pa.DataType] = {
     "fresh_evaluations": pa.int64(),
     "difference": pa.float64(),
     "difference_low": pa.float64(),
-    "rank": pa.float64(),
     "last_value": pa.float64(),
     "step": pa.int64(),
     "steps": pa.int64(),
@@ -67,10 +67,10 @@ COLUMNS: dict[str, pa.DataType] = {
 
 ``reason``: why a trial failed. ``value``: mean score of its ``evaluations`` on the search's
 validation records, made comparable with the start's (`racing.paired`), ``error`` the standard error
-of that mean.
+of its mean difference to the start, and for the start of its own mean.
 ``fresh_value``: mean of a finalist's ``fresh_evaluations`` after the race; ``difference`` and
 ``difference_low``: its mean difference to the start there, and the lower bound that decides
-(`confirm`). ``rank``: mean rank over modalities. ``last_value``, ``step``: what was reported last
+(`confirm`). ``last_value``, ``step``: what was reported last
 of the first evaluation; ``steps``: what that goes to (epochs, pretraining steps, or modalities).
 ``seconds``, ``device_hours``: worked, all attempts. ``started``, ``finished``: ISO time, UTC.
 """
@@ -83,8 +83,8 @@ SCORE_OF = "score:"
 """Beginning of the columns with the score of one modality, of a search over several."""
 RULE = (
     "a trial takes the start's place where the one-sided lower bound of its mean difference to the "
-    "start over fresh evaluations is above 0 (level 0.025 over all that are compared, by patients, "
-    "seeds and cuts); of several the one with the largest difference"
+    f"start over fresh evaluations is above 0 (level {LEVEL:g} over all trials and looks, by "
+    "patients, seeds and cuts); of several the one with the largest difference"
 )
 """How a search chooses by fresh evaluations (`tuning.confirm`), for readers of results."""
 
@@ -102,8 +102,6 @@ class SearchRecord:
     the inner catalog's two splits; several of a universal search."""
     objectives: tuple[str, ...]
     """``auroc`` or ``dsc``, and maybe ``device_hours``."""
-    across: str | None
-    """How the modalities of a universal search are summed up; None of a search on one source."""
     sampler: str
     stopping: str
     evaluations: int

@@ -17,21 +17,21 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import optuna
 from optuna.storages import JournalStorage
 from optuna.trial import FrozenTrial, TrialState, create_trial
 
+from benchmd_ray.data.inner import FOLDS
 from benchmd_ray.errors import first_line, shown
 from benchmd_ray.integrity import OF, Damaged, name_of, require_of
 from benchmd_ray.storage.location import Location
 from benchmd_ray.training.seeds import derived_seed
 from benchmd_ray.tuning.confirm import (
     FINALISTS,
-    LEVEL,
     Decision,
     Sampling,
     decided,
+    level_of,
 )
 from benchmd_ray.tuning.journal import FAULTS, REMEDY, journal_at
 from benchmd_ray.tuning.known import (
@@ -44,7 +44,7 @@ from benchmd_ray.tuning.known import (
     REASON,
     SECONDS,
     STARTED,
-    STOP,
+    TESTED,
     Trial,
     evaluations_of,
     known_trial,
@@ -55,13 +55,16 @@ from benchmd_ray.tuning.racing import (
     HALF,
     REDUCTION,
     falls_behind,
-    mean_ranks,
     promoted,
     rungs,
 )
 from benchmd_ray.tuning.samplers import Direction, Shown, proposed
 from benchmd_ray.tuning.spaces import Space
 
+ASHA = (REDUCTION, REDUCTION - 1)
+"""Asynchronous successive halving stops all but the best of so many trials, of so many or more."""
+OVER = "over"
+"""What a study notes when its race is over: the budget that ended it."""
 IMPORTANCE_TRIALS = 10
 """Trials with a score below which nothing is said about the importance of settings."""
 
@@ -108,8 +111,7 @@ class Study:
         optuna.logging.set_verbosity(optuna.logging.ERROR)
         self.space, self.method, self.devices = space, method, devices
         self.judge: Callable[[], Decision | None] = lambda: None
-        """What fresh evaluations choose at the level `EARLY`; who has the scores of records sets
-        it."""
+        """What fresh evaluations choose so far; who has the scores of records sets it."""
         self._first = (space.start, *first)
         self._path, of = path, Path(str(path)).parent
         with warnings.catch_warnings():
@@ -135,8 +137,6 @@ class Study:
 
     @property
     def _directions(self) -> list[Direction]:
-        if self.method.across == "mean-rank":
-            return ["minimize"]
         return ["maximize", "minimize"] if self.method.cost else ["maximize"]
 
     def _require_of_space(self) -> None:
@@ -219,17 +219,9 @@ class Study:
             score: tuple[float, ...] | None = None
             if known.evaluations:
                 score = (known.score, known.cost) if self.method.cost else (known.score,)
-                if self.method.across == "mean-rank":
-                    score = (self._rank_among(known),)
             curve = dict(known.curve) if trial.state is TrialState.PRUNED else None
             found.append(Shown(trial.params, trial.distributions, score, curve))
         return found
-
-    def _rank_among(self, trial: Trial) -> float:
-        """Mean rank of a trial over the modalities among all that have a score."""
-        scored = [one for one in self.trials() if one.evaluations]
-        table = np.array([[one.scores[name] for name in sorted(one.scores)] for one in scored])
-        return float(mean_ranks(table)[[one.number for one in scored].index(trial.number)])
 
     def promote(self) -> Job | None:
         """Grant more evaluations to a trial that has earned them; None: none has.
@@ -257,13 +249,12 @@ class Study:
 
     def _goodness(self, trials: Mapping[int, FrozenTrial], rung: int) -> dict[int, float]:
         """Of trials at their first evaluations, so many as the rung has; the higher the better."""
-        if not trials:
-            return {}
-        table = np.array([_table(trial, range(rung)).mean(axis=0) for trial in trials.values()])
-        goodness = table.mean(axis=1)
-        if self.method.across == "mean-rank":
-            goodness = -mean_ranks(table)
-        return dict(zip(trials, map(float, goodness), strict=True))
+        found = {}
+        for number, trial in trials.items():
+            done = evaluations_of(trial)
+            scores = [score for each in range(rung) for score in done[each].values()]
+            found[number] = math.fsum(scores) / len(scores)
+        return found
 
     def _grant(self, number: int, evaluations: Sequence[int]) -> Job | None:
         """Grant evaluations to a trial next to those that it has; None: it has them all."""
@@ -274,31 +265,52 @@ class Study:
         job = self._job(self._held[number])
         return None if job is None else replace(job, resumed=False)
 
-    def confirm(self) -> Job | None:
+    def confirm(self, budget: Sequence[float | None] = ()) -> Job | None:
         """Grant fresh evaluations, a cut at a time, to the start and to the finalists in turn.
 
         The next finalist has its turn where the one before is not above the start on the first
         cut, and one that is chosen after a cut needs no other. None: all have those that they need,
         or there is nothing to choose between.
+
+        Args:
+            budget: Whose race is over with that.
         """
         racing = (job.evaluations[0] < self.method.evaluations for job in self.unfinished())
         if self.method.choosing == "highest" or any(racing):
             return None  # of the latter: who the finalists are is not settled yet
+        batches = self.method.batches
         for finalist in self.finalists():
-            for batch in self.method.batches:
+            for batch in batches:
                 for number in (0, finalist):
                     if not set(batch) <= set(self._held[number].user_attrs[GRANTED]):
+                        self._note_tested(number)
+                        if not self.race_is_over(budget):
+                            self._study.set_user_attr(OVER, list(budget))
                         return self._grant(number, batch)
-                if any(self._job(self._held[number]) for number in (0, finalist)):
+                if any(set(batch) & set(self.left(number)) for number in (0, finalist)):
                     return None  # whether it goes on is not known yet
-                if not self._above(finalist, self.method.batches[0]):
-                    break
+                if not self._above(finalist, batches[0]):
+                    break  # the next one has its turn
+                if batch == batches[-1]:
+                    return None
                 chosen = self.judge()
                 if chosen is not None and chosen.number == finalist:
                     return None
-            else:
-                return None
         return None
+
+    def _note_tested(self, number: int) -> None:
+        """Note the position of a trial in the order in which they are compared with the start."""
+        tested = [int(trial.user_attrs.get(TESTED, 0)) for trial in self._held]
+        if number and not tested[number]:
+            self._handle(number).set_user_attr(TESTED, max(tested) + 1)
+
+    def race_is_over(self, budget: Sequence[float | None]) -> bool:
+        """Whether finalists were evaluated within this budget: then nothing else is begun in it.
+
+        Args:
+            budget: Its numbers; with others the race goes on.
+        """
+        return self._study.user_attrs.get(OVER) == list(budget)
 
     def _above(self, number: int, evaluations: Sequence[int]) -> bool:
         """Whether a trial is above the start on fresh evaluations that both have."""
@@ -322,14 +334,10 @@ class Study:
             for trial in trials[1:]
             if trial.state in ("complete", "stopped")
             and trial.evaluations
-            and self._order(trial) > self._order(trials[0])
+            and trial.score > trials[0].score
         ]
-        above.sort(key=lambda trial: (-len(trial.evaluations), -self._order(trial), trial.number))
+        above.sort(key=lambda trial: (-len(trial.evaluations), -trial.score, trial.number))
         return tuple(trial.number for trial in above[:FINALISTS])
-
-    def _order(self, trial: Trial) -> float:
-        """What trials are ordered by; the higher the better."""
-        return -self._rank_among(trial) if self.method.across == "mean-rank" else trial.score
 
     def confirmed(self) -> dict[int, dict[int, float]]:
         """Fresh evaluations of the start and of finalists, by trial and number, in whole cuts."""
@@ -347,14 +355,12 @@ class Study:
         self,
         ratio: float,
         sampling: Mapping[int, Sampling] | None = None,
-        level: float = LEVEL,
     ) -> Decision | None:
         """What is chosen by fresh evaluations; None while there are none to choose by.
 
         Args:
             ratio: Validation records over training records of an evaluation.
             sampling: By trial, see `tuning.sampling`.
-            level: Chance to choose a trial where none is better.
         """
         found = self.confirmed()
         start = found.pop(0, None)
@@ -374,7 +380,12 @@ class Study:
             ]
             for number in common
         }
-        return decided(start, common, ratio, sampling, race, level)
+        tested = {trial.number: trial.tested for trial in self.trials()}
+        levels = {
+            number: level_of(tested[number], len(own) // FOLDS, len(self.method.batches))
+            for number, own in common.items()
+        }
+        return decided(start, common, ratio, levels, sampling, race)
 
     # What is reported.
 
@@ -391,16 +402,16 @@ class Study:
         trial = self._held[number]
         curve = list(trial.user_attrs.get(CURVE, []))
         if any(point[0] == step for point in curve):  # by a process that was lost
-            return bool(trial.user_attrs.get(STOP))
-        self._handle(number).set_user_attr(CURVE, [*curve, [step, score]])
-        if number == 0 or self.method.stopping == "none":
-            return False
-        reached = [dict(map(tuple, t.user_attrs.get(CURVE, []))) for t in self._held]
-        scores = [own[step] for own in reached if step in own]
-        part = (HALF, FEWEST) if self.method.stopping == "racing" else (REDUCTION, REDUCTION - 1)
-        stop = falls_behind(score, scores, *part)
-        if stop:
-            self._handle(number).set_user_attr(STOP, True)
+            return any(len(point) > 2 for point in curve)
+        stop = False
+        if number and self.method.stopping != "none":
+            every = [*curve_points(self._held), (step, score)]
+            scores = [own for at, own in every if at == step]
+            racing = self.method.stopping == "racing"
+            stop = falls_behind(score, scores, *((HALF, FEWEST) if racing else ASHA))
+        # In one line: a process may be killed after any.
+        point = [step, score, "stop"] if stop else [step, score]
+        self._handle(number).set_user_attr(CURVE, [*curve, point])
         return stop
 
     def evaluated(
@@ -466,25 +477,14 @@ class Study:
         """All trials that were begun, in their order."""
         held = self._held
         start = held[0] if held else None
-        found = [known_trial(trial, start, self.method) for trial in held]
-        return self._ranked(found)
-
-    def _ranked(self, trials: list[Trial]) -> list[Trial]:
-        complete = [trial for trial in trials if trial.state == "complete"]
-        if self.method.across != "mean-rank" or not complete:
-            return trials
-        table = np.array([[t.scores[name] for name in sorted(t.scores)] for t in complete])
-        ranks = dict(zip((t.number for t in complete), mean_ranks(table), strict=True))
-        return [replace(t, rank=float(ranks.get(t.number, math.nan))) for t in trials]
+        return [known_trial(trial, start, self.method) for trial in held]
 
     def best(self) -> Trial | None:
         """The complete trial of the highest value, the earliest among equals; None: there is none.
 
-        It is what the race has found; what a search chooses, `decision` says.
+        It is what the race has found; what a search chooses, `judge` says.
         """
         complete = [trial for trial in self.trials() if trial.state == "complete"]
-        if self.method.across == "mean-rank":
-            return min(complete, key=lambda trial: trial.rank, default=None)
         return max(complete, key=lambda trial: trial.score, default=None)
 
     def importance(self) -> tuple[dict[str, float], str]:
@@ -524,6 +524,11 @@ class Study:
         return {name: float(share) for name, share in found.items()}, ""
 
 
+def curve_points(trials: Sequence[FrozenTrial]) -> list[tuple[int, float]]:
+    """Steps and scores that trials have reached within their first evaluation."""
+    return [(at, score) for t in trials for at, score, *_ in t.user_attrs.get(CURVE, [])]
+
+
 def fixed_trial(space: Space, values: Mapping[str, Any]) -> FrozenTrial:
     """Values of a space, as a trial with their distributions."""
     study = optuna.create_study()
@@ -536,9 +541,3 @@ def fixed_trial(space: Space, values: Mapping[str, Any]) -> FrozenTrial:
 
 def _now() -> str:
     return datetime.now(UTC).isoformat(timespec="seconds")
-
-
-def _table(trial: FrozenTrial, evaluations: Sequence[int]) -> np.ndarray:
-    """Scores of evaluations: (evaluations, modalities)."""
-    done = evaluations_of(trial)
-    return np.array([[done[e][name] for name in sorted(done[e])] for e in evaluations])

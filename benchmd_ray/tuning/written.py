@@ -55,7 +55,6 @@ def trial_row(trial: Trial, work: Work, chosen: Decision | None = None) -> dict[
         "fresh_evaluations": len(fresh),
         "difference": None if finalist is None else finalist.difference,
         "difference_low": None if finalist is None else finalist.low,
-        "rank": None if math.isnan(trial.rank) else trial.rank,
         "last_value": reached[1],
         "step": reached[0],
         "steps": final,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from pathlib import Path
 
 import numpy as np
@@ -181,7 +180,7 @@ def test_the_winner_of_a_search_from_a_baseline_is_trained_without_its_recipe(ca
     changes = {"tuned": "it", "transfer": {"epochs": 30}}  # else fixed: transformer
     about = {"scores": {}, "evaluations": (), "fresh": (), "curve": ()}
     times = {"seconds": 1.0, "device_hours": 0.1, "started": "", "finished": ""}
-    best = Trial(3, "complete", {}, 0.9, 0.01, rank=math.nan, reason="", **about, **times)
+    best = Trial(3, "complete", {}, 0.9, 0.01, tested=0, reason="", **about, **times)
     found = Searched(plan, tmp_path, (), Outcome(best, None), changes, 0.1, "CPU")
     start, tuned = retraining_plan(tuning, [found], tmp_path, device="cpu", tflops=1.0).items
     assert start.settings.encoder.network == "resnet18"

@@ -426,7 +426,6 @@ def trial(number, state="complete", *, value=math.nan, lr=0.01, curve=(), **more
         "state": state,
         "reason": None,
         "value": value,
-        "rank": None,
         "last_value": curve[-1] if curve else math.nan,
         "step": len(curve) or None,
         "steps": 3,
@@ -509,10 +508,9 @@ def test_each_trial_of_a_search_is_a_run_and_all_are_a_table(tmp_path):
 
 def test_the_modalities_of_a_universal_search_are_results_not_settings():
     told = Told()
-    row = trial(4, value=0.6, rank=1.5) | {"score:ecg": 0.5, "score:cxr": math.nan}
+    row = trial(4, value=0.6) | {"score:ecg": 0.5, "score:cxr": math.nan}
     tracking.tell_trial(told, row)
     assert told.summary["score/ecg"] == 0.5
-    assert told.summary["mean_rank"] == 1.5
     assert "score/cxr" not in told.summary
     assert set(tracking.trial_config(row)) == {"trial", "transfer_optimiser_lr", "encoder_pool"}
 

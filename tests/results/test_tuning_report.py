@@ -678,10 +678,10 @@ def test_a_universal_search_has_a_column_for_each_modality(tmp_path):
          "records": {"train": 3, "validation": 2}, "patients": {"train": 3, "validation": 2}}
         for kind, source in (("ecg", "ptb-xl"), ("cxr", "mimic-cxr"))
     ]  # fmt: skip
-    rows = [{**row, "rank": 1.5, "score:ecg": 0.6, "score:cxr": 0.7} for row in make_trials(3)]
+    rows = [{**row, "score:ecg": 0.6, "score:cxr": 0.7} for row in make_trials(3)]
     two = [json.loads(json.dumps({"seed": seed})) for seed in (1, 2)]
-    name, across = search_name("tune-universal-mae-linear"), "mean-rank"
-    make_search(tmp_path, name, rows=rows, sources=sources, settings=two, across=across)
+    name = search_name("tune-universal-mae-linear")
+    make_search(tmp_path, name, rows=rows, sources=sources, settings=two)
     (record,) = searches([tmp_path])
     assert record.trials["score:cxr"].tolist() == [0.7] * 3
     first = record.start("cxr", "mimic-cxr", "clean")

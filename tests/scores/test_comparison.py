@@ -12,6 +12,7 @@ from benchmd_ray.errors import BenchmdError
 from benchmd_ray.scores import comparison
 from benchmd_ray.scores.comparison import (
     delong,
+    delong_shares,
     exchange_p,
     exchange_shares,
     holm,
@@ -182,6 +183,28 @@ def test_delong_of_one_row_per_patient_is_the_classical_one(seed):
     known = targets[:, 0] >= 0
     areas = [roc_auc_score(targets[known, 0], s[known, 0]) for s in (a, b)]
     assert one.difference == pytest.approx(areas[1] - areas[0], abs=1e-12)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_squares_of_what_patients_move_add_up_to_delongs_variance(seed):
+    targets, a, b, _ = random_pair(seed, classes=1)
+    patients = np.arange(len(targets))
+    shares = delong_shares(targets, a, b, patients)
+    assert math.sqrt(np.square(shares).sum()) == pytest.approx(delong(targets, a, b).se)
+
+
+def test_a_single_patient_moves_a_difference_by_all_of_it():
+    targets, a, b, _ = random_pair(0, classes=1)
+    targets[:] = 0
+    targets[3] = 1
+    patients = np.arange(len(targets))
+    shares = delong_shares(targets, a, b, patients)
+    gap = roc_auc_score(targets, b) - roc_auc_score(targets, a)
+    assert shares[3] == pytest.approx(gap)
+    below = np.array([(s[3] > s).astype(float) + (s[3] == s) / 2 for s in (a[:, 0], b[:, 0])])
+    others = np.delete(below[1] - below[0], 3)
+    assert np.square(np.delete(shares, 3)).sum() == pytest.approx(others.var(ddof=1) / len(others))
+    assert not len(delong_shares(np.zeros_like(targets), a, b, patients))
 
 
 def test_delong_by_hand():

@@ -13,7 +13,7 @@ from benchmd_ray.errors import BenchmdError
 from benchmd_ray.files import digest
 from benchmd_ray.service.choice import Choice
 from benchmd_ray.service.searches import Tuning, learned_in, planned_searches
-from benchmd_ray.tuning.portfolio import Kind, Portfolio, learned, read_portfolio
+from benchmd_ray.tuning.portfolio import Kind, Portfolio, _Model, learned, read_portfolio
 from benchmd_ray.tuning.records import read_searches
 
 LR = "transfer.optimiser.lr"
@@ -56,6 +56,21 @@ def test_what_is_learned_gains_where_it_was_learned(store):
     assert min(high) > max(low)
     images = [c for c in portfolio.candidates if c.kind.axes == 2]
     assert {c.dataset for c in images} == {"mimic-cxr"}
+
+
+def test_a_start_that_was_lucky_takes_little_from_what_others_gain(store):
+    """A forest draws every score to the mean: what it is compared with has to be drawn, too."""
+    (record,) = (one for one in read_searches([store]).found if one.sources[0]["source"] == "shhs")
+    first = record.trials["number"] == 0
+    raised = record.trials["value"].where(~first, record.trials["value"] + 0.05)
+    gained = []
+    for trials in (record.trials, record.trials.assign(value=raised)):
+        model = _Model.of(replace(record, trials=trials))
+        start = {str(name): value for name, value in trials.iloc[0].items()}
+        assert model.gain(start) == 0
+        gained.append(model.gain(start | {LR: 3e-4}))
+    assert gained[0] > 0.02
+    assert gained[0] - gained[1] < 0.02
 
 
 def test_searches_on_files_that_no_card_names_are_learned_from(store):

@@ -160,6 +160,8 @@ def test_what_fresh_evaluations_decide_is_trained_and_nothing_else(tuning, tmp_p
     record = read_search(found.folder)
     assert found.chosen.trial.number == record.best
     finalists = record.trials[record.trials["fresh_evaluations"] > 0]
+    assert 0 in set(finalists["number"])
+    assert len(finalists) > 1
     assert set(finalists["fresh_evaluations"]) <= {5, 10}
     decided = record.decision or {"finalists": []}
     better = [one["number"] for one in decided["finalists"] if one["low"] > 0]
@@ -363,7 +365,7 @@ def sources(write_manifest, *names):
 
 def universal(catalogs, **changes):
     choice = Choice(catalogs, techniques=("mae",), assignments=("encoder=tiny",))
-    method = Method(across="mean-rank", stopping="asha")
+    method = Method(universal=True, stopping="asha")
     return Tuning(choice, ("linear",), **({"method": method} | changes))
 
 
@@ -546,7 +548,7 @@ def test_retraining_shares_the_pretraining_that_was_not_searched(write_manifest,
 def _trial(number):
     about = {"scores": {}, "evaluations": (), "fresh": (), "curve": ()}
     times = {"seconds": 1.0, "device_hours": 0.0, "started": "", "finished": ""}
-    return Trial(number, "complete", {}, 0.6, 0.01, rank=0.0, reason="", **about, **times)
+    return Trial(number, "complete", {}, 0.6, 0.01, tested=0, reason="", **about, **times)
 
 
 def test_a_dry_run_says_what_would_be_searched(write_manifest, tmp_path):

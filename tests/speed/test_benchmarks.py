@@ -269,6 +269,21 @@ def test_the_price_of_a_certain_choice_is_simulated(tmp_path: Path) -> None:
     assert highest["gain"] <= result["gain"]
 
 
+def test_levels_of_the_choice_are_simulated(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from speed import search_price
+
+    kinds = (((4,), {"height": 0.0}), ((4, 6), {"height": 0.2, "evaluations": 1}))
+    monkeypatch.setattr(search_price, "LEVELS", kinds)
+    search_price.main(["--levels", "--searches", "3"])
+    useless, gaining = json.loads(capsys.readouterr().out)["found"]
+    assert (useless["trials"], gaining["trials"]) == ([4], [4, 6])
+    assert useless["gain"] == 0
+    assert gaining["gain"] in [pytest.approx(0.2 * n / 3, rel=1e-3) for n in range(4)]
+    assert useless["start_kept"] + useless["no_better_than_start"] == pytest.approx(1)
+
+
 def test_linear_evaluation_compares_with_the_frozen_encoder(tmp_path: Path) -> None:
     small = ["--device", "cpu", "--size", "tiny", "--records", "12", "--batch", "5"]
     result = benchmark("linear_evaluation", tmp_path, *small, "--epochs", "10")

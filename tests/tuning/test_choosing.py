@@ -1,21 +1,14 @@
 """Whole searches that are simulated: what they choose, and how often they are wrong."""
 
 import os
-from functools import partial
-from pathlib import Path
 
 import pytest
-from racing_alone import raced
 
 from benchmd_ray.data.inner import FOLDS
-from benchmd_ray.tuning.confirm import EARLY, LEVEL
-from benchmd_ray.tuning.method import Method
-from benchmd_ray.tuning.spaces import Parameter, Space
+from benchmd_ray.progress import SilentBoard
+from benchmd_ray.tuning.limits import Budget, Limits, Place
 from benchmd_ray.tuning.study import Study
-from speed.search_price import World
-
-LR = "transfer.optimiser.lr"
-SPACE = Space("made", (Parameter(LR, "log float", 1e-4, low=1e-5, high=0.1),))
+from speed.search_price import chosen, of_one_setting, settled, world_of
 
 
 @pytest.fixture(autouse=True)
@@ -24,41 +17,85 @@ def without_waiting_for_the_disk(monkeypatch):
     monkeypatch.setattr(os, "fsync", lambda _: None)
 
 
-def chosen(folder: Path, seed, gain, *, trials=20, records=True, sampler="random"):
-    """What a simulated search chooses: the trial, and its true gain."""
-    study = Study(folder / f"{seed}.log", SPACE, Method(sampler=sampler, evaluations=3, seed=seed))
-    world = World(seed, gain)
-
-    judge = world.judging(study, records=records)
-    study.judge = partial(judge, EARLY)
-    raced(study, trials, world)
-    decision = judge(LEVEL)
-    found = study.trials()[0 if decision is None else decision.number]
-    return found, gain(found.values)
-
-
-def quarter(height):
-    """A gain in a quarter of the range, of which the start is not."""
-    return lambda values: height if 1e-3 <= values[LR] <= 1e-2 else 0.0
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("records", [True, False])
-def test_a_useless_space_keeps_the_start(tmp_path, records):
-    found = [chosen(tmp_path, s, quarter(0.0), trials=14, records=records) for s in range(100)]
-    assert sum(trial.number == 0 for trial, _ in found) >= 95
+def test_a_useless_space_keeps_the_start(records):
+    kind = of_one_setting(14, records=records)
+    assert sum(chosen(kind, seed)[0].number == 0 for seed in range(100)) >= 95
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("height", "often"), [(0.05, 24), (0.03, 10)])
-def test_a_planted_gain_is_found(tmp_path, height, often):
-    found = [chosen(tmp_path, seed, quarter(height)) for seed in range(30)]
-    assert sum(own == height for _, own in found) >= often
-    assert all(own == height for trial, own in found if trial.number)
+def test_a_planted_gain_is_found(height, often):
+    found = [chosen(of_one_setting(20, height=height), seed) for seed in range(30)]
+    assert sum(gained == height for _, gained in found) >= often
+    assert all(gained == height for trial, gained in found if trial.number)
 
 
 @pytest.mark.slow
-def test_a_large_gain_is_chosen_after_one_cut(tmp_path):
-    found = [chosen(tmp_path, seed, quarter(0.12))[0] for seed in range(6)]
+def test_a_large_gain_is_chosen_after_one_cut():
+    found = [chosen(of_one_setting(20, height=0.12), seed)[0] for seed in range(6)]
     assert [len(trial.fresh) for trial in found] == [FOLDS] * 6
     assert all(trial.number for trial in found)
+
+
+def found(study):
+    return [
+        (t.number, t.state, dict(t.values), t.evaluations, t.fresh, t.tested, t.curve)
+        for t in study.trials()
+    ]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("height", [0.0, 0.12])
+def test_killed_after_any_line_of_the_journal_and_resumed_equals_undisturbed(tmp_path, height):
+    """With trials that are stopped early, a choice, and finalists in turn."""
+    kind, seed = of_one_setting(12, height=height, sampler="tpe"), 3
+    whole = Study(tmp_path / "whole.log", kind.space, kind.method)
+    number = settled(whole, world_of(kind, seed), kind, seed)
+    assert {trial.state for trial in whole.trials()} == {"complete", "stopped"}
+    assert {len(trial.curve) for trial in whole.trials()} >= {1, 2}
+    assert (number > 0) == (height > 0)
+    lines = (tmp_path / "whole.log").read_text().splitlines(keepends=True)
+    last = next(n for n, line in enumerate(lines) if '"over"' in line)
+    for count in (*range(3, last - 3, 11), *range(last - 3, len(lines), 3), last, last + 1):
+        path = tmp_path / f"{count}.log"
+        path.write_text("".join(lines[:count]))
+        study = Study(path, kind.space, kind.method)
+        assert settled(study, world_of(kind, seed), kind, seed) == number, count
+        assert found(study) == found(whole), count
+
+
+@pytest.mark.parametrize("cost", [0.1, 1.0, 3.0])
+def test_a_race_that_is_over_stays_so_however_cheap_the_choice_is(tmp_path, cost):
+    """Hours that are kept for finalists and not needed begin nothing; more hours do."""
+    kind, seed = of_one_setting(1), 1
+    study = Study(tmp_path / "study.log", kind.space, kind.method)
+    world = world_of(kind, seed)
+    study.judge = world.judging(study)
+    fresh = study.method.fresh[0]
+
+    def played_with(hours):
+        limits = Limits(
+            study,
+            Budget(trials=None, device_hours=hours),
+            *(Place(1.0, 0.0, 2), lambda: False, SilentBoard()),
+        )
+        order = []
+        while not limits.spent and (job := (study.unfinished() or [limits.next_job()])[0]):
+            each = job.evaluations[0]
+            order.append(each >= fresh)
+            score = world(job.number, job.values, each)
+            worked = job.seconds + 3600 * (cost if each >= fresh else 1.0)
+            study.evaluated(job.number, each, {"ecg": score}, worked)
+            limits.look()
+        return order
+
+    order = played_with(60.0)
+    assert any(order)
+    assert order == sorted(order)  # nothing of the race after the first of the choice
+    begun = study.begun
+    again = played_with(60.0)
+    assert (study.begun, all(again)) == (begun, True)
+    played_with(200.0)
+    assert study.begun > begun

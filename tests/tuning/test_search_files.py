@@ -86,7 +86,6 @@ def make(tmp_path):
                 for arm in arms
             ],
             "objectives": ["auroc"],
-            "across": study.method.across,
             "sampler": "tpe",
             "stopping": "racing",
             "evaluations": method.evaluations,
@@ -228,7 +227,7 @@ def test_the_best_settings_load_as_they_were(make, number):
 def test_best_settings_that_are_the_fixed_protocols_again_are_written_for_all(make):
     """A value that is the protocol's in one modality and not in the other holds in both."""
     folder, study, work, limits = make(
-        "ecg", "ldct", across="mean-score", sampler="random", stopping="none"
+        "ecg", "ldct", universal=True, sampler="random", stopping="none"
     )
     assert default_settings(MODALITIES["ldct"]).transfer.batch_size == 32
     sizes = []
@@ -249,18 +248,6 @@ def test_best_settings_that_are_the_fixed_protocols_again_are_written_for_all(ma
     assert list(record.trials["score:ecg"]) == [0.5 + trial / 64 for trial in range(8)]
     assert record.trials["curve"][1] == ((1, 0.515625), (2, study.trials()[1].score))
     assert set(record.trials["steps"]) == {2}  # modalities
-
-
-def test_ranks_are_read_back(make):
-    folder, study, work, limits = make("ecg", "ldct", across="mean-rank", stopping="none")
-    for trial, aurocs in enumerate([(0.5, 0.9), (0.7, 0.8), (0.6, 0.7), (0.55, 0.6)]):
-        study.propose()
-        study.evaluated(trial, 0, dict(zip(("ecg", "ldct"), aurocs, strict=True)), 1.0)
-    study.propose()
-    record = written(folder, study, work, limits)
-    assert list(record.trials["rank"])[:4] == [2.5, 1.5, 2.5, 3.5]
-    assert math.isnan(record.trials["rank"][4])
-    assert (record.best, record.value) == (1, 0.75)
 
 
 def confirmed(study, trials, gain):

@@ -1,0 +1,126 @@
+"""The study of tuning: what a search gained, pooled over tasks, and the tables of it."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from kinds import MODALITIES
+from sklearn.metrics import roc_auc_score
+from stores import (
+    SEARCH,
+    make_pretraining,
+    make_search,
+    make_transfer,
+    people,
+    scores_of,
+    targets_of,
+    write_predictions,
+)
+
+from speed.tuning_study import DRAWS, Gained, Study, gained, pooled, report
+
+ECG = MODALITIES["ecg"].task
+SKILLS = {"": 0.5, SEARCH: 1.2}
+SCORED = (("ptb-xl", "validation"), ("ptb-xl", "test"), ("georgia", "test"))
+ONE = Gained("tune-a", {"x, test": 0.02}, [0.02] * DRAWS, {"x, test": 0.8}, False, 60.0, 9, 12)
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A search with the runs of its start and of what it chose, two seeds each."""
+    store = tmp_path_factory.mktemp("study") / "runs"
+    upstream = make_pretraining(store, "mae")
+    make_search(store)
+    for tuned, skill in SKILLS.items():
+        lr = {"transfer": {"optimiser": {"lr": 3e-3}}, "tuned": tuned} if tuned else {}
+        for seed in (0, 1):
+            about: dict[str, Any] = {"changes": lr, "fixed": not tuned, "seed": seed}
+            run = make_transfer(store, "mae", upstream=upstream, **about)
+            held: dict[str, dict[str, Any]] = {}
+            for number, (dataset, split) in enumerate(SCORED):
+                truth = targets_of(ECG.classes, 120, ECG.kind, number)
+                scores = scores_of(truth, ECG.kind, skill, [number, seed, len(tuned)])
+                held.setdefault(dataset, {})[split] = people(120, number), truth, scores
+            for dataset, splits in held.items():
+                role = "source" if dataset == "ptb-xl" else "target"
+                write_predictions(run, dataset, splits, role=role)
+    return store
+
+
+def test_a_gain_is_the_difference_of_mean_aurocs_where_no_epoch_was_chosen(store: Path) -> None:
+    found = gained(store, SEARCH)
+    expected = {}
+    for number, (dataset, split) in list(enumerate(SCORED))[1:]:
+        truth = targets_of(ECG.classes, 120, ECG.kind, number)
+        means = {
+            tuned: np.mean(
+                [
+                    roc_auc_score(
+                        truth, scores_of(truth, ECG.kind, skill, [number, seed, len(tuned)])
+                    )
+                    for seed in (0, 1)
+                ]
+            )
+            for tuned, skill in SKILLS.items()
+        }
+        expected[f"{dataset}, {split}"] = means[SEARCH] - means[""]
+        assert found.start[f"{dataset}, {split}"] == pytest.approx(means[""])
+    assert found.values == pytest.approx(expected)
+    assert not found.kept
+    drawn = np.array(found.drawn)
+    assert len(drawn) == DRAWS
+    assert drawn.mean() == pytest.approx(found.mean, abs=0.01)
+    assert 0.005 < drawn.std() < 0.05
+
+
+def test_a_pooled_difference_counts_each_task_the_same() -> None:
+    generator = np.random.default_rng(0)
+    tasks = []
+    for mean, count in ((0.05, 2), (-0.01, 3)):
+        drawn = list(generator.normal(mean, 0.01, DRAWS))  # the same patients in all repetitions
+        tasks.append([replace(ONE, values={"x": mean}, drawn=drawn)] * count)
+    value, low, high = pooled(tasks)
+    assert value == pytest.approx(0.02)
+    half = 1.96 * 0.01 * np.sqrt(2) / 2  # of the mean of two independent tasks
+    assert low == pytest.approx(0.02 - half, abs=0.002)
+    assert high == pytest.approx(0.02 + half, abs=0.002)
+    kept = replace(ONE, values={"x": 0.0}, drawn=[], kept=True)
+    assert pooled([[kept], [kept, kept]]) == (0.0, 0.0, 0.0)
+
+
+def noted(folder: Path, strategy: str, repetition: int, one: Gained, **about: Any) -> None:
+    task = about.pop("task", "BreastMNIST")
+    stated = {"task": task, "strategy": strategy, "repetition": repetition}
+    stated |= {"minutes": 4.0, "version": 4} | about
+    path = folder / f"{len(list(folder.iterdir()))}.json"
+    path.write_text(json.dumps(stated | asdict(one)), "utf-8")
+
+
+def test_tables_compare_what_all_strategies_have(tmp_path: Path) -> None:
+    for repetition, gain in enumerate((0.02, 0.04, 0.9)):
+        one = replace(ONE, values={"x": gain}, drawn=[gain] * DRAWS, search=f"tune-{repetition}")
+        noted(tmp_path, "new", repetition, one)
+        if repetition < 2:  # the third is not done yet
+            noted(tmp_path, "before", repetition, replace(one, search="tune-b"), version=3)
+            noted(tmp_path, "new + portfolio", repetition, replace(one, search="tune-0"))
+    told = report(tmp_path)
+    assert "4 minutes of two devices a search" in told
+    assert "before 3, new 4, new + portfolio 4." in told
+    assert "| new | 1 | 2 | – | +0.030 [+0.020, +0.040] | +0.030 (BreastMNIST) |" in told
+    assert "| new + portfolio | 1 | 2 | 2 | +0.030 [+0.020, +0.040]" in told
+    assert "| before | 1 | 2 | 0 | +0.030 [+0.020, +0.040]" in told
+    alone = report(tmp_path, ["new"])
+    assert "| new | 1 | 3 | – | +0.320" in alone
+    noted(tmp_path, "new", 3, ONE, minutes=9.0)
+    with pytest.raises(SystemExit, match="no searches of equal minutes"):
+        report(tmp_path)
+
+
+def test_a_portfolio_needs_the_searches_that_it_is_learned_from(tmp_path: Path) -> None:
+    with pytest.raises(SystemExit, match="learned from the searches of all tasks by new"):
+        Study(tmp_path, tmp_path / "out", 1.0).portfolio(0)
