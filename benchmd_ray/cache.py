@@ -92,7 +92,7 @@ def _removed(path: Path) -> bool:
                 held.enter_context(locked(lock, f"what is kept at {path}"))
             remove(path)
             remove(hash_path(path))
-    except (Busy, OSError):  # somebody works on it
+    except (Busy, OSError):  # somebody works on it, or it cannot be removed
         return False
     return True
 

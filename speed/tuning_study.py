@@ -375,7 +375,7 @@ def report(folder: Path, strategies: Sequence[str] = ()) -> str:
     lines = [
         f"{notes[0]['minutes']:g} minutes of two devices a search. Version of the search: "
         + ", ".join(f"{n} {'and '.join(v)}" for n, v in _versions(notes).items())
-        + f". Left out, as not all strategies have them: {whole - len(notes)} searches.",
+        + f". Excluded, as not all strategies have them: {whole - len(notes)} searches.",
         "",
         "| task | strategy | repetitions | start | tuned − start | each repetition "
         "| kept the start | device seconds | trials | evaluations |",

@@ -495,9 +495,7 @@ def decisions(count, quality):
 @pytest.mark.slow
 def test_the_bound_from_scores_of_records_holds_its_level_and_finds_more():
     kept = decisions(200, 0.0)
-    assert (
-        kept[:, 0].mean() <= 0.065
-    )  # 0.035 of the first that is compared, and what chance makes of 200
+    assert kept[:, 0].mean() <= 0.065  # 0.035, and what chance makes of 200
     gained = decisions(60, 0.45)
     assert gained[:, 0].mean() >= gained[:, 1].mean()
     assert gained[:, 0].mean() > 0.5
