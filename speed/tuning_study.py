@@ -27,6 +27,7 @@ import numpy as np
 import numpy.typing as npt
 
 from benchmd_ray.data.build import build
+from benchmd_ray.integrity import SUFFIX
 from benchmd_ray.parts import PARTS
 from benchmd_ray.results.report.scored import Scored, read_scored
 from benchmd_ray.results.store import read_stores
@@ -37,13 +38,8 @@ from benchmd_ray.service.searches import Tuning, learned_in, planned_searches
 from benchmd_ray.service.tune_and_train import search_and_train
 from benchmd_ray.tuning.limits import Budget
 from benchmd_ray.tuning.method import Method
-from benchmd_ray.tuning.portfolio import (
-    SHIPPED,
-    Portfolio,
-    read_portfolio,
-    write_portfolio,
-)
-from benchmd_ray.tuning.records import SEARCHES, read_search
+from benchmd_ray.tuning.portfolio import Portfolio
+from benchmd_ray.tuning.records import RESULT, SEARCH, SEARCHES, TRIALS, read_search
 
 LAPTOP = (
     *("encoder.width=64", "encoder.depth=4", "encoder.heads=4", "encoder.head_dim=16"),
@@ -210,23 +206,15 @@ class Study:
         )
 
     def portfolio(self, repetition: int) -> Portfolio:
-        """What a repetition's searches without a portfolio teach, learned once and kept."""
-        path = self.out / "done" / f"portfolio-{repetition}" / SHIPPED
-        if not path.is_file():
-            if not all(self.note(name, "new", repetition).is_file() for name in TASKS):
-                raise SystemExit(
-                    f"the portfolio of repetition {repetition} is learned from the searches of all "
-                    "tasks by new: run these first."
-                )
-            own = {
-                str(json.loads(self.note(name, "new", repetition).read_text("utf-8"))["search"])
-                for name in TASKS
-            }
-            stores = sorted({self.store(name, repetition) for name in TASKS})
-            learned = learned_in(stores, wanted=own.__contains__)
-            path.parent.mkdir(parents=True, exist_ok=True)
-            write_portfolio(path, learned)
-        return read_portfolio(path)
+        """What a repetition's searches without a portfolio teach."""
+        notes = [self.note(name, "new", repetition) for name in TASKS]
+        if not all(note.is_file() for note in notes):
+            raise SystemExit(
+                f"the portfolio of repetition {repetition} is learned from the searches of all "
+                "tasks by new: run these first."
+            )
+        own = {str(json.loads(note.read_text("utf-8"))["search"]) for note in notes}
+        return learned_in([self.done], wanted=own.__contains__)
 
     def store(self, task: str, repetition: int) -> Path:
         """The store of a repetition of the tasks with the same source: these share pretraining."""
@@ -234,7 +222,12 @@ class Study:
 
     def note(self, task: str, strategy: str, repetition: int) -> Path:
         """What says that a search is done, and which it was."""
-        return self.out / "done" / f"{_plain(task)}-{repetition}-{_plain(strategy)}.json"
+        return self.done / f"{_plain(task)}-{repetition}-{_plain(strategy)}.json"
+
+    @property
+    def done(self) -> Path:
+        """Notes, and a store of the searches by new, of which portfolios are learned."""
+        return self.out / "done"
 
     def search(self, task: str, strategy: str, repetition: int) -> None:
         """Search and train, and note what it gained, unless it is done."""
@@ -248,11 +241,20 @@ class Study:
         search_and_train(tuning, store, say=print, cpus=2)
         found = gained(store, plan.name)
         note.parent.mkdir(parents=True, exist_ok=True)
+        if strategy == "new":
+            self.keep(store / SEARCHES / plan.name)
         about = {"task": task, "strategy": strategy, "repetition": repetition}
         about |= {"minutes": self.minutes, "version": PARTS["search"].version}
         written = note.with_suffix(".writing")
         written.write_text(json.dumps(about | asdict(found)) + "\n", "utf-8")
         written.replace(note)
+
+    def keep(self, search: Path) -> None:
+        """Copy what a portfolio is learned from."""
+        own = self.done / SEARCHES / search.name
+        own.mkdir(parents=True, exist_ok=True)
+        for name in (SEARCH, TRIALS, TRIALS + SUFFIX, RESULT):
+            shutil.copy(search / name, own)
 
 
 def _plain(name: str) -> str:

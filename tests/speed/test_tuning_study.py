@@ -22,7 +22,9 @@ from stores import (
     write_predictions,
 )
 
-from speed.tuning_study import DRAWS, Gained, Study, gained, pooled, report
+from benchmd_ray.errors import BenchmdError
+from benchmd_ray.service.searches import learned_in
+from speed.tuning_study import DRAWS, TASKS, Gained, Study, gained, pooled, report
 
 ECG = MODALITIES["ecg"].task
 SKILLS = {"": 0.5, SEARCH: 1.2}
@@ -119,6 +121,22 @@ def test_tables_compare_what_all_strategies_have(tmp_path: Path) -> None:
     noted(tmp_path, "new", 3, ONE, minutes=9.0)
     with pytest.raises(SystemExit, match="no searches of equal minutes"):
         report(tmp_path)
+
+
+def test_a_portfolio_is_learned_from_a_repetition_s_searches_by_new(
+    store: Path, tmp_path: Path
+) -> None:
+    study = Study(tmp_path, tmp_path / "out", 1.0)
+    study.keep(store / "searches" / SEARCH)
+    for task in TASKS:
+        own = replace(ONE, search=SEARCH)
+        study.note(task, "new", 0).write_text(json.dumps(asdict(own)))
+        study.note(task, "new", 1).write_text(json.dumps(asdict(ONE)))
+    expected = learned_in([store])
+    assert expected.candidates
+    assert study.portfolio(0) == expected
+    with pytest.raises(BenchmdError, match="nothing is to be learned from 0 searches"):
+        study.portfolio(1)
 
 
 def test_a_portfolio_needs_the_searches_that_it_is_learned_from(tmp_path: Path) -> None:
