@@ -49,6 +49,10 @@ class BucketError(Transient):
     """Whether the server gave no answer of use, and may give one later."""
 
 
+class DiskFull(BenchmdError):
+    """There is no space left for a file; nothing half-written was kept."""
+
+
 class Stopped(KeyboardInterrupt):
     """A signal, its first argument, asked the work to stop; nothing that was done is lost."""
 

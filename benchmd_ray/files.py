@@ -18,7 +18,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from benchmd_ray.errors import BenchmdError, Busy
+from benchmd_ray.errors import BenchmdError, Busy, DiskFull
 
 TEMPORARY = ".partial-"
 """Prefix of names under which files and folders are written before they are renamed."""
@@ -51,7 +51,7 @@ def replacing(path: Path) -> Iterator[Path]:
     """A temporary path next to the file ``path``, renamed to it on success.
 
     Raises:
-        BenchmdError: The disk is full; nothing half-written stays.
+        DiskFull: There is no space left; nothing half-written stays.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(f"{TEMPORARY}{uuid.uuid4().hex[:12]}-{path.name}")
@@ -66,7 +66,7 @@ def removed_on_failure(partial: Path, path: Path) -> Iterator[None]:
     """Remove ``partial``, which is to become ``path``, when writing it fails.
 
     Raises:
-        BenchmdError: The disk is full.
+        DiskFull: There is no space left.
     """
     try:
         yield
@@ -75,7 +75,7 @@ def removed_on_failure(partial: Path, path: Path) -> Iterator[None]:
         remove(partial)
         if not full:
             raise
-        raise BenchmdError(
+        raise DiskFull(
             f"no space left while writing {path} ({shutil.disk_usage(path.parent).free:,} bytes "
             "free). Nothing half-written was kept: free some space and run the command again."
         ) from error
@@ -89,7 +89,9 @@ def is_disk_full(error: BaseException, folder: Path) -> bool:
     """
     if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
         return True
-    return isinstance(error, Exception) and shutil.disk_usage(folder).free < 2**20
+    if not isinstance(error, Exception) or not folder.is_dir():
+        return False
+    return shutil.disk_usage(folder).free < 2**20
 
 
 def flush(path: Path) -> None:

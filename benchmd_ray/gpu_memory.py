@@ -4,16 +4,36 @@ import torch
 
 TENSORS = 0.95
 """Of a share, what tensors may take: the rest is for CUDA's own memory of a process."""
+EXHAUSTED = (
+    "cuda error: out of memory",
+    *(f"cublas_status_{what}" for what in ("alloc_failed", "not_initialized")),
+    *(f"cudnn_status_{what}" for what in ("alloc_failed", "not_initialized")),
+)
+"""What CUDA and its libraries say where they could allocate nothing."""
 
 
 def take_share(share: float) -> None:
     """Let this process have so much of its GPU's memory: what it takes beyond fails in it alone.
 
     Args:
-        share: Of a GPU, as a plan gives it; 0, 1 and more limit nothing.
+        share: Of a GPU, as a plan or a search gives it; 0, 1 and more limit nothing.
     """
-    if 0 < share < 1 and torch.cuda.is_available():
+    if not torch.cuda.is_available():
+        return
+    if 0 < share < 1:
         torch.cuda.set_per_process_memory_fraction(share * TENSORS)
+    elif torch.cuda.is_initialized():  # type: ignore[no-untyped-call]  # work had a share before
+        torch.cuda.set_per_process_memory_fraction(1.0)
+
+
+def is_exhausted(error: BaseException) -> bool:
+    """Whether an error says that a GPU has no memory left, which libraries say in their own ways.
+
+    Args:
+        error: Of PyTorch, or of what it calls.
+    """
+    said = str(error).lower()
+    return isinstance(error, torch.OutOfMemoryError) or any(word in said for word in EXHAUSTED)
 
 
 def room(device: torch.device) -> int:

@@ -100,7 +100,7 @@ PARTS: Mapping[str, Part] = {
         ),
     ),
     "search": Part(
-        4,
+        5,
         (
             "data/inner.py",
             "scores/comparison.py",

@@ -8,8 +8,14 @@ from contextlib import contextmanager
 
 
 @contextmanager
-def repeating(do: Callable[[], object], seconds: float) -> Iterator[None]:
-    """Within, call ``do`` every so many seconds in another thread; wait for it at the end."""
+def repeating(do: Callable[[], object], seconds: float, *, wait: bool = True) -> Iterator[None]:
+    """Within, call ``do`` every so many seconds in another thread.
+
+    Args:
+        do: What is done; what it raises ends it.
+        seconds: Between two calls.
+        wait: Whether to wait at the end for a call that has not returned.
+    """
     done = threading.Event()
 
     def work() -> None:
@@ -22,4 +28,5 @@ def repeating(do: Callable[[], object], seconds: float) -> Iterator[None]:
         yield
     finally:
         done.set()
-        thread.join()
+        if wait:
+            thread.join()

@@ -6,7 +6,8 @@ searched (learning rate, dropout, label smoothing), whose best values gain ``--g
 start; a search may take so many evaluations of device time. The JSON has, by strategy and number of
 evaluations, the mean true gain of what was chosen with its standard error, how often the start was
 kept, and how often something no better than the start was taken. ``--levels`` gives the same of
-searches of one setting, of which a quarter of the range gains something or nothing does.
+searches of one setting, of which a quarter of the range gains something or nothing does;
+``--methods`` compares samplers and ways to stop trials.
 
 The tests of the choice simulate their searches in the same `World`.
 """
@@ -23,7 +24,7 @@ from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
 from itertools import product
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -33,10 +34,10 @@ from benchmd_ray.data.inner import FOLDS
 from benchmd_ray.progress import SilentBoard
 from benchmd_ray.scores.comparison import delong_shares
 from benchmd_ray.scores.metrics import auroc_per_class
-from benchmd_ray.tuning.confirm import Decision, Sampling
+from benchmd_ray.tuning.confirm import Decision, SamplingVariance
 from benchmd_ray.tuning.known import Trial
 from benchmd_ray.tuning.limits import Budget, Limits, Place
-from benchmd_ray.tuning.method import Method
+from benchmd_ray.tuning.method import Method, Stopping
 from benchmd_ray.tuning.samplers import Sampler
 from benchmd_ray.tuning.sampling import sampling_of
 from benchmd_ray.tuning.spaces import Parameter, Space
@@ -67,6 +68,10 @@ BEST = 0.048
 METHODS = {
     "highest": Method(sampler="tpe", stopping="asha", evaluations=1, choosing="highest"),
     "choice": Method(evaluations=3),
+}
+VARIED = {
+    f"{sampler}, {stopping}": Method(sampler=sampler, stopping=stopping, evaluations=3)
+    for sampler, stopping in product(get_args(Sampler), get_args(Stopping))
 }
 EARLY_LOOKS = ((1, 1 / 9, 0.5, 0.035, 0.03), (3, 1 / 3, 0.8, 0.03, 0.015))
 """Looks within the first evaluation: the step, its share of the training, of the final AUROC's
@@ -147,15 +152,15 @@ class World:
             found |= dict(zip(map(str, np.sort(half)), shares.tolist(), strict=True))
         return found
 
-    def sampling(self, study: Study) -> dict[int, Sampling]:
+    def sampling(self, study: Study) -> dict[int, SamplingVariance]:
         """What is due to the patients, by finalist."""
         confirmed, trials = study.confirmed(), study.trials()
         start = confirmed.pop(0, {})
+        common = {number: [e for e in own if e in start] for number, own in confirmed.items()}
         return {
-            number: sampling_of(
-                [self._shares(trials[0], trials[number], each) for each in own if each in start]
-            )
-            for number, own in confirmed.items()
+            number: sampling_of([self._shares(trials[0], trials[number], each) for each in own])
+            for number, own in common.items()
+            if own and all(len(self._halves(each)) == 2 for each in own)  # else none are kept
         }
 
     def judging(self, study: Study, *, records: bool = True) -> Callable[[], Decision | None]:
@@ -185,9 +190,7 @@ def played(study: Study, world: World, budget: Budget, seed: int) -> None:
         if job is None:
             return
         seconds, final = job.seconds, AUROC + world.gain(job.number, job.values) - 0.5
-        for each in job.evaluations:
-            if limits.spent:
-                return
+        for each in job.evaluations:  # what was begun is finished
             if job.number not in begun and each == 0:
                 begun.add(job.number)
                 if _stopped(study, job.number, final, seconds, seed):
@@ -299,6 +302,7 @@ LEVELS: tuple[tuple[tuple[int, ...], dict[str, Any]], ...] = (
     ((14,), {"records": False, "patients": 100}),
     ((20,), {"height": 0.03}),
     ((20,), {"height": 0.05}),
+    ((14, 40), {"height": 0.05}),
     ((20,), {"height": 0.05, "records": False}),
 )
 """Searches of one setting by their trials and what else they are, see `of_one_setting`."""
@@ -314,7 +318,8 @@ def _of_price(asked: tuple[str, float, int, float]) -> float | None:
     strategy, evaluations, seed, scale = asked
     budget = Budget(trials=None, device_hours=evaluations)
     gain: Gain = lambda values: scale * usual_gain(values)  # noqa: E731
-    trial, gained = chosen(Kind((budget,), gain, method=METHODS[strategy]), seed)
+    method = (METHODS | VARIED)[strategy]
+    trial, gained = chosen(Kind((budget,), gain, method=method), seed)
     return gained if trial.number else None
 
 
@@ -337,22 +342,28 @@ def main(arguments: list[str] | None = None) -> None:
     options.add_argument("--gain", type=float, default=BEST, help=f"of the best values ({BEST})")
     options.add_argument("--evaluations", type=float, nargs="+", default=[20, 40], help="(20 40)")
     options.add_argument("--searches", type=int, default=50, help="of each kind (50)")
-    options.add_argument("--levels", action="store_true", help="how often the start is kept")
+    others = options.add_mutually_exclusive_group()
+    others.add_argument("--levels", action="store_true", help="how often the start is kept")
+    others.add_argument("--methods", action="store_true", help="samplers and ways to stop trials")
     asked = options.parse_args(arguments)
     if asked.searches < 2 or min(asked.evaluations) < 1 or not math.isfinite(asked.gain):
         options.error("at least 2 --searches, and 1 of --evaluations, and a finite --gain")
-    found: list[dict[str, Any]] = []
+    kinds: list[tuple[dict[str, Any], Callable[[Any], float | None], list[Any]]] = []
+    seeds = range(asked.searches)
+    if asked.levels:
+        for trials, about in LEVELS:
+            each = [(trials, about, seed) for seed in seeds]
+            kinds.append(({"trials": trials} | about, _of_level, each))
+    else:
+        methods, scale = VARIED if asked.methods else METHODS, asked.gain / BEST
+        for strategy, count in product(methods, asked.evaluations):
+            about = {"strategy": strategy, "evaluations": count}
+            kinds.append((about, _of_price, [(strategy, count, s, scale) for s in seeds]))
+    found = []
     with ProcessPoolExecutor(measure.cpus()) as pool:
-        if asked.levels:
-            for trials, about in LEVELS:
-                each = [(trials, about, seed) for seed in range(asked.searches)]
-                held = list(pool.map(_of_level, each))
-                found.append({"trials": trials} | about | _summed(held))
-        else:
-            for strategy, count in product(METHODS, asked.evaluations):
-                kinds = [(strategy, count, s, asked.gain / BEST) for s in range(asked.searches)]
-                about = {"strategy": strategy, "evaluations": count}
-                found.append(about | _summed(list(pool.map(_of_price, kinds))))
+        for about, play, each in kinds:
+            print(", ".join(f"{name} {value}" for name, value in about.items()), file=sys.stderr)
+            found.append(about | _summed(list(pool.map(play, each))))
     about = {"searches": asked.searches} | ({} if asked.levels else {"gain": asked.gain})
     json.dump({"benchmark": "search_price", **about, "found": found}, sys.stdout, indent=1)
     sys.stdout.write("\n")

@@ -31,8 +31,10 @@ from benchmd_ray.integrity import SUFFIX
 from benchmd_ray.parts import PARTS
 from benchmd_ray.results.report.scored import Scored, read_scored
 from benchmd_ray.results.store import read_stores
+from benchmd_ray.scores.intervals import StandardError, difference_interval
 from benchmd_ray.scores.metrics import auroc
 from benchmd_ray.scores.resampling import resampled
+from benchmd_ray.scores.seeds import error_over_seeds
 from benchmd_ray.service.choice import Choice
 from benchmd_ray.service.searches import Tuning, learned_in, planned_searches
 from benchmd_ray.service.tune_and_train import search_and_train
@@ -49,7 +51,7 @@ LAPTOP = (
 )
 """Settings of the README's examples."""
 DRAWS = 1000
-"""Resamples of patients and repetitions."""
+"""Resamples of patients."""
 SEEDS = 3
 """Of the runs after a search."""
 Floats = npt.NDArray[np.float64]
@@ -131,6 +133,7 @@ TASKS = {
         (("nih-cxr-pa", "nih-cxr-1000"),),
     ),
 }
+WANTED = "a portfolio is learned from the searches of all tasks by new: run these first"
 FILES = {"pneumoniamnist": "pneumoniamnist_content_complete.npz"}
 """Files of MedMNIST under another name than the official one."""
 
@@ -209,10 +212,7 @@ class Study:
         """What a repetition's searches without a portfolio teach."""
         notes = [self.note(name, "new", repetition) for name in TASKS]
         if not all(note.is_file() for note in notes):
-            raise SystemExit(
-                f"the portfolio of repetition {repetition} is learned from the searches of all "
-                "tasks by new: run these first."
-            )
+            raise SystemExit(f"{WANTED} (repetition {repetition}).")
         own = {str(json.loads(note.read_text("utf-8"))["search"]) for note in notes}
         return learned_in([self.done], wanted=own.__contains__)
 
@@ -233,12 +233,15 @@ class Study:
         """Search and train, and note what it gained, unless it is done."""
         note = self.note(task, strategy, repetition)
         if note.is_file():
+            if json.loads(note.read_text("utf-8"))["minutes"] != self.minutes:
+                raise SystemExit(f"{note} is of other --minutes: take these, or another --out.")
             return
         print(f"{task}, {strategy}, repetition {repetition}", flush=True)
         tuning = self.tuning(TASKS[task], STRATEGIES[strategy], repetition)
         store = self.store(task, repetition)
         (plan,) = planned_searches(tuning, gpu=False)
-        search_and_train(tuning, store, say=print, cpus=2)
+        if not search_and_train(tuning, store, say=print, cpus=2):
+            raise SystemExit(f"{task}, {strategy}, repetition {repetition} did not end well.")
         found = gained(store, plan.name)
         note.parent.mkdir(parents=True, exist_ok=True)
         if strategy == "new":
@@ -255,6 +258,10 @@ class Study:
         own.mkdir(parents=True, exist_ok=True)
         for name in (SEARCH, TRIALS, TRIALS + SUFFIX, RESULT):
             shutil.copy(search / name, own)
+
+
+def _source(task: str) -> str:
+    return TASKS[task].source
 
 
 def _plain(name: str) -> str:
@@ -298,6 +305,8 @@ def gained(store: Path, name: str) -> Gained:
         begun = {seed: one for (other, seed), one in sides[False].items() if other == key}
         found = {seed: one for (other, seed), one in sides[True].items() if other == key}
         start[key] = float(np.mean([_auroc(one) for one in begun.values()]))
+        if bool(found) != (record.best != 0):
+            raise SystemExit(f"{store}: {name} lacks the runs of what it chose.")
         if not found:  # it keeps the start
             values[key] = 0.0
             continue
@@ -328,24 +337,63 @@ def _drawn(one: Scored) -> Floats:
     return resampled("auroc", *about, resamples=DRAWS)[:, 0]
 
 
-def pooled(of_tasks: Sequence[Sequence[Gained]]) -> tuple[float, float, float]:
-    """Mean difference over tasks, with its interval over patients and repetitions.
+@dataclass(frozen=True)
+class Difference:
+    """A difference in AUROC on one task, in each repetition."""
 
-    A task's difference is the mean over its scored splits and repetitions, so that each task
-    counts the same. In each draw patients are resampled (the same in all runs) and repetitions.
+    source: str
+    """Of the task, which shares patients, seeds and pretraining with other tasks of it."""
+    values: Floats
+    """(repetitions,)."""
+    draws: Floats
+    """In the same resamples of the patients, (repetitions, draws)."""
 
-    Args:
-        of_tasks: The repetitions of each task.
+    @classmethod
+    def of(cls, task: str, repetitions: Sequence[Gained]) -> Difference:
+        """Tuned minus start."""
+        draws = [one.drawn or [0.0] * DRAWS for one in repetitions]
+        values = [one.mean for one in repetitions]
+        return cls(TASKS[task].source, np.array(values), np.array(draws))
+
+    def minus(self, other: Difference) -> Difference:
+        """What one gained more than the other, in the same repetitions."""
+        return Difference(self.source, self.values - other.values, self.draws - other.draws)
+
+
+def pooled(of_tasks: Sequence[Difference]) -> tuple[float, float, float]:
+    """Mean difference over tasks, each counting the same, with its 95 % interval.
+
+    The variance is the one of several seeds on the same patients (`scores.seeds`), with repetitions
+    for seeds. Sources are independent: their parts add up, and the degrees of freedom of the spread
+    between repetitions are Satterthwaite's; a single repetition has none. NaN where nothing varies.
     """
-    generator = np.random.default_rng(0)
-    value, draws = [], []
-    for repetitions in of_tasks:
-        value.append(np.mean([one.mean for one in repetitions]))
-        each = np.array([one.drawn or [0.0] * DRAWS for one in repetitions])
-        chosen = generator.integers(0, len(each), (len(each), DRAWS))
-        draws.append(each[chosen, np.arange(DRAWS)].mean(axis=0))
-    low, high = np.nanpercentile(np.mean(draws, axis=0), [2.5, 97.5])
-    return float(np.mean(value)), float(low), float(high)
+    sources = dict.fromkeys(one.source for one in of_tasks)
+    patients = 0.0
+    spreads: list[tuple[float, float]] = []
+    for source in sources:
+        own = [one for one in of_tasks if one.source == source]
+        values = np.sum([one.values for one in own], axis=0) / len(of_tasks)
+        draws = np.sum([one.draws for one in own], axis=0) / len(of_tasks)
+        error = error_over_seeds(values, draws[:, ~np.isnan(draws).any(axis=0)], math.inf)
+        (of_patients, _), *rest = error.parts or ((math.nan, math.inf),)
+        patients += of_patients
+        spreads += rest
+    spread = sum(variance for variance, _ in spreads)
+    mean = float(np.mean([one.values.mean() for one in of_tasks]))
+    if not patients + spread > 0:
+        return mean, math.nan, math.nan
+    freedom = math.inf
+    if spread:
+        freedom = spread**2 / sum(variance**2 / own for variance, own in spreads)
+    parts = ((patients, math.inf), (spread, freedom))
+    low, high = difference_interval(mean, StandardError(math.sqrt(patients + spread), parts))
+    return mean, low, high
+
+
+def told(found: tuple[float, float, float]) -> str:
+    """A difference with its interval, for a table."""
+    mean, low, high = found
+    return f"{mean:+.3f} –" if math.isnan(low) else f"{mean:+.3f} [{low:+.3f}, {high:+.3f}]"
 
 
 def report(folder: Path, strategies: Sequence[str] = ()) -> str:
@@ -363,6 +411,10 @@ def report(folder: Path, strategies: Sequence[str] = ()) -> str:
     for note in notes:
         places.setdefault(note["strategy"], set()).add((note["task"], note["repetition"]))
     common = set.intersection(*places.values())
+    for task, repetition in sorted(common):  # tasks of a source are pooled by repetition
+        of_source = [t for t in {name for name, _ in common} if _source(t) == _source(task)]
+        if any((other, repetition) not in common for other in of_source):
+            common.discard((task, repetition))
     if not common:
         raise SystemExit(f"{folder} has no repetition of a task that all strategies have.")
     whole = len(notes)
@@ -377,7 +429,8 @@ def report(folder: Path, strategies: Sequence[str] = ()) -> str:
     lines = [
         f"{notes[0]['minutes']:g} minutes of two devices a search. Version of the search: "
         + ", ".join(f"{n} {'and '.join(v)}" for n, v in _versions(notes).items())
-        + f". Excluded, as not all strategies have them: {whole - len(notes)} searches.",
+        + ". Excluded, as not all strategies and tasks of a source have them: "
+        + f"{whole - len(notes)} searches.",
         "",
         "| task | strategy | repetitions | start | tuned − start | each repetition "
         "| kept the start | device seconds | trials | evaluations |",
@@ -390,20 +443,24 @@ def report(folder: Path, strategies: Sequence[str] = ()) -> str:
     lines += [
         "",
         "| strategy | tasks | searches | same search as new "
-        "| tuned − start [95 %] | least of a task |",
-        "|---|---|---|---|---|---|",
+        "| tuned − start [95 %] | least of a task | minus new [95 %] |",
+        "|---|---|---|---|---|---|---|",
     ]
+    gains = {
+        strategy: {task: Difference.of(task, each) for task, each in tasks.items()}
+        for strategy, tasks in held.items()
+    }
     for strategy, tasks in held.items():
-        mean, low, high = pooled(list(tasks.values()))
-        least = min(
-            (float(np.mean([repetition.mean for repetition in one])), task)
-            for task, one in tasks.items()
-        )
+        own = gains[strategy]
+        least = min((float(one.values.mean()), task) for task, one in own.items())
         every = [one.search for of_task in tasks.values() for one in of_task]
-        same = "–" if strategy == "new" else str(sum(search in of_new for search in every))
+        same = more = "–"
+        if strategy != "new" and "new" in gains:
+            same = str(sum(search in of_new for search in every))
+            more = told(pooled([one.minus(gains["new"][task]) for task, one in own.items()]))
         lines.append(
             f"| {strategy} | {len(tasks)} | {len(every)} | {same} "
-            f"| {mean:+.3f} [{low:+.3f}, {high:+.3f}] | {least[0]:+.3f} ({least[1]}) |"
+            f"| {told(pooled([*own.values()]))} | {least[0]:+.3f} ({least[1]}) | {more} |"
         )
     return "\n".join(lines) + "\n"
 
@@ -419,13 +476,12 @@ def _versions(notes: Sequence[dict[str, Any]]) -> dict[str, list[str]]:
 def _row(task: str, strategy: str, repetitions: Sequence[Gained]) -> str:
     means = [one.mean for one in repetitions]
     start = np.mean([np.mean(list(one.start.values())) for one in repetitions])
-    _, low, high = pooled([repetitions])
     cells = [
         task,
         strategy,
         str(len(repetitions)),
         f"{start:.3f}",
-        f"{np.mean(means):+.3f} [{low:+.3f}, {high:+.3f}]",
+        told(pooled([Difference.of(task, repetitions)])),
         ", ".join(f"{mean:+.3f}" for mean in means),
         f"{sum(one.kept for one in repetitions)} of {len(repetitions)}",
         f"{np.mean([one.device_seconds for one in repetitions]):.0f}",
@@ -454,9 +510,16 @@ def main(arguments: list[str] | None = None) -> None:
         options.error("either --report, or --data and --out")
     if chosen.report is None:
         study = Study(chosen.data, chosen.out, chosen.minutes)
+        strategies, tasks = chosen.strategy or MAIN, chosen.task or TASKS
+        portfolios = any(STRATEGIES[name].portfolio for name in strategies)
+        for repetition in range(chosen.repetitions * portfolios):
+            made = tasks if "new" in strategies else ()
+            for task in TASKS:
+                if task not in made and not study.note(task, "new", repetition).is_file():
+                    options.error(f"{WANTED} ({task}, repetition {repetition}).")
         for repetition in range(chosen.repetitions):
-            for strategy in chosen.strategy or MAIN:  # a portfolio learns from all tasks' searches
-                for task in chosen.task or TASKS:
+            for strategy in strategies:
+                for task in tasks:
                     study.search(task, strategy, repetition)
     print(report(chosen.report or chosen.out / "done", chosen.strategy or ()))
 

@@ -168,6 +168,10 @@ def tune(store: Path, address: str | None, dashboard: Dashboard, **options: Any)
 
     asked = ("cpus", "tflops", "search_only")
     if options["learned"]:
+        if options["catalogs"] or options["dry_run"]:
+            raise click.UsageError(
+                "--learn searches nothing: name it without --catalog and --dry-run."
+            )
         _learn(options["learned"])
         return
     if not options["catalogs"] and not options["dry_run"]:
@@ -237,6 +241,8 @@ def _tuning(options: dict[str, Any]) -> Tuning:
     )
     kept = ("space", "held", "at_once", "memory_gib", "evaluations")
     portfolio = Portfolio()
+    if options["no_portfolio"] and options["portfolio"]:
+        raise click.UsageError("name --portfolio or --no-portfolio, not both.")
     if not options["no_portfolio"]:
         portfolio = read_portfolio(options["portfolio"])
     return Tuning(

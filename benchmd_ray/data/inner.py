@@ -156,18 +156,18 @@ def _plan(source: Catalog, evaluation: int) -> str:
 def seen_splits(source: Catalog) -> tuple[str, ...]:
     """Splits of a source that a search sees."""
     rows = {split: source.rows(split) for split in source.manifest["splits"]}
-    own = has_validation(rows, source.evaluation_splits)
-    return ("train", "validation") if own else ("train",)
+    return splits_seen(rows, source.evaluation_splits)
 
 
-def has_validation(rows: Mapping[str, int], scored: Collection[str]) -> bool:
-    """Whether a source has a validation split to choose by: one that is scored for no result.
+def splits_seen(rows: Mapping[str, int], scored: Collection[str]) -> tuple[str, ...]:
+    """Splits that a search sees: of validation splits one that is scored for no result.
 
     Args:
         rows: Records of each split.
         scored: Splits that are scored.
     """
-    return bool(rows.get("validation")) and "validation" not in scored
+    own = rows.get("validation") and "validation" not in scored
+    return ("train", "validation") if own else ("train",)
 
 
 def _cut(table: pa.Table, held: frozenset[str]) -> dict[str, pa.Table]:

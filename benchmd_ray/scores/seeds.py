@@ -94,7 +94,7 @@ def pooled_seeds(
     low = high = math.nan
     reason = basis.no_interval
     if not reason and not math.isnan(mean):
-        error = _error(point, draws, basis.degrees)
+        error = error_over_seeds(point, draws, basis.degrees)
         low, high = value_interval(mean, error, draws.mean(axis=0), basis.fewest)
         reason = "" if low <= high else "the resamples do not differ"
     return Pooled(
@@ -141,7 +141,7 @@ def difference_over_seeds(
     low = high = by_t = math.nan
     reason = basis.no_interval
     if not reason:
-        error = _error(point, draws, basis.degrees)
+        error = error_over_seeds(point, draws, basis.degrees)
         low, high = difference_interval(mean, error)
         reason = "" if low <= high else "the resamples do not differ"
         by_t = error.p(mean, min(1.0, 2 / (draws.shape[1] + 1)))
@@ -151,7 +151,7 @@ def difference_over_seeds(
     return Difference(mean, low, high, p, said)
 
 
-def _error(point: Floats, draws: Floats, degrees: float) -> StandardError:
+def error_over_seeds(point: Floats, draws: Floats, degrees: float) -> StandardError:
     """Standard error of the mean over seeds, as the module says.
 
     Args:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext, suppress
+from contextlib import AbstractContextManager, closing, nullcontext, suppress
 from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
@@ -13,11 +13,12 @@ from typing import Any, Protocol
 from benchmd_ray.cluster import require_shared
 from benchmd_ray.data.catalog import open_catalog
 from benchmd_ray.data.provenance import together
-from benchmd_ray.errors import BenchmdError, BucketError, count_of
+from benchmd_ray.errors import BenchmdError, Transient, count_of
 from benchmd_ray.files import locked, remove
-from benchmd_ray.integrity import read_hashed_json, write_hashed_json
+from benchmd_ray.integrity import Damaged, read_hashed_json, write_hashed_json
 from benchmd_ray.interrupts import Stopping
 from benchmd_ray.progress import SilentBoard, board
+from benchmd_ray.repeating import repeating
 from benchmd_ray.results.storage.places import location_of
 from benchmd_ray.results.store import read_run, shown
 from benchmd_ray.service.logged import LoggedSearch
@@ -25,11 +26,12 @@ from benchmd_ray.service.searches import Inner, SearchPlan, Tuning, inner_digest
 from benchmd_ray.service.trial_place import Room, longest
 from benchmd_ray.settings import Settings, default_settings
 from benchmd_ray.ssl import protocol_encoder
-from benchmd_ray.tuning.confirm import Decision, Sampling
+from benchmd_ray.tuning.confirm import Decision, SamplingVariance
 from benchmd_ray.tuning.known import Trial
 from benchmd_ray.tuning.limits import Limits
 from benchmd_ray.tuning.racing import steps_within
-from benchmd_ray.tuning.records import SEARCH, SEARCHES, STATES, read_search
+from benchmd_ray.tuning.records import SEARCH, SEARCHES, STATES, read_plan, read_trials
+from benchmd_ray.tuning.records import TRIALS as TABLE
 from benchmd_ray.tuning.sampling import sampled
 from benchmd_ray.tuning.search import search
 from benchmd_ray.tuning.study import Study
@@ -67,8 +69,8 @@ class Searched:
     """By group, what the chosen settings change of the fixed protocol; empty without any."""
     device_hours: float
     device: str
-    unconfirmed: bool = False
-    """Whether the budget ended before finalists were evaluated again."""
+    undecided: bool = False
+    """Whether the budget ended before finalists were evaluated as often as they should be."""
 
     @property
     def lines(self) -> list[str]:
@@ -80,13 +82,14 @@ class Searched:
         ]
         failed = [trial for trial in self.trials if trial.state == "failed"]
         lines += [f"    trial {trial.number} failed: {trial.reason}" for trial in failed]
-        if failed and failed[0].number == 0:
-            lines.append(
+        if failed and failed[0].number == 0 and self.plan.method.choosing == "confirmed":
+            return [
+                *lines,
                 "    the start failed, so no trial can be compared with it: mend its reason, and "
-                f"remove {shown(self.folder)} to begin anew"
-            )
+                f"remove {shown(self.folder)} to begin anew",
+            ]
         if self.chosen is None:
-            return [*lines, "    the start is not complete, so there is nothing to choose"]
+            return [*lines, "    nothing has a score yet, so there is nothing to choose"]
         lines += self._choice(self.chosen)
         return [*lines, f"    written: {shown(self.folder)}"]
 
@@ -101,7 +104,7 @@ class Searched:
             return [f"    highest: trial {best.number}, {score}{began}", *values]
         if decision is None:
             why = "no trial is above it" if len(self.trials) > 1 else "there is no other trial"
-            if self.unconfirmed:
+            if self.undecided:
                 why = "the budget ended before finalists were evaluated again"
             return [f"    it keeps the start: {why}"]
         each = [
@@ -110,7 +113,11 @@ class Searched:
             for one in decision.finalists
         ]
         if not best.number:
-            return [*each, "    it keeps the start: no lower bound is above 0"]
+            more = ", and the budget ended before all were known: more of it goes on with them"
+            return [
+                *each,
+                "    it keeps the start: no lower bound is above 0" + more * self.undecided,
+            ]
         return [
             *each,
             f"    chosen: trial {best.number}, {name} {decision.expected:.4f} expected",
@@ -119,7 +126,7 @@ class Searched:
 
 
 SWEEP_SECONDS = 60.0
-"""How often what trials that are over have left on S3 is removed."""
+"""How often what trials that are over have left on S3 is removed, and the clock is noted."""
 TOLD = {"stopped": "stopped early"}
 """States of trials in words, where these are others."""
 
@@ -139,11 +146,12 @@ class Session:
         observer: TrialObserver | None,
         say: Callable[[str], None],
         log: LoggedSearch,
+        alone: Callable[[], None],
     ) -> None:
         self.tuning, self.plan, self.store = tuning, plan, store
         self.folder = folder = store / SEARCHES / plan.name
         self.room, self.stop, self.observer, self.say = room, stop, observer, say
-        self.place, self.log = room.place, log
+        self.place, self.log, self.alone = room.place, log, alone
         self.work = Work(
             technique=plan.technique,
             stage=plan.stage,
@@ -160,7 +168,7 @@ class Session:
         self._told: dict[int, str] = {}
         """State of each trial as observers were told."""
         self._inner: Sequence[Inner] = ()
-        self._sampled: dict[tuple[int, tuple[int, ...]], Sampling | None] = {}
+        self._sampled: dict[tuple[int, tuple[int, ...]], SamplingVariance | None] = {}
         """What is due to the patients, by trial and evaluations."""
 
     def run(self, inner: Sequence[Inner], *, quiet: bool) -> Searched:
@@ -170,40 +178,41 @@ class Session:
         self._inner = inner
         devices, where = self.place.devices, self.work.folder
         path = where / ("study.log" if isinstance(where, Path) else "journal")
-        study = Study(path, plan.space, plan.method, devices, plan.portfolio)
+        first = [given.values for given in plan.portfolio]
+        study = Study(path, plan.space, plan.method, devices, first)
         study.judge = partial(self._decision, study)
+        self._require_whole(study)
         self._told = {trial.number: trial.state for trial in study.trials()}
         if not study.begun and where != self.folder:
             remove(self.work.local)  # of a search of the same name that was removed from there
         if study.begun:
             self.say(f"{plan.name}: continues, {count_of(study.begun, 'trial')} were begun before")
         display = SilentBoard() if quiet else board(self.tuning.budget.trials, "trials")
-        limits = Limits(
-            study,
-            self.tuning.budget,
-            self.place,
-            lambda: bool(self.stop.number),
-            display,
-            self.clock.seconds(),
-            lambda number, reason: self.log.trial_lost(plan.name, number, reason),
-            self.room,
-        )
-        with self._working():
-            try:
-                search(self.work, limits, lambda number: self._ended(limits, number))
-            except BaseException:
-                with suppress(Exception):  # the journal has all that the next session needs
-                    self._note(limits)
-                raise
-            finally:
-                display.close()
-            chosen = self._note(limits)
-            self._tidy(study)
+        with closing(display):
+            limits = Limits(
+                study,
+                self.tuning.budget,
+                self.place,
+                lambda: bool(self.stop.number),
+                display,
+                self.clock.seconds(),
+                lambda number, reason: self.log.trial_lost(plan.name, number, reason),
+                self.room,
+            )
+            self.alone()  # what others leave behind is removed now
+            with self._working(), repeating(self.clock.seconds, SWEEP_SECONDS):
+                try:
+                    search(self.work, limits, lambda number: self._ended(limits, number))
+                except BaseException:
+                    with suppress(Exception):  # the journal has all that the next session needs
+                        self._note(limits)
+                    raise
+                chosen = self._note(limits)
+                self._tidy(study)
         device = "GPU" if self.place.gpus else "CPU"
         changes: Mapping[str, Any] = {}
         if chosen is not None:
             changes = best_settings(folder, self.work, self._bases, chosen.trial)
-        unconfirmed = chosen is not None and chosen.decision is None and bool(study.finalists())
         return Searched(
             plan,
             folder,
@@ -212,7 +221,7 @@ class Session:
             changes,
             limits.device_hours,
             device,
-            unconfirmed and plan.method.choosing == "confirmed",
+            study.undecided(self.tuning.budget.numbers),
         )
 
     def _working(self) -> AbstractContextManager[None]:
@@ -235,9 +244,8 @@ class Session:
     def _tidy(self, study: Study) -> None:
         """Remove what trials left, but of those that are not finished."""
         unfinished = [job.number for job in study.unfinished()]
-        with suppress(
-            BucketError, OSError
-        ):  # a process may still be ending; the next session does it
+        with suppress(Transient, OSError):  # where a process still ends, the next session does it
+            self.alone()
             leave_only(self.work.folder, unfinished)
         if unfinished:
             return
@@ -257,11 +265,30 @@ class Session:
         if not path.is_file():
             write_hashed_json(path, self.plan.describe(inner))
             return
-        held = [source["inner"] for source in read_search(self.folder).sources]
+        # Of the plan alone: all else follows from the journal, and is written anew.
+        held = [source["inner"] for source in read_plan(self.folder)["sources"]]
         if held != [inner_digest(catalogs) for catalogs in inner]:
             raise BenchmdError(
                 f"{shown(self.folder)} was begun on other records than an inner catalog has now: "
                 "its trials cannot be compared with new ones. Remove that folder to begin anew."
+            )
+
+    def _require_whole(self, study: Study) -> None:
+        """Refuse a journal that has fewer trials than were written of it: it has lost some.
+
+        Raises:
+            BenchmdError: It has.
+        """
+        try:
+            written = read_trials(self.folder / TABLE).num_rows
+        except Damaged:  # or not there: it is written anew
+            return
+        if written > study.begun:
+            raise BenchmdError(
+                f"{shown(self.folder)} has {count_of(written, 'trial')}, and its journal "
+                f"{study.begun}. That of a search in a folder is study.log, that of one on S3 is "
+                "journal/: continue a search where it was begun, or remove that folder to begin "
+                "anew."
             )
 
     def _ended(self, limits: Limits, number: int) -> None:
@@ -270,7 +297,8 @@ class Session:
         self.clock.seconds()
         if time.monotonic() > self._swept + SWEEP_SECONDS and self.work.folder != self.folder:
             self._swept = time.monotonic()
-            with suppress(BucketError, OSError):  # at the end it is done again
+            with suppress(Transient, OSError):  # at the end it is done again
+                self.alone()
                 leave_only(self.work.folder, [job.number for job in limits.study.unfinished()])
         trial = limits.study.trials()[number]
         if trial.state in ("complete", "failed"):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +11,7 @@ from benchmd_ray.benchmarks.registry import built_in_space
 from benchmd_ray.data.cards import cards
 from benchmd_ray.data.cards import kind_of as modality_named
 from benchmd_ray.data.catalog import Catalog, open_catalog
-from benchmd_ray.data.inner import has_validation, seen_splits
+from benchmd_ray.data.inner import seen_splits, splits_seen
 from benchmd_ray.data.origins import of_one_origin
 from benchmd_ray.errors import BenchmdError, unknown_name
 from benchmd_ray.files import digest
@@ -38,7 +38,7 @@ from benchmd_ray.ssl import SCRATCH, method_source, technique_named
 from benchmd_ray.tuning.limits import Budget
 from benchmd_ray.tuning.method import Method
 from benchmd_ray.tuning.parameters import NETWORK
-from benchmd_ray.tuning.portfolio import FEWEST, Kind, Portfolio, chosen_settings, learned
+from benchmd_ray.tuning.portfolio import FEWEST, Given, Kind, Portfolio, chosen_settings, learned
 from benchmd_ray.tuning.racing import usual_evaluations
 from benchmd_ray.tuning.records import FORMAT, read_searches
 from benchmd_ray.tuning.spaces import PRETRAIN, Space, shared, space_for, starting_at
@@ -95,7 +95,7 @@ class SearchPlan:
     """What the first trial takes for each source, device and precision settled."""
     space: Space
     method: Method
-    portfolio: tuple[Mapping[str, Any], ...] = ()
+    portfolio: tuple[Given, ...] = ()
     """What is tried right after the start."""
 
     @property
@@ -119,7 +119,7 @@ class SearchPlan:
             "precision": [settings.execution.precision for settings in self.starts],
             "space": self.space.as_dict(),
             "method": vars(self.method),
-            "portfolio": list(self.portfolio),
+            "portfolio": [asdict(given) for given in self.portfolio],
         }
 
     @property
@@ -326,7 +326,7 @@ def _planned(
             "take --choose highest, which says nothing about that, or more data."
         )
     method = replace(tuning.method, evaluations=tuning.evaluations or usual_evaluations(patients))
-    first: tuple[dict[str, Any], ...] = ()
+    first: tuple[Given, ...] = ()
     if len(group) == 1:
         own = group[0]
         kind = kind_of(technique, setting, own.kind.signal, own.kind.task.selected_by)
@@ -398,8 +398,7 @@ def _signal_of(modality: str) -> Signal:
 def _patients(source: Dataset) -> int:
     """Patients of a source that a search sees; by its card alone, as many as records."""
     if source.catalog is None:
-        seen = {"train"} | ({"validation"} if has_validation(source.rows, source.scored) else set())
-        return sum(source.rows[split] for split in seen)
+        return sum(source.rows[split] for split in splits_seen(source.rows, source.scored))
     catalog = open_catalog(source.catalog)
     splits = catalog.manifest["splits"]
     return sum(int(splits[split]["patients"]) for split in seen_splits(catalog))

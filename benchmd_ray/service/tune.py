@@ -25,6 +25,7 @@ from benchmd_ray.integrity import hash_path, is_whole, write_hash
 from benchmd_ray.interrupts import Stopping, stopping
 from benchmd_ray.models.imagenet import imagenet_weights
 from benchmd_ray.results.storage.places import backing_of, location_of
+from benchmd_ray.results.store import read_run, require_weights
 from benchmd_ray.service.logged import LoggedSearch, quieted
 from benchmd_ray.service.nodes import Nodes
 from benchmd_ray.service.plan import make_plan
@@ -87,7 +88,7 @@ def run_searches(
     try:
         for plan in plans:
             folder = store / SEARCHES / plan.name
-            with backing.searching(folder), stopping() as stop:
+            with backing.searching(folder) as alone, stopping() as stop:
                 inner = [_inner(each.catalog, store, plan, stop) for each in plan.sources]
                 say(f"{plan.name}: {_counts(plan, inner)}")
                 upstream = _upstream(tuning, plan, store, say, cpus=cpus, quiet=quiet)
@@ -97,7 +98,7 @@ def run_searches(
                     memory = memory_of(tuning, plan, room.place, own=own)
                     arms = _arms(tuning, plan, inner, upstream, store)
                     session = Session(
-                        tuning, plan, store, arms, room, memory, stop, observer, say, log
+                        tuning, plan, store, arms, room, memory, stop, observer, say, log, alone
                     )
                     with log.searching(plan.name):
                         found.append(session.run(inner, quiet=quiet))
@@ -202,7 +203,10 @@ def _upstream(
     if outcome.failed:
         failure = outcome.failed[0]
         raise BenchmdError(f"{failure.item.name}, which all trials need: {failure.reason}")
-    return {item.source: outcome.folders[item.name] for item in items}
+    found = {item.source: outcome.folders[item.name] for item in items}
+    for folder in found.values():
+        require_weights(read_run(folder))  # of an earlier session: they may have been pruned
+    return found
 
 
 def _arms(

@@ -11,7 +11,7 @@ from pathlib import Path
 import pandas as pd
 
 from benchmd_ray.data.catalog import open_catalog
-from benchmd_ray.data.inner import FOLDS, has_validation
+from benchmd_ray.data.inner import FOLDS, splits_seen
 from benchmd_ray.errors import count_of
 from benchmd_ray.progress import duration
 from benchmd_ray.results.storage.places import backing_of
@@ -142,8 +142,7 @@ def _inner_bytes(plan: SearchPlan) -> int:
 
 def _seen(source: Dataset) -> tuple[str, ...]:
     """Splits of a source that a search sees, see `data.inner`."""
-    own = has_validation(source.rows, source.scored)
-    return ("train", "validation") if own else ("train",)
+    return splits_seen(source.rows, source.scored)
 
 
 def _inner_share(source: Dataset) -> float:
@@ -253,11 +252,15 @@ def _times(
         )
     lines.append(said + ".")
     budget = tuning.budget
-    if budget.hours:
-        most = shared + 3600 * budget.hours
-        searching = min(searching, most) if budget.trials else most
-        worked = worked if budget.trials else shared + 3600 * budget.hours * place.at_once
-    hours = budget.device_hours or worked * place.devices / 3600
+    by_the_clock = [budget.hours] if budget.hours else []
+    if budget.device_hours:
+        by_the_clock.append(budget.device_hours / (place.devices * place.at_once))
+    if by_the_clock:
+        most = 3600 * min(by_the_clock)
+        most_worked = shared + most * place.at_once
+        searching = min(searching, shared + most) if budget.trials else shared + most
+        worked = min(worked, most_worked) if budget.trials else most_worked
+    hours = worked * place.devices / 3600
     if not plan.stage.pretrains:  # what trials start from, start and choice start from, too
         items = [item for item in items if item.step.scores or not item.step.makes_run]
     after = simulate(items, Resources(capacity.cpus, capacity.gpus)).seconds

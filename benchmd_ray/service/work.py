@@ -11,7 +11,7 @@ import torch
 
 from benchmd_ray.errors import BenchmdError, BucketError, Busy, NoRoom, Stopped, Transient
 from benchmd_ray.files import remove
-from benchmd_ray.gpu_memory import take_share
+from benchmd_ray.gpu_memory import is_exhausted, take_share
 from benchmd_ray.interrupts import interruptible
 from benchmd_ray.results.storage.places import store_folder
 from benchmd_ray.results.store import read_run
@@ -78,7 +78,7 @@ def execute_item(
         if name is not None and (folder / name).is_dir():
             (folder / name / FAILURE).write_text(traceback.format_exc(), "utf-8")
         first = (str(error).strip().splitlines() or ["no message"])[0]
-        memory = isinstance(error, torch.OutOfMemoryError)
+        memory = is_exhausted(error)
         return Report(error=f"{type(error).__name__}: {first}", again=True, memory=memory)
     finally:
         if torch.cuda.is_available():

@@ -115,15 +115,18 @@ def _explained(what: str, address: str) -> Iterator[None]:
     from boto3.exceptions import Boto3Error
     from botocore import exceptions
     from botocore.exceptions import BotoCoreError, ClientError
+    from s3transfer.exceptions import RetriesExceededError, S3DownloadFailedError
 
+    torn = (RetriesExceededError, S3DownloadFailedError)
     lost = (
+        *torn,  # the object was replaced meanwhile, or its content was cut off again and again
         exceptions.ConnectionError,
         exceptions.HTTPClientError,
         exceptions.IncompleteReadError,
     )
     try:
         yield
-    except (Boto3Error, BotoCoreError, ClientError) as error:
+    except (Boto3Error, BotoCoreError, ClientError, *torn) as error:
         said = without_key(str(error)).rstrip(".")
         explained = BucketError(f"cannot {what} {address}: {said}. {_advice(error)}")
         explained.away = isinstance(error, lost) or _status(error) >= 500

@@ -89,9 +89,8 @@ class Lease:
             BucketError: The bucket cannot be reached.
         """
         found, noted = self._objects.read(self._key), self._noted()
-        held = {} if found is None else _content(found.data)
-        own = held.get("session") in (noted.get("session"), noted.get("next"))
-        ours = found is not None and own
+        session = None if found is None else _content(found.data).get("session")
+        ours = session is not None and session in (noted.get("session"), noted.get("next"))
         if found is not None and not ours and _held(found):
             raise _busy(self._what, found.age)
         current = ours and bool(noted.get("current"))

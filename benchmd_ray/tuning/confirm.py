@@ -44,7 +44,7 @@ evaluation."""
 
 
 @dataclass(frozen=True)
-class Sampling:
+class SamplingVariance:
     """Variance of the difference between two trials that is due to which patients there are."""
 
     of_mean: float
@@ -114,7 +114,7 @@ def decided(
     finalists: Mapping[int, Mapping[int, float]],
     ratio: float,
     levels: Mapping[int, float],
-    sampling: Mapping[int, Sampling] | None = None,
+    sampling: Mapping[int, SamplingVariance] | None = None,
     race: Mapping[int, Sequence[float]] | None = None,
 ) -> Decision:
     """Choose by fresh evaluations.

@@ -270,6 +270,12 @@ class _Reader:
         if not isinstance(values, list) or len(values) < 2:
             raise self.error(f"values is {shown(values)}, expected a list of two or more.")
         found = tuple(self._value(value, "choice", "values") for value in values)
+        kinds = {float if type(value) is int else type(value) for value in found}
+        if len(kinds) > 1 or kinds == {type(None)}:
+            raise self.error(
+                f"values is {shown(values)}, expected texts alone, numbers alone, or true and "
+                "false: a table of trials has one column for them."
+            )
         if self.name == "encoder.patch_size":
             self._require_patches(found)
         if self.name == NETWORK:

@@ -47,6 +47,11 @@ class Budget:
                 "the search has no budget: give one of --trials, --hours, --device-hours."
             )
 
+    @property
+    def numbers(self) -> tuple[float | None, ...]:
+        """All three, which a study notes."""
+        return self.trials, self.hours, self.device_hours
+
 
 @dataclass(frozen=True)
 class Place:
@@ -108,7 +113,7 @@ class Limits:
         """What is wrong with this program or its surroundings, not with a trial."""
         self.device_hours = 0.0
         self.text = ""
-        self._budget = (budget.trials, budget.hours, budget.device_hours)
+        self._budget = budget.numbers
         self.look()
 
     def look(self) -> None:
@@ -132,7 +137,7 @@ class Limits:
     def _reserve(self, trials: Sequence[Trial]) -> float:
         """Device hours that evaluations of finalists will take, from what those before took."""
         method = self.study.method
-        finalists = self.study.finalists()
+        finalists = self.study.finalists(self._budget)
         if method.choosing == "highest" or not finalists:  # nothing to evaluate again so far
             return 0.0
         own = [trials[number] for number in (0, *finalists) if number < len(trials)]

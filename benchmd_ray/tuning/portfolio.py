@@ -5,7 +5,8 @@ an estimate of what any settings would have gained on its dataset (a random fore
 So each candidate has a gain on each dataset, and the first settings of a search are those that
 together gain most: the one that gains most on average, then each time the one that adds most to the
 best of those before it (as in Feurer et al., Auto-sklearn 2.0, https://arxiv.org/abs/2007.04074).
-What was learned on the dataset that is tuned, or on one of the same origin, is excluded before.
+What was learned on the dataset that is tuned, or on one of the same origin, is excluded before,
+also where it was learned by a search that began with such settings.
 
 A file holds names of settings and plain values. A value is taken only where the search space holds
 it, so that a file can name nothing that the space does not.
@@ -25,13 +26,13 @@ import pandas as pd
 
 from benchmd_ray.errors import BenchmdError, shown
 from benchmd_ray.files import replacing, resource_folder
-from benchmd_ray.plain_yaml import read_yaml_file
+from benchmd_ray.integrity import read_json
 from benchmd_ray.tuning.racing import REDUCTION
 from benchmd_ray.tuning.records import NUMERIC, SearchRecord
 from benchmd_ray.tuning.spaces import Space
 from benchmd_ray.typed import typed
 
-VERSION = 3
+VERSION = 4
 """Of the format and of how gains are estimated."""
 SHIPPED = "portfolio.json"
 MOST = 6
@@ -67,6 +68,22 @@ class Candidate:
     """By the full name of a setting."""
     gains: dict[str, float]
     """By dataset: what it gains over the start of the search there."""
+    after: tuple[str, ...] = ()
+    """Datasets of the settings that a portfolio gave its search, to which its own are near."""
+
+    @property
+    def datasets(self) -> tuple[str, ...]:
+        """All that it comes from."""
+        return tuple(sorted({self.dataset, *self.after}))
+
+
+@dataclass(frozen=True)
+class Given:
+    """Settings that a portfolio gives a search."""
+
+    values: dict[str, Any]
+    datasets: tuple[str, ...]
+    """That they come from."""
 
 
 @dataclass(frozen=True)
@@ -84,13 +101,10 @@ def read_portfolio(path: Path | None = None) -> Portfolio:
         BenchmdError: It is none, or of another version.
     """
     path = path or resource_folder("search_spaces") / SHIPPED
-    where = f"the portfolio {path}"
-    found: Portfolio = typed(Portfolio, read_yaml_file(path, where), where)
+    where, remedy = f"the portfolio {path}", "Learn it anew by `benchmd tune --learn STORE`."
+    found: Portfolio = typed(Portfolio, read_json(path, remedy), where)
     if found.version != VERSION:
-        raise BenchmdError(
-            f"{where} has the version {found.version}, expected {VERSION}: learn it anew by "
-            "`benchmd tune --learn STORE`."
-        )
+        raise BenchmdError(f"{where} has the version {found.version}, expected {VERSION}. {remedy}")
     return found
 
 
@@ -102,7 +116,7 @@ def write_portfolio(path: Path, portfolio: Portfolio) -> None:
 
 def chosen_settings(
     portfolio: Portfolio, kind: Kind, space: Space, usable: Callable[[str], bool]
-) -> tuple[dict[str, Any], ...]:
+) -> tuple[Given, ...]:
     """What a search tries right after its start, in this order.
 
     Args:
@@ -114,17 +128,17 @@ def chosen_settings(
     own = [
         candidate
         for candidate in portfolio.candidates
-        if candidate.kind == kind and usable(candidate.dataset)
+        if candidate.kind == kind and all(map(usable, candidate.datasets))
     ]
     names = sorted({name for each in own for name in each.gains if usable(name)})
     if not own or not names:
         return ()
     gains = np.array([[each.gains.get(name, 0.0) for name in names] for each in own])
-    found: list[dict[str, Any]] = []
+    found: list[Given] = []
     for number in complementary(gains):
         values = space.filled(own[number].values)
-        if values != space.start and values not in found:
-            found.append(values)
+        if values not in (space.start, *(given.values for given in found)):
+            found.append(Given(values, own[number].datasets))
     return tuple(found[:MOST])
 
 
@@ -167,7 +181,7 @@ def learned(records: Sequence[SearchRecord], kinds: Mapping[str, Kind]) -> Portf
                     gains.setdefault(name, []).append(model.gain(values))
             means = {name: round(math.fsum(g) / len(g), 5) for name, g in sorted(gains.items())}
             dataset = str(record.sources[0]["source"])
-            candidates.append(Candidate(dataset, kind, values, means))
+            candidates.append(Candidate(dataset, kind, values, means, record.taught))
     return Portfolio(VERSION, tuple(candidates))
 
 

@@ -43,7 +43,8 @@ class Jobs(_NotKept, Searcher):  # type: ignore[misc]
         with _noted(limits):
             job = limits.start_next()
             if job is not None:
-                return {**vars(job), "whole": job.number in limits.whole}
+                whole = job.number in limits.whole
+                return {**vars(job), "whole": whole, "gpus": 1.0 if whole else limits.place.gpus}
             drained = limits.draining and not limits.running
             waits = limits.running or limits.waiting or limits.full
             if waits and not drained and not limits.out_of_time:

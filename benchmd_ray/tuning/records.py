@@ -2,7 +2,7 @@
 
 A search is stored in ``<store>/searches/<name>/``: ``search.json`` (what is searched),
 ``trials.parquet`` (one row per trial, see `trials_schema`) and ``result.json``, which is missing
-while no trial is complete. `read_search` reads it and refuses what is damaged.
+while no trial has a score. `read_search` reads it and refuses what is damaged.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from benchmd_ray.integrity import (
     OF,
     Damaged,
     Stored,
+    kinds_fault,
     read_hashed_json,
     require_hash,
     require_kinds,
@@ -83,8 +84,9 @@ SCORE_OF = "score:"
 """Beginning of the columns with the score of one modality, of a search over several."""
 RULE = (
     "a trial takes the start's place where the one-sided lower bound of its mean difference to the "
-    f"start over fresh evaluations is above 0 (level {LEVEL:g} over all trials and looks, by "
-    "patients, seeds and cuts); of several the one with the largest difference"
+    f"start over fresh evaluations is above 0 (level {LEVEL:g} over all trials that are compared "
+    "and all looks at them, by patients, seeds and cuts); of several the one with the largest "
+    "difference"
 )
 """How a search chooses by fresh evaluations (`tuning.confirm`), for readers of results."""
 
@@ -116,11 +118,13 @@ class SearchRecord:
     device: str
     given: int
     """Trials after the first that a portfolio gave."""
+    taught: tuple[str, ...]
+    """Datasets that these come from."""
     trials: pd.DataFrame
     """One row per trial in order of number: `COLUMNS`, each searched setting, and of a universal
     search the score of each modality. ``curve`` holds tuples of (step, value)."""
     result: Mapping[str, Any] | None
-    """What ``result.json`` says; None while no trial is complete."""
+    """What ``result.json`` says; None while there is nothing to choose."""
 
     @property
     def name(self) -> str:
@@ -265,17 +269,17 @@ def read_searches(stores: Sequence[Path]) -> Stored[SearchRecord]:
     return Stored([found[name] for name in sorted(found)], damaged)
 
 
-def read_search(folder: Path) -> SearchRecord:
-    """Read the folder of a search, which may be running.
+def read_plan(folder: Path) -> dict[str, Any]:
+    """What ``search.json`` says of a search.
 
     Raises:
-        BenchmdError: It is none, or a file is damaged.
+        BenchmdError: There is none, or it is damaged.
     """
     if not (folder / SEARCH).is_file():
         raise BenchmdError(
             f"{folder} is not a search (no {SEARCH}). Name a folder that `benchmd tune` printed."
         )
-    path, remedy = folder / SEARCH, _remedy(folder)
+    path, remedy = folder / SEARCH, f"Move the folder {folder} out of the store to begin it anew."
     plan = read_hashed_json(path, remedy)
     if plan.get("format") != FORMAT:
         raise BenchmdError(
@@ -290,11 +294,24 @@ def read_search(folder: Path) -> SearchRecord:
     given = plan["determinants"].get("portfolio")
     if not isinstance(given, list):
         raise Damaged(path, "it does not say what a portfolio gave", remedy)
+    for one in given:
+        if fault := kinds_fault(one, {"values": dict, "datasets": list}, "what a portfolio gave"):
+            raise Damaged(path, fault, remedy)
+    return plan
+
+
+def read_search(folder: Path) -> SearchRecord:
+    """Read the folder of a search, which may be running.
+
+    Raises:
+        BenchmdError: It is none, or a file is damaged.
+    """
+    plan = read_plan(folder)
     modalities = [about["modality"] for about in plan["sources"]]
     if len(modalities) == 1:  # its score is the objective
         modalities = []
     trials = _read_trials(folder / TRIALS, trials_schema(plan["space"], modalities))
-    tuples = ("sources", "objectives", "settings")
+    tuples, given = ("sources", "objectives", "settings"), plan["determinants"]["portfolio"]
     named: dict[str, Any] = {
         name: tuple(plan[name]) if name in tuples else plan[name]
         for name in PLAN
@@ -303,6 +320,7 @@ def read_search(folder: Path) -> SearchRecord:
     return SearchRecord(
         folder=folder,
         given=len(given),
+        taught=tuple(sorted({str(name) for one in given for name in one["datasets"]})),
         trials=trials,
         result=_read_result(folder / RESULT, trials),
         **named,

@@ -8,6 +8,7 @@ evaluations beyond it.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -23,12 +24,13 @@ from benchmd_ray.scores.comparison import delong_shares
 from benchmd_ray.scores.units import Units
 from benchmd_ray.settings import Settings
 from benchmd_ray.training.selection import transfer_data
-from benchmd_ray.tuning.confirm import Sampling
+from benchmd_ray.tuning.confirm import SamplingVariance
 from benchmd_ray.tuning.trial import Work
 from benchmd_ray.tuning.trial_files import get_scores
 
 Floats = npt.NDArray[np.float64]
-REMEDY = "Remove the search's folder to begin it anew."
+REMEDY = "Two processes may have made them: what is chosen without them holds, and finds less."
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -74,7 +76,7 @@ class Records:
         return found
 
 
-def sampling_of(shares: Sequence[Mapping[str, float]]) -> Sampling:
+def sampling_of(shares: Sequence[Mapping[str, float]]) -> SamplingVariance:
     """Variance of differences that is due to the patients.
 
     Args:
@@ -85,12 +87,12 @@ def sampling_of(shares: Sequence[Mapping[str, float]]) -> Sampling:
         for patient, share in one.items():
             together[patient] = together.get(patient, 0.0) + share / len(shares)
     each = [sum(share**2 for share in one.values()) for one in shares]
-    return Sampling(sum(share**2 for share in together.values()), float(np.mean(each)))
+    return SamplingVariance(sum(share**2 for share in together.values()), float(np.mean(each)))
 
 
 def sampled(
     work: Work, inner: Mapping[int, Catalog], number: int, evaluations: Sequence[int]
-) -> Sampling | None:
+) -> SamplingVariance | None:
     """What is due to the patients in the fresh evaluations of a trial and of the start.
 
     Args:
@@ -100,13 +102,23 @@ def sampled(
         evaluations: That both have.
 
     Returns:
-        None where the scores of records were not kept: of several modalities, of masks, and of few
-        patients.
+        None where the scores of records were not kept: of several modalities, of trials of several
+        workers, of masks, and of few patients; and where they are not what was written, which is
+        logged.
 
     Raises:
-        Damaged: Scores are not what was written.
         BucketError: They are on S3, which cannot be reached.
     """
+    try:
+        return _sampled(work, inner, number, evaluations)
+    except Damaged as error:
+        logger.warning("the choice does without scores of records: %s", error)
+        return None
+
+
+def _sampled(
+    work: Work, inner: Mapping[int, Catalog], number: int, evaluations: Sequence[int]
+) -> SamplingVariance | None:
     found = []
     for evaluation in evaluations:
         paths = [work.scores_file(one, evaluation) for one in (0, number)]

@@ -18,10 +18,18 @@ from typing import Any
 import torch
 
 from benchmd_ray.cluster import free_reserved
-from benchmd_ray.errors import NoRoom, Transient
+from benchmd_ray.errors import DiskFull, NoRoom, Transient
 from benchmd_ray.files import is_disk_full, remove
+from benchmd_ray.gpu_memory import is_exhausted, take_share
 from benchmd_ray.tuning.limits import LOSSES, Ended, Limits
-from benchmd_ray.tuning.trial import Reached, Work, on_workers, run_trial, why_failed
+from benchmd_ray.tuning.trial import (
+    Reached,
+    Work,
+    on_workers,
+    out_of_memory,
+    run_trial,
+    why_failed,
+)
 from benchmd_ray.tuning.trial_files import leave_only
 
 ENVIRONMENT = {
@@ -54,6 +62,7 @@ def search(work: Work, limits: Limits, ended: Ended) -> None:
     Raises:
         Transient: Ray Tune itself fails again and again.
     """
+    limits.study.end_stopped()
     leave_only(work.folder, [trial.number for trial in limits.study.unfinished()])
     storage = work.local / "ray_tune"
     with quiet_tune():
@@ -123,7 +132,7 @@ def _fit(work: Work, limits: Limits, ended: Ended, storage: Path) -> None:
     place = limits.place
 
     def held(config: Mapping[str, Any]) -> Any:
-        own = {"CPU": place.cpus, "GPU": 1.0 if config["whole"] else place.gpus}
+        own = {"CPU": place.cpus, "GPU": config["gpus"]}
         return tune.PlacementGroupFactory([own if place.workers == 1 else WAITING])
 
     trainable = tune.with_resources(tune.with_parameters(trial_loop, work=work), held)
@@ -151,11 +160,12 @@ def _told(error: Exception, work: Work) -> dict[str, Any]:
 
     away = isinstance(error, NoRoom | RayError) or getattr(error, "away", False)
     workers = any(on_workers(arm.settings) for arm in work.arms)
-    transient = isinstance(error, Transient) or is_disk_full(error, work.local)
-    lost = away or (workers and isinstance(error, Transient))
+    transient = isinstance(error, Transient | DiskFull) or is_disk_full(error, work.local)
+    broken = isinstance(error, OSError) and not out_of_memory(error)  # of a disk, or a network
+    lost = away or (workers and isinstance(error, Transient)) or (broken and not transient)
     return {
         "failed": why_failed(error) or "no reason",
-        "memory": isinstance(error, torch.OutOfMemoryError),
+        "memory": is_exhausted(error),
         "away": away,  # its nodes or its storage
         "lost": lost,  # another process may do better
         "trouble": transient and not lost,  # nothing would, before somebody mends it
@@ -175,6 +185,7 @@ def trial_loop(config: Mapping[str, Any], work: Work) -> None:
 
     start = time.monotonic()
     try:
+        take_share(config["gpus"])
         run_trial(
             work,
             config["number"],

@@ -29,10 +29,11 @@ from benchmd_ray.training.seeds import derived_seed
 from benchmd_ray.tuning.confirm import (
     FINALISTS,
     Decision,
-    Sampling,
+    SamplingVariance,
     decided,
     level_of,
 )
+from benchmd_ray.tuning.importance import importance
 from benchmd_ray.tuning.journal import FAULTS, REMEDY, journal_at
 from benchmd_ray.tuning.known import (
     CRASHES,
@@ -64,9 +65,10 @@ from benchmd_ray.tuning.spaces import Space
 ASHA = (REDUCTION, REDUCTION - 1)
 """Asynchronous successive halving stops all but the best of so many trials, of so many or more."""
 OVER = "over"
-"""What a study notes when its race is over: the budget that ended it."""
-IMPORTANCE_TRIALS = 10
-"""Trials with a score below which nothing is said about the importance of settings."""
+"""What a study notes when its race is over: the budget that ended it, and which trials had had
+their turn before."""
+Numbers = Sequence[float | None]
+"""Of a budget."""
 
 
 @dataclass(frozen=True)
@@ -113,6 +115,8 @@ class Study:
         self.judge: Callable[[], Decision | None] = lambda: None
         """What fresh evaluations choose so far; who has the scores of records sets it."""
         self._first = (space.start, *first)
+        self._turns: dict[tuple[int, int], bool] = {}
+        """Whether a trial has had its turn, by its number and evaluations of all compared ones."""
         self._path, of = path, Path(str(path)).parent
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -265,38 +269,83 @@ class Study:
         job = self._job(self._held[number])
         return None if job is None else replace(job, resumed=False)
 
-    def confirm(self, budget: Sequence[float | None] = ()) -> Job | None:
+    def confirm(self, budget: Numbers = ()) -> Job | None:
         """Grant fresh evaluations, a cut at a time, to the start and to the finalists in turn.
 
-        The next finalist has its turn where the one before is not above the start on the first
-        cut, and one that is chosen after a cut needs no other. None: all have those that they need,
-        or there is nothing to choose between.
+        None: all have those that they need, or there is nothing to choose between.
 
         Args:
             budget: Whose race is over with that.
         """
         racing = (job.evaluations[0] < self.method.evaluations for job in self.unfinished())
-        if self.method.choosing == "highest" or any(racing):
+        wanted = self._wanted(budget)
+        if wanted is None or any(racing):
             return None  # of the latter: who the finalists are is not settled yet
+        number, batch = wanted
+        if not self.race_is_over(budget):
+            about = {"budget": list(budget), "settled": self._settled(budget, self.trials())}
+            self._study.set_user_attr(OVER, about)
+        self._note_tested(number)
+        return self._grant(number, batch)
+
+    def _wanted(self, budget: Numbers) -> tuple[int, range] | None:
+        """The trial that is to be evaluated again next, and on which cut.
+
+        The next finalist has its turn where the one before is not above the start on the first
+        cut, and one that is chosen after a cut needs no other.
+        """
+        if self.method.choosing == "highest":
+            return None
         batches = self.method.batches
-        for finalist in self.finalists():
+        for finalist in self.finalists(budget):
             for batch in batches:
                 for number in (0, finalist):
                     if not set(batch) <= set(self._held[number].user_attrs[GRANTED]):
-                        self._note_tested(number)
-                        if not self.race_is_over(budget):
-                            self._study.set_user_attr(OVER, list(budget))
-                        return self._grant(number, batch)
+                        return number, batch
                 if any(set(batch) & set(self.left(number)) for number in (0, finalist)):
                     return None  # whether it goes on is not known yet
                 if not self._above(finalist, batches[0]):
                     break  # the next one has its turn
-                if batch == batches[-1]:
-                    return None
-                chosen = self.judge()
-                if chosen is not None and chosen.number == finalist:
+                if self._has_had_its_turn(finalist, self.trials()):
                     return None
         return None
+
+    def undecided(self, budget: Numbers = ()) -> bool:
+        """Whether finalists have not had all evaluations that they need."""
+        fresh = self.method.fresh
+        begun = any(job.evaluations[-1] in fresh for job in self.unfinished())
+        return begun or self._wanted(budget) is not None
+
+    def _has_had_its_turn(self, finalist: int, trials: Sequence[Trial]) -> bool:
+        """Whether nothing more is to be evaluated of a trial that was compared with the start."""
+        compared = [trial for trial in trials if trial.tested or trial.number == 0]
+        known = finalist, sum(len(trial.evaluations) + len(trial.fresh) for trial in compared)
+        if known not in self._turns:
+            self._turns[known] = self._looked_at(finalist, trials)
+        return self._turns[known]
+
+    def _looked_at(self, finalist: int, trials: Sequence[Trial]) -> bool:
+        batches = self.method.batches
+        common = dict(trials[0].fresh).keys() & dict(trials[finalist].fresh).keys()
+        done = [batch for batch in batches if common >= set(batch)]
+        if not done:
+            return False
+        if len(done) == len(batches) or not self._above(finalist, batches[0]):
+            return True
+        chosen = self.judge()
+        return chosen is not None and chosen.number == finalist
+
+    def _settled(self, budget: Numbers, trials: Sequence[Trial]) -> list[int]:
+        """Trials that had their turn in races before the one of this budget.
+
+        In a search that goes on with another budget, others have theirs.
+        """
+        held = self._study.user_attrs.get(OVER, {})
+        before: list[int] = held.get("settled", [])
+        if self.race_is_over(budget):
+            return before
+        tested = [trial.number for trial in trials if trial.tested and trial.number not in before]
+        return [*before, *(number for number in tested if self._has_had_its_turn(number, trials))]
 
     def _note_tested(self, number: int) -> None:
         """Note the position of a trial in the order in which they are compared with the start."""
@@ -304,13 +353,13 @@ class Study:
         if number and not tested[number]:
             self._handle(number).set_user_attr(TESTED, max(tested) + 1)
 
-    def race_is_over(self, budget: Sequence[float | None]) -> bool:
+    def race_is_over(self, budget: Numbers) -> bool:
         """Whether finalists were evaluated within this budget: then nothing else is begun in it.
 
         Args:
             budget: Its numbers; with others the race goes on.
         """
-        return self._study.user_attrs.get(OVER) == list(budget)
+        return bool(self._study.user_attrs.get(OVER, {}).get("budget") == list(budget))
 
     def _above(self, number: int, evaluations: Sequence[int]) -> bool:
         """Whether a trial is above the start on fresh evaluations that both have."""
@@ -324,15 +373,21 @@ class Study:
         failed = bool(self._held) and self._held[0].state is TrialState.FAIL
         return failed and self.method.choosing == "confirmed"
 
-    def finalists(self) -> tuple[int, ...]:
-        """Numbers of the best few trials above the start: those with the most evaluations first."""
+    def finalists(self, budget: Numbers = ()) -> tuple[int, ...]:
+        """Numbers of the best few trials above the start: those with the most evaluations first.
+
+        Args:
+            budget: Of the race; those that had their turn after one before are none any more.
+        """
         trials = self.trials()
         if not trials or not trials[0].evaluations or self.hopeless:
             return ()
+        settled = self._settled(budget, trials)
         above = [
             trial
             for trial in trials[1:]
-            if trial.state in ("complete", "stopped")
+            if trial.number not in settled
+            and trial.state in ("complete", "stopped")
             and trial.evaluations
             and trial.score > trials[0].score
         ]
@@ -354,7 +409,7 @@ class Study:
     def decision(
         self,
         ratio: float,
-        sampling: Mapping[int, Sampling] | None = None,
+        sampling: Mapping[int, SamplingVariance] | None = None,
     ) -> Decision | None:
         """What is chosen by fresh evaluations; None while there are none to choose by.
 
@@ -452,6 +507,13 @@ class Study:
                 trial.set_user_attr(REASON, reason)
             self._study.tell(number, state=TrialState.FAIL if reason else TrialState.PRUNED)
 
+    def end_stopped(self) -> None:
+        """End what was to stop when its process was lost, before it could be noted as ended."""
+        for trial in self._held:
+            curve = trial.user_attrs.get(CURVE, [])
+            if not trial.state.is_finished() and any(len(point) > 2 for point in curve):
+                self.ended(trial.number, seconds=float(trial.user_attrs.get(SECONDS, 0.0)))
+
     def _worked(self, number: int, seconds: float) -> None:
         """Note how long a trial has worked; what is new of it on the devices of this session."""
         trial, held = self._handle(number), self._held[number].user_attrs
@@ -480,48 +542,17 @@ class Study:
         return [known_trial(trial, start, self.method) for trial in held]
 
     def best(self) -> Trial | None:
-        """The complete trial of the highest value, the earliest among equals; None: there is none.
+        """The trial of the highest value, of those with the most evaluations; None: there is none.
 
-        It is what the race has found; what a search chooses, `judge` says.
+        The earliest among equals. It is what the race has found; what a search chooses, `judge`
+        says.
         """
-        complete = [trial for trial in self.trials() if trial.state == "complete"]
-        return max(complete, key=lambda trial: trial.score, default=None)
+        scored = [t for t in self.trials() if t.state in ("complete", "stopped") and t.evaluations]
+        return max(scored, key=lambda t: (len(t.evaluations), t.score), default=None)
 
     def importance(self) -> tuple[dict[str, float], str]:
-        """Share of each searched setting in the variance of the score, by fANOVA; or why not.
-
-        Of trials with a score, and of settings that all of these have: conditional ones are
-        excluded.
-        """
-        from optuna.importance import FanovaImportanceEvaluator, get_param_importances
-
-        scored = [
-            (trial, known)
-            for trial, known in zip(self._held, self.trials(), strict=True)
-            if known.evaluations
-        ]
-        if len(scored) < IMPORTANCE_TRIALS:
-            return (
-                {},
-                f"{len(scored)} trials with a score are too few, expected {IMPORTANCE_TRIALS}",
-            )
-        if len({known.score for _, known in scored}) < 2:
-            return {}, "all trials have the same score"
-        shown_ = optuna.create_study(direction="maximize")
-        shown_.add_trials(
-            create_trial(
-                state=TrialState.COMPLETE,
-                params=trial.params,
-                distributions=trial.distributions,
-                value=known.score,
-            )
-            for trial, known in scored
-        )
-        try:
-            found = get_param_importances(shown_, evaluator=FanovaImportanceEvaluator(seed=0))
-        except (RuntimeError, ValueError) as error:
-            return {}, str(error)
-        return {name: float(share) for name, share in found.items()}, ""
+        """Share of each searched setting in the variance of the score; or why not."""
+        return importance(self._shown())
 
 
 def curve_points(trials: Sequence[FrozenTrial]) -> list[tuple[int, float]]:

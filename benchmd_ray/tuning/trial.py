@@ -18,7 +18,8 @@ import torch
 
 from benchmd_ray.data.catalog import confined, open_catalog
 from benchmd_ray.errors import BenchmdError
-from benchmd_ray.files import locked, remove
+from benchmd_ray.files import locked, remove, replacing, without_home
+from benchmd_ray.gpu_memory import is_exhausted
 from benchmd_ray.integrity import copy_hashed, write_hash
 from benchmd_ray.repeating import repeating
 from benchmd_ray.settings import Settings
@@ -122,6 +123,8 @@ Report = Callable[[Reached], None]
 
 NOTE_SECONDS = 2.0
 """How often a trial notes how long it has worked, for a process that resumes after it."""
+TICK_SECONDS = 2.0
+"""How often its clock is looked at while it trains."""
 
 
 class _Clock:
@@ -131,6 +134,8 @@ class _Clock:
         self._path, self._start = folder / SECONDS, time.monotonic()
         self._noted, self._archive = self._start, archive
         self._before = before
+        self.shared = False
+        """Whether what is done now is for all trials, and not to be noted."""
         if self._path.is_file():
             with suppress(ValueError):
                 self._before = max(before, float(self._path.read_text("utf-8")))
@@ -142,9 +147,10 @@ class _Clock:
 
     def tick(self) -> None:
         """Note it now and then, and publish what was done so far where that is needed."""
-        if time.monotonic() - self._noted >= NOTE_SECONDS:
+        if not self.shared and time.monotonic() - self._noted >= NOTE_SECONDS:
             self._noted = time.monotonic()
-            self._path.write_text(f"{self.seconds:.3f}", "utf-8")
+            with suppress(BenchmdError, OSError), replacing(self._path) as partial:
+                partial.write_text(f"{self.seconds:.3f}", "utf-8")
         self._archive.tick()
 
     def leave_out(self, seconds: float) -> None:
@@ -369,12 +375,16 @@ def on_workers(settings: Settings) -> bool:
 
 
 def _launched(job: PretrainJob | TransferJob, one: Setup, reporter: Reporter) -> None:
-    """Run a job, in this process or on workers: there nothing reports before the end."""
-    if not on_workers(one.arm.settings):
-        launch(job, reporter=reporter)
-        return
-    with repeating(one.clock.tick, NOTE_SECONDS):
-        launch(job, on_ray=True)
+    """Run a job, in this process or on workers: there nothing reports before the end.
+
+    Meanwhile its clock is looked at, too, as what is saved after an epoch has to be published
+    before the next one ends. Nobody waits for that: who stops a trial begins the next one.
+    """
+    with repeating(one.clock.tick, TICK_SECONDS, wait=False):
+        if on_workers(one.arm.settings):
+            launch(job, on_ray=True)
+        else:
+            launch(job, reporter=reporter)
 
 
 class _Ticking(SilentReporter):
@@ -433,6 +443,7 @@ class _Scored(RunReporter):
         self._clock, self._reached, self._begun = clock, reached, clock.seconds
         self._shares = job.features is not None and job.settings.transfer.mode == "linear"
         self._lines: list[Mapping[str, float]] = []
+        clock.shared = self._shares
 
     @property
     def score(self) -> float:
@@ -467,6 +478,7 @@ class _Scored(RunReporter):
         super().start(what, total, unit, done)
         if self._shares:
             self._clock.leave_out(self._clock.seconds - self._begun)
+            self._clock.shared = False
         self._lines = list(read_metrics(self._folder))
 
     def take(self, lines: Sequence[Mapping[str, float]]) -> None:
@@ -488,11 +500,17 @@ class _Scored(RunReporter):
 OUT_OF_MEMORY = ("can't allocate memory", "cannot allocate memory", "bad_alloc", "out of memory")
 
 
+def out_of_memory(error: Exception) -> bool:
+    """Whether an error says that there was no memory left, of a GPU or of the machine."""
+    words = any(word in str(error).lower() for word in OUT_OF_MEMORY)
+    return isinstance(error, MemoryError) or words or is_exhausted(error)
+
+
 def why_failed(error: Exception) -> str:
     """A trial's reason in one line: what the user can act on, without a path's content."""
-    text = (str(error).strip().splitlines() or [type(error).__name__])[0]
-    memory = isinstance(error, MemoryError | torch.OutOfMemoryError)
-    if memory or any(word in str(error).lower() for word in OUT_OF_MEMORY):
+    text = without_home((str(error).strip().splitlines() or [type(error).__name__])[0])
+    text = text.encode("utf-8", "replace").decode()  # of a path that is not UTF-8
+    if out_of_memory(error):
         return f"ran out of memory: {text}"
     return text if isinstance(error, BenchmdError) else f"{type(error).__name__}: {text}"
 

@@ -19,6 +19,7 @@ from collections.abc import Collection, Iterator
 from contextlib import suppress
 from functools import partial
 from pathlib import Path, PurePosixPath
+from threading import Lock
 from typing import BinaryIO
 
 from benchmd_ray.errors import BucketError, Busy
@@ -37,8 +38,12 @@ PUT_SECONDS = 30.0
 """How often a trial's archive is put there at most."""
 SHARE, LONGEST_PAUSE = 0.05, 600.0
 """Share of a trial's time that this may take, and the longest pause for that."""
+IDLE_SECONDS = 3600.0
+"""After so long without a process a trial works elsewhere; before, it may only wait its turn."""
 SECONDS = "seconds"
 """In a trial's folder: how long all processes have worked on it."""
+LONGEST_NUMBER = 64
+"""Bytes of it."""
 MOST_FILES = 10_000
 """In an archive."""
 PIECE = 2**20
@@ -50,7 +55,9 @@ def local_folder(search: Location) -> Path:
     """Where this machine works for a search: its folder, or one in the cache for an address."""
     if isinstance(search, Path):
         return search
-    return cache_folder().resolve() / "searches" / local_name(search.text)
+    # Ends like the search's own name, by which its files say what they are of.
+    name = f"{local_name(search.text)}-{search.name.rpartition('-')[2]}"
+    return cache_folder().resolve() / "searches" / name
 
 
 class Archive:
@@ -66,6 +73,7 @@ class Archive:
         self._folder = local_folder(search) / TRIALS / f"{number:05d}"
         self._at = search / TRIALS / _name(number) if isinstance(search, Address) else None
         self._next = time.monotonic() + PUT_SECONDS
+        self._lock = Lock()
 
     def restore(self) -> None:
         """Take what another machine has done, if it is more than what this one has.
@@ -83,8 +91,8 @@ class Archive:
             if size is None:
                 return
             if 2 * size > shutil.disk_usage(self._folder).free:
-                raise ValueError(f"there is no room for its {size:,} bytes")
-            if get_file(at, packed):
+                logger.warning("there is no room for the %s bytes of %s", f"{size:,}", at)
+            elif get_file(at, packed):
                 _unpack(packed, found)
                 if _seconds(found) > _seconds(self._folder):
                     remove(self._folder)
@@ -99,21 +107,28 @@ class Archive:
 
     def tick(self) -> None:
         """Put the trial's files there, if it is time; where that fails the trial continues."""
-        if self._at is None or time.monotonic() < self._next:
+        if self._at is None or not self._lock.acquire(blocking=False):
             return
-        start, pause = time.monotonic(), PUT_SECONDS
-        packed = self._folder.with_name(f"{TEMPORARY}{self._at.name}")
+        try:
+            if time.monotonic() >= self._next:
+                self._put(self._at)
+        finally:
+            self._lock.release()
+
+    def _put(self, at: Address) -> None:
+        start = time.monotonic()
+        packed = self._folder.with_name(f"{TEMPORARY}{at.name}")
         try:
             _pack(self._folder, packed)
-            put_file(packed, self._at)
-            pause = max(pause, min(LONGEST_PAUSE, (time.monotonic() - start) / SHARE))
+            put_file(packed, at)
         except FileNotFoundError:
             pass  # training has just replaced a checkpoint: the next time
         except (BucketError, OSError) as error:
             logger.warning("the trial continues and is published later: %s", error)
         finally:
             remove(packed)
-        self._next = time.monotonic() + pause
+        now = time.monotonic()
+        self._next = now + max(PUT_SECONDS, min(LONGEST_PAUSE, (now - start) / SHARE))
 
 
 def _name(number: int) -> str:
@@ -123,7 +138,8 @@ def _name(number: int) -> str:
 def _seconds(folder: Path) -> float:
     """How long a trial has been worked on, as its folder says."""
     try:
-        seconds = float((folder / SECONDS).read_text("utf-8"))
+        with (folder / SECONDS).open("rb") as file:
+            seconds = float(file.read(LONGEST_NUMBER))
     except (OSError, ValueError):
         return -1.0
     return seconds if math.isfinite(seconds) else -1.0
@@ -131,8 +147,9 @@ def _seconds(folder: Path) -> float:
 
 def _pack(folder: Path, packed: Path) -> None:
     """Write what a process needs that resumes a trial: of checkpoints the newest."""
+    needed = list(_needed(folder))  # one that goes meanwhile is missed, and all is put later
     with tarfile.open(packed, "w:", format=tarfile.GNU_FORMAT) as archive:
-        for path in _needed(folder):
+        for path in needed:
             archive.add(path, path.relative_to(folder).as_posix(), recursive=False)
 
 
@@ -248,6 +265,13 @@ def _fetch(place: Address, folder: Path, names: Collection[str]) -> None:
                 get_file(place / name, folder / name)
 
 
+def _noted(folder: Path) -> float:
+    """When a process last noted how long it has worked on a trial; 0 where none has."""
+    with suppress(OSError):
+        return (folder / SECONDS).stat().st_mtime
+    return 0.0
+
+
 def leave_only(search: Location, numbers: Collection[int]) -> None:
     """Remove the files of all trials but some, here and at the search's address.
 
@@ -266,11 +290,12 @@ def leave_only(search: Location, numbers: Collection[int]) -> None:
 
 
 def remove_idle(search: Location, number: int) -> None:
-    """Remove what other trials left in this machine's folder and nobody works on any more."""
+    """Remove what other trials left here that work elsewhere: nobody has worked on it for long."""
     if isinstance(search, Path):
         return
-    folder = local_folder(search)
+    folder, now = local_folder(search), time.time()
     for path in (folder / TRIALS).glob("*"):
-        if path.name != f"{number:05d}" and not path.name.startswith("."):
+        other = path.name != f"{number:05d}" and not path.name.startswith(".")
+        if other and now - _noted(path) > IDLE_SECONDS:
             with suppress(Busy), locked(folder / "locks" / path.name, "a trial"):
                 remove(path)

@@ -105,6 +105,8 @@ def outcome(study: Study, decision: Decision | None) -> Outcome | None:
     if study.method.choosing == "highest":
         best = study.best()
         return None if best is None else Outcome(best, None)
+    if study.hopeless:
+        return None
     trials = study.trials()
     if decision is not None:
         return Outcome(trials[decision.number], decision)

@@ -12,6 +12,7 @@ import pytest
 from botocore.exceptions import ClientError, ResponseStreamingError
 from botocore.response import StreamingBody
 from click.testing import CliRunner
+from s3transfer.exceptions import RetriesExceededError, S3DownloadFailedError
 
 from benchmd_ray.cli import main
 from benchmd_ray.data import build as building
@@ -497,6 +498,14 @@ def test_a_server_that_asks_for_another_try_is_waited_for(status, code, away):
         with buckets._explained("read from", "s3://lab"):
             raise ClientError(answer, "GetObject")
     assert raised.value.away is away
+
+
+@pytest.mark.parametrize("error", [RetriesExceededError(OSError()), S3DownloadFailedError("torn")])
+def test_a_file_that_was_replaced_while_it_was_read_is_read_again(error):
+    with pytest.raises(BucketError) as raised:
+        with buckets._explained("read from", "s3://lab"):
+            raise error
+    assert raised.value.away
 
 
 def test_a_marker_of_a_folder_is_no_object(s3):

@@ -9,7 +9,7 @@ import pytest
 from benchmd_ray.data.cards import cards, dataset_card
 from benchmd_ray.data.catalog import Catalog, confined, open_catalog
 from benchmd_ray.data.feed import read_columns
-from benchmd_ray.data.inner import has_validation, inner_catalog
+from benchmd_ray.data.inner import inner_catalog, splits_seen
 from benchmd_ray.data.records import decode_signals
 from benchmd_ray.data.verify import verify
 from benchmd_ray.errors import BenchmdError
@@ -113,9 +113,8 @@ def test_only_these_collections_have_a_validation_split_to_choose_by():
         card.collection
         for card in cards().values()
         for splits in card.evaluation_splits.values()
-        if card.role == "source" and has_validation(rows, splits)
+        if card.role == "source" and "validation" in splits_seen(rows, splits)
     }
     assert found == {"decathlon", "medmnist"}
-    assert not has_validation(
-        {"train": 10, "test": 3}, dataset_card("breastmnist").evaluation_splits["clean"]
-    )
+    scored = dataset_card("breastmnist").evaluation_splits["clean"]
+    assert splits_seen({"train": 10, "test": 3}, scored) == ("train",)

@@ -529,6 +529,15 @@ def test_a_write_whose_answer_was_lost_is_known_as_ones_own(tmp_path):
         Lease(store, "k", tmp_path / "other", "the run").acquire()
 
 
+def test_a_lease_that_is_damaged_is_nobodys_own(tmp_path):
+    store = Store()
+    Lease(store, "k", tmp_path / "r", "the run").acquire()
+    store.write("k", b"damaged", replaces=store.held[1])
+    for name in ("other", "r"):
+        with pytest.raises(Busy):
+            Lease(store, "k", tmp_path / name, "the run").acquire()
+
+
 # Checkpoints
 
 
@@ -682,6 +691,36 @@ def test_a_run_removed_from_the_bucket_is_not_brought_back(s3, machine):
     with working(again):
         train(again)
     assert "done.json" in published(s3)
+
+
+def searched(store, *names):
+    """A search that is published, with such files next to its plan."""
+    search = store / "searches" / "tune-made-0123456789ab"
+    with backing_of(store).searching(search):
+        for name in ("search.json", *names):
+            (search / name).write_text(name)
+    return search
+
+
+def test_a_search_removed_from_the_bucket_is_not_brought_back(s3, machine):
+    search = searched(machine("a"), "trials.parquet", "result.json")
+    assert f"searches/{search.name}/result.json" in s3.objects()
+    s3.delete(list(s3.objects()))
+    with backing_of(search.parent.parent).searching(search):
+        assert not [path for path in search.iterdir() if not path.name.startswith(".")]
+
+
+def test_a_search_is_what_the_bucket_has_of_it(s3, machine):
+    """All but the journal follows from it; a killed session may have left what is older."""
+    search = searched(machine("a"), "trials.parquet")
+    (search / "trials.parquet").write_text("not published")
+    (search / "best.yaml").write_text("never published")
+    searched(machine("b"), "trials.parquet", "result.json")
+    s3.write(f"searches/{search.name}/trials.parquet", b"newest")
+    backing_of(search.parent.parent).refresh_store()
+    assert (search / "trials.parquet").read_text() == "newest"
+    assert (search / "result.json").is_file()
+    assert not (search / "best.yaml").exists()
 
 
 def test_reading_leaves_the_work_of_this_machine_alone(s3, machine, monkeypatch, held_elsewhere):

@@ -13,8 +13,18 @@ from benchmd_ray.errors import BenchmdError
 from benchmd_ray.files import digest
 from benchmd_ray.service.choice import Choice
 from benchmd_ray.service.searches import Tuning, learned_in, planned_searches
-from benchmd_ray.tuning.portfolio import Kind, Portfolio, _Model, learned, read_portfolio
+from benchmd_ray.tuning.portfolio import (
+    Candidate,
+    Kind,
+    Portfolio,
+    _Model,
+    chosen_settings,
+    learned,
+    read_portfolio,
+    write_portfolio,
+)
 from benchmd_ray.tuning.records import read_searches
+from benchmd_ray.tuning.spaces import Parameter, Space
 
 LR = "transfer.optimiser.lr"
 KIND = Kind(1, pretrained=True, mode="linear", metric="auroc")
@@ -90,11 +100,33 @@ def test_the_command_learns_and_a_plan_uses_it(store, write_manifest):
         choice = Choice((write_manifest("ptb-xl"),), techniques=("mae",))
         (plan,) = planned_searches(Tuning(choice, ("linear",), portfolio=given), gpu=False)
         names.append(plan.name)
-        first = [values[LR] for values in plan.portfolio]
+        first = [one.values[LR] for one in plan.portfolio]
+        assert all("ptb-xl" not in one.datasets for one in plan.portfolio)
         own = [c.values[LR] for c in portfolio.candidates if c.dataset == "ptb-xl"]
         assert not set(first) & set(own)
         assert bool(first) == (given is portfolio)
     assert names[0] != names[1]  # what is tried first decides a search
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--dry-run"], "--learn searches nothing"),
+        (["--catalog", "catalogs"], "--learn searches nothing"),
+    ],
+)
+def test_learning_takes_no_search(store, arguments, said):
+    done = CliRunner().invoke(main, ["tune", "--learn", str(store), *arguments])
+    assert done.exit_code == 2
+    assert said in done.output
+
+
+def test_a_portfolio_of_many_searches_can_be_read_again(tmp_path):
+    values = {f"transfer.augmentation.some_long_name_{n}": 0.123456 for n in range(20)}
+    gains = {f"dataset-{n}": 0.01 for n in range(20)}
+    many = tuple(Candidate(f"dataset-{n % 20}", KIND, values, gains) for n in range(60))
+    write_portfolio(tmp_path / "portfolio.json", Portfolio(candidates=many))
+    assert read_portfolio(tmp_path / "portfolio.json") == Portfolio(candidates=many)
 
 
 def test_what_a_portfolio_gave_is_not_learned_again(store):
@@ -108,6 +140,20 @@ def test_what_a_portfolio_gave_is_not_learned_again(store):
     refuted = record.trials.assign(difference=np.where(record.trials["number"] == best, -0.1, 0.1))
     values = [c.values[LR] for c in learned([replace(record, trials=refuted)], kinds).candidates]
     assert record.trials.set_index("number")[LR][best] not in values
+
+
+def test_nor_what_comes_near_to_it_by_way_of_another_dataset(store):
+    """A search goes on near what it was given, and so do the searches that learn from it."""
+    (record,) = (one for one in read_searches([store]).found if one.sources[0]["source"] == "shhs")
+    portfolio = learned([replace(record, taught=("ptb-xl",))], {record.name: KIND})
+    assert {one.datasets for one in portfolio.candidates} == {("ptb-xl", "shhs")}
+    space = Space("made", (Parameter(LR, "log float", 1e-2, low=1e-5, high=0.1),))
+
+    def given(own):
+        return chosen_settings(portfolio, KIND, space, lambda name: name != own)
+
+    assert given("sleep-edf")
+    assert not given("ptb-xl")
 
 
 def test_what_is_skipped_is_told(store, tmp_path):

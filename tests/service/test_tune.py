@@ -179,6 +179,8 @@ def test_what_was_chosen_stays_while_an_extended_search_is_interrupted(tuning, t
         searched(made, tmp_path, Interrupting(0))
     (folder,) = (tmp_path / "searches").iterdir()
     assert read_search(folder).result is None  # nothing was chosen yet
+    # As if it had been killed between a table and its hash.
+    (folder / "trials.parquet.sha256").write_text(f"{'0' * 64}  trials.parquet\n")
     searched(made, tmp_path)
     before = (folder / "result.json").read_bytes()
     more = replace(made, budget=Budget(trials=4))
@@ -302,6 +304,23 @@ def test_a_search_is_extended(tuning, whole, tmp_path):
     assert six.folder == store / "searches" / whole.folder.name
     assert len(results(six.folder)) == 6
     pd.testing.assert_frame_equal(results(six.folder)[:4], results(whole.folder))
+
+
+def test_a_journal_that_has_lost_trials_is_refused(tuning, whole, tmp_path):
+    store = tmp_path / "runs"
+    shutil.copytree(whole.folder.parent.parent, store)
+    (store / "searches" / whole.folder.name / "study.log").unlink()
+    with pytest.raises(BenchmdError, match="has 4 trials, and its journal 0"):
+        searched(tuning(budget=Budget(trials=6), searched="finetune-small"), store)
+
+
+def test_weights_that_all_trials_start_from_must_be_there(tuning, tmp_path):
+    asked = {"technique": "mae", "searched": "finetune-small"}
+    searched(tuning(budget=Budget(trials=1), **asked), tmp_path)
+    (path,) = tmp_path.glob("pretrain-*/model.safetensors")
+    path.unlink()
+    with pytest.raises(BenchmdError, match="its weights were pruned"):
+        searched(tuning(budget=Budget(trials=2), **asked), tmp_path)
 
 
 def test_a_trial_that_cannot_work_is_recorded_and_the_others_go_on(tuning, tmp_path):

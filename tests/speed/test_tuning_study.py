@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from kinds import MODALITIES
+from scipy.stats import t as student
 from sklearn.metrics import roc_auc_score
 from stores import (
     SEARCH,
@@ -24,7 +25,7 @@ from stores import (
 
 from benchmd_ray.errors import BenchmdError
 from benchmd_ray.service.searches import learned_in
-from speed.tuning_study import DRAWS, TASKS, Gained, Study, gained, pooled, report
+from speed.tuning_study import DRAWS, TASKS, Difference, Gained, Study, gained, pooled, report
 
 ECG = MODALITIES["ecg"].task
 SKILLS = {"": 0.5, SEARCH: 1.2}
@@ -80,19 +81,38 @@ def test_a_gain_is_the_difference_of_mean_aurocs_where_no_epoch_was_chosen(store
     assert 0.005 < drawn.std() < 0.05
 
 
-def test_a_pooled_difference_counts_each_task_the_same() -> None:
+def test_an_interval_of_patients_is_that_of_the_mean_of_independent_tasks() -> None:
     generator = np.random.default_rng(0)
     tasks = []
-    for mean, count in ((0.05, 2), (-0.01, 3)):
-        drawn = list(generator.normal(mean, 0.01, DRAWS))  # the same patients in all repetitions
-        tasks.append([replace(ONE, values={"x": mean}, drawn=drawn)] * count)
+    for name, mean, count in (("one", 0.05, 2), ("two", -0.01, 2)):
+        draws = generator.normal(mean, 0.01, DRAWS)  # the same patients in all repetitions
+        tasks.append(Difference(name, np.full(count, mean), np.tile(draws, (count, 1))))
     value, low, high = pooled(tasks)
     assert value == pytest.approx(0.02)
-    half = 1.96 * 0.01 * np.sqrt(2) / 2  # of the mean of two independent tasks
-    assert low == pytest.approx(0.02 - half, abs=0.002)
-    assert high == pytest.approx(0.02 + half, abs=0.002)
-    kept = replace(ONE, values={"x": 0.0}, drawn=[], kept=True)
-    assert pooled([[kept], [kept, kept]]) == (0.0, 0.0, 0.0)
+    half = 1.96 * 0.01 * np.sqrt(2) / 2
+    assert (low, high) == (
+        pytest.approx(0.02 - half, abs=0.001),
+        pytest.approx(0.02 + half, abs=0.001),
+    )
+    kept = Difference("one", np.zeros(3), np.zeros((3, DRAWS)))
+    value, low, high = pooled([kept, kept])
+    assert (value, np.isnan(low), np.isnan(high)) == (0.0, True, True)
+
+
+def test_intervals_over_patients_and_repetitions_cover_the_truth() -> None:
+    """Two of the tasks share their patients; sources have spreads of their own."""
+    generator, covered = np.random.default_rng(1), 0
+    for _ in range(400):
+        tasks = []
+        for source, spread in (("a", 0.02), ("b", 0.01), ("c", 0.005), ("d", 0.03)):
+            patients = generator.normal(0.0, 0.01)
+            noise = generator.normal(0.0, 0.01, DRAWS)
+            for _ in range(2 if source == "a" else 1):
+                values = 0.03 + patients + generator.normal(0.0, spread, 3)
+                tasks.append(Difference(source, values, values[:, None] + noise))
+        _, low, high = pooled(tasks)
+        covered += low <= 0.03 <= high
+    assert 0.93 <= covered / 400 <= 0.99
 
 
 def noted(folder: Path, strategy: str, repetition: int, one: Gained, **about: Any) -> None:
@@ -113,14 +133,27 @@ def test_tables_compare_what_all_strategies_have(tmp_path: Path) -> None:
     told = report(tmp_path)
     assert "4 minutes of two devices a search" in told
     assert "before 3, new 4, new + portfolio 4." in told
-    assert "| new | 1 | 2 | – | +0.030 [+0.020, +0.040] | +0.030 (BreastMNIST) |" in told
-    assert "| new + portfolio | 1 | 2 | 2 | +0.030 [+0.020, +0.040]" in told
-    assert "| before | 1 | 2 | 0 | +0.030 [+0.020, +0.040]" in told
+    half = student.ppf(0.975, 1) * np.std([0.02, 0.04], ddof=1) / np.sqrt(2)
+    gained = f"+0.030 [{0.03 - half:+.3f}, {0.03 + half:+.3f}] | +0.030 (BreastMNIST)"
+    assert f"| new | 1 | 2 | – | {gained} | – |" in told
+    assert f"| new + portfolio | 1 | 2 | 2 | {gained} | +0.000 – |" in told
+    assert f"| before | 1 | 2 | 0 | {gained} | +0.000 – |" in told
     alone = report(tmp_path, ["new"])
     assert "| new | 1 | 3 | – | +0.320" in alone
     noted(tmp_path, "new", 3, ONE, minutes=9.0)
     with pytest.raises(SystemExit, match="no searches of equal minutes"):
         report(tmp_path)
+
+
+def test_tasks_of_one_source_are_pooled_by_repetition(tmp_path: Path) -> None:
+    """Of an interrupted study one has a repetition more."""
+    for task, repetitions in (("PTB-XL-500, linear", 3), ("PTB-XL-500, fine-tuning", 2)):
+        for repetition in range(repetitions):
+            one = replace(ONE, values={"x": 0.01 * repetition}, drawn=[0.01 * repetition] * DRAWS)
+            noted(tmp_path, "new", repetition, one, task=task)
+    told = report(tmp_path)
+    assert "of a source have them: 1 searches" in told
+    assert "| new | 2 | 4 |" in told
 
 
 def test_a_portfolio_is_learned_from_a_repetition_s_searches_by_new(

@@ -76,14 +76,17 @@ def test_nothing_is_taken_from_the_dataset_that_is_tuned():
         ),
     )
     found = chosen_settings(portfolio, KIND, SPACE, lambda name: name != "own")
-    assert [values[LR] for values in found] == [0.001, 0.01]
+    assert [(one.values[LR], one.datasets) for one in found] == [
+        (0.001, ("two",)),
+        (0.01, ("one",)),
+    ]
 
 
 def test_a_value_is_taken_only_where_the_space_holds_it():
     odd = {LR: 99.0, SCHEDULE: "cosine", "transfer.batch_size": 32, "encoder.network": "evil:Net"}
     portfolio = Portfolio(VERSION, (candidate("one", odd, {"one": 0.1}),))
     (found,) = chosen_settings(portfolio, KIND, SPACE, lambda name: True)
-    assert found == {LR: 1e-4, SCHEDULE: "cosine", "transfer.batch_size": 32}
+    assert found.values == {LR: 1e-4, SCHEDULE: "cosine", "transfer.batch_size": 32}
     (plain,) = chosen_settings(
         Portfolio(
             VERSION, (candidate("one", {LR: 0.01, "transfer.batch_size": 32}, {"one": 0.1}),)
@@ -92,7 +95,7 @@ def test_a_value_is_taken_only_where_the_space_holds_it():
         SPACE,
         lambda name: True,
     )
-    assert plain == {LR: 0.01, SCHEDULE: "constant"}  # of the cosine alone
+    assert plain.values == {LR: 0.01, SCHEDULE: "constant"}  # of the cosine alone
     start = Portfolio(VERSION, (candidate("one", dict(SPACE.start), {"one": 0.1}),))
     assert chosen_settings(start, KIND, SPACE, lambda name: True) == ()
 

@@ -10,7 +10,7 @@ from sklearn.metrics import roc_auc_score
 
 from benchmd_ray.scores.comparison import delong_shares
 from benchmd_ray.tuning.confirm import (
-    Sampling,
+    SamplingVariance,
     corrected,
     decided,
     level_of,
@@ -192,10 +192,32 @@ def test_more_trials_extend_a_race(make):
         assert trial.evaluations[: len(evaluations)] == evaluations
         assert trial.fresh[: len(fresh)] == fresh
     confirmed = [t.number for t in study.trials() if t.fresh]
-    assert study.finalists()[0] in confirmed
+    assert study.finalists((20, None, None))[0] in confirmed
     places = [t.tested for t in study.trials()]
-    assert places[: len(tested)] == tested or set(tested) == {0}
+    before = zip(places[: len(tested)], tested, strict=True)
+    assert all(now == then for now, then in before if then)
+    assert max(places) > max(tested) > 0
     assert sorted(filter(None, places)) == list(range(1, len(confirmed)))
+
+
+def test_in_an_extended_search_others_have_their_turn(make):
+    """Trial 4 was the best of the race and is not shown to be better, so that 9 was never tried."""
+
+    def score(number, values, evaluation):
+        noise = 0.002 * ((7 * number + 3 * evaluation) % 5)
+        gain = {4: 0.3 if evaluation < 10 else 0.002, 9: 0.1}.get(number, -0.1 * (number > 0))
+        return 0.6 + gain + noise
+
+    study = make()
+    raced(study, 8, score)
+    assert [t.number for t in study.trials() if t.fresh] == [0, 4]
+    assert study.decision(RATIO).number == 0
+    raced(study, 12, score)
+    tested = {t.number: (t.tested, len(t.fresh)) for t in study.trials() if t.fresh}
+    assert tested[4] == (1, 10)
+    assert tested[9][0] == 2
+    assert study.decision(RATIO).number == 9
+    assert not study.undecided((12, None, None))
 
 
 # The choice.
@@ -383,6 +405,8 @@ def test_what_one_cut_settled_and_what_two_did_have_levels_of_their_own(make):
     assert last == decided(start, own, RATIO, levels, None, race)
     assert first.number == 2
     assert last.number == 7
+    raced(study, 12, score)  # who had a turn has no other one
+    assert [len(study.trials()[number].fresh) for number in (2, 7)] == [5, 10]
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -390,7 +414,7 @@ def test_of_the_race_a_bound_takes_the_spread_and_not_the_height(seed):
     generator = np.random.default_rng(seed)
     start, trial = (dict(enumerate(row)) for row in generator.normal(0.8, 0.03, (2, 10)))
     race = generator.normal(0.0, 0.03, 4)
-    sampling = {4: Sampling(of_mean=1e-4, of_each=3e-4)}
+    sampling = {4: SamplingVariance(of_mean=1e-4, of_each=3e-4)}
     lows = [
         decided(start, {4: trial}, RATIO, {4: 0.03}, sampling, {4: race + height}).finalists[0].low
         for height in (0.0, 0.3)

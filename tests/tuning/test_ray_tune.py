@@ -1,3 +1,4 @@
+import errno
 import multiprocessing
 import pickle
 import tempfile
@@ -8,12 +9,12 @@ import pytest
 from ray.tune.experiment import Trial
 from ray.tune.search import Searcher
 
-from benchmd_ray.errors import NoRoom, Transient
+from benchmd_ray.errors import BenchmdError, BucketError, DiskFull, NoRoom, Transient
 from benchmd_ray.progress import SilentBoard
 from benchmd_ray.tuning.limits import Budget, Limits, Place
 from benchmd_ray.tuning.method import Method
 from benchmd_ray.tuning.ray_tune import LOST_NODES, Jobs, Judge, Watch
-from benchmd_ray.tuning.search import _after_crash
+from benchmd_ray.tuning.search import _after_crash, _told
 from benchmd_ray.tuning.spaces import Parameter, Space
 from benchmd_ray.tuning.study import Study
 from benchmd_ray.tuning.trial import Transfer, Work
@@ -345,3 +346,25 @@ def test_what_follows_a_search_is_never_written_away_by_ray_tune(limits, tmp_pat
         Watch(limits),
     ):
         assert pickle.dumps(made)
+
+
+@pytest.mark.parametrize(
+    ("error", "becomes"),
+    [
+        (BenchmdError("the loss became NaN"), ""),
+        (ValueError("odd"), ""),
+        (MemoryError(), ""),
+        (OSError(errno.ENOMEM, "Cannot allocate memory"), ""),
+        (DiskFull("no space left while writing x"), "trouble"),
+        (OSError(errno.EDQUOT, "Disk quota exceeded"), "trouble"),
+        (BucketError("refused"), "trouble"),
+        (OSError(errno.EIO, "Input/output error"), "lost"),
+        (OSError(errno.ESTALE, "Stale file handle"), "lost"),
+        (NoRoom("no node"), "lost"),
+    ],
+    ids=repr,
+)
+def test_what_is_wrong_around_a_trial_is_not_held_against_it(tmp_path, error, becomes):
+    for folder in (tmp_path, tmp_path / "removed"):
+        found = _told(error, Work("mae", Transfer(), (), folder, ()))
+        assert [name for name in ("trouble", "lost") if found[name]] == [becomes] * bool(becomes)

@@ -271,6 +271,13 @@ def test_options_of_a_method_and_a_network_of_ones_own_are_searched(own):
         starting_at(space, Settings())
 
 
+@pytest.mark.parametrize("values", ["[auto, 0.5]", "[null, 1]", "[true, 2]", "[null, a]"])
+def test_values_of_several_kinds_have_no_column_of_a_table(own, values):
+    line = f"encoder.options.blend: {{kind: choice, values: {values}}}\n"
+    with pytest.raises(BenchmdError, match="expected texts alone, numbers alone, or true and"):
+        own(line.replace("}", f", default: {values[1:-1].split(', ')[0]}}}"))
+
+
 def test_a_change_with_a_kind_replaces_the_whole_line(own):
     content = (
         f"{BATCH}: {{kind: choice, values: [32, 64], default: 32}}\n{LR}: {{kind: float, "

@@ -392,7 +392,11 @@ def test_a_trial_that_was_to_be_stopped_is_stopped_by_the_next_process(make):
         stop = study.reported(number, 1, 0.9 - number / 10, 1.0)
     assert stop
     assert make(stopping="asha").reported(3, 1, 0.6, 1.0)
-    assert not make(stopping="asha").reported(0, 1, 0.9, 1.0)
+    again = make(stopping="asha")
+    assert not again.reported(0, 1, 0.9, 1.0)
+    assert [job.number for job in again.unfinished()] == [0, 1, 2, 3]
+    again.end_stopped()  # it may go on from a later step, and never report that one again
+    assert [trial.state for trial in again.trials()] == ["unfinished", *["stopped"] * 3]
 
 
 def test_lost_processes_are_counted_over_sessions(make):

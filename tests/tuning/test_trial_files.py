@@ -1,7 +1,9 @@
 """Trials of a search on S3: another machine resumes them, and believes no archive."""
 
 import io
+import os
 import tarfile
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -9,7 +11,7 @@ import numpy as np
 import pytest
 from told import Interrupted, Told
 
-from benchmd_ray.integrity import write_hash
+from benchmd_ray.integrity import name_of, write_hash
 from benchmd_ray.results.storage.places import store_folder
 from benchmd_ray.storage.bucket import open_bucket
 from benchmd_ray.storage.location import Address
@@ -225,6 +227,9 @@ def test_what_is_over_is_removed_here_and_there(search, machine, often):
         Archive(search, number).tick()
     remove_idle(search, 1)
     trials = local_folder(search) / "trials"
+    assert sorted(path.name for path in trials.iterdir()) == ["00001", "00002"]
+    os.utime(trials / "00002" / "seconds", (0, time.time() - 3700))  # it works elsewhere now
+    remove_idle(search, 1)
     assert [path.name for path in trials.iterdir()] == ["00001"]
     assert set(open_bucket(f"{search}/trials").objects()) == {"00001.tar", "00002.tar"}
     (trials / ".partial-00002.tar").touch()  # as if it was being packed
@@ -236,9 +241,13 @@ def test_what_is_over_is_removed_here_and_there(search, machine, often):
     assert not open_bucket(f"{search}/trials").objects()
 
 
-def test_a_machine_works_in_a_folder_of_its_own(search, machine, tmp_path):
+def test_a_machine_works_in_a_folder_of_its_own(search, machine, tmp_path, monkeypatch):
     assert local_folder(tmp_path) == tmp_path
     first = local_folder(search)
     assert first.is_relative_to(tmp_path / "first" / "searches")
     assert first != local_folder(search.parent / "tune-made-ba9876543210")
+    # Wherever the cache is, checkpoints say the same of what they are.
+    monkeypatch.setenv("BENCHMD_CACHE", str(tmp_path / "b3d1b6a2-7c4e-4e0f-9a55-0123456789ff"))
+    for folder in (first, local_folder(search)):
+        assert name_of(folder / "trials" / "00003") == "0123456789ab/trials/00003"
     assert not first.is_relative_to(store_folder("s3://benchmd-test/study"))

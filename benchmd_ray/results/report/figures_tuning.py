@@ -101,7 +101,8 @@ def draw_history(record: SearchRecord) -> Drawn:
     reasons = sorted(set(failed["reason"].dropna()))
     caption = joined(
         _values(record),
-        "Bars: standard error of the mean over evaluations; the dotted line is the start's value."
+        "Bars: standard error of the mean difference to the start over evaluations, and of the "
+        "start's own mean; the dotted line is the start's value."
         if len(bars)
         else "",
         "Of trials that were stopped within their first evaluation, the last score."

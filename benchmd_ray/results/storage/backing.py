@@ -7,7 +7,7 @@ is all that such a store meets: local locks, and files that are where they are. 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -76,15 +76,18 @@ class Backing:
             yield LocalWork(run)
 
     @contextmanager
-    def searching(self, search: Path) -> Iterator[None]:
+    def searching(self, search: Path) -> Iterator[Callable[[], None]]:
         """Work on a search, alone.
+
+        Yields:
+            Makes sure that nobody else has taken over, and raises `Transient` otherwise.
 
         Raises:
             Busy: Another process works on it.
             Transient: What it found could not be published at the end.
         """
         with locked(search / LOCK, f"the search {search}"):
-            yield
+            yield lambda: None
 
     @contextmanager
     def scoring(self, run: Path, dataset: str, evaluation: str) -> Iterator[None]:

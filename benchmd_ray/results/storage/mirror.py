@@ -28,12 +28,14 @@ from benchmd_ray.integrity import (
 )
 from benchmd_ray.run_files import CHECKPOINT, CHECKPOINTS, DONE, LOCK, MODEL, PREDICTIONS, RUN
 from benchmd_ray.storage.bucket import Bucket, Object
-from benchmd_ray.tuning.records import INNER, SEARCH, SEARCHES
+from benchmd_ray.tuning.records import INNER, RESULT, SEARCH, SEARCHES
 
 PENDING = ".done.json"
 """What ``done.json`` will say of a run that is done and could not be published."""
 TRANSIENT = ("error.json", "failure.txt", "start.safetensors", f"start.safetensors{SUFFIX}")
 """Files that only this machine needs."""
+LAST = (MODEL, RESULT)
+"""Files that are published last: they speak of the others."""
 INDEX = ".published.json"
 STEP = ".checkpoint"
 """In the index: name of the checkpoint that was pulled or published."""
@@ -115,9 +117,9 @@ def _harmless(name: str) -> bool:
 
 
 def local_files(folder: Path) -> Iterator[tuple[str, Path]]:
-    """Files of a run that are published, but ``done.json`` and checkpoints; weights last."""
+    """Files of a run or a search that are published, but ``done.json`` and checkpoints."""
     own = [path for path in folder.iterdir() if path.name not in (DONE, *TRANSIENT)]
-    for path in sorted([*own, *scores(folder)], key=lambda path: (path.name == MODEL, path)):
+    for path in sorted([*own, *scores(folder)], key=lambda path: (path.name in LAST, path)):
         if path.is_file() and not path.name.startswith("."):
             yield path.relative_to(folder).as_posix(), path
 
@@ -188,10 +190,14 @@ def pull(mirror: Mirror, objects: Mapping[str, Object]) -> None:
     """Bring what is small of a run up to date, ``done.json`` last.
 
     Of an unfinished run, what this machine changed and has not published stays. A finished run is
-    as the bucket has it.
+    as the bucket has it, and so is a search: but for its hours all follows from its journal.
     """
-    done, index = DONE in objects, mirror.index()
-    for name in sorted(filter(is_light, objects), key=lambda name: name == DONE):
+    search = mirror.first == SEARCH
+    done, index = DONE in objects or search, mirror.index()
+    for path in list(mirror.folder.iterdir()) if search else ():
+        if path.is_file() and path.name not in objects and not path.name.startswith("."):
+            remove(path)
+    for name in sorted(filter(is_light, objects), key=lambda name: name in (DONE, RESULT)):
         path, known = mirror.folder / name, index.get(name)
         if not path.is_file() or (done and changed(path, known)):
             download(mirror, name, objects[name])

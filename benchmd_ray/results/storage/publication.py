@@ -48,6 +48,15 @@ class Publication:
         if self._thread.is_alive():
             self._thread.join()
 
+    def require(self) -> None:
+        """Make sure that no other machine has taken over.
+
+        Raises:
+            Lost: One has.
+            BucketError: The bucket cannot be reached.
+        """
+        self._lease.require()
+
     def push(self, *, checkpoint: bool = True) -> None:
         """Publish what has changed.
 

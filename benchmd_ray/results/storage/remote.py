@@ -13,7 +13,8 @@ killed and whenever:
 3. Metrics are published before the checkpoint that they lead to, which is held before they are
    read: who resumes from a checkpoint has every line up to it.
 4. The bucket is the truth. A session first makes its mirror what the bucket has, unless this
-   mirror's own session was the last to hold the lease. A finished run is as the bucket has it.
+   mirror's own session was the last to hold the lease. A finished run is as the bucket has it,
+   and so is a search, whose journal is there alone.
 5. A run is finished here once it is finished there. Work that is done and could not be published
    stays in the mirror and is published when the run is opened again, unless another machine has
    gone on with it.
@@ -24,7 +25,7 @@ killed and whenever:
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
@@ -103,14 +104,15 @@ class Mirrored(Backing):
                 _publish_predictions(Publication(mirror, lease), run, path, what)
 
     @contextlib.contextmanager
-    def searching(self, search: Path) -> Iterator[None]:
+    def searching(self, search: Path) -> Iterator[Callable[[], None]]:
         """Work on a search under its lease, publishing what is small of it."""
+        mirror = mirror_of_search(search, self.bucket)
+        refresh(mirror, mirror.objects())  # one that was removed there is not brought back
         with contextlib.ExitStack() as stack:
             with pulling(search):
                 stack.enter_context(super().searching(search))
-            mirror = mirror_of_search(search, self.bucket)
             publication = stack.enter_context(_published(mirror))
-            yield
+            yield publication.require
             publication.stop()
             try:
                 publication.push()

@@ -1,0 +1,42 @@
+"""How much of the differences between trials is due to which setting."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import optuna
+from optuna.trial import create_trial
+
+from benchmd_ray.tuning.samplers import Shown
+
+IMPORTANCE_TRIALS = 10
+"""Trials with a score below which nothing is said."""
+
+
+def importance(trials: Sequence[Shown]) -> tuple[dict[str, float], str]:
+    """Share of each searched setting in the variance of the score, by fANOVA; or why not.
+
+    Of trials with a score, and of settings that all of these have: conditional ones are excluded.
+
+    Args:
+        trials: All that did not fail.
+    """
+    from optuna.importance import FanovaImportanceEvaluator, get_param_importances
+
+    scored = [(trial, trial.score[0]) for trial in trials if trial.score is not None]
+    if len(scored) < IMPORTANCE_TRIALS:
+        return {}, f"{len(scored)} trials with a score are too few, expected {IMPORTANCE_TRIALS}"
+    if len({score for _, score in scored}) < 2:
+        return {}, "all trials have the same score"
+    study = optuna.create_study(direction="maximize")
+    study.add_trials(
+        create_trial(
+            params=dict(trial.values), distributions=dict(trial.distributions), value=score
+        )
+        for trial, score in scored
+    )
+    try:
+        found = get_param_importances(study, evaluator=FanovaImportanceEvaluator(seed=0))
+    except (RuntimeError, ValueError) as error:
+        return {}, str(error)
+    return {name: float(share) for name, share in found.items()}, ""
