@@ -428,7 +428,7 @@ def report(folder: Path, strategies: Sequence[str] = ()) -> str:
     of_new = {one.search for of_tasks in held.get("new", {}).values() for one in of_tasks}
     lines = [
         f"{notes[0]['minutes']:g} minutes of two devices a search. Version of the search: "
-        + ", ".join(f"{n} {'and '.join(v)}" for n, v in _versions(notes).items())
+        + ", ".join(f"{n} {' and '.join(v)}" for n, v in _versions(notes).items())
         + ". Excluded, as not all strategies and tasks of a source have them: "
         + f"{whole - len(notes)} searches.",
         "",
