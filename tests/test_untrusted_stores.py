@@ -119,7 +119,8 @@ def test_no_name_in_a_store_or_a_catalog_is_imported(made, store, source, evil):
         folder, whole = path.parent, path.read_bytes()
         for number, forge in enumerate(forgeries(path)):
             renamed = forge(path) or folder
-            use(store, source, report=path.name in REPORTED and "inner" not in path.parts)
+            shown = path.name in REPORTED and "inner" not in path.parts
+            use(store, source, report=shown and number % 4 == 0)  # a report takes a second or two
             assert not evil.exists(), f"{path.relative_to(store)}, forgery {number}"
             if renamed != folder:
                 shutil.rmtree(renamed)
@@ -134,11 +135,12 @@ def test_no_name_in_a_store_or_a_catalog_is_imported(made, store, source, evil):
 
 
 def forgeries(path: Path):
-    """Ways to write an import path in the place of each text that a file holds."""
+    """Ways to write an import path in the place of each text of a file, of lists of the first."""
     if path.suffix == ".json":
         content = json.loads(path.read_text())
         for way, value in json_leaves(content):
-            if isinstance(value, str) and way[0] not in ("sha256", "digest"):
+            first = not any(isinstance(key, int) and key for key in way)
+            if isinstance(value, str) and first and way[0] not in ("sha256", "digest"):
                 changed = with_value(content, way, EVIL)
                 yield lambda at, changed=changed: forge_json(at, changed)
         if "encoder" in content:

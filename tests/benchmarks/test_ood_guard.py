@@ -8,6 +8,7 @@ import shutil
 import numpy as np
 import pandas as pd
 import pytest
+from brief import train_briefly
 from click.testing import CliRunner
 from PIL import Image
 from safetensors.numpy import load_file, save_file
@@ -52,6 +53,7 @@ def place(synthetic_raw, synthetic_eeg, build_once, tmp_path_factory):
 def cache(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("BENCHMD_CACHE", str(tmp_path_factory.mktemp("cache")))
+        train_briefly(patch)
         yield
 
 

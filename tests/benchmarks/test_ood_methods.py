@@ -6,6 +6,7 @@ import math
 
 import numpy as np
 import pytest
+from brief import train_briefly
 from scipy.stats import weibull_min
 from sklearn.covariance import LedoitWolf
 from sklearn.neighbors import NearestNeighbors
@@ -51,6 +52,11 @@ def made(records, seed, *, exclusive=True, shift=0.0, non_negative=False):
     }
     seen = Seen(features.astype(np.float32), logits.astype(np.float32), more)
     return seen, targets, head
+
+
+@pytest.fixture(autouse=True)
+def networks_of_detectors_train_briefly(monkeypatch):
+    train_briefly(monkeypatch, steps=60)
 
 
 @pytest.fixture(params=[True, False], ids=["exclusive", "labels"])

@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from brief import few_faults, train_briefly
 from sklearn.metrics import average_precision_score, roc_auc_score
 
 from benchmd_ray import plugins
@@ -184,6 +185,8 @@ def run(place, tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("BENCHMD_CACHE", str(tmp_path_factory.mktemp("cache")))
         patch.setattr(sets_module, "FEWEST", 4)  # so few records are there
+        train_briefly(patch)
+        few_faults(patch)
         store = tmp_path_factory.mktemp("store")
         yield transfer_run(place["ptb-xl"].path, store, SMALL, within=True)
 

@@ -12,6 +12,7 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.compute
 import pytest
+from brief import few_faults, train_briefly
 from click.testing import CliRunner
 from sklearn.metrics import average_precision_score, roc_auc_score
 
@@ -42,7 +43,10 @@ pytestmark = pytest.mark.slow
 SMALL = updated(
     Settings(),
     {
-        "encoder": {"width": 16, "depth": 4, "heads": 2, "head_dim": 8, "mlp": 16},
+        "encoder": {
+            **{"width": 16, "depth": 4, "heads": 2, "head_dim": 8, "mlp": 16},
+            "patch_size": 250,
+        },
         "transfer": {"mode": "finetune", "labels": "full", "epochs": 1, "batch_size": 16},
     },
 )
@@ -75,6 +79,8 @@ def cache(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("BENCHMD_CACHE", str(tmp_path_factory.mktemp("cache")))
         patch.setattr(sets, "FEWEST", 4)  # so few records are there
+        train_briefly(patch)
+        few_faults(patch)
         yield
 
 
@@ -268,7 +274,7 @@ def test_few_patients_have_no_interval(rows):
 def test_detectors_that_learn_never_calibrate_on_what_they_are_scored_on(place, cache):
     every = list(out_sets(place["ptb-xl"], inside(place["ptb-xl"]), [place["isruc"]]))
     draws = calibration_draws(every)
-    assert len({draw.name for draw in draws}) == len(draws) > 15
+    assert len({draw.name for draw in draws}) == len(draws) > 10
     for case in ("faulty", "unseen"):
         shared = [draw for draw in draws if draw.shared and draw.sets[0].use_case == case]
         assert 0 < len(shared) <= 11

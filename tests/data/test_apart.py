@@ -252,10 +252,7 @@ if __name__ == "__main__":
 FIXTURES = {
     "georgia": "synthetic_raw",
     "shhs": "synthetic_eeg",
-    "vindr-mammo": "synthetic_mammo",
-    "aptos-2019": "synthetic_photos",
     "lidc-idri": "synthetic_ct",
-    "lndb": "synthetic_ct",
 }
 
 
@@ -315,10 +312,7 @@ def records(catalog: Catalog) -> list[dict]:
     [
         ("georgia", "segfault", "crashed the process that read it (SIGSEGV)"),
         ("shhs", "exit", "ended the process that read it (exit code 3)"),
-        ("vindr-mammo", "abort", "crashed the process that read it (SIGABRT)"),
-        ("aptos-2019", "segfault", "crashed the process that read it (SIGSEGV)"),
         ("lidc-idri", "memory", "took more than the 8 GiB of memory that a file may take"),
-        ("lndb", "loop", "took more than 300 s of processor time"),
         ("breastmnist", "abort", "crashed the process that read it (SIGABRT)"),
     ],
 )

@@ -5,6 +5,7 @@ import re
 import socket
 import time
 import urllib.request
+from functools import partial
 
 import pyarrow.parquet as pq
 import pytest
@@ -113,7 +114,7 @@ def test_a_search_loses_a_node_and_finds_the_same(cluster, command, ecg_catalogs
 def test_storage_that_fails_for_a_while_delays_a_plan(cluster, storage, command, plan, reference):
     store = store_folder("s3://lab/runs")
     run = command(*plan, "--store=s3://lab/runs", "--address", cluster.address)
-    run.until("training", lambda: any(map(units_done, store.glob("pretrain-*"))), LONG)
+    run.until("training", partial(trains, store), LONG)
     storage.away()
     run.until("an outage", lambda: logged(store, "item lost"), LONG)
     storage.back()
@@ -143,32 +144,49 @@ def free_port():
         return opened.getsockname()[1]
 
 
-def at_work(cluster, evaluation, store):
-    """Freeze the process of an evaluation that has not just ended."""
-    found = freeze(cluster, evaluation)
-    if found is None:
-        return None
-    time.sleep(1.0)  # for the driver to note an end
+def trains(store):
+    return any(map(units_done, store.glob("pretrain-*")))
+
+
+def at_work(cluster, store):
+    """Freeze the process of an evaluation that has not just ended; True once all of them have."""
+    found = freeze(cluster, f"ray::{SCRATCH}/")
+    if found is not None:
+        time.sleep(1.0)  # for the driver to note an end
     begun, ended = (len(logged(store, f"item {e}", f"{SCRATCH}/")) for e in ("started", "finished"))
-    if begun > ended:
+    if found is not None and begun > ended:
         return found
-    found[1].resume()
-    return None
+    if found is not None:
+        found[1].resume()
+    return ended == 2
+
+
+def lost_in_an_evaluation(cluster, command, plan, folder):
+    """Begin the plan and lose a node in an evaluation, whose process may be there for an instant.
+
+    Returns:
+        The command at work, its store, the frozen pretraining and the node that is lost.
+    """
+    for number in range(5):
+        store = folder / f"runs-{number}"
+        first = command(*plan, "--store", store, "--address", cluster.address)
+        first.until("training", partial(trains, store), LONG)
+        training, trainer = first.until("training", lambda: freeze(cluster, PRETRAIN), LONG)
+        caught = first.until("an evaluation", partial(at_work, cluster, store), LONG)
+        if caught is not True:
+            assert logged(store, "item started", f"{SCRATCH}/")
+            assert caught[0] != training
+            lose(cluster, caught[0])
+            return first, store, trainer, caught[0]
+        first.kill()
+        trainer.kill()
+    pytest.fail("no evaluation was caught at its work, in five plans")
 
 
 def test_a_plan_survives_the_loss_of_a_node_its_driver_and_the_head(
     cluster, start_cluster, command, plan, reference, tmp_path
 ):
-    store = tmp_path / "runs"
-    first = command(*plan, "--store", store, "--address", cluster.address)
-    first.until("training", lambda: any(map(units_done, store.glob("pretrain-*"))), LONG)
-    training, trainer = first.until("training", lambda: freeze(cluster, PRETRAIN), LONG)
-    # A node is lost in an evaluation, whose process may be there for an instant only.
-    evaluation = f"ray::{SCRATCH}/"
-    node, _ = first.until("an evaluation", lambda: at_work(cluster, evaluation, store), LONG)
-    assert logged(store, "item started", f"{SCRATCH}/")
-    assert node != training
-    lose(cluster, node)
+    first, store, trainer, node = lost_in_an_evaluation(cluster, command, plan, tmp_path)
     (lost, *_) = first.until("its loss", lambda: logged(store, "item lost"), LONG)
     assert (lost["node"], lost["reason"]) == (node.name, "its node went away")
     cluster.add(num_cpus=1)

@@ -5,6 +5,7 @@ import os
 import time
 from pathlib import Path
 
+import psutil
 import pytest
 from json_lines import json_lines
 from losing import LONG, calmly, freeze, lose
@@ -19,7 +20,7 @@ pytestmark = [pytest.mark.ray, pytest.mark.slow]
 
 SMALL = """
 encoder: tiny
-transfer: {epochs: 15, batch_size: 16}
+transfer: {epochs: 10, batch_size: 16}
 execution: {device: cpu, checkpoint_every: 1}
 """
 SPACE = """
@@ -76,7 +77,7 @@ def cluster(storage, start_cluster, caches):
 @pytest.fixture(scope="module")
 def search(ecg_catalogs, small):
     """Arguments of the command: what it finds depends on no order."""
-    options = [f"--catalog={ecg_catalogs['ptb-xl'].path}", "--technique=scratch", "--trials=5"]
+    options = [f"--catalog={ecg_catalogs['ptb-xl'].path}", "--technique=scratch", "--trials=4"]
     options += ["--sampler=random", "--stopping=none", "--evaluations=2", "--search-only"]
     options += ["--choose=highest"]
     files = [f"--settings={small / 'small.yaml'}", f"--space={small / 'space.yaml'}"]
@@ -187,8 +188,11 @@ def test_two_drivers_share_no_search_and_others_follow_it(
     options = (*search, "--store", place, "--address", cluster.address)
     first = command(*options, **first_cache)
     first.until("an evaluation", lambda: evaluated(place), LONG)
+    driver = psutil.Process(first.process.pid)
+    driver.suspend()  # it is not to end meanwhile
     second = command(*options, **second_cache, **ahead)
     assert second.wait(LONG) == 1
+    driver.resume()
     assert "another machine is working on the search s3://lab/two/searches/tune-" in second.output
     # Another search of the same store, side by side.
     other = command(*options, "--seed=1", **second_cache)

@@ -447,12 +447,15 @@ PRETRAINED = "pretrain.optimiser.lr: {kind: log float, low: 1.0e-5, high: 1.0e-2
 
 
 @pytest.mark.parametrize(
-    ("setting", "space"), [("finetune-small", SPACE), ("pretrain", PRETRAINED)]
+    ("setting", "space", "technique"),
+    [("finetune-small", SPACE, "scratch"), ("pretrain", PRETRAINED, "mae")],
 )
-def test_a_trial_of_several_workers_finds_what_one_finds(tuning, tmp_path, setting, space):
+def test_a_trial_of_several_workers_finds_what_one_finds(
+    tuning, tmp_path, setting, space, technique
+):
     """But for rounding: nothing is dropped, whose draws depend on the number of workers."""
     usual = ("encoder.dropout=0", "encoder.embedding_dropout=0")
-    made = tuning(searched=setting, space=space, technique="mae", budget=Budget(trials=1))
+    made = tuning(searched=setting, space=space, technique=technique, budget=Budget(trials=1))
     made = replace(made, evaluations=1)
     one = replace(made, choice=replace(made.choice, assignments=usual))
     chosen = replace(made.choice, assignments=(*usual, "execution.workers=2"))

@@ -1,6 +1,6 @@
 """Damaged raw files of every format: they are read or refused, soon and in little memory.
 
-``BENCHMD_FUZZ_INPUTS`` sets how many inputs each reader gets (30).
+``BENCHMD_FUZZ_INPUTS`` sets how many inputs each reader gets (15).
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from benchmd_ray.demo import WRITERS
 from benchmd_ray.files import resource_folder
 from benchmd_ray.settings import Settings, as_dict
 
-INPUTS = int(os.environ.get("BENCHMD_FUZZ_INPUTS", "30"))
+INPUTS = int(os.environ.get("BENCHMD_FUZZ_INPUTS", "15"))
 MEGABYTES = 4096
 """Address space of the process that reads: libraries and threads alone take about half."""
 

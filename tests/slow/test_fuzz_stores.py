@@ -1,6 +1,6 @@
 """Damaged files of stores and catalogs: they are refused or read, and nothing else happens.
 
-``BENCHMD_FUZZ_INPUTS`` sets how many inputs each kind of file gets (30).
+``BENCHMD_FUZZ_INPUTS`` sets how many inputs each kind of file gets (15).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from untrusted import make_store
 from benchmd_ray.data.resident import resident_signals
 from benchmd_ray.results.report.kept import kept
 
-INPUTS = int(os.environ.get("BENCHMD_FUZZ_INPUTS", "30"))
+INPUTS = int(os.environ.get("BENCHMD_FUZZ_INPUTS", "15"))
 ALWAYS_READ = ("kept computation", "metrics.jsonl", "history.jsonl", "hardware.jsonl")
 """Kinds of which damage is made anew, or skipped line by line."""
 pytestmark = [pytest.mark.ray, pytest.mark.slow]
