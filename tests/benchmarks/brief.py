@@ -14,19 +14,15 @@ FAULTS = (
 """Of an ECG: of each use-case and kind of severity."""
 
 
-def train_briefly(patch: pytest.MonkeyPatch, steps: int = 20) -> None:
-    """So many steps of each autoencoder, one epoch of the binary classifier."""
+def train_briefly(patch: pytest.MonkeyPatch, steps: int = 20, epochs: int = 1) -> None:
+    """So many steps of each autoencoder and epochs of the binary classifier, at most."""
     train = autoencoder._train
     patch.setattr(autoencoder, "_TRAINED", {})
-    patch.setattr(autoencoder, "_train", lambda *given: train(*given[:-1], steps))
-    patch.setattr(binary_network, "EPOCHS", 1)
+    patch.setattr(autoencoder, "_train", lambda *given: train(*given[:-1], min(given[-1], steps)))
+    patch.setattr(binary_network, "EPOCHS", min(binary_network.EPOCHS, epochs))
 
 
 def few_faults(patch: pytest.MonkeyPatch) -> None:
-    """`FAULTS` alone."""
+    """`FAULTS` alone, of an ECG."""
     every = sets.faults_of
-    patch.setattr(
-        sets,
-        "faults_of",
-        lambda signal: {name: fault for name, fault in every(signal).items() if name in FAULTS},
-    )
+    patch.setattr(sets, "faults_of", lambda signal: {name: every(signal)[name] for name in FAULTS})

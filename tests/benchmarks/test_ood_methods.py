@@ -55,8 +55,8 @@ def made(records, seed, *, exclusive=True, shift=0.0, non_negative=False):
 
 
 @pytest.fixture(autouse=True)
-def networks_of_detectors_train_briefly(monkeypatch):
-    train_briefly(monkeypatch, steps=60)
+def autoencoders_train_briefly(monkeypatch):
+    train_briefly(monkeypatch, steps=60, epochs=5)
 
 
 @pytest.fixture(params=[True, False], ids=["exclusive", "labels"])

@@ -7,6 +7,7 @@ import time
 import urllib.request
 from functools import partial
 
+import psutil
 import pyarrow.parquet as pq
 import pytest
 from losing import LONG, calmly, freeze, logged, lose
@@ -179,7 +180,8 @@ def lost_in_an_evaluation(cluster, command, plan, folder):
             lose(cluster, caught[0])
             return first, store, trainer, caught[0]
         first.kill()
-        trainer.kill()
+        with contextlib.suppress(psutil.NoSuchProcess):  # Ray may have ended it with its driver
+            trainer.kill()
     pytest.fail("no evaluation was caught at its work, in five plans")
 
 
