@@ -99,13 +99,14 @@ PARTS: Mapping[str, Part] = {
             "training/augmentation/values.py",
         ),
     ),
+    "inner splits": Part(1, ("data/inner.py", "data/splits.py")),
     "search": Part(
-        5,
+        6,
         (
-            "data/inner.py",
             "scores/comparison.py",
             "tuning/confirm.py",
             "tuning/known.py",
+            "tuning/limits.py",
             "tuning/method.py",
             "tuning/racing.py",
             "tuning/samplers.py",

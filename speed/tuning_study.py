@@ -27,6 +27,7 @@ import numpy as np
 import numpy.typing as npt
 
 from benchmd_ray.data.build import build
+from benchmd_ray.files import replacing
 from benchmd_ray.integrity import SUFFIX
 from benchmd_ray.parts import PARTS
 from benchmd_ray.results.report.scored import Scored, read_scored
@@ -214,7 +215,11 @@ class Study:
         if not all(note.is_file() for note in notes):
             raise SystemExit(f"{WANTED} (repetition {repetition}).")
         own = {str(json.loads(note.read_text("utf-8"))["search"]) for note in notes}
-        return learned_in([self.done], wanted=own.__contains__)
+
+        def refuse(why: str) -> None:
+            raise SystemExit(f"{self.done}: {why}")
+
+        return learned_in([self.done], refuse, own.__contains__)
 
     def store(self, task: str, repetition: int) -> Path:
         """The store of a repetition of the tasks with the same source: these share pretraining."""
@@ -240,17 +245,18 @@ class Study:
         tuning = self.tuning(TASKS[task], STRATEGIES[strategy], repetition)
         store = self.store(task, repetition)
         (plan,) = planned_searches(tuning, gpu=False)
+        if STRATEGIES[strategy].portfolio and not plan.portfolio:  # it is the search by new
+            held = json.loads(self.note(task, "new", repetition).read_text("utf-8"))
+            _write(note, held | {"strategy": strategy})
+            return
         if not search_and_train(tuning, store, say=print, cpus=2):
             raise SystemExit(f"{task}, {strategy}, repetition {repetition} did not end well.")
         found = gained(store, plan.name)
-        note.parent.mkdir(parents=True, exist_ok=True)
         if strategy == "new":
             self.keep(store / SEARCHES / plan.name)
         about = {"task": task, "strategy": strategy, "repetition": repetition}
         about |= {"minutes": self.minutes, "version": PARTS["search"].version}
-        written = note.with_suffix(".writing")
-        written.write_text(json.dumps(about | asdict(found)) + "\n", "utf-8")
-        written.replace(note)
+        _write(note, about | asdict(found))
 
     def keep(self, search: Path) -> None:
         """Copy what a portfolio is learned from."""
@@ -258,6 +264,11 @@ class Study:
         own.mkdir(parents=True, exist_ok=True)
         for name in (SEARCH, TRIALS, TRIALS + SUFFIX, RESULT):
             shutil.copy(search / name, own)
+
+
+def _write(note: Path, about: dict[str, Any]) -> None:
+    with replacing(note) as partial:
+        partial.write_text(json.dumps(about) + "\n", "utf-8")
 
 
 def _source(task: str) -> str:
@@ -299,7 +310,10 @@ def gained(store: Path, name: str) -> Gained:
         if own and tuned in ("", name):
             for one in read_scored(run).scored:
                 if (one.dataset, one.split) != (about["source"], "validation"):  # chose the epoch
-                    sides[bool(tuned)][f"{one.dataset}, {one.split}", run.settings.seed] = one
+                    place = f"{one.dataset}, {one.split}", run.settings.seed
+                    if place in sides[bool(tuned)]:
+                        raise SystemExit(f"{store} has runs of several versions: remove the old.")
+                    sides[bool(tuned)][place] = one
     values, drawn, start = {}, [], {}
     for key in dict.fromkeys(key for key, _ in sides[False]):
         begun = {seed: one for (other, seed), one in sides[False].items() if other == key}
@@ -403,7 +417,7 @@ def report(folder: Path, strategies: Sequence[str] = ()) -> str:
         folder: What is done, a file for each search.
         strategies: Those to compare; else all that there are.
     """
-    notes = [json.loads(path.read_text("utf-8")) for path in folder.glob("*.json")]
+    notes = [json.loads(path.read_text("utf-8")) for path in folder.glob("[!.]*.json")]
     notes = [note for note in notes if note["strategy"] in (strategies or STRATEGIES)]
     if len({note["minutes"] for note in notes}) != 1:
         raise SystemExit(f"{folder} has no searches of equal minutes.")

@@ -109,7 +109,7 @@ if TYPE_CHECKING:
 @click.option(
     "--portfolio",
     type=FILE,
-    help="Settings that won on other datasets, tried right after the start; else those that ship.",
+    help="Settings that gained on other datasets, tried after the start; else those that ship.",
 )
 @click.option("--no-portfolio", is_flag=True, help="Try none of them.")
 @click.option(

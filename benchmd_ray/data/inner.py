@@ -37,11 +37,13 @@ from benchmd_ray.files import (
     removed_on_failure,
     write_json,
 )
+from benchmd_ray.parts import PARTS
 from benchmd_ray.storage.address import local_name
 from benchmd_ray.storage.location import Address, Location, alone, read, write
 
 FOLDS = 5
 """One fold of so many is the inner validation split: about 20 % of the records."""
+PART = "inner splits"
 WAIT_SECONDS = 1.0
 """How often a machine looks whether another one has written a catalog on S3."""
 SEED = 18
@@ -59,7 +61,7 @@ def inner_catalog(
     Args:
         source: The source.
         folder: Of inner catalogs; it gets one named by the source's dataset, policy and digest,
-            and by the evaluation.
+            by the version of how it is cut, and by the evaluation.
         evaluation: Which of a search's evaluations of the same settings it is for, from 0 on.
         check: Called while another machine writes it; raises where waiting is to end.
 
@@ -68,7 +70,7 @@ def inner_catalog(
             built, the disk is full, or the bucket cannot be reached.
     """
     of = f"{source.dataset}-{source.manifest['policy']}-{source.digest[:12]}"
-    path = folder / f"{of}-{evaluation:03d}"
+    path = folder / f"{of}-v{PARTS[PART].version}-{evaluation:03d}"
     if isinstance(path, Path):
         _write_once(source, path, evaluation)
     else:
@@ -150,7 +152,7 @@ def _write(source: Catalog, path: Path, evaluation: int) -> None:
 
 def _plan(source: Catalog, evaluation: int) -> str:
     """What decides an inner catalog's records."""
-    return digest(["inner", source.digest, FOLDS, SEED, evaluation])
+    return digest(["inner", PARTS[PART].version, source.digest, FOLDS, SEED, evaluation])
 
 
 def seen_splits(source: Catalog) -> tuple[str, ...]:

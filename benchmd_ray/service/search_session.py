@@ -104,8 +104,10 @@ class Searched:
             return [f"    highest: trial {best.number}, {score}{began}", *values]
         if decision is None:
             why = "no trial is above it" if len(self.trials) > 1 else "there is no other trial"
+            if any(trial.tested for trial in self.trials):
+                why = "what was compared with it failed"
             if self.undecided:
-                why = "the budget ended before finalists were evaluated again"
+                why = "what is left of the budget is too little to compare a trial with it again"
             return [f"    it keeps the start: {why}"]
         each = [
             f"    trial {one.number}: {name} {one.difference:+.4f} to the start's "

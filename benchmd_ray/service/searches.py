@@ -23,7 +23,6 @@ from benchmd_ray.results.storage.places import backing_of, shown
 from benchmd_ray.scores.support import TEST_PATIENTS
 from benchmd_ray.service.choice import (
     ALL_TECHNIQUES,
-    TRANSFERS,
     Choice,
     chosen_datasets,
     require_known,
@@ -41,13 +40,11 @@ from benchmd_ray.tuning.parameters import NETWORK
 from benchmd_ray.tuning.portfolio import FEWEST, Given, Kind, Portfolio, chosen_settings, learned
 from benchmd_ray.tuning.racing import usual_evaluations
 from benchmd_ray.tuning.records import FORMAT, read_searches
-from benchmd_ray.tuning.spaces import PRETRAIN, Space, shared, space_for, starting_at
+from benchmd_ray.tuning.spaces import PRETRAIN, SETTINGS, Space, shared, space_for, starting_at
 from benchmd_ray.tuning.trial import Stage, stage_of, with_linear
 
 Inner = Mapping[int, Catalog]
 """The inner catalogs of a source by the number of the evaluation."""
-SEARCHED = (PRETRAIN, *TRANSFERS)
-"""What can be searched: pretraining, or a transfer setting as tables name it."""
 
 
 @dataclass(frozen=True)
@@ -58,7 +55,7 @@ class Tuning:
     """Catalogs, modalities, techniques, settings to start from, seeds; its first seed is that of
     the trials, and its transfer settings are not read."""
     searched: tuple[str, ...] = ("linear",)
-    """`SEARCHED`, one search each."""
+    """Of `SETTINGS`, one search each."""
     space: Path | None = None
     """YAML file of the user's own search space."""
     held: tuple[str, ...] = ()
@@ -88,7 +85,7 @@ class SearchPlan:
 
     technique: str
     setting: str
-    """Of `SEARCHED`."""
+    """Of `SETTINGS`."""
     sources: tuple[Dataset, ...]
     """One, or several that share their settings."""
     starts: tuple[Settings, ...]
@@ -128,7 +125,7 @@ class SearchPlan:
         searched = [p.values for p in self.space.parameters if p.name == NETWORK]
         used = {network_part(str(name)) for names in searched for name in names}
         for settings in self.starts:
-            used |= transfer_parts(settings) | {"augmentation", "search"}
+            used |= transfer_parts(settings) | {"augmentation", "inner splits", "search"}
         if self.technique != SCRATCH:
             used |= {"pretraining", str(technique_named(self.technique).method)}
         return used
@@ -258,8 +255,8 @@ def _require_known(tuning: Tuning) -> None:
                 "name other techniques, or transfer from it as it is with `benchmd run`."
             )
     for name in tuning.searched:
-        if name not in SEARCHED:
-            raise unknown_name("setting to search", name, SEARCHED)
+        if name not in SETTINGS:
+            raise unknown_name("setting to search", name, SETTINGS)
     method = tuning.method
     if method.universal and len(tuning.choice.catalogs) == 0:
         raise BenchmdError("a universal search needs catalogs of several modalities: --catalog.")

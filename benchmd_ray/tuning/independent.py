@@ -38,7 +38,8 @@ def tried(
         trials: How many.
 
     Raises:
-        BenchmdError: This is a Ray task, in which trials have no room, or all of them failed.
+        BenchmdError: This is a Ray task, in which trials have no room, or all of them failed, or
+            the one of the defaults.
     """
     import ray
 
@@ -82,6 +83,8 @@ def _tune(
     ).fit()
     made = [each.metrics for each in results if each.metrics and RESULT in each.metrics]
     made.sort(key=lambda metrics: metrics["config"] != defaults)
+    if made and made[0]["config"] != defaults:
+        raise BenchmdError("the trial of the defaults failed: see Ray's log for the reason.")
     return [json.loads(metrics[RESULT]) for metrics in made]
 
 

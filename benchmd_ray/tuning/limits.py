@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from benchmd_ray.data.inner import FOLDS
 from benchmd_ray.errors import BenchmdError
 from benchmd_ray.progress import Board
 from benchmd_ray.telemetry import gauge
@@ -22,7 +23,8 @@ MOST_WANTED, MORE = 1000, 8
 """Jobs that a cluster is asked to make room for at once, at most, and how many more than there are
 where nothing says how many trials there will be."""
 RESERVED = 0.5
-"""Share of the hours that is kept for the evaluations of finalists, at most."""
+"""Share of the hours that is kept for the evaluations of finalists, at most, unless one needs more:
+in simulated searches of few hours half of them find next to nothing (`speed.search_price`)."""
 
 
 @dataclass(frozen=True)
@@ -112,6 +114,8 @@ class Limits:
         self.trouble: Exception | None = None
         """What is wrong with this program or its surroundings, not with a trial."""
         self.device_hours = 0.0
+        self.each = 0.0
+        """Device hours of an evaluation of what is compared, so far."""
         self.text = ""
         self._budget = budget.numbers
         self.look()
@@ -130,21 +134,22 @@ class Limits:
         if best is not None:
             parts.append(f"best {best.score:.3f} (trial {best.number})")
         self.text, self.ended = ", ".join(parts), sum(ended.values())
-        self.reserve = self._reserve(trials)
+        self.reserve = self._reserve(trials) * self.each
+        known = len(trials[0].evaluations) if trials else 0
+        self._lacking = self.study.method.evaluations - known
         for state, number in (ended | {"running": len(self.running)}).items():
             gauge("benchmd_search_trials", number, state=state)
 
     def _reserve(self, trials: Sequence[Trial]) -> float:
-        """Device hours that evaluations of finalists will take, from what those before took."""
+        """Evaluations of finalists that are to come, about."""
         method = self.study.method
         finalists = self.study.finalists(self._budget)
         if method.choosing == "highest" or not finalists:  # nothing to evaluate again so far
             return 0.0
         own = [trials[number] for number in (0, *finalists) if number < len(trials)]
         done = sum(len(trial.evaluations) + len(trial.fresh) for trial in own)
-        each = sum(trial.device_hours for trial in own) / done if done else 0.0
-        fresh = sum(len(trial.fresh) for trial in own)
-        return max(0.0, each * (method.confirming - fresh))
+        self.each = sum(trial.device_hours for trial in own) / done if done else 0.0
+        return max(0.0, method.confirming - sum(len(trial.fresh) for trial in own))
 
     @property
     def hours(self) -> float:
@@ -166,27 +171,43 @@ class Limits:
 
     @property
     def used(self) -> bool:
-        """Whether the race is over: no trial may begin or earn more evaluations.
+        """Whether no trial may begin any more: the race is over, or what is left is kept.
 
-        Of hours some are kept for the evaluations of finalists; once one of these has begun it
-        stays over, however little they take.
+        Of hours some are kept for what a finalist earns in the race and for the choice.
         """
+        return self._over or any(left <= self._kept(whole) for whole, left in self._hours)
+
+    @property
+    def _over(self) -> bool:
+        """Whether the race is: once the choice has begun, it stays over."""
+        return self.spent or self.study.race_is_over(self._budget)
+
+    @property
+    def _hours(self) -> list[tuple[float, float]]:
+        """Device hours of the budget, and what is left of them, by each limit that it has."""
         budget = self.budget
-        at_once = max(1, min(self.at_once, CONFIRMING_AT_ONCE))
-        clock = self.reserve / (self.place.devices * at_once)
-        return (
-            self.spent
-            or self.study.race_is_over(self._budget)
-            or (
-                budget.device_hours is not None
-                and self.device_hours
-                >= budget.device_hours - min(self.reserve, RESERVED * budget.device_hours)
-            )
-            or (
-                budget.hours is not None
-                and self.hours >= budget.hours - min(clock, RESERVED * budget.hours)
-            )
-        )
+        found = []
+        if budget.device_hours is not None:
+            found.append((budget.device_hours, budget.device_hours - self.device_hours))
+        if budget.hours is not None:
+            held = self.place.devices * max(1, min(self.at_once, CONFIRMING_AT_ONCE))
+            found.append((budget.hours * held, (budget.hours - self.hours) * held))
+        return found
+
+    def _kept(self, whole: float) -> float:
+        """Device hours that are kept of those of a budget: `RESERVED`, or what a finalist takes."""
+        return min(self.reserve, max(RESERVED * whole, self.study.method.comparing * self.each))
+
+    @property
+    def _earned(self) -> int:
+        """Evaluations of the race that the start lacks, and those that a trial may earn."""
+        return self._lacking + self.study.method.evaluations - 1
+
+    @property
+    def _left(self) -> float:
+        """Evaluations for which hours are left, about."""
+        left = min((left for _, left in self._hours), default=math.inf)
+        return left / self.each if self.each else math.inf
 
     @property
     def begun(self) -> bool:
@@ -244,13 +265,14 @@ class Limits:
         study = self.study
         if study.hopeless:
             return None
-        if not self.used:
-            job = study.promote()
+        if not self._over:
+            enough = self._left >= self._earned + 2 * FOLDS
+            job = study.promote() if enough or not self.used else None
             if job is not None:
                 return job
-            if not self.begun:
+            if not self.used and not self.begun:
                 return study.propose()
-        return None if self.spent else study.confirm(self._budget)
+        return None if self.spent else study.confirm(self._budget, self._left)
 
 
 Ended = Callable[[int], None]

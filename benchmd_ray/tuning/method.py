@@ -45,6 +45,11 @@ class Method:
         return [self.fresh[place : place + FOLDS] for place in range(0, len(self.fresh), FOLDS)]
 
     @property
+    def comparing(self) -> int:
+        """Fresh evaluations of the start and a finalist on all cuts."""
+        return 2 * len(self.fresh)
+
+    @property
     def confirming(self) -> int:
         """Fresh evaluations of the start and finalists, about: often the first goes on."""
-        return 0 if self.choosing == "highest" else 2 * len(self.fresh) + len(self.batches[0])
+        return 0 if self.choosing == "highest" else self.comparing + FOLDS

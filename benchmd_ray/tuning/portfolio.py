@@ -1,4 +1,4 @@
-"""A portfolio: settings that won on other datasets, which a search tries right after its start.
+"""A portfolio: settings that gained on other datasets, which a search tries after its start.
 
 It is learned from finished searches. Each gives a few candidates, the trials above its start, and
 an estimate of what any settings would have gained on its dataset (a random forest over its trials).
@@ -17,7 +17,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +32,7 @@ from benchmd_ray.tuning.records import NUMERIC, SearchRecord
 from benchmd_ray.tuning.spaces import Space
 from benchmd_ray.typed import typed
 
-VERSION = 4
+VERSION = 5
 """Of the format and of how gains are estimated."""
 SHIPPED = "portfolio.json"
 MOST = 6
@@ -67,14 +67,7 @@ class Candidate:
     values: dict[str, Any]
     """By the full name of a setting."""
     gains: dict[str, float]
-    """By dataset: what it gains over the start of the search there."""
-    after: tuple[str, ...] = ()
-    """Datasets of the settings that a portfolio gave its search, to which its own are near."""
-
-    @property
-    def datasets(self) -> tuple[str, ...]:
-        """All that it comes from."""
-        return tuple(sorted({self.dataset, *self.after}))
+    """By dataset: what it gains over the start of the searches there."""
 
 
 @dataclass(frozen=True)
@@ -92,6 +85,13 @@ class Portfolio:
 
     version: int = VERSION
     candidates: tuple[Candidate, ...] = ()
+    after: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    """By dataset: those of the settings that a portfolio gave its searches, near which they then
+    looked."""
+
+    def origins(self, dataset: str) -> tuple[str, ...]:
+        """All that what was learned on a dataset comes from."""
+        return tuple(sorted({dataset, *self.after.get(dataset, ())}))
 
 
 def read_portfolio(path: Path | None = None) -> Portfolio:
@@ -125,12 +125,12 @@ def chosen_settings(
         space: Its space, with its start.
         usable: Whether what was learned on a dataset may be used.
     """
-    own = [
-        candidate
-        for candidate in portfolio.candidates
-        if candidate.kind == kind and all(map(usable, candidate.datasets))
-    ]
-    names = sorted({name for each in own for name in each.gains if usable(name)})
+
+    def allowed(dataset: str) -> bool:
+        return all(map(usable, portfolio.origins(dataset)))
+
+    own = [each for each in portfolio.candidates if each.kind == kind and allowed(each.dataset)]
+    names = sorted({name for each in own for name in each.gains if allowed(name)})
     if not own or not names:
         return ()
     gains = np.array([[each.gains.get(name, 0.0) for name in names] for each in own])
@@ -138,7 +138,7 @@ def chosen_settings(
     for number in complementary(gains):
         values = space.filled(own[number].values)
         if values not in (space.start, *(given.values for given in found)):
-            found.append(Given(values, own[number].datasets))
+            found.append(Given(values, portfolio.origins(own[number].dataset)))
     return tuple(found[:MOST])
 
 
@@ -172,7 +172,11 @@ def learned(records: Sequence[SearchRecord], kinds: Mapping[str, Kind]) -> Portf
         if model is not None and record.name in kinds:
             models[record.name] = (record, kinds[record.name], model)
     candidates = []
+    after: dict[str, set[str]] = {}
     for record, kind, _ in models.values():
+        dataset = str(record.sources[0]["source"])
+        if record.taught:
+            after.setdefault(dataset, set()).update(record.taught)
         for values in _above_the_start(record):
             gains: dict[str, list[float]] = {}
             for other, other_kind, model in models.values():
@@ -180,9 +184,9 @@ def learned(records: Sequence[SearchRecord], kinds: Mapping[str, Kind]) -> Portf
                     name = str(other.sources[0]["source"])
                     gains.setdefault(name, []).append(model.gain(values))
             means = {name: round(math.fsum(g) / len(g), 5) for name, g in sorted(gains.items())}
-            dataset = str(record.sources[0]["source"])
-            candidates.append(Candidate(dataset, kind, values, means, record.taught))
-    return Portfolio(VERSION, tuple(candidates))
+            candidates.append(Candidate(dataset, kind, values, means))
+    learned_after = {name: tuple(sorted(own)) for name, own in sorted(after.items())}
+    return Portfolio(VERSION, tuple(candidates), learned_after)
 
 
 def _above_the_start(record: SearchRecord) -> list[dict[str, Any]]:
@@ -245,7 +249,7 @@ class _Model:
     @classmethod
     def of(cls, record: SearchRecord) -> _Model | None:
         """None where there are too few trials, no start, or several sources."""
-        rows = record.trials.dropna(subset="value")
+        rows = record.trials[np.isfinite(record.trials["value"])]
         enough = len(rows) >= FEWEST and 0 in set(rows["number"]) and len(record.sources) == 1
         return cls(record, rows) if enough else None
 
@@ -264,7 +268,7 @@ class _Model:
                 place = min(max(float(value), low), high)
                 if about["kind"].startswith("log"):
                     low, high, place = math.log(low), math.log(high), math.log(place)
-                found.append((place - low) / (high - low))
+                found.append((place - low) / (high - low) if low < high else 0.0)
         return found
 
     def gain(self, values: Mapping[str, Any]) -> float:

@@ -135,6 +135,7 @@ class Study:
                     self._study.set_user_attr(OF, name_of(of))
                 self._require_of_space()
                 self.trials()
+                _limits(self._study.user_attrs.get(OVER, {"budget": ()})["budget"])
             except FAULTS as error:
                 why = f"{type(error).__name__}: {first_line(error)}"
                 raise Damaged(path, why, REMEDY) from error
@@ -230,20 +231,27 @@ class Study:
     def promote(self) -> Job | None:
         """Grant more evaluations to a trial that has earned them; None: none has.
 
-        The start, with which all are compared, gets them before any other trial does.
+        The start, with which all are compared, gets them first, or as soon as it has ended those
+        before.
         """
+        granted = {t.number: self._earned(t) for t in self._held}
+        most = max(granted.values(), default=0)
         for rung, following in reversed(list(itertools.pairwise(self._rungs))):
             at = {t.number: t for t in self._held if self._goes_on(t, rung)}
-            every = range(self.method.evaluations)
-            granted = {n: len(set(t.user_attrs[GRANTED]) & {*every}) for n, t in at.items()}
             number = promoted(self._goodness(at, rung), granted, rung)
-            if number is not None:
+            if number is not None or most > rung:
                 if 0 in at and granted[0] <= rung:
                     number = 0
+                if number is None:
+                    continue  # the start is at work
                 if self._job(at[number]) is not None:
                     return None  # it is at work as a finalist, in another process
                 return self._grant(number, range(following))
         return None
+
+    def _earned(self, trial: FrozenTrial) -> int:
+        """Evaluations of the race that a trial was granted."""
+        return sum(each < self.method.evaluations for each in trial.user_attrs[GRANTED])
 
     @staticmethod
     def _goes_on(trial: FrozenTrial, rung: int) -> bool:
@@ -269,19 +277,23 @@ class Study:
         job = self._job(self._held[number])
         return None if job is None else replace(job, resumed=False)
 
-    def confirm(self, budget: Numbers = ()) -> Job | None:
+    def confirm(self, budget: Numbers = (), left: float = math.inf) -> Job | None:
         """Grant fresh evaluations, a cut at a time, to the start and to the finalists in turn.
 
-        None: all have those that they need, or there is nothing to choose between.
+        None: all have those that they need, or there is nothing to choose between, or nothing left.
 
         Args:
             budget: Whose race is over with that.
+            left: Evaluations that it is enough for. A cut is begun where half of it is left, and
+                ended for both.
         """
         racing = (job.evaluations[0] < self.method.evaluations for job in self.unfinished())
         wanted = self._wanted(budget)
         if wanted is None or any(racing):
             return None  # of the latter: who the finalists are is not settled yet
         number, batch = wanted
+        if 2 * left < self._needed(number, batch):
+            return None
         if not self.race_is_over(budget):
             about = {"budget": list(budget), "settled": self._settled(budget, self.trials())}
             self._study.set_user_attr(OVER, about)
@@ -309,6 +321,14 @@ class Study:
                 if self._has_had_its_turn(finalist, self.trials()):
                     return None
         return None
+
+    def _needed(self, number: int, batch: range) -> int:
+        """Evaluations that a cut takes: the start's is followed by that of a finalist."""
+        if number == 0:
+            return 2 * len(batch)
+        others = (t for t in self._held if t.number not in (0, number))
+        known = any(set(batch) & set(other.user_attrs[GRANTED]) for other in others)
+        return len(batch) if known else 0  # the start's was begun for this one
 
     def undecided(self, budget: Numbers = ()) -> bool:
         """Whether finalists have not had all evaluations that they need."""
@@ -357,9 +377,13 @@ class Study:
         """Whether finalists were evaluated within this budget: then nothing else is begun in it.
 
         Args:
-            budget: Its numbers; with others the race goes on.
+            budget: Its numbers; where one is raised, or taken away, the race goes on.
         """
-        return bool(self._study.user_attrs.get(OVER, {}).get("budget") == list(budget))
+        held = self._study.user_attrs.get(OVER)
+        if held is None:
+            return False
+        pairs = zip(_limits(held["budget"]), _limits(budget), strict=False)
+        return all(now <= before for before, now in pairs)
 
     def _above(self, number: int, evaluations: Sequence[int]) -> bool:
         """Whether a trial is above the start on fresh evaluations that both have."""
@@ -553,6 +577,11 @@ class Study:
     def importance(self) -> tuple[dict[str, float], str]:
         """Share of each searched setting in the variance of the score; or why not."""
         return importance(self._shown())
+
+
+def _limits(budget: Numbers) -> list[float]:
+    """Numbers of a budget, infinite where it sets no limit."""
+    return [math.inf if number is None else float(number) for number in budget]
 
 
 def curve_points(trials: Sequence[FrozenTrial]) -> list[tuple[int, float]]:

@@ -146,7 +146,7 @@ def test_nor_what_comes_near_to_it_by_way_of_another_dataset(store):
     """A search goes on near what it was given, and so do the searches that learn from it."""
     (record,) = (one for one in read_searches([store]).found if one.sources[0]["source"] == "shhs")
     portfolio = learned([replace(record, taught=("ptb-xl",))], {record.name: KIND})
-    assert {one.datasets for one in portfolio.candidates} == {("ptb-xl", "shhs")}
+    assert {portfolio.origins(one.dataset) for one in portfolio.candidates} == {("ptb-xl", "shhs")}
     space = Space("made", (Parameter(LR, "log float", 1e-2, low=1e-5, high=0.1),))
 
     def given(own):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import asdict, replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -25,6 +26,7 @@ from stores import (
 
 from benchmd_ray.errors import BenchmdError
 from benchmd_ray.service.searches import learned_in
+from speed import tuning_study
 from speed.tuning_study import DRAWS, TASKS, Difference, Gained, Study, gained, pooled, report
 
 ECG = MODALITIES["ecg"].task
@@ -119,6 +121,7 @@ def noted(folder: Path, strategy: str, repetition: int, one: Gained, **about: An
     task = about.pop("task", "BreastMNIST")
     stated = {"task": task, "strategy": strategy, "repetition": repetition}
     stated |= {"minutes": 4.0, "version": 4} | about
+    folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"{len(list(folder.iterdir()))}.json"
     path.write_text(json.dumps(stated | asdict(one)), "utf-8")
 
@@ -175,3 +178,30 @@ def test_a_portfolio_is_learned_from_a_repetition_s_searches_by_new(
 def test_a_portfolio_needs_the_searches_that_it_is_learned_from(tmp_path: Path) -> None:
     with pytest.raises(SystemExit, match="learned from the searches of all tasks by new"):
         Study(tmp_path, tmp_path / "out", 1.0).portfolio(0)
+
+
+@pytest.mark.parametrize("given", [(), ("settings of another dataset",)])
+def test_a_portfolio_that_gives_nothing_leaves_the_search_by_new(
+    given: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    study, task = Study(tmp_path, tmp_path / "out", 4.0), "BreastMNIST"
+    noted(study.done, "new", 0, ONE)
+    of_new, own = (study.note(task, strategy, 0) for strategy in ("new", "new + portfolio"))
+    (study.done / "0.json").rename(of_new)
+    searched: list[Path] = []
+    plan = SimpleNamespace(name="tune-b", portfolio=given)
+    monkeypatch.setattr(Study, "tuning", lambda *_: None)
+    monkeypatch.setattr(tuning_study, "planned_searches", lambda *_, **__: (plan,))
+    monkeypatch.setattr(
+        tuning_study, "search_and_train", lambda _, store, **__: searched.append(store)
+    )
+    if given:
+        with pytest.raises(SystemExit, match="did not end well"):
+            study.search(task, "new + portfolio", 0)
+        assert searched == [study.store(task, 0)]
+        assert not own.exists()
+    else:
+        study.search(task, "new + portfolio", 0)
+        expected = json.loads(of_new.read_text("utf-8")) | {"strategy": "new + portfolio"}
+        assert json.loads(own.read_text("utf-8")) == expected
+        assert not searched

@@ -82,6 +82,20 @@ def test_nothing_is_taken_from_the_dataset_that_is_tuned():
     ]
 
 
+def test_nothing_is_taken_that_was_learned_after_the_dataset_that_is_tuned():
+    """Its settings were tried first on another dataset, whose trials are near them."""
+    held = (
+        candidate("after", {LR: 0.05}, {"after": 0.5, "one": 0.4}),
+        candidate("one", {LR: 0.01}, {"after": -0.5, "one": 0.01}),
+        candidate("one", {LR: 0.002}, {"after": 0.5, "one": 0.005}),
+    )
+    portfolio = Portfolio(VERSION, held, {"after": ("own",)})
+    found = chosen_settings(portfolio, KIND, SPACE, lambda name: name != "own")
+    assert [one.values[LR] for one in found] == [0.01]
+    (first, *_) = chosen_settings(portfolio, KIND, SPACE, lambda name: True)
+    assert (first.values[LR], first.datasets) == (0.05, ("after", "own"))
+
+
 def test_a_value_is_taken_only_where_the_space_holds_it():
     odd = {LR: 99.0, SCHEDULE: "cosine", "transfer.batch_size": 32, "encoder.network": "evil:Net"}
     portfolio = Portfolio(VERSION, (candidate("one", odd, {"one": 0.1}),))

@@ -220,6 +220,38 @@ def test_in_an_extended_search_others_have_their_turn(make):
     assert not study.undecided((12, None, None))
 
 
+def test_a_race_that_is_over_goes_on_only_with_more(make):
+    study = make()
+    raced(study, 8, lambda number, values, evaluation: 0.7 + 0.01 * number)
+    over = {(8, None, None): True, (7, None, None): True, (8, 2.0, None): True}
+    over |= {(9, None, None): False, (None, 2.0, None): False}
+    for budget, expected in over.items():
+        assert study.race_is_over(budget) is expected
+    before = [t.fresh for t in study.trials()]
+    raced(study, 7, lambda number, values, evaluation: 0.7)
+    assert [t.fresh for t in study.trials()] == before
+
+
+def test_a_start_that_is_late_gets_what_others_have(make):
+    """With several slots they may end before it; else the most evaluated would be the best."""
+    study = make(stopping="racing")
+    for _ in range(5):
+        study.propose()
+    for number in range(1, 5):
+        study.evaluated(number, 0, {"ecg": 0.6 + 0.01 * number}, 1.0)
+    job = study.promote()
+    assert (job.number, job.evaluations) == (4, (1, 2))
+    for each in job.evaluations:
+        study.evaluated(4, each, {"ecg": 0.5}, 2.0)
+    assert study.promote() is None
+    study.evaluated(0, 0, {"ecg": 0.55}, 1.0)
+    job = study.promote()
+    assert (job.number, job.evaluations) == (0, (1, 2))
+    for each in job.evaluations:
+        study.evaluated(0, each, {"ecg": 0.7}, 2.0)
+    assert study.best().number == 0
+
+
 # The choice.
 
 

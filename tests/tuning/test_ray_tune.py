@@ -314,6 +314,45 @@ def test_a_race_without_a_trial_above_the_start_takes_all_hours(tmp_path):
     assert not limits.spent
 
 
+def finished(study, job, score=0.5, seconds=720.0):
+    for place, each in enumerate(job.evaluations, 1):
+        study.evaluated(job.number, each, {"ecg": score}, job.seconds + place * seconds)
+
+
+def test_what_a_trial_has_earned_comes_before_the_choice_where_hours_are_enough(tmp_path):
+    """Else the best of single evaluations ends the race."""
+    for hours, granted in ((3.6, [(0, (1, 2)), (2, (1, 2))]), (3.3, [(0, (5, 6, 7, 8, 9))])):
+        path = tmp_path / f"{hours}.log"
+        study = Study(path, SPACE, Method(sampler="random", evaluations=3))
+        race(study, 720.0)
+        budget, place = Budget(trials=None, device_hours=hours), Place(1.0, 0.0, 2)
+        limits = Limits(study, budget, place, lambda: False, SilentBoard())
+        assert limits.used
+        for number, evaluations in granted:
+            job = limits.next_job()
+            assert (job.number, job.evaluations) == (number, evaluations)
+            finished(study, job, 0.5 + 0.1 * number)
+            limits.look()
+        assert limits.next_job().evaluations == (5, 6, 7, 8, 9)
+
+
+def test_a_cut_begins_where_hours_are_left_for_half_of_it(tmp_path):
+    """Of the start and a finalist, 0.2 hours an evaluation; what is begun is finished."""
+    for hours, cuts in ((1.5, 0), (1.7, 1), (3.5, 1), (3.7, 2)):
+        study = Study(tmp_path / f"{hours}.log", SPACE, Method(sampler="random", evaluations=3))
+        race(study, 720.0)
+        budget, place = Budget(trials=3, device_hours=hours), Place(1.0, 0.0, 1)
+        limits = Limits(study, budget, place, lambda: False, SilentBoard())
+        study.promote = lambda: None
+        while job := limits.next_job():
+            finished(study, job, 0.5 + 0.1 * job.number + 0.01 * (job.evaluations[0] % 10))
+            limits.look()
+        trials = study.trials()
+        assert [len(trial.fresh) for trial in trials] == [5 * cuts, 0, 5 * cuts]
+        assert limits.device_hours == pytest.approx(0.6 + 2 * cuts)
+        assert study.undecided(budget.numbers) is (cuts < 2)
+
+
 def test_losses_count_anew_after_a_newer_step(limits, judge):
     jobs = Jobs(limits)
     for step in (1, 2, 3, 3):  # at last a checkpoint's step comes again
