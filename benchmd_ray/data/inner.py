@@ -4,7 +4,8 @@ A search evaluates settings again and again, each time on another inner catalog:
 split ``train`` and is scored on ``validation``. Both are cut by patient, classes in balance, from
 the source's training split; where the source has a validation split to choose by, which is scored
 for no result (MedMNIST), from these two together. `FOLDS` evaluations, one for each fold, hold
-every patient once in ``validation``; the next ones cut anew.
+every patient once in ``validation``; the next ones cut anew. Where patients or classes are enough
+for fewer folds only, the evaluations are filled up with those of another cut.
 """
 
 from __future__ import annotations
@@ -44,6 +45,8 @@ from benchmd_ray.storage.location import Address, Location, alone, read, write
 FOLDS = 5
 """One fold of so many is the inner validation split: about 20 % of the records."""
 PART = "inner splits"
+AGAIN = 1_000_000
+"""Added to the seed of a cut for the one that fills up its evaluations."""
 WAIT_SECONDS = 1.0
 """How often a machine looks whether another one has written a catalog on S3."""
 SEED = 18
@@ -221,6 +224,7 @@ def validation_patients(source: Catalog, evaluation: int = 0) -> frozenset[str]:
             f"{count_of(patients, 'patient')}, too few to cut an inner validation split from: "
             "expected two patients or more with a class in common."
         )
-    repeat, fold = divmod(evaluation, parts)
-    rows = balanced_folds(groups, classes, parts, SEED + repeat)[fold]
+    repeat, fold = divmod(evaluation, FOLDS)
+    again, fold = divmod(fold, parts)  # where there are fewer folds they are cut anew
+    rows = balanced_folds(groups, classes, parts, SEED + repeat + AGAIN * again)[fold]
     return frozenset(groups[rows].tolist())

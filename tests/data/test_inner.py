@@ -241,6 +241,18 @@ def test_few_patients_are_cut_with_someone_on_both_sides(write_catalog, patients
     assert 1 <= len(held) < patients
 
 
+def test_of_fewer_folds_no_cut_is_shared_by_the_race_and_what_is_fresh(write_catalog):
+    """Seven classes of three patients each are enough for three folds."""
+    card = dataset_card("ptb-xl")
+    records = [record(f"r{i}", f"p{i}", one_hot(i % 7), card) for i in range(21)]
+    catalog = write_catalog(card, {"train": [records]})
+    folds = [validation_patients(catalog, evaluation) for evaluation in range(2 * FOLDS)]
+    for first in (0, FOLDS):
+        assert sorted(set().union(*folds[first : first + 3])) == sorted(f"p{i}" for i in range(21))
+        assert sum(map(len, folds[first : first + 3])) == 21
+    assert len(set(folds)) == 2 * FOLDS
+
+
 def test_windows_of_a_patient_stay_together(write_catalog):
     """Patients of one to three windows, of two scans, in several shards."""
     card, generator = dataset_card("lidc-idri"), np.random.default_rng(3)
