@@ -101,7 +101,7 @@ PARTS: Mapping[str, Part] = {
     ),
     "inner splits": Part(1, ("data/inner.py", "data/splits.py")),
     "search": Part(
-        6,
+        7,
         (
             "scores/comparison.py",
             "tuning/confirm.py",

@@ -184,7 +184,7 @@ def played(study: Study, world: World, budget: Budget, seed: int) -> None:
     """Work on a search of evaluations of an hour each, one trial after the other."""
     limits = Limits(study, budget, Place(1.0, 0.0, 2), lambda: False, SilentBoard())
     begun = set[int]()
-    while not limits.spent:
+    while not limits.out_of_time:
         jobs = study.unfinished()
         job = jobs[0] if jobs else limits.next_job()
         if job is None:

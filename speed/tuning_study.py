@@ -245,10 +245,11 @@ class Study:
         tuning = self.tuning(TASKS[task], STRATEGIES[strategy], repetition)
         store = self.store(task, repetition)
         (plan,) = planned_searches(tuning, gpu=False)
-        if STRATEGIES[strategy].portfolio and not plan.portfolio:  # it is the search by new
+        if STRATEGIES[strategy].portfolio and not plan.portfolio:
             held = json.loads(self.note(task, "new", repetition).read_text("utf-8"))
-            _write(note, held | {"strategy": strategy})
-            return
+            if held["search"] == plan.name:  # nothing would be searched in another way
+                _write(note, held | {"strategy": strategy})
+                return
         if not search_and_train(tuning, store, say=print, cpus=2):
             raise SystemExit(f"{task}, {strategy}, repetition {repetition} did not end well.")
         found = gained(store, plan.name)

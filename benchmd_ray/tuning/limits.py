@@ -24,7 +24,7 @@ MOST_WANTED, MORE = 1000, 8
 where nothing says how many trials there will be."""
 RESERVED = 0.5
 """Share of the hours that is kept for the evaluations of finalists, at most, unless one needs more:
-in simulated searches of few hours half of them find next to nothing (`speed.search_price`)."""
+of few hours half finds next to nothing in simulated searches (`speed.search_price`)."""
 
 
 @dataclass(frozen=True)
@@ -114,8 +114,8 @@ class Limits:
         self.trouble: Exception | None = None
         """What is wrong with this program or its surroundings, not with a trial."""
         self.device_hours = 0.0
-        self.each = 0.0
-        """Device hours of an evaluation of what is compared, so far."""
+        self.each, self.to_come = 0.0, 0
+        """See `_compared`."""
         self.text = ""
         self._budget = budget.numbers
         self.look()
@@ -134,22 +134,23 @@ class Limits:
         if best is not None:
             parts.append(f"best {best.score:.3f} (trial {best.number})")
         self.text, self.ended = ", ".join(parts), sum(ended.values())
-        self.reserve = self._reserve(trials) * self.each
-        known = len(trials[0].evaluations) if trials else 0
-        self._lacking = self.study.method.evaluations - known
+        self.each, self.to_come = self._compared(trials)
         for state, number in (ended | {"running": len(self.running)}).items():
             gauge("benchmd_search_trials", number, state=state)
 
-    def _reserve(self, trials: Sequence[Trial]) -> float:
-        """Evaluations of finalists that are to come, about."""
+    def _compared(self, trials: Sequence[Trial]) -> tuple[float, int]:
+        """Device hours of an evaluation of what is compared, and how many are to come, about.
+
+        Nothing where there is nothing to compare so far.
+        """
         method = self.study.method
         finalists = self.study.finalists(self._budget)
-        if method.choosing == "highest" or not finalists:  # nothing to evaluate again so far
-            return 0.0
+        if method.choosing == "highest" or not finalists:
+            return 0.0, 0
         own = [trials[number] for number in (0, *finalists) if number < len(trials)]
         done = sum(len(trial.evaluations) + len(trial.fresh) for trial in own)
-        self.each = sum(trial.device_hours for trial in own) / done if done else 0.0
-        return max(0.0, method.confirming - sum(len(trial.fresh) for trial in own))
+        each = sum(trial.device_hours for trial in own) / done if done else 0.0
+        return each, max(0, method.confirming - sum(len(trial.fresh) for trial in own))
 
     @property
     def hours(self) -> float:
@@ -173,9 +174,14 @@ class Limits:
     def used(self) -> bool:
         """Whether no trial may begin any more: the race is over, or what is left is kept.
 
-        Of hours some are kept for what a finalist earns in the race and for the choice.
+        Of hours so many are kept as the evaluations of finalists will take, at most `RESERVED` or
+        what one finalist takes; none where they are not enough to begin with.
         """
-        return self._over or any(left <= self._kept(whole) for whole, left in self._hours)
+        if self._over:
+            return True
+        least, most = (n * self.each for n in (self.study.method.comparing, self.to_come))
+        kept = ((left, min(most, max(RESERVED * whole, least))) for whole, left, _ in self._hours)
+        return self._cuts() > 0 and any(left <= own for left, own in kept)
 
     @property
     def _over(self) -> bool:
@@ -183,31 +189,42 @@ class Limits:
         return self.spent or self.study.race_is_over(self._budget)
 
     @property
-    def _hours(self) -> list[tuple[float, float]]:
-        """Device hours of the budget, and what is left of them, by each limit that it has."""
-        budget = self.budget
+    def _hours(self) -> list[tuple[float, float, int]]:
+        """Device hours of the budget, and what those at work will leave, by each of its limits.
+
+        By the clock they are those of the jobs of the choice that work at once. The third number
+        is of evaluations by which they may be exceeded: half a cut, and none by the clock.
+        """
+        budget, working = self.budget, [len(job.evaluations) for job in self.study.unfinished()]
         found = []
         if budget.device_hours is not None:
-            found.append((budget.device_hours, budget.device_hours - self.device_hours))
+            left = budget.device_hours - self.device_hours - sum(working) * self.each
+            found.append((budget.device_hours, left, FOLDS))
         if budget.hours is not None:
             held = self.place.devices * max(1, min(self.at_once, CONFIRMING_AT_ONCE))
-            found.append((budget.hours * held, (budget.hours - self.hours) * held))
+            longest = max(working, default=0) * self.each / self.place.devices
+            found.append((budget.hours * held, (budget.hours - self.hours - longest) * held, 0))
         return found
-
-    def _kept(self, whole: float) -> float:
-        """Device hours that are kept of those of a budget: `RESERVED`, or what a finalist takes."""
-        return min(self.reserve, max(RESERVED * whole, self.study.method.comparing * self.each))
-
-    @property
-    def _earned(self) -> int:
-        """Evaluations of the race that the start lacks, and those that a trial may earn."""
-        return self._lacking + self.study.method.evaluations - 1
 
     @property
     def _left(self) -> float:
-        """Evaluations for which hours are left, about."""
-        left = min((left for _, left in self._hours), default=math.inf)
-        return left / self.each if self.each else math.inf
+        """Evaluations that may be begun, about."""
+        if not self.each:
+            return math.inf
+        found = (left / self.each + more for _, left, more in self._hours)
+        return max(0.0, min(found, default=math.inf))
+
+    def _cuts(self, before: int = 0) -> int:
+        """Cuts of a finalist and the start that may be begun after other evaluations."""
+        most = len(self.study.method.batches)
+        left = min(self._left - before, 2.0 * FOLDS * most)
+        return max(0, int(left // (2 * FOLDS)))
+
+    @property
+    def _promoting(self) -> int:
+        """Evaluations of the race that the start lacks, and those that a trial may earn."""
+        every = self.study.method.evaluations
+        return every - self.study.granted(0) + every - 1
 
     @property
     def begun(self) -> bool:
@@ -223,7 +240,8 @@ class Limits:
         """How many jobs would work now if there was room for all."""
         known = len(self.running) + len(self.waiting)
         if self.used:
-            return known
+            choice = not self.spent and self.study.undecided(self._budget)
+            return max(known, CONFIRMING_AT_ONCE * choice)
         left = MORE if self.budget.trials is None else self.budget.trials - self.study.begun
         return min(MOST_WANTED, known + max(0, left))
 
@@ -266,13 +284,16 @@ class Limits:
         if study.hopeless:
             return None
         if not self._over:
-            enough = self._left >= self._earned + 2 * FOLDS
-            job = study.promote() if enough or not self.used else None
-            if job is not None:
-                return job
-            if not self.used and not self.begun:
+            used = self.used
+            if not used or self._cuts(self._promoting) == self._cuts():  # it costs no comparison
+                job = study.promote()
+                if job is not None:
+                    return job
+            if not used and not self.begun:
                 return study.propose()
-        return None if self.spent else study.confirm(self._budget, self._left)
+        if self.out_of_time:
+            return None
+        return study.confirm(self._budget, 0.0 if self.spent else self._left)
 
 
 Ended = Callable[[int], None]

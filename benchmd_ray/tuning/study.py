@@ -234,24 +234,24 @@ class Study:
         The start, with which all are compared, gets them first, or as soon as it has ended those
         before.
         """
-        granted = {t.number: self._earned(t) for t in self._held}
+        granted = {number: self.granted(number) for number in range(self.begun)}
         most = max(granted.values(), default=0)
         for rung, following in reversed(list(itertools.pairwise(self._rungs))):
             at = {t.number: t for t in self._held if self._goes_on(t, rung)}
             number = promoted(self._goodness(at, rung), granted, rung)
-            if number is not None or most > rung:
-                if 0 in at and granted[0] <= rung:
-                    number = 0
-                if number is None:
-                    continue  # the start is at work
-                if self._job(at[number]) is not None:
-                    return None  # it is at work as a finalist, in another process
-                return self._grant(number, range(following))
+            if 0 in at and granted[0] <= rung and (number is not None or most > rung):
+                number = 0
+            if number is None:
+                continue
+            if self._job(at[number]) is not None:
+                return None  # it is at work as a finalist, in another process
+            return self._grant(number, range(following))
         return None
 
-    def _earned(self, trial: FrozenTrial) -> int:
-        """Evaluations of the race that a trial was granted."""
-        return sum(each < self.method.evaluations for each in trial.user_attrs[GRANTED])
+    def granted(self, number: int) -> int:
+        """Evaluations of the race that a trial was granted; none before it begins."""
+        held = self._held[number].user_attrs[GRANTED] if number < self.begun else ()
+        return sum(each < self.method.evaluations for each in held)
 
     @staticmethod
     def _goes_on(trial: FrozenTrial, rung: int) -> bool:
@@ -284,15 +284,15 @@ class Study:
 
         Args:
             budget: Whose race is over with that.
-            left: Evaluations that it is enough for. A cut is begun where half of it is left, and
-                ended for both.
+            left: Evaluations that may be begun. A cut of the start is followed by that of the
+                finalist, whatever is left.
         """
         racing = (job.evaluations[0] < self.method.evaluations for job in self.unfinished())
         wanted = self._wanted(budget)
         if wanted is None or any(racing):
             return None  # of the latter: who the finalists are is not settled yet
         number, batch = wanted
-        if 2 * left < self._needed(number, batch):
+        if left < self._needed(number, batch):
             return None
         if not self.race_is_over(budget):
             about = {"budget": list(budget), "settled": self._settled(budget, self.trials())}
@@ -380,9 +380,9 @@ class Study:
             budget: Its numbers; where one is raised, or taken away, the race goes on.
         """
         held = self._study.user_attrs.get(OVER)
-        if held is None:
+        if held is None or len(held["budget"]) != len(budget):
             return False
-        pairs = zip(_limits(held["budget"]), _limits(budget), strict=False)
+        pairs = zip(_limits(held["budget"]), _limits(budget), strict=True)
         return all(now <= before for before, now in pairs)
 
     def _above(self, number: int, evaluations: Sequence[int]) -> bool:

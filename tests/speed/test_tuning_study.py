@@ -180,22 +180,25 @@ def test_a_portfolio_needs_the_searches_that_it_is_learned_from(tmp_path: Path) 
         Study(tmp_path, tmp_path / "out", 1.0).portfolio(0)
 
 
-@pytest.mark.parametrize("given", [(), ("settings of another dataset",)])
+@pytest.mark.parametrize(
+    ("name", "given"), [("tune-a", ()), ("tune-b", ()), ("tune-a", ("settings",))]
+)
 def test_a_portfolio_that_gives_nothing_leaves_the_search_by_new(
-    given: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    name: str, given: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Of this version: tune-b is of another."""
     study, task = Study(tmp_path, tmp_path / "out", 4.0), "BreastMNIST"
     noted(study.done, "new", 0, ONE)
     of_new, own = (study.note(task, strategy, 0) for strategy in ("new", "new + portfolio"))
     (study.done / "0.json").rename(of_new)
     searched: list[Path] = []
-    plan = SimpleNamespace(name="tune-b", portfolio=given)
+    plan = SimpleNamespace(name=name, portfolio=given)
     monkeypatch.setattr(Study, "tuning", lambda *_: None)
     monkeypatch.setattr(tuning_study, "planned_searches", lambda *_, **__: (plan,))
     monkeypatch.setattr(
         tuning_study, "search_and_train", lambda _, store, **__: searched.append(store)
     )
-    if given:
+    if given or name != ONE.search:
         with pytest.raises(SystemExit, match="did not end well"):
             study.search(task, "new + portfolio", 0)
         assert searched == [study.store(task, 0)]

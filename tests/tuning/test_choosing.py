@@ -82,7 +82,7 @@ def test_a_race_that_is_over_stays_so_however_cheap_the_choice_is(tmp_path, cost
             *(Place(1.0, 0.0, 2), lambda: False, SilentBoard()),
         )
         order = []
-        while not limits.spent and (job := (study.unfinished() or [limits.next_job()])[0]):
+        while not limits.out_of_time and (job := (study.unfinished() or [limits.next_job()])[0]):
             each = job.evaluations[0]
             order.append(each >= fresh)
             score = world(job.number, job.values, each)

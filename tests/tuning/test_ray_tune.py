@@ -294,7 +294,8 @@ def test_hours_are_kept_for_the_choice_of_which_two_jobs_work_at_once(tmp_path, 
     limits = Limits(
         study, Budget(hours=10.0), Place(1.0, 0.0, slots), lambda: False, SilentBoard(), 0.0
     )
-    assert limits.reserve == pytest.approx(0.2 * study.method.confirming)  # of 12 minutes each
+    assert limits.to_come == study.method.confirming
+    assert limits.each == pytest.approx(0.2)
     limits.start -= 3600 * (10.0 - hours - 0.01)
     assert not limits.used
     limits.start -= 3600 * 0.02
@@ -305,13 +306,18 @@ def test_a_race_without_a_trial_above_the_start_takes_all_hours(tmp_path):
     study = Study(tmp_path / "study.log", SPACE, Method(sampler="random", evaluations=3))
     race(study, 720.0, gain=-0.1)
     devices = Place(1.0, 0.0, 2)
-    limits = Limits(study, Budget(device_hours=0.7), devices, lambda: False, SilentBoard(), 0.0)
-    assert not limits.used  # 0.6 are
+    enough, little = (
+        Limits(study, Budget(device_hours=hours), devices, lambda: False, SilentBoard(), 0.0)
+        for hours in (1.3, 0.7)
+    )
+    assert not enough.used  # 0.6 are
     study.propose()
     study.evaluated(3, 0, {"ecg": 0.6}, 180.0)
-    limits.look()
-    assert limits.used  # what is left is for the choice
-    assert not limits.spent
+    for limits in (enough, little):
+        limits.look()
+        assert not limits.spent
+    assert enough.used  # what is left is for the choice
+    assert not little.used  # for which it is not enough
 
 
 def finished(study, job, score=0.5, seconds=720.0):
@@ -319,9 +325,9 @@ def finished(study, job, score=0.5, seconds=720.0):
         study.evaluated(job.number, each, {"ecg": score}, job.seconds + place * seconds)
 
 
-def test_what_a_trial_has_earned_comes_before_the_choice_where_hours_are_enough(tmp_path):
+def test_what_a_trial_has_earned_comes_before_the_choice_unless_it_costs_a_cut(tmp_path):
     """Else the best of single evaluations ends the race."""
-    for hours, granted in ((3.6, [(0, (1, 2)), (2, (1, 2))]), (3.3, [(0, (5, 6, 7, 8, 9))])):
+    for hours, granted in ((3.3, [(0, (1, 2)), (2, (1, 2))]), (3.8, [(0, (5, 6, 7, 8, 9))])):
         path = tmp_path / f"{hours}.log"
         study = Study(path, SPACE, Method(sampler="random", evaluations=3))
         race(study, 720.0)
@@ -351,6 +357,63 @@ def test_a_cut_begins_where_hours_are_left_for_half_of_it(tmp_path):
         assert [len(trial.fresh) for trial in trials] == [5 * cuts, 0, 5 * cuts]
         assert limits.device_hours == pytest.approx(0.6 + 2 * cuts)
         assert study.undecided(budget.numbers) is (cuts < 2)
+
+
+def test_a_cut_that_was_begun_is_for_the_finalist_too(tmp_path):
+    """Of a start that takes longer than was estimated, until nothing is left."""
+    study = Study(tmp_path / "study.log", SPACE, Method(sampler="random", evaluations=3))
+    race(study, 720.0)
+    budget, place = Budget(trials=3, device_hours=1.7), Place(1.0, 0.0, 1)
+    limits = Limits(study, budget, place, lambda: False, SilentBoard())
+    study.promote = lambda: None
+    finished(study, limits.next_job(), seconds=2 * 720.0)
+    limits.look()
+    assert limits.spent
+    assert limits.next_job().number == 2
+
+
+@pytest.mark.parametrize(("hours", "tested"), [(2.5, [0, 0, 2, 1]), (2.35, [0, 0, 0, 1])])
+def test_the_next_finalist_has_its_turn_where_hours_are_left_for_its_cut(tmp_path, hours, tested):
+    """The start has the cut already."""
+    study = Study(tmp_path / f"{hours}.log", SPACE, Method(sampler="random", evaluations=3))
+    for number in range(4):
+        study.propose()
+        study.evaluated(number, 0, {"ecg": 0.5 + number * 0.1}, 360.0)
+    budget, place = Budget(trials=4, device_hours=hours), Place(1.0, 0.0, 1)
+    limits = Limits(study, budget, place, lambda: False, SilentBoard())
+    study.promote = lambda: None
+    while job := limits.next_job():
+        finished(study, job, 0.9 - 0.1 * job.number, 720.0)
+        limits.look()
+    assert [trial.tested for trial in study.trials()] == tested
+
+
+def test_by_the_clock_a_cut_begins_where_it_can_end(tmp_path):
+    """Of two jobs at once, in 5 × 12 minutes."""
+    study = Study(tmp_path / "study.log", SPACE, Method(sampler="random", evaluations=3))
+    race(study, 720.0)
+    budget, place = Budget(trials=3, hours=10.0), Place(1.0, 0.0, 2)
+    study.promote = lambda: None
+    for worked, begins in ((9.02, False), (8.98, True)):
+        limits = Limits(study, budget, place, lambda: False, SilentBoard(), worked=3600 * worked)
+        assert (limits.next_job() is not None) is begins
+
+
+def test_hours_of_what_is_at_work_are_not_left(tmp_path):
+    study = Study(tmp_path / "study.log", SPACE, Method(sampler="random", evaluations=3))
+    race(study, 720.0)
+    place = Place(1.0, 0.0, 8)
+    limits = Limits(
+        study, Budget(trials=None, device_hours=20.0), place, lambda: False, SilentBoard()
+    )
+    assert not limits.used
+    for _ in range(70):
+        study.propose()
+    limits.look()
+    assert not limits.used  # 14 hours, and 0.6; 5 are kept
+    for _ in range(3):
+        study.propose()
+    assert limits.used
 
 
 def test_losses_count_anew_after_a_newer_step(limits, judge):
