@@ -49,10 +49,7 @@ def tried(
             "with --evaluate."
         )
     with connected(cpus=2), quiet_tune(), tempfile.TemporaryDirectory() as folder:
-        found = _tune(work, given, parameters, trials, folder)
-    if not found:
-        raise BenchmdError("no trial of the search ended: see Ray's log for the reason.")
-    return found
+        return _tune(work, given, parameters, trials, folder)
 
 
 def _tune(
@@ -81,11 +78,24 @@ def _tune(
         ),
         run_config=tune.RunConfig(name="trials", storage_path=folder, verbose=0),
     ).fit()
-    made = [each.metrics for each in results if each.metrics and RESULT in each.metrics]
-    made.sort(key=lambda metrics: metrics["config"] != defaults)
-    if made and made[0]["config"] != defaults:
+    return in_order([each.metrics for each in results if each.metrics], defaults)
+
+
+def in_order(
+    made: Sequence[Mapping[str, Any]], defaults: Mapping[str, Any]
+) -> list[dict[str, Any]]:
+    """What trials gave, the one of the defaults first.
+
+    Raises:
+        BenchmdError: All failed, or that one did.
+    """
+    ended = [metrics for metrics in made if RESULT in metrics]
+    ended.sort(key=lambda metrics: bool(metrics["config"] != defaults))
+    if not ended:
+        raise BenchmdError("no trial of the search ended: see Ray's log for the reason.")
+    if ended[0]["config"] != defaults:
         raise BenchmdError("the trial of the defaults failed: see Ray's log for the reason.")
-    return [json.loads(metrics[RESULT]) for metrics in made]
+    return [json.loads(metrics[RESULT]) for metrics in ended]
 
 
 def _suggest(parameters: Sequence[Parameter], trial: BaseTrial) -> None:

@@ -25,6 +25,8 @@ from stores import (
 )
 
 from benchmd_ray.errors import BenchmdError
+from benchmd_ray.integrity import Stored
+from benchmd_ray.results.store import read_stores
 from benchmd_ray.service.searches import learned_in
 from speed import tuning_study
 from speed.tuning_study import DRAWS, TASKS, Difference, Gained, Study, gained, pooled, report
@@ -81,6 +83,16 @@ def test_a_gain_is_the_difference_of_mean_aurocs_where_no_epoch_was_chosen(store
     assert len(drawn) == DRAWS
     assert drawn.mean() == pytest.approx(found.mean, abs=0.01)
     assert 0.005 < drawn.std() < 0.05
+
+
+def test_runs_of_two_versions_are_not_taken_for_one(
+    store: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    held = read_stores([store])
+    twice = Stored([*held.found, *held.found], held.damaged)
+    monkeypatch.setattr(tuning_study, "read_stores", lambda _: twice)
+    with pytest.raises(SystemExit, match="has runs of several versions"):
+        gained(store, SEARCH)
 
 
 def test_an_interval_of_patients_is_that_of_the_mean_of_independent_tasks() -> None:
