@@ -231,8 +231,7 @@ class Study:
     def promote(self) -> Job | None:
         """Grant more evaluations to a trial that has earned them; None: none has.
 
-        The start, with which all are compared, gets them first, or as soon as it has ended those
-        before.
+        The start, with which all are compared, gets them first, or once it has those before.
         """
         granted = {number: self.granted(number) for number in range(self.begun)}
         most = max(granted.values(), default=0)
@@ -284,8 +283,7 @@ class Study:
 
         Args:
             budget: Whose race is over with that.
-            left: Evaluations that may be begun. A cut of the start is followed by that of the
-                finalist, whatever is left.
+            left: Evaluations that may be begun.
         """
         racing = (job.evaluations[0] < self.method.evaluations for job in self.unfinished())
         wanted = self._wanted(budget)
@@ -326,8 +324,8 @@ class Study:
         """Evaluations that a cut takes: the start's is followed by that of a finalist."""
         if number == 0:
             return 2 * len(batch)
-        others = (t for t in self._held if t.number not in (0, number))
-        known = any(set(batch) & set(other.user_attrs[GRANTED]) for other in others)
+        others = (t.user_attrs[GRANTED] for t in self._held if t.number not in (0, number))
+        known = any(set(batch) & set(granted) for granted in others)
         return len(batch) if known else 0  # the start's was begun for this one
 
     def undecided(self, budget: Numbers = ()) -> bool:
@@ -376,14 +374,13 @@ class Study:
     def race_is_over(self, budget: Numbers) -> bool:
         """Whether finalists were evaluated within this budget: then nothing else is begun in it.
 
-        Args:
-            budget: Its numbers; where one is raised, or taken away, the race goes on.
+        Where a number of it is raised, or taken away, the race goes on.
         """
         held = self._study.user_attrs.get(OVER)
         if held is None or len(held["budget"]) != len(budget):
             return False
-        pairs = zip(_limits(held["budget"]), _limits(budget), strict=True)
-        return all(now <= before for before, now in pairs)
+        before = _limits(held["budget"])
+        return all(now <= then for now, then in zip(_limits(budget), before, strict=True))
 
     def _above(self, number: int, evaluations: Sequence[int]) -> bool:
         """Whether a trial is above the start on fresh evaluations that both have."""
