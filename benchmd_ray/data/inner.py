@@ -45,6 +45,7 @@ from benchmd_ray.storage.location import Address, Location, alone, read, write
 FOLDS = 5
 """One fold of so many is the inner validation split: about 20 % of the records."""
 PART = "inner splits"
+"""Of `parts.PARTS`."""
 AGAIN = 1_000_000
 """Added to the seed of a cut for the one that fills up its evaluations."""
 WAIT_SECONDS = 1.0

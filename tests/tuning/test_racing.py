@@ -8,6 +8,7 @@ from racing_alone import Killed, raced
 from scipy import stats
 from sklearn.metrics import roc_auc_score
 
+from benchmd_ray.integrity import Damaged
 from benchmd_ray.scores.comparison import delong_shares
 from benchmd_ray.tuning.confirm import (
     SamplingVariance,
@@ -230,6 +231,15 @@ def test_a_race_that_is_over_goes_on_only_with_more(make):
     before = [t.fresh for t in study.trials()]
     raced(study, 7, lambda number, values, evaluation: 0.7)
     assert [t.fresh for t in study.trials()] == before
+
+
+@pytest.mark.parametrize("budget", [["much", None, None], [[], None, None], 3])
+def test_a_budget_that_no_search_writes_is_damage(make, budget):
+    study = make()
+    study.propose()
+    study._study.set_user_attr("over", {"budget": budget, "settled": []})
+    with pytest.raises(Damaged, match=r"study\.log"):
+        make()
 
 
 def test_a_start_that_is_late_gets_what_others_have(make):
