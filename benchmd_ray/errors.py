@@ -72,11 +72,22 @@ def first_line(error: BaseException) -> str:
 
 _shortened = reprlib.Repr()
 _shortened.maxstring = _shortened.maxother = 80
+LONGEST_NAME = 500
 
 
 def shown(value: object) -> str:
     """A value for a message: its `repr`, without the middle of what is long."""
     return _shortened.repr(value)
+
+
+def is_name(name: object) -> bool:
+    """Whether it is a text that may stand in a message, a table and a figure.
+
+    Figures read what dollars enclose as mathematics.
+    """
+    if not isinstance(name, str) or len(name) > LONGEST_NAME:
+        return False
+    return name.isprintable() and "$" not in name
 
 
 def unknown_name(

@@ -35,6 +35,7 @@ LABEL_SETTINGS: dict[str, int | None] = {"small": 8, "medium": 64, "large": 256,
 
 
 DROPS = "ascending numbers between 0 and 1"
+SEED = Within(0, 2**63 - 1)
 WORKERS = "from 0 to execution.workers"
 RANGES: dict[str, dict[str, Within]] = {
     "encoder": {  # far above every published transformer; more is a slip, or damage
@@ -241,8 +242,8 @@ class AugmentationSettings:
 
     Each is a strength from 0, which is off, to 1; what is drawn for an example lies between no
     change and that strength. The standard deviation (sd) is that of the example itself, over all
-    its channels, so that a strength means the same however signals are normalised. Searches vary
-    each of them.
+    its channels, so that a strength means the same however signals are normalised. Searches may
+    vary each of them.
     """
 
     flip: float = 0.0
@@ -440,7 +441,7 @@ class Settings:
     protocol in tables."""
 
     def __post_init__(self) -> None:
-        _require(FROM_0.holds(self.seed), "seed", self.seed, FROM_0)
+        _require(SEED.holds(self.seed), "seed", self.seed, SEED)
 
     @property
     def transfer_encoder(self) -> EncoderSettings:

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any, Literal
 
-from benchmd_ray.errors import BenchmdError, FieldError, shown, unknown_name
+from benchmd_ray.errors import BenchmdError, FieldError, is_name, shown, unknown_name
 
 PLAIN = (bool, int, float, str, type(None))
 LARGEST = 2**63 - 1
@@ -65,7 +65,9 @@ def _mapping(inner: tuple[Any, Any], value: Any, where: str) -> dict[Any, Any]:
         raise BenchmdError(f"{where} is {shown(value)}, expected names with plain values.")
     return {
         typed(key_kind, key, f"a name in {_within(where, value, key)}"): (
-            held if kind is Any else typed(kind, held, _within(where, value, key, f".{key}"))
+            held
+            if kind is Any
+            else typed(kind, held, _within(where, value, key, f".{_plain(key)}"))
         )
         for key, held in value.items()
     }
@@ -102,6 +104,11 @@ def line_of(content: Any, *keys: str) -> str:
         found = f", line {lines[key]}" if key in lines else found
         content = content.get(key) if isinstance(content, Mapping) else None
     return found
+
+
+def _plain(key: object) -> str:
+    """A key for a message: a file may hold anything."""
+    return str(key) if is_name(str(key)) else shown(key)
 
 
 def _within(where: str, content: Any, key: Any, name: str = "") -> str:

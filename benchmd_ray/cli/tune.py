@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+from click.core import ParameterSource
 
 from benchmd_ray.cli.group import main
 from benchmd_ray.cli.options import (
@@ -109,7 +110,8 @@ if TYPE_CHECKING:
 @click.option(
     "--portfolio",
     type=FILE,
-    help="Settings that gained on other datasets, tried after the start; else those that ship.",
+    help="Settings that scored above the start on other datasets, tried after it; else those that "
+    "ship.",
 )
 @click.option("--no-portfolio", is_flag=True, help="Try none of them.")
 @click.option(
@@ -168,10 +170,15 @@ def tune(store: Path, address: str | None, dashboard: Dashboard, **options: Any)
 
     asked = ("cpus", "tflops", "search_only")
     if options["learned"]:
-        if options["catalogs"] or options["dry_run"]:
-            raise click.UsageError(
-                "--learn searches nothing: name it without --catalog and --dry-run."
-            )
+        context = click.get_current_context()
+        named = [
+            option.opts[0]
+            for option in context.command.params
+            if context.get_parameter_source(str(option.name)) is ParameterSource.COMMANDLINE
+            and option.name != "learned"
+        ]
+        if named:
+            raise click.UsageError(f"--learn searches nothing: name it without {named[0]}.")
         _learn(options["learned"])
         return
     if not options["catalogs"] and not options["dry_run"]:

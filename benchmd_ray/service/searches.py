@@ -228,8 +228,8 @@ def planned_searches(tuning: Tuning, *, gpu: bool) -> list[SearchPlan]:
     why: list[str] = []
     held: set[str] = set()
     for group in groups:
-        for technique in tuning.choice.techniques or ALL_TECHNIQUES:
-            for setting in tuning.searched:
+        for technique in dict.fromkeys(tuning.choice.techniques or ALL_TECHNIQUES):
+            for setting in dict.fromkeys(tuning.searched):
                 try:
                     plans.append(_planned(tuning, group, technique, setting, held, gpu=gpu))
                 except _SkippedError as reason:

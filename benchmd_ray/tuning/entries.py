@@ -25,11 +25,15 @@ from benchmd_ray.settings_in_use import (
 from benchmd_ray.training.augmentation import require_applicable
 from benchmd_ray.tuning.parameters import (
     KINDS,
+    LARGEST,
+    MOST_STEPS,
+    MOST_VALUES,
     NETWORK,
     OPTIONS,
     Kind,
     Parameter,
     applied,
+    fitting_step,
     setting_types,
     value_of,
 )
@@ -258,17 +262,20 @@ class _Reader:
         whole = kind.endswith("int")
         try:  # YAML 1.1 reads 1e-4 as a string
             number = math.nan if isinstance(value, bool) else float(value)
-        except (TypeError, ValueError):
+        except (TypeError, ValueError, OverflowError):
             number = math.nan
-        if not math.isfinite(number) or (whole and not number.is_integer()):
+        if not abs(number) < LARGEST or (whole and not number.is_integer()):
             raise self.error(
-                f"{key} is {shown(value)}, expected {'an integer' if whole else 'a number'}."
+                f"{key} is {shown(value)}, expected {'an integer' if whole else 'a number'} of "
+                f"less than {LARGEST:,}."
             )
         return int(number) if whole else number
 
     def _values(self, values: Any) -> tuple[Any, ...]:
         if not isinstance(values, list) or len(values) < 2:
             raise self.error(f"values is {shown(values)}, expected a list of two or more.")
+        if len(values) > MOST_VALUES:
+            raise self.error(f"values are {len(values):,}, expected {MOST_VALUES:,} at most.")
         found = tuple(self._value(value, "choice", "values") for value in values)
         kinds = {float if type(value) is int else type(value) for value in found}
         if len(kinds) > 1 or kinds == {type(None)}:
@@ -315,9 +322,10 @@ class _Reader:
             if step is not None:
                 raise self.error("step is not a key of a logarithmic scale: leave it out.")
         found = Parameter(self.name, kind, default, low, high, step)
-        if step is not None and (step <= 0 or not found.holds(high)):
+        if step is not None and not (fitting_step(low, high, step) and found.holds(high)):
             raise self.error(
-                f"step is {step:g}, expected one above 0 that leads from {low:g} to {high:g}."
+                f"step is {step:g}, expected one above 0 that leads from {low:g} to {high:g}, in "
+                f"{MOST_STEPS:,} steps at most."
             )
         return found
 

@@ -9,13 +9,16 @@ from typing import Any, Literal
 
 from optuna.trial import FrozenTrial, TrialState
 
+from benchmd_ray.errors import shown
 from benchmd_ray.tuning.method import Method
+from benchmd_ray.tuning.parameters import LARGEST, Space
 from benchmd_ray.tuning.racing import paired, standard_error
 
 State = Literal["complete", "stopped", "failed", "unfinished"]
 
 GRANTED, EVALUATIONS, CURVE, TESTED = "granted", "evaluations", "curve", "tested"
 SECONDS, HOURS, REASON, CRASHES = "seconds", "device_hours", "reason", "crashes"
+MOST_EVALUATIONS = 10_000
 STARTED, FINISHED = "started", "finished"
 """Names of what is noted with a trial."""
 
@@ -100,6 +103,29 @@ def known_trial(trial: FrozenTrial, start: FrozenTrial | None, method: Method) -
         started=str(held.get(STARTED, "")),
         finished=str(held.get(FINISHED, "")),
     )
+
+
+def noted_fault(trial: FrozenTrial, space: Space) -> str:
+    """What of a trial no search notes; empty where that is nothing.
+
+    Args:
+        trial: As the journal has it.
+        space: What is searched: the journal may name no network of its own.
+    """
+    parameters = {parameter.name: parameter for parameter in space.parameters}
+    for name, value in trial.params.items():
+        if name not in parameters or not parameters[name].holds(value):
+            return f"{name} {shown(value)}, not of the space"
+    attributes = trial.user_attrs
+    done = [*attributes.get(EVALUATIONS, []), *((e, {"": 0.0}) for e in attributes[GRANTED])]
+    for number, scores in done:
+        whole = isinstance(number, int) and 0 <= number < MOST_EVALUATIONS
+        if not whole or not scores or not all(abs(score) < LARGEST for score in scores.values()):
+            return f"an evaluation {shown(number)} with the scores {shown(scores)}"
+    for name in (SECONDS, HOURS):
+        if not 0 <= attributes.get(name, 0.0) < LARGEST:
+            return f"{name} {shown(attributes[name])}"
+    return ""
 
 
 def _state(trial: FrozenTrial, done: Mapping[int, object], method: Method) -> State:

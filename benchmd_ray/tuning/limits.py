@@ -8,10 +8,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from benchmd_ray.data.inner import FOLDS
-from benchmd_ray.errors import BenchmdError
+from benchmd_ray.errors import BenchmdError, shown
 from benchmd_ray.progress import Board
 from benchmd_ray.telemetry import gauge
 from benchmd_ray.tuning.known import Trial
+from benchmd_ray.tuning.parameters import MOST_TRIALS
 from benchmd_ray.tuning.study import Job, Study
 
 LOSSES, LOST_NODES = 2, 20
@@ -44,6 +45,10 @@ class Budget:
             if value is not None and not 0 < value < math.inf:
                 option = name.replace("_", "-")
                 raise BenchmdError(f"--{option} is {value:g}, expected a number above 0.")
+        if self.trials is not None and self.trials > MOST_TRIALS:
+            raise BenchmdError(
+                f"--trials is {shown(self.trials)}, expected {MOST_TRIALS:,} at most."
+            )
         if self.trials is self.hours is self.device_hours is None:
             raise BenchmdError(
                 "the search has no budget: give one of --trials, --hours, --device-hours."

@@ -29,6 +29,10 @@ INHERITED = {
     "transfer.embedding_dropout": "encoder.embedding_dropout",
 }
 """Settings that take the value of another while they are null."""
+LARGEST = 2**53
+"""Numbers of a space are smaller: floats hold all whole ones below."""
+MOST_VALUES, MOST_STEPS, MOST_TRIALS = 1000, 1_000_000, 100_000
+"""Values of a choice, steps of a range, and trials of a search, at most."""
 
 
 @dataclass(frozen=True)
@@ -69,6 +73,12 @@ class Parameter:
         step = self.step or (1 if self.kind.endswith("int") else None)
         steps = 0.0 if step is None else (value - self.low) / step
         return math.isfinite(steps) and abs(steps - round(steps)) < 1e-8
+
+    def taken(self, value: Any) -> Any:
+        """A value that it holds, of its own type: one of the choice, else a float or an integer."""
+        if self.kind == "choice":
+            return self.values[self.values.index(value)]
+        return round(value) if self.kind.endswith("int") else float(value)
 
     def active(self, values: Mapping[str, Any]) -> bool:
         """Whether it is searched while the other parameters have these values."""
@@ -120,7 +130,8 @@ class Space:
 
         def choose(parameter: Parameter) -> Any:
             value = given.get(parameter.name)
-            return value if value is not None and parameter.holds(value) else parameter.default
+            fits = value is not None and parameter.holds(value)
+            return parameter.taken(value) if fits else parameter.default
 
         return self._chosen(choose)
 
@@ -186,6 +197,11 @@ def value_of(settings: Settings, name: str, default: Any = None) -> Any:
             raise BenchmdError(f"there is no setting {name}: see `benchmd settings`.")
         found = getattr(found, part)
     return value_of(settings, INHERITED[name]) if found is None and name in INHERITED else found
+
+
+def fitting_step(low: float, high: float, step: float) -> bool:
+    """Whether a range has one to `MOST_STEPS` steps."""
+    return step > 0 and 1 - 1e-8 <= (high - low) / step <= MOST_STEPS
 
 
 @functools.cache

@@ -1,4 +1,4 @@
-"""A portfolio: settings that gained on other datasets, which a search tries after its start.
+"""A portfolio: settings that scored above the start on other datasets, which a search tries early.
 
 It is learned from finished searches. Each gives a few candidates, the trials above its start, and
 an estimate of what any settings would have gained on its dataset (a random forest over its trials).
@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from benchmd_ray.errors import BenchmdError, shown
+from benchmd_ray.errors import BenchmdError, is_name, shown
 from benchmd_ray.files import replacing, resource_folder
 from benchmd_ray.integrity import read_json
 from benchmd_ray.tuning.racing import REDUCTION
@@ -39,6 +39,8 @@ MOST = 6
 """Settings of a portfolio that a search tries."""
 CANDIDATES = 3
 """Settings that one search gives."""
+MOST_CANDIDATES, MOST_DATASETS = 3000, 300
+"""Of one file."""
 FEWEST = 8
 """Trials with a score that a search needs to say what other settings would gain."""
 TREES = 200
@@ -102,16 +104,41 @@ def read_portfolio(path: Path | None = None) -> Portfolio:
     """
     path = path or resource_folder("search_spaces") / SHIPPED
     where, remedy = f"the portfolio {path}", "Learn it anew by `benchmd tune --learn STORE`."
-    found: Portfolio = typed(Portfolio, read_json(path, remedy), where)
-    if found.version != VERSION:
-        raise BenchmdError(f"{where} has the version {found.version}, expected {VERSION}. {remedy}")
+    held = read_json(path, remedy)
+    if held.get("version") != VERSION:
+        version = shown(held.get("version"))
+        raise BenchmdError(f"{where} has the version {version}, expected {VERSION}. {remedy}")
+    found: Portfolio = typed(Portfolio, held, where)
+    _require_bounded(found, where, remedy)
     return found
 
 
+def _require_bounded(portfolio: Portfolio, where: str, remedy: str) -> None:
+    """Refuse what is too large to be ordered soon, and names that messages cannot show."""
+    names = {name for each in portfolio.candidates for name in (each.dataset, *each.gains)}
+    names |= {name for own in portfolio.after.values() for name in own}
+    for name in sorted(names):
+        if not is_name(name):
+            raise BenchmdError(f"{where} names a dataset {shown(name)}: no plain name. {remedy}")
+    for what, count, most in (
+        ("settings", len(portfolio.candidates), MOST_CANDIDATES),
+        ("datasets", len(names), MOST_DATASETS),
+    ):
+        if count > most:
+            raise BenchmdError(f"{where} has {count:,} {what}, expected {most:,} at most. {remedy}")
+
+
 def write_portfolio(path: Path, portfolio: Portfolio) -> None:
-    """Write a portfolio, whole or not at all."""
+    """Write a portfolio, whole or not at all.
+
+    Raises:
+        BenchmdError: It is larger than one that can be read.
+    """
+    _require_bounded(portfolio, "the portfolio", "Learn from fewer searches.")
     with replacing(path) as partial:
-        partial.write_text(json.dumps(asdict(portfolio), indent=1, sort_keys=True) + "\n", "utf-8")
+        partial.write_text(
+            json.dumps(asdict(portfolio), indent=1, sort_keys=True, allow_nan=False) + "\n", "utf-8"
+        )
 
 
 def chosen_settings(
@@ -139,23 +166,24 @@ def chosen_settings(
         values = space.filled(own[number].values)
         if values not in (space.start, *(given.values for given in found)):
             found.append(Given(values, portfolio.origins(own[number].dataset)))
-    return tuple(found[:MOST])
+        if len(found) == MOST:
+            break
+    return tuple(found)
 
 
-def complementary(gains: np.ndarray) -> list[int]:
+def complementary(gains: np.ndarray) -> Iterator[int]:
     """Numbers of candidates, each of which adds most to the best of those before it.
 
     Args:
         gains: (candidates, datasets); what gains nothing anywhere is excluded.
     """
     reached = np.zeros(gains.shape[1])
-    found: list[int] = []
     while True:
         added = np.maximum(gains - reached, 0.0).mean(axis=1)
         best = int(added.argmax())
         if added[best] <= 0:
-            return found
-        found.append(best)
+            return
+        yield best
         reached = np.maximum(reached, gains[best])
 
 

@@ -7,10 +7,20 @@ from collections.abc import Collection, Mapping
 from itertools import chain
 from typing import Any
 
-from benchmd_ray.errors import BenchmdError, shown
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from benchmd_ray.errors import BenchmdError, is_name, shown
 from benchmd_ray.integrity import Kinds, kinds_fault
 from benchmd_ray.settings import Settings, updated
-from benchmd_ray.tuning.parameters import KINDS, Parameter
+from benchmd_ray.tuning.parameters import (
+    KINDS,
+    LARGEST,
+    MOST_TRIALS,
+    MOST_VALUES,
+    Parameter,
+    fitting_step,
+)
 
 PLAN: Kinds = {
     "technique": str,
@@ -37,6 +47,8 @@ _SOURCE: Kinds = {
     "records": dict,
     "patients": dict,
 }
+_NAMES = ("modality", "source", "policy")
+"""What a source is called by."""
 _COUNTS: Kinds = {"train": int, "validation": int}
 _RESULT: Kinds = {
     "best": int,
@@ -63,6 +75,10 @@ _FINALIST: Kinds = {
     "difference": (int, float),
     "low": (int, float),
 }
+SCORES = ("value", "fresh_value")
+COUNTS = ("number", "evaluations", "fresh_evaluations")
+MOST_POINTS = 3_000_000
+"""Points of all curves of one table, at most."""
 _PARAMETER: Kinds = {"kind": str, "default": (bool, object)}
 
 
@@ -74,8 +90,13 @@ def plan_fault(plan: Mapping[str, Any]) -> str:
             f"it has {len(sources)} sources and {len(settings)} settings, expected one or more, "
             "and as many"
         )
-    if not all(isinstance(name, str) for name in plan["objectives"]):
-        return "an objective is not a name"
+    if not plan["objectives"] or not plan["space"]:
+        return "it has no objective, or nothing that is searched"
+    names = (plan["technique"], plan["setting"], *plan["objectives"], *plan["space"])
+    if any(not is_name(name) for name in names):
+        return "its technique, its setting, an objective or what is searched is no plain name"
+    if plan["evaluations"] < 1:
+        return f"its trials have {plan['evaluations']} evaluations"
     if abs(plan["seed"]) >= 2**63:
         return "its seed has more than 64 bits"
     faults = chain(
@@ -89,6 +110,8 @@ def plan_fault(plan: Mapping[str, Any]) -> str:
 def _source_fault(about: Any) -> str:
     if fault := kinds_fault(about, _SOURCE, "a source"):
         return fault
+    if any(not is_name(about[name]) for name in _NAMES):
+        return "a source has a modality, name or policy that is no plain name"
     for what in ("records", "patients"):
         if fault := kinds_fault(about[what], _COUNTS, f"{what} of a source"):
             return fault
@@ -117,24 +140,72 @@ def _parameter_fault(name: str, about: Any) -> str:
     if about["kind"] == "choice":
         values = about.get("values")
         plain = isinstance(values, list) and all(map(_is_plain, values))
-        return "" if plain and about["default"] in values else f"{what} has no values to choose"
+        if not plain or len(values) > MOST_VALUES or about["default"] not in values:
+            return f"{what} has no values to choose, or more than {MOST_VALUES:,}"
+        return ""
     ends = about.get("low"), about.get("high")
     if not all(isinstance(end, int | float) and _is_plain(end) for end in ends):
         return f"{what} has no range"
     step = about.get("step")
-    if step is not None and not (isinstance(step, int | float) and _is_plain(step) and step > 0):
+    if step is not None and not (isinstance(step, int | float) and fitting_step(*ends, step)):
         return f"{what} has the step {shown(step)}"
-    parameter = Parameter(name, about["kind"], about["default"], ends[0], ends[1], step)
+    parameter = parameter_of(name, about)
     if about["kind"].startswith("log") and not ends[0] > 0:
         return f"{what} has a logarithmic range from {ends[0]}"
     return "" if parameter.holds(about["default"]) else f"{what} has a default outside its range"
 
 
+def parameter_of(name: str, about: Mapping[str, Any]) -> Parameter:
+    """A searched setting as ``search.json`` describes it."""
+    if about["kind"] == "choice":
+        return Parameter(name, "choice", about["default"], values=tuple(about["values"]))
+    ends = about["low"], about["high"]
+    return Parameter(name, about["kind"], about["default"], *ends, about.get("step"))
+
+
 def _is_plain(value: object) -> bool:
     """Whether a value is text, a truth value, or a number that arrays hold."""
     if isinstance(value, int | float):
-        return abs(value) < 2**53
+        return abs(value) < LARGEST
     return value is None or isinstance(value, str)
+
+
+def trials_fault(
+    table: pa.Table, space: Mapping[str, Mapping[str, Any]], scores: Collection[str]
+) -> str:
+    """What in ``trials.parquet`` no search writes; empty where nothing is.
+
+    Args:
+        table: Of the types that it has to have.
+        space: What is searched, as ``search.json`` has it.
+        scores: Columns of scores but `SCORES`; all are from 0 to 1.
+    """
+    points = pc.sum(pc.list_value_length(table["curve"])).as_py() or 0
+    if len(table) > MOST_TRIALS or points > MOST_POINTS:
+        return f"it has {len(table):,} trials and {points:,} points of their curves"
+    points = pc.list_flatten(table["curve"])
+    if points.null_count or any(pc.struct_field(points, i).null_count for i in range(2)):
+        return "a point of a curve is missing"
+    for field in table.schema:
+        if not pa.types.is_primitive(field.type) or pa.types.is_boolean(field.type):
+            continue
+        if pa.types.is_floating(field.type) and pc.any(pc.is_nan(table[field.name])).as_py():
+            return f"its column {field.name} has a number that is none"
+        least, most = pc.min_max(table[field.name]).as_py().values()
+        ends = (0, 1) if field.name in (*SCORES, *scores) else (-LARGEST, LARGEST)
+        if field.name in COUNTS:
+            ends = (0, MOST_TRIALS)
+        if least is not None and not ends[0] <= least <= most <= ends[1]:
+            return f"its column {field.name} has {shown(least)} to {shown(most)}"
+    unscored = pc.and_(pc.is_valid(table["value"]), pc.equal(table["evaluations"], 0))
+    if pc.any(unscored).as_py():
+        return "a trial has a value without an evaluation"
+    for name, about in space.items():
+        parameter = parameter_of(name, about)
+        for value in pc.unique(table[name].drop_null()).to_pylist():
+            if not parameter.holds(value):
+                return f"a trial has {name} {shown(value)}, expected {parameter.range}"
+    return ""
 
 
 def result_fault(result: Mapping[str, Any], scored: Collection[int]) -> str:

@@ -31,7 +31,7 @@ from benchmd_ray.integrity import (
 from benchmd_ray.parquet import read_table
 from benchmd_ray.settings import Settings, updated
 from benchmd_ray.tuning.confirm import LEVEL
-from benchmd_ray.tuning.record_form import PLAN, plan_fault, result_fault
+from benchmd_ray.tuning.record_form import PLAN, plan_fault, result_fault, trials_fault
 
 FORMAT = 4
 SEARCHES = "searches"
@@ -43,6 +43,8 @@ STATES = ("complete", "stopped", "failed", "unfinished")
 """Of a trial; ``complete``: it has all evaluations; ``stopped``: it earned no more."""
 NUMERIC = ("float", "log float", "int", "log int")
 """Kinds of settings that have an order."""
+COST = "device_hours"
+"""The objective next to the score, of searches for both."""
 CURVE = pa.list_(pa.struct([("step", pa.int64()), ("value", pa.float64())]))
 COLUMNS: dict[str, pa.DataType] = {
     "number": pa.int64(),
@@ -291,6 +293,10 @@ def read_plan(folder: Path) -> dict[str, Any]:
         raise Damaged(path, "the folder is named for another search", remedy)
     if fault := plan_fault(plan):
         raise Damaged(path, fault, remedy)
+    for name in plan["space"]:
+        if name in COLUMNS or name.startswith(SCORE_OF):
+            why = f"a searched setting is called {name}, as a column of all searches"
+            raise Damaged(path, why, remedy)
     given = plan["determinants"].get("portfolio")
     if not isinstance(given, list):
         raise Damaged(path, "it does not say what a portfolio gave", remedy)
@@ -310,7 +316,10 @@ def read_search(folder: Path) -> SearchRecord:
     modalities = [about["modality"] for about in plan["sources"]]
     if len(modalities) == 1:  # its score is the objective
         modalities = []
-    trials = _read_trials(folder / TRIALS, trials_schema(plan["space"], modalities))
+    trials = _read_trials(folder / TRIALS, plan["space"], modalities)
+    result = _read_result(folder / RESULT, trials)
+    if result is not None and COST in plan["objectives"] and not result["front"]:
+        raise Damaged(folder / RESULT, "it has no trial that none beats", _remedy(folder))
     tuples, given = ("sources", "objectives", "settings"), plan["determinants"]["portfolio"]
     named: dict[str, Any] = {
         name: tuple(plan[name]) if name in tuples else plan[name]
@@ -322,7 +331,7 @@ def read_search(folder: Path) -> SearchRecord:
         given=len(given),
         taught=tuple(sorted({str(name) for one in given for name in one["datasets"]})),
         trials=trials,
-        result=_read_result(folder / RESULT, trials),
+        result=result,
         **named,
     )
 
@@ -341,8 +350,11 @@ def read_trials(path: Path) -> pa.Table:
     return table
 
 
-def _read_trials(path: Path, schema: pa.Schema) -> pd.DataFrame:
+def _read_trials(
+    path: Path, space: Mapping[str, Mapping[str, Any]], modalities: Sequence[str]
+) -> pd.DataFrame:
     """Trials in order of number; none where the file is not there yet."""
+    schema = trials_schema(space, modalities)
     if not path.is_file():
         return _frame(schema.empty_table())
     table, remedy = read_trials(path), _remedy(path.parent)
@@ -353,6 +365,9 @@ def _read_trials(path: Path, schema: pa.Schema) -> pd.DataFrame:
         table = table.select(schema.names).cast(schema)
     except (pa.ArrowException, ValueError) as error:
         raise Damaged(path, f"its columns are of other types ({error})", remedy) from error
+    scores = [name for name in schema.names if name.startswith(SCORE_OF)]
+    if fault := trials_fault(table, space, scores):
+        raise Damaged(path, fault, remedy)
     trials = _frame(table)
     unknown = sorted(set(trials["state"]) - set(STATES))
     if unknown:

@@ -22,7 +22,7 @@ from optuna.storages import JournalStorage
 from optuna.trial import FrozenTrial, TrialState, create_trial
 
 from benchmd_ray.data.inner import FOLDS
-from benchmd_ray.errors import first_line, shown
+from benchmd_ray.errors import first_line
 from benchmd_ray.integrity import OF, Damaged, name_of, require_of
 from benchmd_ray.storage.location import Location
 from benchmd_ray.training.seeds import derived_seed
@@ -49,6 +49,7 @@ from benchmd_ray.tuning.known import (
     Trial,
     evaluations_of,
     known_trial,
+    noted_fault,
 )
 from benchmd_ray.tuning.method import Method
 from benchmd_ray.tuning.racing import (
@@ -133,7 +134,7 @@ class Study:
                     require_of(self._study.user_attrs.get(OF), of, path, REMEDY)
                 else:
                     self._study.set_user_attr(OF, name_of(of))
-                self._require_of_space()
+                self._require_sound()
                 self.trials()
                 _limits(self._study.user_attrs.get(OVER, {"budget": ()})["budget"])
             except FAULTS as error:
@@ -144,18 +145,15 @@ class Study:
     def _directions(self) -> list[Direction]:
         return ["maximize", "minimize"] if self.method.cost else ["maximize"]
 
-    def _require_of_space(self) -> None:
-        """Refuse values that the space does not have: the journal may name no network of its own.
+    def _require_sound(self) -> None:
+        """Refuse what no search notes of its trials.
 
         Raises:
-            Damaged: A trial has one.
+            Damaged: It is noted of one.
         """
-        parameters = {parameter.name: parameter for parameter in self.space.parameters}
         for trial in self._held:
-            for name, value in trial.params.items():
-                if name not in parameters or not parameters[name].holds(value):
-                    why = f"trial {trial.number} has {name} {shown(value)}, not of the space"
-                    raise Damaged(self._path, why, REMEDY)
+            if fault := noted_fault(trial, self.space):
+                raise Damaged(self._path, f"trial {trial.number} has {fault}", REMEDY)
 
     @property
     def _held(self) -> list[FrozenTrial]:

@@ -61,6 +61,8 @@ def test_every_dataset_and_size_has_its_networks_patches_and_resolutions(name):
     assert ("transfer.augmentation.shape" in by) == shapes
     upright = ("organ", "chest", "pneumonia", "oct", "breast")
     assert ("transfer.augmentation.flip" in by) == (not name.startswith(upright))
+    of_all = ("shift", "affine", "blur", "masking", "mixup", "cutmix")
+    assert {f"transfer.augmentation.{change}" for change in of_all} <= by.keys()
     own = {p for p in by if p.startswith("encoder.options.")}
     for option in own:
         assert by[option].default == getattr(ResNetOptions(), option.rpartition(".")[2])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections import Counter
 from dataclasses import replace
 from itertools import combinations
@@ -54,6 +55,7 @@ from benchmd_ray.scores.comparison import exchange_p
 from benchmd_ray.scores.resampling import resampled
 from benchmd_ray.settings import Settings, updated
 from benchmd_ray.training.predictions import predictions_path
+from benchmd_ray.tuning import record_form
 from benchmd_ray.tuning.records import COLUMNS, FORMAT, RULE, read_search, trials_schema
 
 ECG = MODALITIES["ecg"].task
@@ -738,6 +740,71 @@ def test_trials_that_do_not_fit_are_refused(tmp_path):
                         result={"best": 0, "front": [0]}, finished=False)  # fmt: skip
     with pytest.raises(BenchmdError, match="trial 2 is complete and has no value"):
         read_search(empty)
+
+
+NOISE = {"kind": "float", "low": 0.0, "high": 1.0, "default": 0.0}
+
+
+@pytest.mark.parametrize(
+    ("about", "match"),
+    [
+        ({"objectives": []}, "it has no objective"),
+        ({"evaluations": -5}, "its trials have -5 evaluations"),
+        ({"space": {}}, "or nothing that is searched"),
+        ({"technique": "\x1b]0;mae"}, "is no plain name"),
+        ({"technique": "$x_{"}, "is no plain name"),
+        ({"space": {"curve": NOISE}}, "called curve, as a column"),
+        ({"space": {"score:ecg": NOISE}}, "called score:ecg, as a column"),
+        ({"space": {"a.b": NOISE | {"step": 5e-300}}}, "has the step 5e-300"),
+        ({"space": {"a.b": NOISE | {"step": 1e300}}}, r"has the step 1e\+300"),
+        ({"space": {"a.b": NOISE | {"high": 2**60}}}, "has no range"),
+    ],
+)
+def test_a_plan_that_no_search_writes_is_refused(tmp_path, about, match):
+    folder = make_search(tmp_path, rows=make_trials(2), finished=False)
+    plan = json.loads((folder / "search.json").read_text("utf-8")) | about
+    del plan["sha256"]
+    write_hashed_json(folder / "search.json", plan)
+    with pytest.raises(BenchmdError, match=match):
+        read_search(folder)
+
+
+@pytest.mark.parametrize(
+    ("changes", "match"),
+    [
+        ({"value": 1.7e308}, "its column value has"),
+        ({"seconds": math.nan}, "its column seconds has a number that is none"),
+        ({"seconds": math.inf}, "its column seconds has"),
+        ({"evaluations": -1}, "its column evaluations has -1"),
+        ({"number": -7}, "its column number has -7"),
+        ({"evaluations": 0}, "a value without an evaluation"),
+        ({"curve": [None]}, "a point of a curve is missing"),
+        ({"curve": [{"step": 1, "value": None}]}, "a point of a curve is missing"),
+        ({"transfer.optimiser.lr": 0.0}, r"a trial has transfer\.optimiser\.lr 0\.0, expected"),
+    ],
+)
+def test_trials_that_no_search_writes_are_refused(tmp_path, changes, match):
+    rows = make_trials(3)
+    rows[2] |= changes
+    folder = make_search(tmp_path, rows=rows, finished=False)
+    with pytest.raises(BenchmdError, match=match):
+        read_search(folder)
+
+
+def test_a_table_of_trials_is_bounded(tmp_path, monkeypatch):
+    folder = make_search(tmp_path, rows=make_trials(3), finished=False)
+    points = sum(len(curve) for curve in read_search(folder).trials["curve"])
+    monkeypatch.setattr(record_form, "MOST_POINTS", points)
+    read_search(folder)
+    monkeypatch.setattr(record_form, "MOST_POINTS", points - 1)
+    with pytest.raises(BenchmdError, match=f"3 trials and {points} points"):
+        read_search(folder)
+
+
+def test_a_search_for_cost_has_trials_that_none_beats(tmp_path):
+    folder = make_search(tmp_path, objectives=["auroc", "device_hours"], result={"front": []})
+    with pytest.raises(BenchmdError, match="it has no trial that none beats"):
+        read_search(folder)
 
 
 def test_a_kind_of_setting_that_is_not_known_is_refused():

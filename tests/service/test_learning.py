@@ -113,6 +113,7 @@ def test_the_command_learns_and_a_plan_uses_it(store, write_manifest):
     [
         (["--dry-run"], "--learn searches nothing"),
         (["--catalog", "catalogs"], "--learn searches nothing"),
+        (["--trials", "9"], "--learn searches nothing: name it without --trials"),
     ],
 )
 def test_learning_takes_no_search(store, arguments, said):

@@ -242,6 +242,32 @@ def complete(folder):
     return trials[trials["state"] == "complete"]
 
 
+def kill_where(holds, made, files, store, *options):
+    """Search by the command, until something holds of the trials that the store has."""
+    arguments = ["--technique", "scratch", "--setting", "finetune-small", *options]
+    for path in made.choice.catalogs:
+        arguments += ["--catalog", str(path)]
+    arguments += ["--settings", str(files / "small.yaml"), "--space", str(files / "space.yaml")]
+    arguments += ["--at-once", "1", "--search-only", "--store", str(store)]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "benchmd_ray.cli", "tune", *arguments],
+        stdout=subprocess.DEVNULL,
+        start_new_session=True,
+    )
+    try:
+        reached, end = False, time.monotonic() + 300
+        while not reached and time.monotonic() < end:
+            assert process.poll() is None
+            time.sleep(0.02)
+            for table in store.glob("searches/*/trials.parquet"):
+                written = io.BytesIO(table.read_bytes())  # replaced meanwhile
+                reached = holds(pd.read_parquet(written))
+        assert reached
+    finally:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+
 @pytest.fixture(scope="module")
 def disturbed(tuning, files, tmp_path_factory):
     """The same search, stopped after some trials, killed after some more and run to its end.
@@ -254,29 +280,17 @@ def disturbed(tuning, files, tmp_path_factory):
         searched(made, store, observer)
     (folder,) = (store / "searches").iterdir()
     stopped = complete(folder)
-    arguments = ["--technique", "scratch", "--setting", "finetune-small", "--trials", "4"]
-    for path in made.choice.catalogs:
-        arguments += ["--catalog", str(path)]
-    arguments += ["--settings", str(files / "small.yaml"), "--space", str(files / "space.yaml")]
-    arguments += ["--sampler", "random", "--stopping", "none", "--at-once", "1", "--search-only"]
-    arguments += ["--evaluations", "2", "--choose", "highest"]
-    process = subprocess.Popen(
-        [sys.executable, "-m", "benchmd_ray.cli", "tune", *arguments, "--store", str(store)],
-        stdout=subprocess.DEVNULL,
-        start_new_session=True,
+    options = "--trials 4 --evaluations 2 --sampler random --stopping none --choose highest"
+    kill_where(
+        lambda trials: len(trials.query("state == 'complete'")) > len(stopped),
+        made,
+        files,
+        store,
+        *options.split(),
     )
-    try:
-        end = time.monotonic() + 300
-        ended = stopped
-        while len(ended) == len(stopped) and time.monotonic() < end:
-            assert process.poll() is None
-            time.sleep(0.02)
-            written = io.BytesIO((folder / "trials.parquet").read_bytes())  # replaced meanwhile
-            ended = pd.read_parquet(written).query("state == 'complete'")
-    finally:
-        os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
-    killed = complete(folder)
+    killed = pd.read_parquet(folder / "trials.parquet").query("state == 'complete'")
+    curves = killed["curve"].map(lambda curve: tuple((p["step"], p["value"]) for p in curve))
+    killed = killed.assign(curve=curves)
     found = searched(made, store, later)
     return found, (stopped, killed), (observer.numbers, later.numbers)
 
@@ -290,6 +304,22 @@ def test_an_interrupted_and_killed_search_ends_like_an_undisturbed_one(disturbed
     pd.testing.assert_frame_equal(results(found.folder), results(whole.folder))
     for before in (stopped, killed):
         pd.testing.assert_frame_equal(read_search(found.folder).trials[: len(before)], before)
+
+
+def test_a_race_that_is_killed_in_its_choice_ends_like_an_undisturbed_one(tuning, files, tmp_path):
+    asked = {"method": Method(sampler="random"), "budget": Budget(trials=4)}
+    made = tuning(searched="finetune-small", **asked)
+    calm = searched(made, tmp_path / "calm")
+    options = ["--trials", "4", "--evaluations", "2", "--sampler", "random"]
+    begun = lambda trials: trials["fresh_evaluations"].sum() > 0  # noqa: E731
+    kill_where(begun, made, files, tmp_path / "killed", *options)
+    folder = tmp_path / "killed" / "searches" / calm.folder.name
+    assert not (folder / "result.json").exists()
+    found = searched(made, tmp_path / "killed")
+    assert {"stopped", "complete"} == set(results(calm.folder)["state"])
+    pd.testing.assert_frame_equal(results(folder), results(calm.folder))
+    assert read_search(folder).decision == read_search(calm.folder).decision
+    assert found.chosen.trial.number == calm.chosen.trial.number
 
 
 def test_a_search_reads_neither_validation_nor_targets(disturbed, whole):

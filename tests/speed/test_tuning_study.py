@@ -108,6 +108,9 @@ def test_an_interval_of_patients_is_that_of_the_mean_of_independent_tasks() -> N
         pytest.approx(0.02 - half, abs=0.001),
         pytest.approx(0.02 + half, abs=0.001),
     )
+    once = [Difference(one.source, one.values[:1], one.draws[:1]) for one in tasks]
+    value, low, high = pooled([once[0], tasks[1]])
+    assert (value, np.isnan(low), np.isnan(high)) == (pytest.approx(0.02), True, True)
     kept = Difference("one", np.zeros(3), np.zeros((3, DRAWS)))
     value, low, high = pooled([kept, kept])
     assert (value, np.isnan(low), np.isnan(high)) == (0.0, True, True)

@@ -144,7 +144,7 @@ def test_any_number_of_workers_sees_the_same(kind, together):
             assert not torch.equal(augmented(signals, how, *other, Worker()), alone)
 
 
-def test_what_else_is_on_does_not_change_what_is_drawn():
+def test_each_change_has_draws_of_its_own():
     draws = Draws(4, 0, 0, Worker())
     streams = [draws.uniform(3), *(draws.uniform(3, stream) for stream in range(1, 8))]
     for number, one in enumerate(streams):

@@ -1,7 +1,7 @@
 """Settings that won on other datasets: learned, ordered, and never from the dataset itself."""
 
 import json
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 import numpy as np
 import pytest
@@ -20,7 +20,7 @@ from benchmd_ray.tuning.portfolio import (
     write_portfolio,
 )
 from benchmd_ray.tuning.spaces import Parameter, Space
-from benchmd_ray.tuning.study import Study
+from benchmd_ray.tuning.study import Study, fixed_trial
 
 LR, SCHEDULE = "transfer.optimiser.lr", "transfer.optimiser.schedule"
 SPACE = Space(
@@ -42,7 +42,7 @@ def candidate(dataset, values, gains, kind=KIND):
 def test_each_setting_adds_most_to_those_before_it(seed):
     """By the definition, on whole sets: no other next one gives a higher mean of the best."""
     gains = np.random.default_rng(seed).normal(0.0, 0.02, (7, 4))
-    found = complementary(gains)
+    found = list(complementary(gains))
     for place in range(len(found)):
         before = found[:place]
 
@@ -57,8 +57,9 @@ def test_each_setting_adds_most_to_those_before_it(seed):
 
 def test_two_that_complement_each_other_come_before_two_that_are_alike():
     gains = np.array([[0.05, 0.04, 0.0], [0.049, 0.041, 0.0], [0.0, 0.0, 0.02], [-0.1, -0.1, -0.1]])
-    assert complementary(gains)[:2] == [0, 2]
-    assert 3 not in complementary(gains)
+    found = list(complementary(gains))
+    assert found[:2] == [0, 2]
+    assert 3 not in found
 
 
 def test_nothing_is_taken_from_the_dataset_that_is_tuned():
@@ -141,3 +142,40 @@ def test_a_portfolio_of_another_form_is_refused(tmp_path):
 def test_the_portfolio_that_ships_is_small_and_can_be_read():
     shipped = read_portfolio()
     assert len(shipped.candidates) <= 60
+
+
+def test_a_value_is_taken_as_the_space_has_it():
+    """What JSON says in another way, and what rounds to a step."""
+    space = Space(
+        "made",
+        (
+            Parameter("transfer.epochs", "int", 10, low=10, high=100, step=10),
+            Parameter("transfer.batch_size", "choice", 16, values=(16, 32)),
+            Parameter("transfer.dropout", "float", 0.0, low=0.0, high=1.0),
+        ),
+    )
+    given = {"transfer.epochs": 19.9999999999, "transfer.batch_size": 32.0, "transfer.dropout": 1}
+    values = space.filled(given)
+    assert [*values.values()] == [20, 32, 1.0]
+    assert [*map(type, values.values())] == [int, int, float]
+    assert fixed_trial(space, values).params == values
+
+
+@pytest.mark.parametrize(
+    ("candidates", "said"),
+    [
+        ([candidate("one", {}, {})] * 3001, "has 3,001 settings, expected 3,000 at most"),
+        ([candidate(f"d{i}", {}, {}) for i in range(301)], "has 301 datasets, expected 300 at"),
+        ([candidate("\x1b]0;one", {}, {})], "names a dataset .*no plain name"),
+        ([candidate("one", {}, {"a\nb": 0.1})], "names a dataset 'a.*no plain name"),
+    ],
+)
+def test_a_portfolio_is_bounded_and_names_can_be_shown(tmp_path, candidates, said):
+    held = asdict(Portfolio(VERSION, tuple(candidates)))
+    path = tmp_path / "portfolio.json"
+    path.write_text(json.dumps(held), "utf-8")
+    with pytest.raises(BenchmdError, match=said):
+        read_portfolio(path)
+    with pytest.raises(BenchmdError, match=said):
+        write_portfolio(path, Portfolio(VERSION, tuple(candidates)))
+    assert json.loads(path.read_text("utf-8")) == json.loads(json.dumps(held))

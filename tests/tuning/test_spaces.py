@@ -153,18 +153,21 @@ def test_the_protocols_settings_are_searched():
         "transfer.class_balance",
         *(f"transfer.augmentation.{n}" for n in ("noise", "masking", "lead_dropout", "wander")),
     }
-    of = {
-        name: {
-            p.name.removeprefix("transfer.augmentation.")
-            for p in space_of("mae", "finetune-full", name).parameters
-            if "augmentation" in p.name
-        }
-        for name in ("eeg", "cxr", "mammo", "derm", "fundus", "ldct")
-    }
+    prefix = "transfer.augmentation."
+
+    def changes(technique, name):
+        space = space_of(technique, "finetune-full", name)
+        named = (parameter.name for parameter in space.parameters)
+        return {name.removeprefix(prefix) for name in named if name.startswith(prefix)}
+
+    of = {name: changes("mae", name) for name in ("eeg", "cxr", "mammo", "derm", "fundus", "ldct")}
     assert of["eeg"] == {"noise", "masking"}
     whole = {"flip", "affine", "intensity", "blur", "masking", "mixup", "cutmix"}
     assert of["derm"] == whole  # skin has no direction
     assert all(of[name] == whole - {"flip"} for name in ("cxr", "mammo", "fundus", "ldct"))
+    over_time = {"shift", "intensity", "noise", "masking", "mixup", "cutmix"}
+    assert changes("scratch", "eeg") == over_time
+    assert changes("scratch", "ecg") == over_time | {"lead_dropout", "wander"}
 
 
 def test_changes_apply_to_their_searches_alone():
@@ -356,6 +359,13 @@ STEPS_OF = {"kind": "int", "low": 0, "high": 10}
         ({LR: RATE | {"step": 1e-5}}, "step is not a key of a logarithmic scale"),
         ({"encoder.dropout": DROPOUT | {"step": 0.2}}, "step is 0.2, expected one .* 0 to 0.5"),
         ({"encoder.dropout": DROPOUT | {"step": -0.1}}, "step is -0.1, expected one above 0"),
+        ({"encoder.dropout": DROPOUT | {"step": 1e300}}, r"step is 1e\+300, expected"),
+        ({"encoder.dropout": DROPOUT | {"step": 5e-300}}, "in 1,000,000 steps at most"),
+        ({STEPS: STEPS_OF | {"low": 1, "high": 2**60}}, "an integer of less than 9,007,"),
+        (
+            {"encoder.depth": {"kind": "choice", "values": [*range(1001)]}},
+            "values are 1,001, expected 1,000 at most",
+        ),
         ({LR: RATE | {"low": "few"}}, "low is 'few', expected a number"),
         ({LR: RATE | {"high": math.inf}}, "high is inf, expected a number"),
         ({"pretrain.temperature": CHOICE}, "mae does not read it"),

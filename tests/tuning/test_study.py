@@ -5,9 +5,10 @@ import warnings
 import numpy as np
 import optuna
 import pytest
+from forging import log_lines
 
 from benchmd_ray.errors import BenchmdError
-from benchmd_ray.integrity import line, unchecked
+from benchmd_ray.integrity import Damaged, line, unchecked
 from benchmd_ray.tuning.method import Method
 from benchmd_ray.tuning.samplers import STARTUP_TRIALS
 from benchmd_ray.tuning.spaces import Parameter, Space
@@ -427,3 +428,33 @@ def test_nothing_is_said_to_the_user(make, capfd):
         study.importance()
     assert capfd.readouterr() == ("", "")
     assert optuna.logging.get_verbosity() == optuna.logging.ERROR
+
+
+@pytest.mark.parametrize(
+    ("name", "noted"),
+    [
+        ("evaluations", [[0, {}]]),
+        ("evaluations", [[0, {"ecg": math.nan}]]),
+        ("evaluations", [[0, {"ecg": 1e308}]]),
+        ("evaluations", [[10**30, {"ecg": 0.5}]]),
+        ("granted", [-1]),
+        ("granted", "ab"),
+        ("device_hours", math.nan),
+        ("device_hours", -1.0),
+        ("seconds", 1e308),
+    ],
+)
+def test_what_no_search_notes_of_a_trial_is_damage(make, tmp_path, name, noted):
+    """Whoever forges a line of the journal makes its checksum, too."""
+    study = make()
+    for _ in range(2):
+        study.propose()
+    study.evaluated(1, 0, {"ecg": 0.5}, 1.0)
+    (path,) = tmp_path.rglob("*.log")
+    lines = log_lines(path)
+    forged = {"op_code": 8, "worker_id": lines[-1]["worker_id"], "trial_id": 1}
+    forged["user_attr"] = {name: noted}
+    with path.open("a", encoding="utf-8") as file:
+        file.write(line(forged))
+    with pytest.raises(Damaged, match="trial 1 has"):
+        make()
