@@ -5,6 +5,9 @@ searches each task with the same device seconds, several times with other seeds;
 the start are trained on the whole training split with the same seeds and scored on splits and
 targets that no search saw. The differences are paired by record, and pooled over tasks.
 
+Nothing else may work on the machine meanwhile: a search of so many device seconds would get less
+done. The table shows what an evaluation of the start took in each repetition.
+
 FOLDER of ``--data`` has the files of the README's examples: ``medmnist/``, ``ptb-xl-500/``,
 ``medmnist-unofficial/``, ``cinc2021/`` and ``nih-cxr-1000/``. What is done is kept in ``--out``,
 and the same command resumes; its folder ``done`` holds all that the tables are made of, and
@@ -287,6 +290,9 @@ class Gained:
     start: dict[str, float]
     kept: bool
     device_seconds: float
+    start_seconds: float
+    """Device seconds of an evaluation of the start: where a machine had other work, it is longer,
+    and as many device seconds are worth less."""
     trials: int
     evaluations: int
 
@@ -325,6 +331,7 @@ def gained(store: Path, name: str) -> Gained:
         values[key] = float(np.mean([_auroc(found[s]) - _auroc(begun[s]) for s in found]))
         drawn.append(np.mean([_drawn(found[s]) - _drawn(begun[s]) for s in found], axis=0))
     trials = record.trials
+    done = trials["evaluations"] + trials["fresh_evaluations"]
     return Gained(
         name,
         values,
@@ -332,8 +339,9 @@ def gained(store: Path, name: str) -> Gained:
         start,
         record.best == 0,
         3600 * record.device_hours,
+        3600 * float(trials["device_hours"].iloc[0] / done.iloc[0]),
         len(trials),
-        int(trials["evaluations"].sum() + trials["fresh_evaluations"].sum()),
+        int(done.sum()),
     )
 
 
@@ -444,8 +452,9 @@ def report(folder: Path, strategies: Sequence[str] = ()) -> str:
         + f"{whole - len(notes)} searches.",
         "",
         "| task | strategy | repetitions | start | tuned − start | each repetition "
-        "| kept the start | device seconds | trials | evaluations |",
-        "|---|---|---|---|---|---|---|---|---|---|",
+        "| kept the start | device seconds | of an evaluation of the start | trials "
+        "| evaluations |",
+        "|---|---|---|---|---|---|---|---|---|---|---|",
     ]
     for task in TASKS:
         for strategy, tasks in held.items():
@@ -496,6 +505,7 @@ def _row(task: str, strategy: str, repetitions: Sequence[Gained]) -> str:
         ", ".join(f"{mean:+.3f}" for mean in means),
         f"{sum(one.kept for one in repetitions)} of {len(repetitions)}",
         f"{np.mean([one.device_seconds for one in repetitions]):.0f}",
+        ", ".join(f"{one.start_seconds:.3g}" for one in repetitions),
         f"{np.mean([one.trials for one in repetitions]):.0f}",
         f"{np.mean([one.evaluations for one in repetitions]):.0f}",
     ]

@@ -13,6 +13,7 @@ import pytest
 from kinds import MODALITIES
 from scipy.stats import t as student
 from sklearn.metrics import roc_auc_score
+from stored import searches
 from stores import (
     SEARCH,
     make_pretraining,
@@ -34,7 +35,7 @@ from speed.tuning_study import DRAWS, TASKS, Difference, Gained, Study, gained, 
 ECG = MODALITIES["ecg"].task
 SKILLS = {"": 0.5, SEARCH: 1.2}
 SCORED = (("ptb-xl", "validation"), ("ptb-xl", "test"), ("georgia", "test"))
-ONE = Gained("tune-a", {"x, test": 0.02}, [0.02] * DRAWS, {"x, test": 0.8}, False, 60.0, 9, 12)
+ONE = Gained("tune-a", {"x, test": 0.02}, [0.02] * DRAWS, {"x, test": 0.8}, False, 60.0, 5.0, 9, 12)
 
 
 @pytest.fixture(scope="module")
@@ -79,6 +80,8 @@ def test_a_gain_is_the_difference_of_mean_aurocs_where_no_epoch_was_chosen(store
         assert found.start[f"{dataset}, {split}"] == pytest.approx(means[""])
     assert found.values == pytest.approx(expected)
     assert not found.kept
+    first = searches([store])[0].trials.iloc[0]
+    assert found.start_seconds == pytest.approx(3600 * first["device_hours"])  # of one evaluation
     drawn = np.array(found.drawn)
     assert len(drawn) == DRAWS
     assert drawn.mean() == pytest.approx(found.mean, abs=0.01)
