@@ -75,7 +75,8 @@ _FINALIST: Kinds = {
     "difference": (int, float),
     "low": (int, float),
 }
-SCORES = ("value", "fresh_value")
+PAIRED = (-1, 2)
+"""Ends of a mean score that is made comparable with the start's: it may leave 0 to 1."""
 COUNTS = ("number", "evaluations", "fresh_evaluations")
 MOST_POINTS = 3_000_000
 """Points of all curves of one table, at most."""
@@ -178,7 +179,7 @@ def trials_fault(
     Args:
         table: Of the types that it has to have.
         space: What is searched, as ``search.json`` has it.
-        scores: Columns of scores but `SCORES`; all are from 0 to 1.
+        scores: Columns of scores that are made comparable with the start's.
     """
     points = pc.sum(pc.list_value_length(table["curve"])).as_py() or 0
     if len(table) > MOST_TRIALS or points > MOST_POINTS:
@@ -192,7 +193,7 @@ def trials_fault(
         if pa.types.is_floating(field.type) and pc.any(pc.is_nan(table[field.name])).as_py():
             return f"its column {field.name} has a number that is none"
         least, most = pc.min_max(table[field.name]).as_py().values()
-        ends = (0, 1) if field.name in (*SCORES, *scores) else (-LARGEST, LARGEST)
+        ends = PAIRED if field.name in scores else (-LARGEST, LARGEST)
         if field.name in COUNTS:
             ends = (0, MOST_TRIALS)
         if least is not None and not ends[0] <= least <= most <= ends[1]:

@@ -365,7 +365,7 @@ def _read_trials(
         table = table.select(schema.names).cast(schema)
     except (pa.ArrowException, ValueError) as error:
         raise Damaged(path, f"its columns are of other types ({error})", remedy) from error
-    scores = [name for name in schema.names if name.startswith(SCORE_OF)]
+    scores = ["value", *(name for name in schema.names if name.startswith(SCORE_OF))]
     if fault := trials_fault(table, space, scores):
         raise Damaged(path, fault, remedy)
     trials = _frame(table)

@@ -791,6 +791,14 @@ def test_trials_that_no_search_writes_are_refused(tmp_path, changes, match):
         read_search(folder)
 
 
+def test_a_paired_score_may_be_above_one(tmp_path):
+    """On folds where the start did worse than on the others."""
+    rows = make_trials(3)
+    rows[2] |= {"value": 1.02}
+    record = read_search(make_search(tmp_path, rows=rows, finished=False))
+    assert record.trials["value"].max() == 1.02
+
+
 def test_a_table_of_trials_is_bounded(tmp_path, monkeypatch):
     folder = make_search(tmp_path, rows=make_trials(3), finished=False)
     points = sum(len(curve) for curve in read_search(folder).trials["curve"])
