@@ -354,7 +354,7 @@ def test_weights_that_all_trials_start_from_must_be_there(tuning, tmp_path):
 
 
 def test_a_trial_that_cannot_work_is_recorded_and_the_others_go_on(tuning, tmp_path):
-    space = SPACE.replace("high: 1.0e-1", "high: 1.0e+38").replace("log float", "log float", 1)
+    space = SPACE.replace("high: 1.0e-1", "high: 9.0e+15", 1)
     made = tuning(space=space, searched="finetune-small", budget=Budget(trials=6))
     found = searched(made, tmp_path)
     failed = [trial for trial in found.trials if trial.state == "failed"]
