@@ -259,12 +259,19 @@ def asked_nodes(text: str) -> list[dict[str, float]]:
 def ask(bundles: list[dict[str, float]]) -> None:
     """Tell the cluster's autoscaler what its nodes are to hold; without one nobody listens.
 
-    It keeps only the last request, whoever made it. The nodes that `NODES` names are the least.
+    It keeps only the last request, whoever made it. The nodes that `NODES` names are the least;
+    what does not fit into what they have in all is asked for besides.
     """
     from ray.autoscaler.sdk import request_resources
 
     least = asked_nodes(os.environ.get(NODES, ""))
-    request_resources(bundles=max(least, bundles, key=len))
+    free, more = sum(map(Counter, least), Counter()), []
+    for bundle in bundles:
+        if all(free[name] >= amount for name, amount in bundle.items()):
+            free.subtract(bundle)
+        else:
+            more.append(bundle)
+    request_resources(bundles=[*least, *more])
 
 
 @contextmanager

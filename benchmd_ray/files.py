@@ -22,6 +22,8 @@ from benchmd_ray.errors import BenchmdError, Busy, DiskFull
 
 TEMPORARY = ".partial-"
 """Prefix of names under which files and folders are written before they are renamed."""
+MAX_BYTES = 2**33
+"""Of a file that is read whole; a shard has less than 100 MB."""
 LOOK_SECONDS = 0.1
 """Longer than a look at a lock takes."""
 

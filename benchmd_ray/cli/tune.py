@@ -20,6 +20,7 @@ from benchmd_ray.cli.options import (
     MODALITY,
     POLICY,
     START,
+    STORE,
     TFLOPS,
     WEIGHTS,
     Real,
@@ -117,7 +118,7 @@ if TYPE_CHECKING:
 @click.option(
     "--learn",
     "learned",
-    type=click.Path(path_type=Path, exists=True, file_okay=False),
+    type=STORE,
     multiple=True,
     metavar="STORE",
     help="Write a portfolio of a store's finished searches into it, and stop (repeatable).",
@@ -203,18 +204,20 @@ def tune(store: Path, address: str | None, dashboard: Dashboard, **options: Any)
 
 def _learn(stores: Sequence[Path]) -> None:
     """Write a portfolio of what stores' searches found."""
-    from benchmd_ray.results.store import shown
+    from benchmd_ray.results.storage.places import location_of
     from benchmd_ray.service.searches import learned_in
+    from benchmd_ray.storage.location import Address
     from benchmd_ray.tuning.portfolio import SHIPPED, write_portfolio
 
-    portfolio, path = learned_in(stores, click.echo), stores[0] / SHIPPED
-    write_portfolio(path, portfolio)
+    portfolio, place = learned_in(stores, click.echo), location_of(stores[0]) / SHIPPED
+    write_portfolio(place, portfolio)
     datasets = sorted({candidate.dataset for candidate in portfolio.candidates})
     click.echo(
         f"{len(portfolio.candidates)} settings that scored above their start on "
-        f"{', '.join(datasets)}: {shown(path)}"
+        f"{', '.join(datasets)}: {place}"
     )
-    click.echo(f"next: benchmd tune … --portfolio {shown(path)}")
+    copied = "a copy of it" if isinstance(place, Address) else place
+    click.echo(f"next: benchmd tune … --portfolio {copied}")
 
 
 def _tuning(options: dict[str, Any]) -> Tuning:

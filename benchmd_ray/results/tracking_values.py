@@ -136,11 +136,11 @@ def tell_search(wandb_run: Any, trials: Sequence[Row]) -> None:
 def trials_of(store: Path, search: str, reported: Iterable[Row]) -> list[Row]:
     """All trials of a search by number: those on disk, of earlier sessions too, and the reported.
 
-    What was reported is the newer of the two.
+    The table on disk is written first, and once more with what fresh evaluations say.
     """
     path = store / SEARCHES / search / TRIALS
     held = read_trials(path).to_pylist() if path.is_file() else []
-    rows = {int(row["number"]): row for row in (*held, *reported)}
+    rows = {int(row["number"]): row for row in (*reported, *held)}
     return [rows[number] for number in sorted(rows)]
 
 

@@ -59,19 +59,20 @@ def watched(stores: Sequence[Path]) -> str:
     Raises:
         BenchmdError: A folder holds neither a run nor a search.
     """
-    searches = list(_searched(stores))
+    held, none = Stored[Run]([], {}), None
     try:
         held = read_stores(list(stores))
-    except BenchmdError:
-        if not searches:
-            raise
-        held = Stored([], {})
+    except BenchmdError as error:
+        none = error
+    searches = read_searches(stores)  # after the runs, with which those of an address come here
+    if none is not None and not searches.found:
+        raise none
     runs = [listed(run) for run in held.found]
     lines = [counts(runs, len(held.damaged))]
     for title, parts in (
         ("working", _working(runs)),
         ("failed", _failed(runs)),
-        ("searches", searches),
+        ("searches", _searched(searches)),
     ):
         if found := list(parts):
             lines += ["", title, *(f"  {line}" for line in found)]
@@ -128,13 +129,14 @@ def _failed(runs: Sequence[Listed]) -> Iterator[str]:
         yield f"and {len(failed) - FAILURES:,} more: benchmd list --state failed names them"
 
 
-def _searched(stores: Sequence[Path]) -> Iterator[str]:
-    for record in read_searches(stores).found:
+def _searched(searches: Stored[SearchRecord]) -> Iterator[str]:
+    for record in searches.found:
         yield f"{record.name}: {_of_search(record)}"
+    yield from searches.notes
 
 
 def _of_search(record: SearchRecord) -> str:
-    """``37 trials (30 stopped, 5 complete, 2 running), best inner AUROC 0.931 (trial 12), …``."""
+    """``37 trials (30 stopped, 5 complete, 2 unfinished); best inner AUROC so far 0.93…``."""
     of_states = ", ".join(f"{n:,} {state}" for state, n in record.counts.items() if n)
     said = f"{count_of(len(record.trials), 'trial')} ({of_states})"
     values = record.trials["value"].to_numpy(float)

@@ -120,7 +120,9 @@ class Nodes:
 
         It starts nodes for tasks that wait within Ray, and a plan hands over only what fits.
         """
-        bundles = [bundle for need in needs for bundle in _bundles(need)][:MOST_BUNDLES]
+        asked = [*needs]
+        bundles = [bundle for need in asked for bundle in _bundles(need)][:MOST_BUNDLES]
+        bundles += [{"CPU": 1.0}] * any(need.spare for need in asked)
         now = time.monotonic()
         if bundles == self._asked and (not bundles or now < self._ask_again):
             return
@@ -133,4 +135,4 @@ def _bundles(need: Need) -> list[dict[str, float]]:
     """What something holds, worker by worker."""
     share = {"CPU": need.cpus / need.workers, "GPU": need.gpus / need.workers}
     bundle = {name: amount for name, amount in share.items() if amount}
-    return [bundle] * need.workers + [{"CPU": 1.0}] * need.spare
+    return [bundle] * need.workers

@@ -85,7 +85,7 @@ class Searched:
         if failed and failed[0].number == 0 and self.plan.method.choosing == "confirmed":
             return [
                 *lines,
-                "    the start failed, so no trial can be compared with it: mend its reason, and "
+                "    the start failed, so no trial can be compared with it: fix the cause, and "
                 f"remove {shown(self.folder)} to begin anew",
             ]
         if self.chosen is None:
@@ -197,12 +197,12 @@ class Session:
                 self.place,
                 lambda: bool(self.stop.number),
                 display,
-                self.clock.seconds(),
+                self.clock.note(),
                 lambda number, reason: self.log.trial_lost(plan.name, number, reason),
                 self.room,
             )
             self.alone()  # what others leave behind is removed now
-            with self._working(), repeating(self.clock.seconds, SWEEP_SECONDS):
+            with self._working(), repeating(self.clock.note, SWEEP_SECONDS):
                 try:
                     search(self.work, limits, lambda number: self._ended(limits, number))
                 except BaseException:
@@ -296,7 +296,7 @@ class Session:
     def _ended(self, limits: Limits, number: int) -> None:
         """Write the trials anew, and tell of one that is over."""
         write_trials(self.folder, limits.study, self.work, None)
-        self.clock.seconds()
+        self.clock.note()
         if time.monotonic() > self._swept + SWEEP_SECONDS and self.work.folder != self.folder:
             self._swept = time.monotonic()
             with suppress(Transient, OSError):  # at the end it is done again
@@ -360,7 +360,7 @@ class Session:
         names = [arm.upstream.name for arm in self.work.arms if arm.upstream is not None]
         upstream = [read_run(self.store / name) for name in names]
         shared = sum(float(run.done.get("seconds", 0.0)) for run in upstream)
-        spent = {"seconds": self.clock.seconds(), "shared_seconds": shared}
+        spent = {"seconds": self.clock.note(), "shared_seconds": shared}
         return write_result(self.folder, limits, self.work, self._bases, spent, decision)
 
 
@@ -381,8 +381,8 @@ class _Worked:
             held = read_hashed_json(self._path, remedy, {"seconds": (int, float)})
             self._before = float(held["seconds"])
 
-    def seconds(self) -> float:
-        """So far; noted for the next session."""
+    def note(self) -> float:
+        """Note them for the next session; how many they are so far."""
         seconds = round(self._before + time.monotonic() - self._start, 3)
         write_hashed_json(self._path, {"seconds": seconds})
         return seconds

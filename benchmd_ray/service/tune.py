@@ -13,6 +13,7 @@ import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -36,7 +37,8 @@ from benchmd_ray.service.searches import Inner, SearchPlan, Tuning, planned_sear
 from benchmd_ray.service.trial_place import Room, memory_of
 from benchmd_ray.settings import Settings
 from benchmd_ray.ssl import SCRATCH, technique_named
-from benchmd_ray.storage.location import Address, Location, put_file
+from benchmd_ray.storage.location import Address, Location, entries, put_file
+from benchmd_ray.storage.patience import patiently
 from benchmd_ray.training.weights import write_weights
 from benchmd_ray.tuning.records import INNER, SEARCHES
 from benchmd_ray.tuning.trial import Arm
@@ -246,9 +248,9 @@ def _start_weights(
     if not is_whole(path):
         write_weights(path, weights.tensors)
         write_hash(path)
-    if isinstance(place, Address):
+    if isinstance(place, Address) and place.name not in entries(place.parent)[0]:
         for own in (hash_path(path), path):
-            put_file(own, place.parent / own.name)
+            patiently(partial(put_file, own, place.parent / own.name))
     return place
 
 

@@ -15,9 +15,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from benchmd_ray.errors import BucketError
+from benchmd_ray.errors import BenchmdError, BucketError
 from benchmd_ray.extras import importing
-from benchmd_ray.files import replacing
+from benchmd_ray.files import MAX_BYTES, replacing
 from benchmd_ray.storage.address import normal, split_address, without_key
 
 CONNECT_SECONDS = 5
@@ -219,6 +219,7 @@ class Bucket:
 
         Raises:
             BucketError: It cannot be read.
+            BenchmdError: It has more than `MAX_BYTES`.
         """
         from botocore.exceptions import ClientError
 
@@ -240,6 +241,11 @@ class Bucket:
 
         for attempt in range(1, ATTEMPTS + 1):
             answer = self._client.get_object(**asked)
+            if answer["ContentLength"] > MAX_BYTES:
+                raise BenchmdError(
+                    f"s3://{asked['Bucket']}/{asked['Key']} has more than {MAX_BYTES:,} bytes, "
+                    "expected a file of ours."
+                )
             try:
                 return answer, answer["Body"].read()
             except (HTTPClientError, IncompleteReadError):

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from benchmd_ray.errors import BenchmdError
-from benchmd_ray.files import cache_folder, locked, remove, remove_partial, replacing
+from benchmd_ray.files import MAX_BYTES, cache_folder, locked, remove, remove_partial, replacing
 from benchmd_ray.storage.address import SCHEME, local_name, normal
 from benchmd_ray.storage.patience import patiently
 
@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     from benchmd_ray.storage.bucket import Bucket, Content
     from benchmd_ray.storage.segments import Segments
 
-MAX_BYTES = 2**33
-"""Of a file that is read whole; a shard has less than 100 MB."""
 LEASE = "lease.json"
 """Object in addition to what is worked on in a bucket."""
 

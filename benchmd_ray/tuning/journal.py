@@ -18,6 +18,7 @@ from optuna.storages.journal import (
     JournalFileOpenLock,
 )
 
+from benchmd_ray.errors import Transient
 from benchmd_ray.files import remove
 from benchmd_ray.integrity import MAX_LOG_BYTES, Damaged, checked, line, read_line, unchecked
 from benchmd_ray.storage.location import Address, Location, log_at
@@ -126,8 +127,8 @@ class LoggedJournal(BaseJournalBackend):
         self._deep += 1
         try:
             yield
-        except Exception as error:
-            self._failure = self._failure or error
+        except BaseException as error:
+            self._fail(error)
             raise
         finally:
             self._deep -= 1
@@ -140,9 +141,17 @@ class LoggedJournal(BaseJournalBackend):
             return
         try:
             self._log.append("".join(pending).encode())
-        except Exception as error:
-            self._failure = error
+        except BaseException as error:
+            self._fail(error)
             raise
+
+    def _fail(self, error: BaseException) -> None:
+        """Know nothing more: a signal, too, may have come before lines were written."""
+        if not isinstance(error, Exception):
+            error = Transient(
+                f"writing to {self.path} was interrupted: run the same command again."
+            )
+        self._failure = self._failure or error
 
     def _require_written(self) -> None:
         if self._failure is not None:

@@ -112,8 +112,6 @@ class Limits:
         self.running: set[int] = set()
         self.waiting: list[Job] = []
         """Jobs that were begun and need another process, those of an earlier session too."""
-        self.whole: set[int] = set()
-        """Trials that ran out of memory on a share of a GPU: they get a whole one."""
         self.draining = False
         """Whether nothing is begun before all that works has ended."""
         self.trouble: Exception | None = None
@@ -275,7 +273,7 @@ class Limits:
 
     def _slots(self, number: int) -> int:
         """How many jobs could work in the place of one of a trial."""
-        return max(1, round(1 / self.place.gpus)) if number in self.whole else 1
+        return max(1, round(1 / self.place.gpus)) if number in self.study.whole else 1
 
     def _fits(self, number: int) -> bool:
         return not self.running or self._held + self._slots(number) <= self.at_once

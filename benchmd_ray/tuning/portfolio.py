@@ -25,8 +25,9 @@ import numpy as np
 import pandas as pd
 
 from benchmd_ray.errors import BenchmdError, is_name, shown
-from benchmd_ray.files import replacing, resource_folder
+from benchmd_ray.files import resource_folder
 from benchmd_ray.integrity import read_json
+from benchmd_ray.storage.location import Location, write
 from benchmd_ray.tuning.racing import REDUCTION
 from benchmd_ray.tuning.records import NUMERIC, SearchRecord
 from benchmd_ray.tuning.spaces import Space
@@ -128,17 +129,15 @@ def _require_bounded(portfolio: Portfolio, where: str, remedy: str) -> None:
             raise BenchmdError(f"{where} has {count:,} {what}, expected {most:,} at most. {remedy}")
 
 
-def write_portfolio(path: Path, portfolio: Portfolio) -> None:
+def write_portfolio(place: Location, portfolio: Portfolio) -> None:
     """Write a portfolio, whole or not at all.
 
     Raises:
-        BenchmdError: It is larger than one that can be read.
+        BenchmdError: It is larger than one that can be read, or the bucket cannot be reached.
     """
     _require_bounded(portfolio, "the portfolio", "Learn from fewer searches.")
-    with replacing(path) as partial:
-        partial.write_text(
-            json.dumps(asdict(portfolio), indent=1, sort_keys=True, allow_nan=False) + "\n", "utf-8"
-        )
+    text = json.dumps(asdict(portfolio), indent=1, sort_keys=True, allow_nan=False)
+    write(place, f"{text}\n".encode())
 
 
 def chosen_settings(

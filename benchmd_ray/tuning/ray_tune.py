@@ -43,8 +43,10 @@ class Jobs(_NotKept, Searcher):  # type: ignore[misc]
         with _noted(limits):
             job = limits.start_next()
             if job is not None:
-                whole = job.number in limits.whole
-                return {**vars(job), "whole": whole, "gpus": 1.0 if whole else limits.place.gpus}
+                whole = job.number in limits.study.whole
+                gpus = 1.0 if whole else limits.place.gpus
+                unfinished = [each.number for each in limits.study.unfinished()]
+                return {**vars(job), "whole": whole, "gpus": gpus, "unfinished": unfinished}
             drained = limits.draining and not limits.running
             waits = limits.running or limits.waiting or limits.full
             if waits and not drained and not limits.out_of_time:
@@ -118,7 +120,7 @@ class Judge(_NotKept, FIFOScheduler):  # type: ignore[misc]
         number = int(trial.config["number"])
         reason = "it ran out of memory on its share of a GPU and works again on a whole one"
         self._limits.lost(number, reason)
-        self._limits.whole.add(number)
+        self._limits.study.whole.add(number)
         self._again(trial)
         return True
 

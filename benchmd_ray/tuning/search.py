@@ -194,6 +194,7 @@ def trial_loop(config: Mapping[str, Any], work: Work) -> None:
             config["seconds"],
             evaluations=config["evaluations"],
             resumed=config["resumed"],
+            unfinished=config["unfinished"],
         )
     except Exception as error:
         seconds = config["seconds"] + time.monotonic() - start

@@ -113,6 +113,8 @@ class Study:
         """
         optuna.logging.set_verbosity(optuna.logging.ERROR)
         self.space, self.method, self.devices = space, method, devices
+        self.whole: set[int] = set()
+        """Trials that ran out of memory on a share of a GPU: they get a whole one."""
         self.judge: Callable[[], Decision | None] = lambda: None
         """What fresh evaluations choose so far; who has the scores of records sets it."""
         self._first = (space.start, *first)
@@ -540,8 +542,8 @@ class Study:
         more = max(0.0, seconds - before)
         if more:
             trial.set_user_attr(SECONDS, before + more)
-            hours = float(held.get(HOURS, 0.0)) + more / 3600 * self.devices
-            trial.set_user_attr(HOURS, hours)
+            devices = 1.0 if number in self.whole else self.devices
+            trial.set_user_attr(HOURS, float(held.get(HOURS, 0.0)) + more / 3600 * devices)
 
     def crashed(self, number: int) -> int:
         """Note that a trial's process was lost; how often it was so far."""

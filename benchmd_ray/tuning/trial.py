@@ -167,6 +167,7 @@ def run_trial(
     *,
     evaluations: Sequence[int] = (0,),
     resumed: bool = True,
+    unfinished: Sequence[int] = (),
 ) -> None:
     """Do evaluations of a trial, from what an interrupted process left of them.
 
@@ -178,6 +179,7 @@ def run_trial(
         seconds: Worked on the trial before.
         evaluations: Numbers of the evaluations.
         resumed: Whether another process may have been at them, on another machine.
+        unfinished: Numbers of the trials that may go on; see `trial_files.remove_idle`.
 
     Raises:
         BenchmdError: The trial cannot work with these values: its loss is NaN, it ran out of
@@ -189,7 +191,7 @@ def run_trial(
     opened = (arm.catalogs[each] for arm in work.arms for each in evaluations)
     archive = Archive(work.folder, number)
     with lock, confined(opened), limited(work.memory_bytes):
-        remove_idle(work.folder, number)
+        remove_idle(work.folder, number, unfinished)
         if not resumed:
             remove(work.trial_folder(number))
         work.trial_folder(number).mkdir(parents=True, exist_ok=True)
@@ -199,7 +201,7 @@ def run_trial(
         for each in evaluations:
             folder = work.trial_folder(number) / f"{each:03d}"
             step, scores = _evaluated(work, values, each, folder, report, clock)
-            made = folder / work.arms[0].modality / OUT_OF_SAMPLE
+            made = folder / "1" / OUT_OF_SAMPLE
             if made.is_file():
                 _keep(made, work.scores_file(number, each))
                 put_scores(work.folder, work.scores_file(number, each))
@@ -239,7 +241,7 @@ def _evaluated(
             applied(arm.settings, values), seed=seed_of(arm.settings.seed, evaluation)
         )
         inside = None if elsewhere or evaluation else reached
-        own = folder / arm.modality
+        own = folder / str(place)  # a modality's name may be too long for an archive
         one = Setup(arm, settings, arm.catalogs[evaluation], own, clock, inside, kept)
         done[arm.modality] = work.stage.train(work, one)
         if several and place < len(work.arms):

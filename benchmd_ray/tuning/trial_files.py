@@ -22,7 +22,7 @@ from pathlib import Path, PurePosixPath
 from threading import Lock
 from typing import BinaryIO
 
-from benchmd_ray.errors import BucketError, Busy
+from benchmd_ray.errors import BucketError, Busy, Transient
 from benchmd_ray.files import TEMPORARY, cache_folder, is_disk_full, locked, remove, replacing
 from benchmd_ray.integrity import hash_path
 from benchmd_ray.run_files import CHECKPOINTS, MODEL
@@ -238,31 +238,37 @@ def weights_here(run: Location | None, search: Location) -> Path | None:
         search: The search.
 
     Raises:
+        Transient: They have gone.
         BenchmdError: The disk is full, or the bucket cannot be reached.
     """
-    if not isinstance(run, Address):
-        return run
-    folder = local_folder(search) / "upstream" / run.name
-    _fetch(run, folder, (MODEL, DESCRIPTION))
-    return folder
+    if run is None:
+        return None
+    return _here(run, local_folder(search) / "upstream" / run.name, (MODEL, DESCRIPTION))
 
 
 def start_here(file: Location | None, search: Location) -> Path | None:
     """The file of weights that pretraining starts from, with its hash; see `weights_here`."""
-    if not isinstance(file, Address):
-        return file
-    folder = local_folder(search) / "start"
-    path = folder / file.name
-    _fetch(file.parent, folder, (hash_path(path).name, file.name))
-    return path
+    if file is None:
+        return None
+    names = (hash_path(Path(file.name)).name, file.name)
+    return _here(file.parent, local_folder(search) / "start", names) / file.name
 
 
-def _fetch(place: Address, folder: Path, names: Collection[str]) -> None:
-    """Fetch files that are not here yet, the last of which says that all are."""
-    with locked(folder.with_name(f".lock-{folder.name}"), f"the files of {place}", wait=True):
-        for name in names:
-            if not (folder / name).is_file():
-                get_file(place / name, folder / name)
+def _here(place: Location, folder: Path, names: Collection[str]) -> Path:
+    """A folder with these files: their own, or that into which those of an address are fetched."""
+    if isinstance(place, Path):
+        gone = [name for name in names if not (place / name).is_file()]
+        folder = place
+    else:
+        with locked(folder.with_name(f".lock-{folder.name}"), f"the files of {place}", wait=True):
+            absent = [name for name in names if not (folder / name).is_file()]
+            gone = [name for name in absent if not get_file(place / name, folder / name)]
+    if gone:
+        raise Transient(
+            f"{place} no longer has {gone[0]}, which trials start from: run the same command "
+            "again, which makes it anew or says what it needs."
+        )
+    return folder
 
 
 def _noted(folder: Path) -> float:
@@ -289,13 +295,21 @@ def leave_only(search: Location, numbers: Collection[int]) -> None:
         delete(place / name for name in entries(place)[0] if name not in archives)
 
 
-def remove_idle(search: Location, number: int) -> None:
-    """Remove what other trials left here that work elsewhere: nobody has worked on it for long."""
+def remove_idle(search: Location, number: int, unfinished: Collection[int]) -> None:
+    """Remove what other trials left on this machine for a search on S3: those that nobody needs.
+
+    Args:
+        search: The search.
+        number: The trial that works now.
+        unfinished: Trials that may go on; where nobody has worked on one for long, it works
+            elsewhere.
+    """
     if isinstance(search, Path):
         return
     folder, now = local_folder(search), time.time()
+    needed = {f"{each:05d}" for each in unfinished}
     for path in (folder / TRIALS).glob("*"):
         other = path.name != f"{number:05d}" and not path.name.startswith(".")
-        if other and now - _noted(path) > IDLE_SECONDS:
+        if other and (path.name not in needed or now - _noted(path) > IDLE_SECONDS):
             with suppress(Busy), locked(folder / "locks" / path.name, "a trial"):
                 remove(path)

@@ -99,6 +99,26 @@ def test_a_baseline_is_searched_on_the_datasets_that_it_fits():
         file_tunings([cards()["breastmnist"]], None, starts=("resnet18-3d",), **ASKED)
 
 
+def test_a_file_that_is_refused_is_so_before_anything_is_searched(tmp_path, monkeypatch):
+    done = []
+
+    def built(card, *_, **__):
+        done.append(card.name)
+        if card.name == "vesselmnist3d":
+            raise BenchmdError("vesselmnist3d.npz is not the official file")
+
+    monkeypatch.setattr("benchmd_ray.benchmarks.medmnist.files.built", built)
+    monkeypatch.setattr(
+        "benchmd_ray.service.tune_and_train.search_and_train", lambda *_, **__: done.append("")
+    )
+    for name in ("breastmnist", "vesselmnist3d"):
+        (tmp_path / f"{name}.npz").touch()
+    asked = ["medmnist", "tune", str(tmp_path), "--small", "--out", str(tmp_path / "out")]
+    refused = CliRunner().invoke(main, [*asked, "--start", "resnet18-3d", "--start", "resnet18"])
+    assert "not the official file" in refused.output
+    assert done == ["breastmnist", "vesselmnist3d"]
+
+
 def test_a_dry_run_of_all_datasets_needs_no_file():
     asked = ["medmnist", "tune", "--dry-run", "--gpus", "8", "--cpus", "64", "--tflops", "60"]
     done = CliRunner().invoke(main, [*asked, "--start", "resnet18", "--start", "resnet18-3d"])

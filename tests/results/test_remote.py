@@ -20,7 +20,7 @@ from stores import described, write_done
 from benchmd_ray.cli import main
 from benchmd_ray.errors import BenchmdError, BucketError, Busy, Transient
 from benchmd_ray.files import remove, sha256
-from benchmd_ray.integrity import write_hash
+from benchmd_ray.integrity import hash_path, write_hash
 from benchmd_ray.results.storage import publication as publications
 from benchmd_ray.results.storage.history import read_history
 from benchmd_ray.results.storage.mirror import is_light, newest_checkpoint
@@ -632,6 +632,32 @@ def test_a_checkpoint_is_published_though_training_replaces_it_meanwhile(s3, mac
     assert held.data == b"two"
     publication.push()
     assert newest_checkpoint(published(s3)).startswith("step_000000004.")
+    kill(work, monkeypatch)
+
+
+def test_a_pair_that_is_replaced_while_it_is_published_is_a_pair_again(s3, machine, monkeypatch):
+    run = open_run(machine("a"), "r", ABOUT)
+    work = begin(run)
+    publication, path = publishing(run, work), run.folder / "table.parquet"
+    upload = Bucket.upload
+
+    def replaced(content):
+        path.write_bytes(content)
+        write_hash(path)
+
+    def slow(bucket, file, size, key):
+        etag = upload(bucket, file, size, key)
+        if key.endswith("table.parquet") and path.read_bytes() == b"older":
+            replaced(b"newer")
+        return etag
+
+    replaced(b"older")
+    with monkeypatch.context() as patch:
+        patch.setattr(Bucket, "upload", slow)
+        publication.push()
+    for own in (path, hash_path(path)):
+        assert s3.read(f"{run.folder.name}/{own.name}").data == own.read_bytes()
+    assert path.read_bytes() == b"newer"
     kill(work, monkeypatch)
 
 

@@ -445,7 +445,10 @@ def test_each_trial_of_a_search_is_a_run_and_all_are_a_table(tmp_path):
     searched = tmp_path / "searches" / SEARCH
     searched.mkdir(parents=True)
     # Trial 0 ended in an earlier session, which told it.
-    earlier = [trial(0, value=0.625, curve=(0.5, 0.625)), trial(1, "unfinished")]
+    earlier = [
+        trial(0, value=0.625, curve=(0.5, 0.625)),
+        trial(1, value=0.75, curve=(0.5, 0.75, 0.7), lr=0.1, difference=0.125),
+    ]
     table = pa.Table.from_pandas(pd.DataFrame(earlier))
     pq.write_table(
         table.replace_schema_metadata({"of": name_of(searched)}), searched / "trials.parquet"
@@ -495,6 +498,7 @@ def test_each_trial_of_a_search_is_a_run_and_all_are_a_table(tmp_path):
     ]  # fmt: skip
     assert [row["transfer.optimiser.lr"] for row in rows] == [0.01, 0.1, 0.01, 1]
     assert [row["score"] for row in rows] == [0.625, 0.75, None, None]
+    assert [row["difference_to_start"] for row in rows] == [None, 0.125, None, None]
     assert "reason" not in table["columns"]
     summary = summaries(folders[SEARCH])
     assert (summary["highest_score"], summary["highest_score_trial"]) == (0.75, 1)

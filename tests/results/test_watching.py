@@ -69,6 +69,10 @@ def test_searches_tell_what_they_found_so_far_and_in_the_end(tmp_path):
     kept = make_search(tmp_path, search_name("kept"), result={"best": 0, "value": 0.5})
     (shown,) = (each for each in watched([tmp_path]).splitlines() if kept.name in each)
     assert "it keeps its start, inner AUROC 0." in shown
+    (kept / "trials.parquet").write_bytes(b"cut off")
+    assert "trials.parquet" in next(
+        line for line in watched([tmp_path]).splitlines() if "Skip" in line
+    )
     chosen = make_search(tmp_path, search_name("chosen"))
     (shown,) = (each for each in watched([tmp_path]).splitlines() if chosen.name in each)
     assert "was chosen, inner AUROC 0." in shown

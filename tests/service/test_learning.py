@@ -13,6 +13,7 @@ from benchmd_ray.errors import BenchmdError
 from benchmd_ray.files import digest
 from benchmd_ray.service.choice import Choice
 from benchmd_ray.service.searches import Tuning, learned_in, planned_searches
+from benchmd_ray.storage.bucket import open_bucket
 from benchmd_ray.tuning.portfolio import (
     Candidate,
     Kind,
@@ -106,6 +107,19 @@ def test_the_command_learns_and_a_plan_uses_it(store, write_manifest):
         assert not set(first) & set(own)
         assert bool(first) == (given is portfolio)
     assert names[0] != names[1]  # what is tried first decides a search
+
+
+def test_what_searches_on_s3_found_is_learned_into_the_bucket(store, s3, tmp_path, monkeypatch):
+    bucket = open_bucket(f"{s3}/study")
+    for path in store.rglob("*"):
+        if path.is_file():
+            bucket.write(path.relative_to(store).as_posix(), path.read_bytes())
+    monkeypatch.setenv("BENCHMD_CACHE", str(tmp_path / "cache"))
+    done = CliRunner().invoke(main, ["tune", "--learn", f"{s3}/study"])
+    assert done.exit_code == 0, done.output
+    assert f"{s3}/study/portfolio.json" in done.output
+    (tmp_path / "copy.json").write_bytes(bucket.read("portfolio.json").data)
+    assert read_portfolio(tmp_path / "copy.json") == learned_in([store])
 
 
 @pytest.mark.parametrize(

@@ -505,10 +505,13 @@ def test_a_command_waits_for_its_nodes_and_gives_them_back(monkeypatch):
     with cluster._asked_for(nodes):
         assert asked == [nodes]
         assert seen[-1] == whole
-        more = [{"CPU": 1.0}] * 3
+        cluster.ask([{"CPU": 1.0}] * 3)  # for which they have room
+        more = [{"CPU": 4.0, "GPU": 1.0}] * 3
         cluster.ask(more)
+        cluster.ask([{"CPU": 1.0, "TPU": 1.0}])
         cluster.ask([])  # a plan that has ended
-    assert asked == [nodes, more, nodes, []]
+    tpu = [{"CPU": 1.0, "TPU": 1.0}]
+    assert asked == [nodes, nodes, [*nodes, more[0]], [*nodes, *tpu], nodes, []]
 
 
 def test_a_command_does_not_begin_without_any_of_its_gpus(monkeypatch):

@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from benchmd_ray.errors import BucketError
+from benchmd_ray.errors import BucketError, Stopped, Transient
 from benchmd_ray.integrity import Damaged
 from benchmd_ray.storage import patience, segments
 from benchmd_ray.storage.bucket import Bucket, open_bucket
@@ -141,6 +141,25 @@ def test_a_server_that_stays_away_is_an_error(journal, s3_server, monkeypatch):
     finally:
         s3_server.start()
     assert known(opened(journal)) == []
+
+
+@pytest.mark.parametrize("together", [False, True])
+def test_what_a_signal_kept_from_being_written_is_not_known(journal, monkeypatch, together):
+    study = opened(journal)
+    work(study, 2)
+    before = known(study)
+
+    def interrupted(self, data):
+        raise Stopped
+
+    with monkeypatch.context() as patch:
+        patch.setattr(segments.Segments, "append", interrupted)
+        with pytest.raises(Stopped):
+            study.evaluated(0, 1, {"ecg": 0.9}, 9.0) if together else study.propose()
+    for asked in (study.propose, lambda: study.ended(0, seconds=9.0)):
+        with pytest.raises(Transient, match="was interrupted: run the same command again"):
+            asked()
+    assert known(opened(journal)) == before
 
 
 def test_damage_is_named(journal, monkeypatch):

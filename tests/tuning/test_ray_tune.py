@@ -208,6 +208,7 @@ def test_a_job_that_comes_again_does_only_what_is_left(limits, judge):
 
 def test_a_trial_out_of_memory_on_a_share_of_a_gpu_gets_a_whole_one(limits, judge, told):
     limits.place, jobs = Place(1.0, 0.25, 4), Jobs(limits)
+    limits.study.devices = 0.25
     result = {"failed": "ran out of memory: CUDA", "memory": True, "seconds": 2.0}
     first = jobs.suggest("a")
     assert judge.on_trial_result(None, trial(first, result), result) == "STOP"
@@ -216,6 +217,7 @@ def test_a_trial_out_of_memory_on_a_share_of_a_gpu_gets_a_whole_one(limits, judg
     assert judge.on_trial_result(None, trial(again, result), result) == "STOP"
     (known,) = limits.study.trials()
     assert (known.state, known.reason, told) == ("failed", result["failed"], [0])
+    assert known.device_hours == pytest.approx(2.0 / 3600)
 
 
 def test_jobs_follow_the_room_that_there_is(limits, judge):

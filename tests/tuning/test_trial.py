@@ -188,7 +188,7 @@ def test_an_interrupted_fine_tuning_ends_as_if_it_had_not_been(work, arm, stop_a
     pieces = work(arm(*FINETUNE), name="pieces")
     with pytest.raises(Interrupted):
         run_trial(pieces, 0, values, first)
-    held = latest_checkpoint(pieces.trial_folder(0) / "000" / "ecg" / "transfer")
+    held = latest_checkpoint(pieces.trial_folder(0) / "000" / "1" / "transfer")
     assert (held is None) == (stop_at == 1)  # its work up to there is not done again
     run_trial(pieces, 0, values, second)
     assert first.scores + second.scores == whole.scores
@@ -224,7 +224,7 @@ def test_a_pretraining_is_scored_by_linear_evaluation_at_each_rung(work, arm, pr
         (6, expected[2], True),
     ]
     assert len(set(expected)) > 1
-    folder = search.trial_folder(0) / "000" / "ecg"
+    folder = search.trial_folder(0) / "000" / "1"
     assert [path.name for path in folder.iterdir()] == ["pretrain"]
     assert len(list((folder / "pretrain" / "checkpoints").iterdir())) == 2  # of many, the last
     assert not (search.folder / "features").exists()  # of encoders that are used once
@@ -260,7 +260,7 @@ def test_a_pretraining_that_ended_between_rungs_goes_on(work, arm, monkeypatch):
         patch.setattr("benchmd_ray.tuning.trial._Ticking", Ends)
         with pytest.raises(Interrupted):
             run_trial(pieces, 0, {}, told)
-    held = pieces.trial_folder(0) / "000" / "ecg" / "pretrain"
+    held = pieces.trial_folder(0) / "000" / "1" / "pretrain"
     assert latest_checkpoint(held).name == "step_000000003"
     run_trial(pieces, 0, {}, told)
     assert told.scores == whole.scores

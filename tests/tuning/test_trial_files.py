@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from told import Interrupted, Told
 
+from benchmd_ray.errors import Transient
 from benchmd_ray.integrity import name_of, write_hash
 from benchmd_ray.results.storage.places import store_folder
 from benchmd_ray.storage.bucket import open_bucket
@@ -25,6 +26,8 @@ from benchmd_ray.tuning.trial_files import (
     local_folder,
     put_scores,
     remove_idle,
+    start_here,
+    weights_here,
 )
 
 LR = "transfer.optimiser.lr"
@@ -75,7 +78,7 @@ def test_another_machine_goes_on_from_the_newest_checkpoint(
     machine("second")
     unpacked = Archive(search, 0)
     unpacked.restore()
-    folder = local_folder(search) / "trials" / "00000" / "000" / "ecg"
+    folder = local_folder(search) / "trials" / "00000" / "000" / "1"
     assert checkpoint_step(folder / ("pretrain" if stage.pretrains else "transfer")) >= 2
     run_trial(work, 0, values, second)
     assert first.scores + second.scores == whole.scores
@@ -115,7 +118,7 @@ def test_older_work_never_takes_the_place_of_newer(search, machine, often):
 
 def test_an_archive_holds_the_newest_checkpoint_and_no_start(search, machine, often):
     folder = made(search, 1, 1.0)
-    job = folder / "000" / "ecg" / "pretrain"
+    job = folder / "000" / "1" / "pretrain"
     for step in (2, 4):
         own = job / "checkpoints" / f"step_{step:09d}"
         own.mkdir(parents=True)
@@ -129,8 +132,8 @@ def test_an_archive_holds_the_newest_checkpoint_and_no_start(search, machine, of
     Archive(search, 1).tick()
     data = open_bucket(f"{search}/trials").read("00001.tar").data
     names = tarfile.open(fileobj=io.BytesIO(data)).getnames()
-    step = "000/ecg/pretrain/checkpoints/step_000000004"
-    expected = ["000/ecg/pretrain/metrics.jsonl", f"{step}/checkpoint.json", f"{step}/state.pt"]
+    step = "000/1/pretrain/checkpoints/step_000000004"
+    expected = ["000/1/pretrain/metrics.jsonl", f"{step}/checkpoint.json", f"{step}/state.pt"]
     assert sorted(names) == sorted([*expected, "seconds"])
 
 
@@ -225,11 +228,12 @@ def test_what_is_over_is_removed_here_and_there(search, machine, often):
     for number in (1, 2):
         made(search, number, 1.0)
         Archive(search, number).tick()
-    remove_idle(search, 1)
+    made(search, 3, 1.0)  # which has ended
+    remove_idle(search, 1, (1, 2))
     trials = local_folder(search) / "trials"
     assert sorted(path.name for path in trials.iterdir()) == ["00001", "00002"]
     os.utime(trials / "00002" / "seconds", (0, time.time() - 3700))  # it works elsewhere now
-    remove_idle(search, 1)
+    remove_idle(search, 1, (1, 2))
     assert [path.name for path in trials.iterdir()] == ["00001"]
     assert set(open_bucket(f"{search}/trials").objects()) == {"00001.tar", "00002.tar"}
     (trials / ".partial-00002.tar").touch()  # as if it was being packed
@@ -239,6 +243,23 @@ def test_what_is_over_is_removed_here_and_there(search, machine, often):
     leave_only(search, [])
     assert not [*trials.iterdir()]
     assert not open_bucket(f"{search}/trials").objects()
+
+
+def test_weights_that_have_gone_are_no_fault_of_a_trial(search, machine, tmp_path, s3):
+    run = Address(f"{s3}/study/mae-0123456789ab")
+    open_bucket(str(run)).write("model.json", b"{}")
+    for place in (run, tmp_path / "pruned"):
+        with pytest.raises(Transient, match=r"no longer has model\.safetensors, which tri"):
+            weights_here(place, search)
+    start = Address(f"{s3}/study/inner/a.safetensors")
+    for place in (start, tmp_path / "a.safetensors"):
+        with pytest.raises(Transient, match=r"no longer has a\.safetensors\.sha256"):
+            start_here(place, search)
+    open_bucket(str(run)).write("model.safetensors", b"weights")
+    folder = weights_here(run, search)
+    assert (folder / "model.safetensors").read_bytes() == b"weights"
+    assert weights_here(folder, search) == folder
+    assert weights_here(None, search) is start_here(None, search) is None
 
 
 def test_a_machine_works_in_a_folder_of_its_own(search, machine, tmp_path, monkeypatch):

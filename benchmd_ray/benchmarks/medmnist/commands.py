@@ -131,11 +131,11 @@ def tune_files(
         used: dict[str, Any] = {"cpus": cpus, "gpus": gpus, "tflops": tflops}
         click.echo(tuning_dry_run(asked_for, store, address=address, **used))
         return
+    for name in dict.fromkeys(card.name for card, _ in tunings):  # minutes; then none is refused
+        card, file = found[name]
+        built(card, file.parent, out / "catalogs" / name, click.echo, any_md5=any_md5, cpus=cpus)
     whole = True
-    for card, tuning in tunings:
-        _, file = found[card.name]
-        path = out / "catalogs" / card.name
-        built(card, file.parent, path, click.echo, any_md5=any_md5, cpus=cpus)
+    for _, tuning in tunings:
         whole &= search_and_train(tuning, store, say=click.echo, address=address, cpus=cpus)
     print_report([store], out / "report")
     click.echo()
