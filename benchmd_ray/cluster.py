@@ -260,15 +260,16 @@ def ask(bundles: list[dict[str, float]]) -> None:
     """Tell the cluster's autoscaler what its nodes are to hold; without one nobody listens.
 
     It keeps only the last request, whoever made it. The nodes that `NODES` names are the least;
-    what does not fit into what they have in all is asked for besides.
+    what does not fit on them is asked for besides.
     """
     from ray.autoscaler.sdk import request_resources
 
     least = asked_nodes(os.environ.get(NODES, ""))
-    free, more = sum(map(Counter, least), Counter()), []
+    free, more = [Counter(node) for node in least], []
     for bundle in bundles:
-        if all(free[name] >= amount for name, amount in bundle.items()):
-            free.subtract(bundle)
+        fitting = (f for f in free if all(f[name] >= much for name, much in bundle.items()))
+        if (node := next(fitting, None)) is not None:
+            node.subtract(bundle)
         else:
             more.append(bundle)
     request_resources(bundles=[*least, *more])

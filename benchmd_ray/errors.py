@@ -42,6 +42,10 @@ class NoRoom(Transient):
     """A cluster has too little room now, such as after a node went away."""
 
 
+class Gone(Transient):
+    """What the work needs is not there any more, and no other process will find it."""
+
+
 class BucketError(Transient):
     """A bucket cannot be reached, or refuses."""
 

@@ -429,11 +429,11 @@ def test_predictions_of_another_dataset_are_damaged(store):
 
 
 def test_a_file_of_another_trial_is_damaged(tmp_path):
-    searches, within = tmp_path / "searches", "trials/00003/ecg/transfer"
+    searches, within = tmp_path / "searches", "trials/00003/000/1/transfer"
     mine = searches / "tune-ecg-0123456789ab" / within
     write_hashed_json(mine / "training.json", {"best_epoch": 1}, of=mine)
     assert read_hashed_json(mine / "training.json", "", of=mine) == {"best_epoch": 1}
-    others = (mine.parents[2] / "00007/ecg/transfer", searches / "tune-ecg-ba9876543210" / within)
+    others = (mine.parents[3] / "00007/000/1/transfer", searches / "tune-ecg-ba9876543210" / within)
     for other in others:
         write_hashed_json(mine / "training.json", {"best_epoch": 1}, of=other)
         with pytest.raises(Damaged, match=f"expected '0123456789ab/{within}'"):

@@ -209,6 +209,9 @@ def _learn(stores: Sequence[Path]) -> None:
     from benchmd_ray.storage.location import Address
     from benchmd_ray.tuning.portfolio import SHIPPED, write_portfolio
 
+    for store in stores:
+        if not store.is_dir():
+            raise click.UsageError(f"--learn: there is no store {store}.")
     portfolio, place = learned_in(stores, click.echo), location_of(stores[0]) / SHIPPED
     write_portfolio(place, portfolio)
     datasets = sorted({candidate.dataset for candidate in portfolio.candidates})
@@ -216,8 +219,10 @@ def _learn(stores: Sequence[Path]) -> None:
         f"{len(portfolio.candidates)} settings that scored above their start on "
         f"{', '.join(datasets)}: {place}"
     )
-    copied = "a copy of it" if isinstance(place, Address) else place
-    click.echo(f"next: benchmd tune … --portfolio {copied}")
+    if isinstance(place, Address):
+        click.echo("next: download it, and benchmd tune … --portfolio FILE")
+    else:
+        click.echo(f"next: benchmd tune … --portfolio {place}")
 
 
 def _tuning(options: dict[str, Any]) -> Tuning:

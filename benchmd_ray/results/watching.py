@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from benchmd_ray.errors import BenchmdError, count_of
+from benchmd_ray.errors import BenchmdError, Transient, count_of
 from benchmd_ray.files import digest
 from benchmd_ray.integrity import Stored
 from benchmd_ray.progress import duration
@@ -59,20 +59,22 @@ def watched(stores: Sequence[Path]) -> str:
     Raises:
         BenchmdError: A folder holds neither a run nor a search.
     """
-    held, none = Stored[Run]([], {}), None
-    try:
-        held = read_stores(list(stores))
-    except BenchmdError as error:
-        none = error
-    searches = read_searches(stores)  # after the runs, with which those of an address come here
-    if none is not None and not searches.found:
-        raise none
-    runs = [listed(run) for run in held.found]
-    lines = [counts(runs, len(held.damaged))]
+    runs: list[Listed] = []
+    damaged = 0
+    for store in stores:
+        try:
+            held = read_stores([store])  # and what an address has of searches comes here with it
+        except BenchmdError as error:
+            if isinstance(error, Transient) or not read_searches([store]).found:
+                raise
+        else:
+            runs += map(listed, held.found)
+            damaged += len(held.damaged)
+    lines = [counts(runs, damaged)]
     for title, parts in (
         ("working", _working(runs)),
         ("failed", _failed(runs)),
-        ("searches", _searched(searches)),
+        ("searches", _searched(read_searches(stores))),
     ):
         if found := list(parts):
             lines += ["", title, *(f"  {line}" for line in found)]

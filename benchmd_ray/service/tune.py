@@ -248,9 +248,11 @@ def _start_weights(
     if not is_whole(path):
         write_weights(path, weights.tensors)
         write_hash(path)
-    if isinstance(place, Address) and place.name not in entries(place.parent)[0]:
+    if isinstance(place, Address):
+        there, _ = entries(place.parent)
         for own in (hash_path(path), path):
-            patiently(partial(put_file, own, place.parent / own.name))
+            if own.name not in there:
+                patiently(partial(put_file, own, place.parent / own.name))
     return place
 
 

@@ -241,7 +241,8 @@ class Bucket:
 
         for attempt in range(1, ATTEMPTS + 1):
             answer = self._client.get_object(**asked)
-            if answer["ContentLength"] > MAX_BYTES:
+            if answer.get("ContentLength", 0) > MAX_BYTES:
+                answer["Body"].close()
                 raise BenchmdError(
                     f"s3://{asked['Bucket']}/{asked['Key']} has more than {MAX_BYTES:,} bytes, "
                     "expected a file of ours."

@@ -102,10 +102,9 @@ class LoggedJournal(BaseJournalBackend):
         """Write lines, at once or at the end of `together`."""
         self._require_written()
         lines = [line(log) for log in logs]
-        self._lines += lines
-        self._pending += lines
-        if not self._deep:
-            self._write()
+        with self.together():
+            self._lines += lines
+            self._pending += lines
 
     def read_logs(self, log_number_from: int) -> Generator[dict[str, Any], None, None]:
         """Lines from a number on.
@@ -127,31 +126,18 @@ class LoggedJournal(BaseJournalBackend):
         self._deep += 1
         try:
             yield
-        except BaseException as error:
-            self._fail(error)
+            if self._deep == 1 and self._pending:
+                self._log.append("".join(self._pending).encode())
+                self._pending = []
+        except BaseException as error:  # a signal, too, may have come before lines were written
+            if not isinstance(error, Exception):
+                why = f"writing to {self.path} was interrupted: run the same command again."
+                self._failure = self._failure or Transient(why)
+            else:
+                self._failure = self._failure or error
             raise
         finally:
             self._deep -= 1
-        if not self._deep:
-            self._write()
-
-    def _write(self) -> None:
-        pending, self._pending = self._pending, []
-        if not pending:
-            return
-        try:
-            self._log.append("".join(pending).encode())
-        except BaseException as error:
-            self._fail(error)
-            raise
-
-    def _fail(self, error: BaseException) -> None:
-        """Know nothing more: a signal, too, may have come before lines were written."""
-        if not isinstance(error, Exception):
-            error = Transient(
-                f"writing to {self.path} was interrupted: run the same command again."
-            )
-        self._failure = self._failure or error
 
     def _require_written(self) -> None:
         if self._failure is not None:

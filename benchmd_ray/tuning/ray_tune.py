@@ -120,6 +120,7 @@ class Judge(_NotKept, FIFOScheduler):  # type: ignore[misc]
         number = int(trial.config["number"])
         reason = "it ran out of memory on its share of a GPU and works again on a whole one"
         self._limits.lost(number, reason)
+        self._limits.study.worked(number, self._seconds(trial))  # on its share
         self._limits.study.whole.add(number)
         self._again(trial)
         return True
@@ -127,8 +128,9 @@ class Judge(_NotKept, FIFOScheduler):  # type: ignore[misc]
     def _goes_on(self, number: int, result: dict[str, Any]) -> bool:
         study, seconds = self._limits.study, float(result["seconds"])
         if result["failed"] and result.get("trouble"):
+            reason = result["failed"].rstrip(".")
             self._limits.trouble = Transient(
-                f"trial {number} could not work: {result['failed']}. When that is mended, run the "
+                f"trial {number} could not work: {reason}. When that is mended, run the "
                 "same command again: it resumes with this trial."
             )
             return False

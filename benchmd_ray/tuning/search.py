@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from benchmd_ray.cluster import free_reserved
-from benchmd_ray.errors import DiskFull, NoRoom, Transient
+from benchmd_ray.errors import DiskFull, Gone, NoRoom, Transient
 from benchmd_ray.files import is_disk_full, remove
 from benchmd_ray.gpu_memory import is_exhausted, take_share
 from benchmd_ray.tuning.limits import LOSSES, Ended, Limits
@@ -162,7 +162,8 @@ def _told(error: Exception, work: Work) -> dict[str, Any]:
     workers = any(on_workers(arm.settings) for arm in work.arms)
     transient = isinstance(error, Transient | DiskFull) or is_disk_full(error, work.local)
     broken = isinstance(error, OSError) and not out_of_memory(error)  # of a disk, or a network
-    lost = away or (workers and isinstance(error, Transient)) or (broken and not transient)
+    elsewhere = workers and isinstance(error, Transient) and not isinstance(error, Gone)
+    lost = away or elsewhere or (broken and not transient)
     return {
         "failed": why_failed(error) or "no reason",
         "memory": is_exhausted(error),

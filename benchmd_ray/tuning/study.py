@@ -474,7 +474,7 @@ class Study:
             return self._reported(number, step, score, seconds)
 
     def _reported(self, number: int, step: int, score: float, seconds: float) -> bool:
-        self._worked(number, seconds)
+        self.worked(number, seconds)
         trial = self._held[number]
         curve = list(trial.user_attrs.get(CURVE, []))
         if any(point[0] == step for point in curve):  # by a process that was lost
@@ -505,7 +505,7 @@ class Study:
             self.ended(number, seconds=seconds, reason="its score is NaN")
             return False
         with self._together():
-            self._worked(number, seconds)
+            self.worked(number, seconds)
             trial, held = self._handle(number), self._held[number].user_attrs.get(EVALUATIONS, [])
             if all(point[0] != evaluation for point in held):
                 trial.set_user_attr(EVALUATIONS, [*held, [evaluation, dict(scores)]])
@@ -521,7 +521,7 @@ class Study:
             reason: Why it failed; empty of one that was stopped.
         """
         with self._together():
-            self._worked(number, seconds)
+            self.worked(number, seconds)
             trial = self._handle(number)
             trial.set_user_attr(FINISHED, _now())
             if reason:
@@ -535,7 +535,7 @@ class Study:
             if not trial.state.is_finished() and any(len(point) > 2 for point in curve):
                 self.ended(trial.number, seconds=float(trial.user_attrs.get(SECONDS, 0.0)))
 
-    def _worked(self, number: int, seconds: float) -> None:
+    def worked(self, number: int, seconds: float) -> None:
         """Note how long a trial has worked; what is new of it on the devices of this session."""
         trial, held = self._handle(number), self._held[number].user_attrs
         before = float(held.get(SECONDS, 0.0))

@@ -22,7 +22,7 @@ from pathlib import Path, PurePosixPath
 from threading import Lock
 from typing import BinaryIO
 
-from benchmd_ray.errors import BucketError, Busy, Transient
+from benchmd_ray.errors import BucketError, Busy, Gone
 from benchmd_ray.files import TEMPORARY, cache_folder, is_disk_full, locked, remove, replacing
 from benchmd_ray.integrity import hash_path
 from benchmd_ray.run_files import CHECKPOINTS, MODEL
@@ -238,7 +238,7 @@ def weights_here(run: Location | None, search: Location) -> Path | None:
         search: The search.
 
     Raises:
-        Transient: They have gone.
+        Gone: They are not there any more.
         BenchmdError: The disk is full, or the bucket cannot be reached.
     """
     if run is None:
@@ -257,18 +257,19 @@ def start_here(file: Location | None, search: Location) -> Path | None:
 def _here(place: Location, folder: Path, names: Collection[str]) -> Path:
     """A folder with these files: their own, or that into which those of an address are fetched."""
     if isinstance(place, Path):
-        gone = [name for name in names if not (place / name).is_file()]
-        folder = place
-    else:
-        with locked(folder.with_name(f".lock-{folder.name}"), f"the files of {place}", wait=True):
-            absent = [name for name in names if not (folder / name).is_file()]
-            gone = [name for name in absent if not get_file(place / name, folder / name)]
-    if gone:
-        raise Transient(
-            f"{place} no longer has {gone[0]}, which trials start from: run the same command "
-            "again, which makes it anew or says what it needs."
-        )
+        for name in names:
+            if not (place / name).is_file():
+                raise _gone(place, name)
+        return place
+    with locked(folder.with_name(f".lock-{folder.name}"), f"the files of {place}", wait=True):
+        for name in names:
+            if not (folder / name).is_file() and not get_file(place / name, folder / name):
+                raise _gone(place, name)
     return folder
+
+
+def _gone(place: Location, name: str) -> Gone:
+    return Gone(f"{place} no longer has {name}, which trials start from")
 
 
 def _noted(folder: Path) -> float:

@@ -490,7 +490,7 @@ def test_a_trial_is_scored_by_dice_on_the_inner_fold(catalog, tmp_path):
     arm = Arm("hippocampus-mr", {0: inner.path}, SMALL)
     work, found, held = Work("scratch", Transfer(), (arm,), tmp_path / "search", (1,)), [], {}
     values = {"transfer.optimiser.lr": 3e-3, "encoder.options.width": 8}
-    folder = tmp_path / "search" / "trials" / "00000" / "000" / "hippocampus-mr" / "transfer"
+    folder = tmp_path / "search" / "trials" / "00000" / "000" / "1" / "transfer"
 
     def report(reached):
         found.append(reached)

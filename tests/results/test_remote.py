@@ -28,6 +28,7 @@ from benchmd_ray.results.storage.places import backing_of, shown, store_folder
 from benchmd_ray.results.storage.publication import Publication
 from benchmd_ray.results.storage.retention import drop_copies, prune
 from benchmd_ray.results.store import open_run, read_run, require_weights, scoring, working
+from benchmd_ray.storage import bucket as buckets
 from benchmd_ray.storage import lease as leases
 from benchmd_ray.storage.bucket import Bucket, Content, open_bucket
 from benchmd_ray.storage.lease import Lease, Lost
@@ -633,6 +634,15 @@ def test_a_checkpoint_is_published_though_training_replaces_it_meanwhile(s3, mac
     publication.push()
     assert newest_checkpoint(published(s3)).startswith("step_000000004.")
     kill(work, monkeypatch)
+
+
+def test_an_object_that_fits_into_no_memory_is_refused(s3, monkeypatch):
+    s3.write("large", bytes(101))
+    s3.write("fitting", bytes(100))
+    monkeypatch.setattr(buckets, "MAX_BYTES", 100)
+    with pytest.raises(BenchmdError, match="one/large has more than 100 bytes"):
+        s3.read("large")
+    assert s3.read("fitting").data == bytes(100)
 
 
 def test_a_pair_that_is_replaced_while_it_is_published_is_a_pair_again(s3, machine, monkeypatch):

@@ -195,6 +195,9 @@ def test_a_search_without_a_result_is_not_learned_from(store, tmp_path):
 
 
 def test_what_cannot_be_learned_from_is_refused(tmp_path):
+    absent = CliRunner().invoke(main, ["tune", "--learn", str(tmp_path / "typo")])
+    assert absent.exit_code == 2
+    assert f"--learn: there is no store {tmp_path / 'typo'}" in absent.output
     rows = make_trials(3)
     make_search(tmp_path, rows=rows)
     with pytest.raises(BenchmdError, match="nothing is to be learned from 1 search of"):

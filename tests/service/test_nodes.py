@@ -86,10 +86,11 @@ def test_the_autoscaler_is_asked_for_what_could_work_and_for_nothing_in_the_end(
     seen = Nodes(None, attached=True)
     for now in (5.0, 10.0):  # the same is asked for once
         world.now = now
-        seen.look(lambda: [ONE, WIDE])
+        seen.look(lambda: [ONE, WIDE, WIDE])
     seen.close()
     wide = {"CPU": 2.0, "GPU": 1.0}
-    assert world.asked == [[{"CPU": 1.0}, wide, wide, {"CPU": 1.0}], []]
+    spare = {"CPU": 1.0}  # one for all
+    assert world.asked == [[{"CPU": 1.0}, *[wide] * 4, spare], []]
 
 
 def test_limits_of_a_users_own_do_not_hide_nodes(world):

@@ -507,11 +507,11 @@ def test_a_command_waits_for_its_nodes_and_gives_them_back(monkeypatch):
         assert seen[-1] == whole
         cluster.ask([{"CPU": 1.0}] * 3)  # for which they have room
         more = [{"CPU": 4.0, "GPU": 1.0}] * 3
+        wide = [{"CPU": 20.0}]  # for which no node has room, though all of them together have
         cluster.ask(more)
-        cluster.ask([{"CPU": 1.0, "TPU": 1.0}])
+        cluster.ask(wide)
         cluster.ask([])  # a plan that has ended
-    tpu = [{"CPU": 1.0, "TPU": 1.0}]
-    assert asked == [nodes, nodes, [*nodes, more[0]], [*nodes, *tpu], nodes, []]
+    assert asked == [nodes, nodes, [*nodes, more[0]], [*nodes, *wide], nodes, []]
 
 
 def test_a_command_does_not_begin_without_any_of_its_gpus(monkeypatch):

@@ -3,6 +3,7 @@
 import threading
 import time
 
+import optuna
 import pytest
 
 from benchmd_ray.errors import BucketError, Stopped, Transient
@@ -149,11 +150,15 @@ def test_what_a_signal_kept_from_being_written_is_not_known(journal, monkeypatch
     work(study, 2)
     before = known(study)
 
-    def interrupted(self, data):
+    def interrupted(*_):
         raise Stopped
 
     with monkeypatch.context() as patch:
-        patch.setattr(segments.Segments, "append", interrupted)
+        if together:  # amid what is written together
+            patch.setattr(optuna.Trial, "report", interrupted)
+            patch.setattr(optuna.Trial, "set_user_attr", interrupted)
+        else:
+            patch.setattr(segments.Segments, "append", interrupted)
         with pytest.raises(Stopped):
             study.evaluated(0, 1, {"ecg": 0.9}, 9.0) if together else study.propose()
     for asked in (study.propose, lambda: study.ended(0, seconds=9.0)):

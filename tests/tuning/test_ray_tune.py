@@ -9,15 +9,16 @@ import pytest
 from ray.tune.experiment import Trial
 from ray.tune.search import Searcher
 
-from benchmd_ray.errors import BenchmdError, BucketError, DiskFull, NoRoom, Transient
+from benchmd_ray.errors import BenchmdError, BucketError, DiskFull, Gone, NoRoom, Transient
 from benchmd_ray.progress import SilentBoard
+from benchmd_ray.settings import Settings, updated
 from benchmd_ray.tuning.limits import Budget, Limits, Place
 from benchmd_ray.tuning.method import Method
 from benchmd_ray.tuning.ray_tune import LOST_NODES, Jobs, Judge, Watch
 from benchmd_ray.tuning.search import _after_crash, _told
 from benchmd_ray.tuning.spaces import Parameter, Space
 from benchmd_ray.tuning.study import Study
-from benchmd_ray.tuning.trial import Transfer, Work
+from benchmd_ray.tuning.trial import Arm, Transfer, Work
 
 SPACE = Space("made", (Parameter("transfer.optimiser.lr", "log float", 1e-3, low=1e-5, high=0.1),))
 
@@ -214,10 +215,11 @@ def test_a_trial_out_of_memory_on_a_share_of_a_gpu_gets_a_whole_one(limits, judg
     assert judge.on_trial_result(None, trial(first, result), result) == "STOP"
     again = jobs.suggest("b")
     assert (again["number"], first["whole"], again["whole"]) == (0, False, True)
+    result |= {"seconds": 5.0}
     assert judge.on_trial_result(None, trial(again, result), result) == "STOP"
     (known,) = limits.study.trials()
     assert (known.state, known.reason, told) == ("failed", result["failed"], [0])
-    assert known.device_hours == pytest.approx(2.0 / 3600)
+    assert known.device_hours == pytest.approx((0.25 * 2.0 + 3.0) / 3600)
 
 
 def test_jobs_follow_the_room_that_there_is(limits, judge):
@@ -465,6 +467,7 @@ def test_what_follows_a_search_is_never_written_away_by_ray_tune(limits, tmp_pat
         (OSError(errno.EIO, "Input/output error"), "lost"),
         (OSError(errno.ESTALE, "Stale file handle"), "lost"),
         (NoRoom("no node"), "lost"),
+        (Gone("the weights were pruned"), "trouble"),
     ],
     ids=repr,
 )
@@ -472,3 +475,11 @@ def test_what_is_wrong_around_a_trial_is_not_held_against_it(tmp_path, error, be
     for folder in (tmp_path, tmp_path / "removed"):
         found = _told(error, Work("mae", Transfer(), (), folder, ()))
         assert [name for name in ("trouble", "lost") if found[name]] == [becomes] * bool(becomes)
+
+
+def test_what_has_gone_is_gone_for_workers_too(tmp_path):
+    arm = Arm("ecg", {}, updated(Settings(), {"execution": {"workers": 2}}))
+    work = Work("mae", Transfer(), (arm,), tmp_path, ())
+    for error, becomes in ((Transient("a worker was lost"), "lost"), (Gone("pruned"), "trouble")):
+        found = _told(error, work)
+        assert [name for name in ("trouble", "lost") if found[name]] == [becomes]

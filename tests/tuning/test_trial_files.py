@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from told import Interrupted, Told
 
-from benchmd_ray.errors import Transient
+from benchmd_ray.errors import Gone
 from benchmd_ray.integrity import name_of, write_hash
 from benchmd_ray.results.storage.places import store_folder
 from benchmd_ray.storage.bucket import open_bucket
@@ -249,11 +249,11 @@ def test_weights_that_have_gone_are_no_fault_of_a_trial(search, machine, tmp_pat
     run = Address(f"{s3}/study/mae-0123456789ab")
     open_bucket(str(run)).write("model.json", b"{}")
     for place in (run, tmp_path / "pruned"):
-        with pytest.raises(Transient, match=r"no longer has model\.safetensors, which tri"):
+        with pytest.raises(Gone, match=r"no longer has model\.safetensors, which tri"):
             weights_here(place, search)
     start = Address(f"{s3}/study/inner/a.safetensors")
     for place in (start, tmp_path / "a.safetensors"):
-        with pytest.raises(Transient, match=r"no longer has a\.safetensors\.sha256"):
+        with pytest.raises(Gone, match=r"no longer has a\.safetensors\.sha256"):
             start_here(place, search)
     open_bucket(str(run)).write("model.safetensors", b"weights")
     folder = weights_here(run, search)

@@ -15,7 +15,7 @@ from typing import Any
 
 from benchmd_ray.errors import BucketError, Transient
 from benchmd_ray.files import remove
-from benchmd_ray.integrity import SUFFIX, hash_path, write_hashed_json
+from benchmd_ray.integrity import write_hashed_json
 from benchmd_ray.results.storage.mirror import PENDING, STEP, Mirror, changed, local_files, state
 from benchmd_ray.run_files import CHECKPOINT, CHECKPOINTS, DONE
 from benchmd_ray.storage.lease import Lease, Lost
@@ -69,8 +69,7 @@ class Publication:
         try:
             step = self._snapshot(snapshot) if checkpoint else None
             files = [*local_files(self._mirror.folder)]
-            pairs = [(n, p) for n, p in files if p.suffix == SUFFIX or hash_path(p).is_file()]
-            for name, path in (*files, *pairs):  # a pair that was replaced between the two, again
+            for name, path in (*files, *files):  # a pair that was replaced between the two, again
                 self.push_file(name, path)
             if step is not None:
                 self._push_checkpoint(snapshot, step)
