@@ -48,6 +48,8 @@ class FolderType(click.Path):
     ) -> Any:
         """The folder or the location."""
         text = os.fspath(value)
+        if text.startswith("s3:/") and not text.startswith("s3://"):  # nor is it a folder's name
+            self.fail(f"{text} is not an address on S3: expected s3://BUCKET/PREFIX.", param, ctx)
         if not text.startswith("s3://"):
             return super().convert(value, param, ctx)
         if self._on_s3 is None:  # else a folder s3: would be made

@@ -199,7 +199,8 @@ def tune(store: Path, address: str | None, dashboard: Dashboard, **options: Any)
     )
     if not whole:
         sys.exit(1)
-    click.echo(f"next: benchmd report {shown(store)}")
+    following = "watch" if options["search_only"] else "report"  # which shows what runs scored
+    click.echo(f"next: benchmd {following} {shown(store)}")
 
 
 def _learn(stores: Sequence[Path]) -> None:

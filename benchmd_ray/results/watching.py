@@ -141,7 +141,10 @@ def _of_search(record: SearchRecord) -> str:
     """``37 trials (30 stopped, 5 complete, 2 unfinished); best inner AUROC so far 0.93…``."""
     of_states = ", ".join(f"{n:,} {state}" for state, n in record.counts.items() if n)
     said = f"{count_of(len(record.trials), 'trial')} ({of_states})"
+    evaluations = record.trials["evaluations"].to_numpy(float)
     values = record.trials["value"].to_numpy(float)
+    most = evaluations[np.isfinite(values)].max(initial=0.0)
+    compared = np.where(evaluations == most, values, np.nan)
     metric = record.objectives[0].upper()
     if record.result is not None:
         if record.best == 0:
@@ -150,7 +153,7 @@ def _of_search(record: SearchRecord) -> str:
         return f"{said} (start {record.first_value:.3f})"
     if not np.isfinite(values).any():
         return said
-    best = int(np.nanargmax(values))
+    best = int(np.nanargmax(compared))
     start = f", start {values[0]:.3f}" if math.isfinite(values[0]) else ""
     return f"{said}; best inner {metric} so far {values[best]:.3f} (trial {best}{start})"
 

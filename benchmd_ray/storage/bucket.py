@@ -50,9 +50,8 @@ NETWORK = (
     "AWS_REGION, …) and the permissions."
 )
 CREDENTIALS = (
-    "The server refuses these credentials: check AWS_PROFILE, or AWS_ACCESS_KEY_ID with "
-    "AWS_SECRET_ACCESS_KEY and AWS_SESSION_TOKEN, that they have not expired, and that they may "
-    "list, read and write there (on a cluster: on every node)."
+    "AWS_PROFILE, or AWS_ACCESS_KEY_ID with AWS_SECRET_ACCESS_KEY and AWS_SESSION_TOKEN (on a "
+    "cluster: on every node), which have not expired and may list, read and write there."
 )
 NO_BUCKET = (
     "There is no such bucket there: check its name and AWS_ENDPOINT_URL, or make the bucket first."
@@ -139,8 +138,10 @@ def _advice(error: Exception) -> str:
     from botocore.exceptions import NoCredentialsError, PartialCredentialsError
 
     code = _code(error)
-    if code in DENIED or isinstance(error, NoCredentialsError | PartialCredentialsError):
-        return CREDENTIALS
+    if isinstance(error, NoCredentialsError | PartialCredentialsError):
+        return f"Set {CREDENTIALS}"
+    if code in DENIED:
+        return f"The server refuses these credentials: check {CREDENTIALS}"
     return NO_BUCKET if code == "NoSuchBucket" else NETWORK
 
 

@@ -99,6 +99,16 @@ def test_a_baseline_is_searched_on_the_datasets_that_it_fits():
         file_tunings([cards()["breastmnist"]], None, starts=("resnet18-3d",), **ASKED)
 
 
+def test_files_of_a_folder_that_are_named_as_none_of_medmnists_are_said(tmp_path):
+    for name in ("breastmnist", "pneumoniamnist_content_complete"):
+        (tmp_path / f"{name}.npz").touch()
+    said = []
+    assert set(cards_of([tmp_path], said.append)) == {"breastmnist"}
+    assert said == [
+        "left out, as named as no file of MedMNIST: pneumoniamnist_content_complete.npz"
+    ]
+
+
 def test_a_file_that_is_refused_is_so_before_anything_is_searched(tmp_path, monkeypatch):
     done = []
 

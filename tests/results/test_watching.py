@@ -4,7 +4,7 @@ import math
 
 import pytest
 from click.testing import CliRunner
-from stores import make_pretraining, make_search, make_transfer, search_name
+from stores import make_pretraining, make_search, make_transfer, make_trials, search_name
 
 from benchmd_ray.cli import main
 from benchmd_ray.errors import BenchmdError
@@ -59,6 +59,14 @@ def test_failures_have_their_reason_and_cannot_move_the_cursor(tmp_path):
     assert len(lines) == 3 + FAILURES + 1
     assert "NaN\N{REPLACEMENT CHARACTER}[2J after " in lines[3]
     assert lines[-1] == "  and 2 more: benchmd list --state failed names them"
+
+
+def test_the_best_so_far_is_of_the_trials_with_the_most_evaluations(tmp_path):
+    rows = make_trials(4)
+    for row, value, evaluations in zip(rows, (0.5, 0.9, 0.6, 0.55), (3, 1, 3, 3), strict=True):
+        row |= {"state": "complete", "value": value, "evaluations": evaluations}
+    make_search(tmp_path, rows=rows, finished=False, evaluations=3)
+    assert "best inner AUROC so far 0.600 (trial 2, start 0.500)" in watched([tmp_path])
 
 
 def test_searches_tell_what_they_found_so_far_and_in_the_end(tmp_path):

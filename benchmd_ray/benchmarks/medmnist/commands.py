@@ -123,7 +123,7 @@ def tune_files(
     if gpus is not None and not dry_run:
         raise click.UsageError("--gpus goes with --dry-run: nothing was started.")
     any_md5, store = asked.pop("any_md5"), out / "runs"
-    found = cards_of(files) if files else {}
+    found = cards_of(files, click.echo) if files else {}
     chosen = [card for card, _ in found.values()] if found else usual_cards()
     tunings = file_tunings(chosen, None if dry_run else out / "catalogs", **asked)
     if dry_run:

@@ -59,8 +59,14 @@ def built(
     return catalog
 
 
-def cards_of(paths: Sequence[Path]) -> dict[str, tuple[DatasetCard, Path]]:
+def cards_of(
+    paths: Sequence[Path], say: Callable[[str], None] = lambda text: None
+) -> dict[str, tuple[DatasetCard, Path]]:
     """The card and the file of each dataset by its name: of files, or of all files in folders.
+
+    Args:
+        paths: Files and folders.
+        say: Is told which files of a folder are named as none of MedMNIST's.
 
     Raises:
         BenchmdError: A file is named as none of MedMNIST's, a folder holds none, or two files are
@@ -71,7 +77,10 @@ def cards_of(paths: Sequence[Path]) -> dict[str, tuple[DatasetCard, Path]]:
     for path in paths:
         files = [path]
         if path.is_dir():
-            files = sorted(file for file in path.iterdir() if file.name in known)
+            held = sorted(path.glob("*.npz"))
+            files = [file for file in held if file.name in known]
+            if other := [file.name for file in held if file.name not in known]:
+                say(f"left out, as named as no file of MedMNIST: {', '.join(other)}")
         if not files or files[0].name not in known:
             raise BenchmdError(
                 f"{path} is named as no file of MedMNIST, and holds none, expected one such as "
