@@ -36,6 +36,7 @@ from benchmd_ray.files import remove
 from benchmd_ray.integrity import Damaged, read_hashed_json, write_hash, write_hashed_json
 from benchmd_ray.results.report.scored import read_scored
 from benchmd_ray.results.store import read_run, read_stores
+from benchmd_ray.service.search_session import _Worked
 from benchmd_ray.training.checkpoints import _description
 from benchmd_ray.training.jobs import transfer_result
 from benchmd_ray.training.predictions import predictions_path, read_predictions
@@ -426,6 +427,13 @@ def test_predictions_of_another_dataset_are_damaged(store):
     assert read_predictions(one)
     with pytest.raises(Damaged, match="it is of the dataset 'georgia'"):
         read_predictions(other)
+
+
+@pytest.mark.parametrize("seconds", [-1e18, 9e18])
+def test_hours_of_a_search_that_nobody_can_have_worked_are_damage(tmp_path, seconds):
+    write_hashed_json(tmp_path / "sessions.json", {"seconds": seconds})
+    with pytest.raises(Damaged, match="its seconds are"):
+        _Worked(tmp_path)
 
 
 def test_a_file_of_another_trial_is_damaged(tmp_path):

@@ -36,7 +36,7 @@ from benchmd_ray.tuning.sampling import sampled
 from benchmd_ray.tuning.search import search
 from benchmd_ray.tuning.study import Study
 from benchmd_ray.tuning.trial import Arm, Work
-from benchmd_ray.tuning.trial_files import TRIALS, leave_only
+from benchmd_ray.tuning.trial_files import MOST_SECONDS, TRIALS, leave_only
 from benchmd_ray.tuning.written import (
     Outcome,
     best_settings,
@@ -379,6 +379,8 @@ class _Worked:
         if self._path.is_file():
             remedy = f"Remove it: only the seconds of earlier sessions of {folder} are lost."
             held = read_hashed_json(self._path, remedy, {"seconds": (int, float)})
+            if not 0 <= held["seconds"] <= MOST_SECONDS:
+                raise Damaged(self._path, f"its seconds are {held['seconds']}", remedy)
             self._before = float(held["seconds"])
 
     def note(self) -> float:

@@ -11,7 +11,7 @@ from optuna.trial import FrozenTrial, TrialState
 
 from benchmd_ray.errors import shown
 from benchmd_ray.tuning.method import Method
-from benchmd_ray.tuning.parameters import LARGEST, Space
+from benchmd_ray.tuning.parameters import LARGEST, MOST_TRIALS, Space
 from benchmd_ray.tuning.racing import paired, standard_error
 
 State = Literal["complete", "stopped", "failed", "unfinished"]
@@ -117,15 +117,31 @@ def noted_fault(trial: FrozenTrial, space: Space) -> str:
         if name not in parameters or not parameters[name].holds(value):
             return f"{name} {shown(value)}, not of the space"
     attributes = trial.user_attrs
+    if max(len(attributes.get(name, ())) for name in (EVALUATIONS, GRANTED)) > MOST_EVALUATIONS:
+        return f"more than {MOST_EVALUATIONS:,} evaluations"
     done = [*attributes.get(EVALUATIONS, []), *((e, {"": 0.0}) for e in attributes[GRANTED])]
     for number, scores in done:
-        whole = isinstance(number, int) and 0 <= number < MOST_EVALUATIONS
-        if not whole or not scores or not all(abs(score) < LARGEST for score in scores.values()):
+        if (
+            not _counts(number, MOST_EVALUATIONS - 1)
+            or not scores
+            or not all(abs(score) < LARGEST for score in scores.values())
+        ):
             return f"an evaluation {shown(number)} with the scores {shown(scores)}"
     for name in (SECONDS, HOURS):
         if not 0 <= attributes.get(name, 0.0) < LARGEST:
             return f"{name} {shown(attributes[name])}"
+    for name in (TESTED, CRASHES):
+        if not _counts(attributes.get(name, 0), MOST_TRIALS):
+            return f"{name} {shown(attributes[name])}"
+    for step, score, *_ in attributes.get(CURVE, []):
+        if not _counts(step, LARGEST) or not (math.isnan(score) or abs(score) < LARGEST):
+            return f"a curve with {shown([step, score])}"
     return ""
+
+
+def _counts(value: object, most: int) -> bool:
+    """Whether a value is a number of things, so many at most."""
+    return isinstance(value, int) and 0 <= value <= most
 
 
 def _state(trial: FrozenTrial, done: Mapping[int, object], method: Method) -> State:

@@ -130,8 +130,10 @@ def _sampled(
         scores = []
         for path in paths:
             require_hash(path, REMEDY)
-            scores.append(np.asarray(mapped(path, "r", REMEDY), np.float64))
-            if scores[-1].shape != records.targets.shape or not np.isfinite(scores[-1]).all():
+            held = mapped(path, "r", REMEDY)
+            fits = held.dtype.kind == "f" and held.shape == records.targets.shape
+            if not fits or not np.isfinite(held).all():
                 raise Damaged(path, "it is not of the evaluation's records", REMEDY)
+            scores.append(np.asarray(held, np.float64))
         found.append(records.shares(*scores))
     return sampling_of(found)

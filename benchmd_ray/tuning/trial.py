@@ -44,6 +44,7 @@ from benchmd_ray.tuning.trial_files import (
     remove_idle,
     start_here,
     weights_here,
+    worked_seconds,
 )
 
 
@@ -133,12 +134,9 @@ class _Clock:
     def __init__(self, folder: Path, before: float, archive: Archive) -> None:
         self._path, self._start = folder / SECONDS, time.monotonic()
         self._noted, self._archive = self._start, archive
-        self._before = before
+        self._before = max(before, worked_seconds(folder))
         self.shared = False
         """Whether what is done now is for all trials, and not to be noted."""
-        if self._path.is_file():
-            with suppress(ValueError):
-                self._before = max(before, float(self._path.read_text("utf-8")))
 
     @property
     def seconds(self) -> float:

@@ -10,7 +10,6 @@ worst older.
 from __future__ import annotations
 
 import logging
-import math
 import os
 import shutil
 import tarfile
@@ -42,8 +41,10 @@ IDLE_SECONDS = 3600.0
 """After so long without a process a trial works elsewhere; before, it may only wait its turn."""
 SECONDS = "seconds"
 """In a trial's folder: how long all processes have worked on it."""
-LONGEST_NUMBER = 64
-"""Bytes of it."""
+LONGEST_NUMBER, MOST_SECONDS = 64, 10 * 365 * 86400.0
+"""Bytes of it, and what it says at most: ten years."""
+MOST_PARTS = 10
+"""Of the name of a file in an archive."""
 MOST_FILES = 10_000
 """In an archive."""
 PIECE = 2**20
@@ -94,7 +95,7 @@ class Archive:
                 logger.warning("there is no room for the %s bytes of %s", f"{size:,}", at)
             elif get_file(at, packed):
                 _unpack(packed, found)
-                if _seconds(found) > _seconds(self._folder):
+                if worked_seconds(found) > worked_seconds(self._folder):
                     remove(self._folder)
                     found.rename(self._folder)
         except (tarfile.TarError, ValueError, OSError) as error:
@@ -135,14 +136,14 @@ def _name(number: int) -> str:
     return f"{number:05d}.tar"
 
 
-def _seconds(folder: Path) -> float:
-    """How long a trial has been worked on, as its folder says."""
+def worked_seconds(folder: Path) -> float:
+    """How long a trial has been worked on, as its folder says; -1 where it says nothing of use."""
     try:
         with (folder / SECONDS).open("rb") as file:
             seconds = float(file.read(LONGEST_NUMBER))
     except (OSError, ValueError):
         return -1.0
-    return seconds if math.isfinite(seconds) else -1.0
+    return seconds if 0 <= seconds <= MOST_SECONDS else -1.0
 
 
 def _pack(folder: Path, packed: Path) -> None:
@@ -186,6 +187,8 @@ def _unpack(packed: Path, folder: Path) -> None:
                 raise ValueError("it holds something else than a file")
             if not parts or any(p in ("", "/", "..") or p.startswith(".") for p in parts):
                 raise ValueError("a name leads out of it")
+            if len(parts) > MOST_PARTS:
+                raise ValueError(f"a name has more than {MOST_PARTS} parts")
             path = folder.joinpath(*parts)
             path.parent.mkdir(parents=True, exist_ok=True)
             with replacing(path) as partial, partial.open("wb") as file:

@@ -146,8 +146,8 @@ def test_no_object_leads_out_of_a_runs_folder():
         assert not is_light(name)
     for name in ("run.json", "done.json", "predictions/classification/georgia.parquet"):
         assert is_light(name)
-    assert not is_light("model.safetensors")
-    assert not is_light("lease.json")
+    for name in ("model.safetensors", "lease.json", "predictions", "checkpoints", "predictions/test"):
+        assert not is_light(name)
 
 
 def test_objects_that_no_file_can_be_named_by_are_passed_over(s3, machine):

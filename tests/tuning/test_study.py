@@ -442,6 +442,14 @@ def test_nothing_is_said_to_the_user(make, capfd):
         ("device_hours", math.nan),
         ("device_hours", -1.0),
         ("seconds", 1e308),
+        ("tested", -1),
+        ("tested", 1e9),
+        ("crashes", "x"),
+        ("crashes", 10**400),
+        ("curve", [[10**30, 0.5]]),
+        ("curve", [[1.5, 0.5]]),
+        ("curve", [[1, 1e308]]),
+        ("granted", [0] * 10_001),
     ],
 )
 def test_what_no_search_notes_of_a_trial_is_damage(make, tmp_path, name, noted):

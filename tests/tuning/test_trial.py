@@ -14,6 +14,7 @@ from told import Interrupted, Told
 from benchmd_ray.data.catalog import open_catalog
 from benchmd_ray.data.inner import inner_catalog
 from benchmd_ray.errors import BenchmdError
+from benchmd_ray.integrity import write_hash
 from benchmd_ray.models.encoder import Encoder
 from benchmd_ray.training.checkpoints import latest_checkpoint
 from benchmd_ray.training.jobs import RESULT, PretrainJob, TransferJob
@@ -151,6 +152,10 @@ def test_scores_of_records_are_kept_of_fresh_evaluations(
     path.write_bytes(path.read_bytes()[:-4] + b"0000")
     assert sampled(search, inner, 3, (5,)) is None
     assert re.search("without scores of records: .*npy is damaged", caplog.text)
+    for forged in (np.array(["0.5"]), np.zeros((3, 1), "S0"), np.zeros(2, [("a", "f4")])):
+        np.save(path, forged, allow_pickle=False)
+        write_hash(path)
+        assert sampled(search, inner, 3, (5,)) is None
 
 
 def test_kept_features_give_the_same_and_are_encoded_once(work, monkeypatch, trained, arm):

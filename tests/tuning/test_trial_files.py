@@ -28,6 +28,7 @@ from benchmd_ray.tuning.trial_files import (
     remove_idle,
     start_here,
     weights_here,
+    worked_seconds,
 )
 
 LR = "transfer.optimiser.lr"
@@ -116,6 +117,19 @@ def test_older_work_never_takes_the_place_of_newer(search, machine, often):
     assert (folder / "state").read_bytes() == b"older"
 
 
+@pytest.mark.parametrize(
+    "said", [b"1e308", b"1e18", b"inf", b"-1", b"nan", b"5" + bytes(100), b"x"]
+)
+def test_what_no_trial_takes_is_not_taken_for_its_seconds(search, machine, often, said):
+    folder = made(search, 4, 3.0)
+    (folder / "seconds").write_bytes(said)
+    Archive(search, 4).tick()
+    machine("second")
+    folder = made(search, 4, 2.0)
+    Archive(search, 4).restore()
+    assert worked_seconds(folder) == 2.0
+
+
 def test_an_archive_holds_the_newest_checkpoint_and_no_start(search, machine, often):
     folder = made(search, 1, 1.0)
     job = folder / "000" / "1" / "pretrain"
@@ -174,6 +188,7 @@ def extended(kind, content):
         archive((tarfile.TarInfo("a"), bytes(2000)))[:1500],
         archive((tarfile.TarInfo("a"), bytes(512)))[:1024],
         archive(*((tarfile.TarInfo(str(n)), b"") for n in range(20))),
+        archive((tarfile.TarInfo("/".join("abcdefghijk")), b"x")),
     ],
     ids=[
         "other",
@@ -188,6 +203,7 @@ def extended(kind, content):
         "cut",
         "without end",
         "many",
+        "deep",
     ],
 )
 def test_what_is_no_archive_of_a_trial_is_passed_over(search, machine, data, caplog, monkeypatch):

@@ -103,7 +103,8 @@ def state(stat: os.stat_result) -> list[int]:
 def is_light(name: str) -> bool:
     """Whether a file of a run is pulled whenever it is opened."""
     *above, last = name.split("/")
-    fits = not above or (above[0] == PREDICTIONS and len(above) == 2)
+    file = not above and last not in (PREDICTIONS, CHECKPOINTS)  # which are folders
+    fits = file or (above[:1] == [PREDICTIONS] and len(above) == 2)
     return fits and _harmless(name) and last != MODEL and not last.startswith("lease")
 
 
