@@ -146,7 +146,13 @@ def test_no_object_leads_out_of_a_runs_folder():
         assert not is_light(name)
     for name in ("run.json", "done.json", "predictions/classification/georgia.parquet"):
         assert is_light(name)
-    for name in ("model.safetensors", "lease.json", "predictions", "checkpoints", "predictions/test"):
+    for name in (
+        "model.safetensors",
+        "lease.json",
+        "predictions",
+        "checkpoints",
+        "predictions/test",
+    ):
         assert not is_light(name)
 
 
