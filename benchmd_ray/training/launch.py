@@ -105,7 +105,7 @@ def _launch_on_ray(job: Job) -> None:
     checkpoint: with all of them, or with as many as the cluster has room for by then. Fewer than
     all are told to end when there is room for all again.
 
-    Ray Train's own elastic scaling (2.60), tried by the fault tests, starts killed and stalled
+    Ray Train's own elastic scaling (2.60), tried under the same faults, starts killed and stalled
     workers again within one job and follows nodes that go and come. But it takes a worker that is
     told to end for one that is done, grows without a checkpoint, so that steps are done again,
     counts failures over the whole run, and takes numbers of workers that a batch cannot be

@@ -105,7 +105,7 @@ def test_files_of_a_folder_that_are_named_as_none_of_medmnists_are_said(tmp_path
     said = []
     assert set(cards_of([tmp_path], said.append)) == {"breastmnist"}
     assert said == [
-        "left out, as named as no file of MedMNIST: pneumoniamnist_content_complete.npz"
+        "skipped, as MedMNIST has no file of that name: pneumoniamnist_content_complete.npz"
     ]
 
 

@@ -131,7 +131,8 @@ def tune_files(
         used: dict[str, Any] = {"cpus": cpus, "gpus": gpus, "tflops": tflops}
         click.echo(tuning_dry_run(asked_for, store, address=address, **used))
         return
-    for name in dict.fromkeys(card.name for card, _ in tunings):  # minutes; later none is refused
+    # All catalogs first, which takes minutes: a file that is refused ends it before any search.
+    for name in dict.fromkeys(card.name for card, _ in tunings):
         card, file = found[name]
         built(card, file.parent, out / "catalogs" / name, click.echo, any_md5=any_md5, cpus=cpus)
     whole = True

@@ -80,7 +80,7 @@ def cards_of(
             held = sorted(path.glob("*.npz"))
             files = [file for file in held if file.name in known]
             if other := [file.name for file in held if file.name not in known]:
-                say(f"left out, as named as no file of MedMNIST: {', '.join(other)}")
+                say(f"skipped, as MedMNIST has no file of that name: {', '.join(other)}")
         if not files or files[0].name not in known:
             raise BenchmdError(
                 f"{path} is named as no file of MedMNIST, and holds none, expected one such as "
