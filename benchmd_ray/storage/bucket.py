@@ -10,7 +10,7 @@ import functools
 import importlib
 import os
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -211,23 +211,26 @@ class Bucket:
                 folders += [path.removeprefix(prefix).rstrip("/") for path in below]
         return sizes, folders
 
-    def read(self, key: str, held: Content | None = None) -> Content | None:
+    def read(
+        self, key: str, held: Content | None = None, *, beginning: int | None = None
+    ) -> Content | None:
         """An object that fits into memory; None where there is none.
 
         Args:
             key: Its key.
             held: What an earlier call gave; given again, unread, while the object is the same.
+            beginning: Bytes to read of a longer one.
 
         Raises:
             BucketError: It cannot be read.
-            BenchmdError: It has more than `MAX_BYTES`.
+            BenchmdError: It is to be read whole and has more than `MAX_BYTES`.
         """
         from botocore.exceptions import ClientError
 
         condition = {"IfNoneMatch": held.etag} if held else {}
         with _explained("read from", self.address):
             try:
-                answer, data = self._fetch(self._named(key) | condition)
+                answer, data = self._fetch(self._named(key) | condition, beginning)
             except ClientError as error:
                 if _code(error) in MISSING:
                     return None
@@ -236,20 +239,22 @@ class Bucket:
                 raise
         return Content(data, answer["ETag"], _age(answer))
 
-    def _fetch(self, asked: dict[str, str]) -> tuple[dict[str, Any], bytes]:
+    def _fetch(self, asked: dict[str, str], beginning: int | None) -> tuple[dict[str, Any], bytes]:
         """An answer with its body. The client tries requests again, but not bodies cut off."""
         from botocore.exceptions import HTTPClientError, IncompleteReadError
 
         for attempt in range(1, ATTEMPTS + 1):
             answer = self._client.get_object(**asked)
-            if answer.get("ContentLength", 0) > MAX_BYTES:
-                answer["Body"].close()
+            length = answer.get("ContentLength", 0)
+            longer = beginning is not None and length > beginning
+            try:
+                with closing(answer["Body"]) as body:
+                    if longer or length <= MAX_BYTES:
+                        return answer, body.read(beginning if longer else None)
                 raise BenchmdError(
                     f"s3://{asked['Bucket']}/{asked['Key']} has more than {MAX_BYTES:,} bytes, "
                     "expected a file of ours."
                 )
-            try:
-                return answer, answer["Body"].read()
             except (HTTPClientError, IncompleteReadError):
                 if attempt == ATTEMPTS:
                     raise

@@ -27,6 +27,8 @@ LEASE_SECONDS = 180.0
 RENEW_SECONDS = 30.0
 MARGIN_SECONDS = 45.0
 """A holder trusts its lease for so much less than `LEASE_SECONDS`."""
+LONGEST = 4096
+"""Bytes that are read of it; it has some hundred, and a longer one is damaged."""
 
 
 class Lost(Transient):
@@ -36,8 +38,8 @@ class Lost(Transient):
 class Objects(Protocol):
     """What a lease needs of a bucket (`bucket.Bucket`)."""
 
-    def read(self, key: str) -> Content | None:
-        """A small object."""
+    def read(self, key: str, *, beginning: int) -> Content | None:
+        """A small object; of a longer one, so many bytes."""
 
     def write(
         self, key: str, data: bytes, *, replaces: str | None = None, new: bool = False
@@ -88,7 +90,7 @@ class Lease:
             BenchmdError: The server ignores the conditions of a put.
             BucketError: The bucket cannot be reached.
         """
-        found, noted = self._objects.read(self._key), self._noted()
+        found, noted = self._objects.read(self._key, beginning=LONGEST), self._noted()
         session = None if found is None else _content(found.data).get("session")
         ours = session is not None and session in (noted.get("session"), noted.get("next"))
         if found is not None and not ours and _held(found):
@@ -167,7 +169,7 @@ class Lease:
         else:
             etag = self._objects.write(self._key, data, replaces=over.etag)
         if etag is None:  # perhaps written by an earlier try, whose answer did not arrive
-            found = self._objects.read(self._key)
+            found = self._objects.read(self._key, beginning=LONGEST)
             if found is not None and _content(found.data).get("session") == self._session:
                 return found.etag
         return etag
@@ -205,7 +207,7 @@ def require_free(objects: Objects, key: str, what: str) -> None:
     Raises:
         Busy: Somebody does.
     """
-    found = objects.read(key)
+    found = objects.read(key, beginning=LONGEST)
     if found is not None and _held(found):
         raise _busy(what, found.age)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -21,6 +21,10 @@ SECONDS, HOURS, REASON, CRASHES = "seconds", "device_hours", "reason", "crashes"
 MOST_EVALUATIONS = 10_000
 STARTED, FINISHED = "started", "finished"
 """Names of what is noted with a trial."""
+OVER = "over"
+"""What a study notes when its race is over: see `Over`."""
+Numbers = Sequence[float | None]
+"""Of a budget."""
 
 
 @dataclass(frozen=True)
@@ -103,6 +107,39 @@ def known_trial(trial: FrozenTrial, start: FrozenTrial | None, method: Method) -
         started=str(held.get(STARTED, "")),
         finished=str(held.get(FINISHED, "")),
     )
+
+
+@dataclass(frozen=True)
+class Over:
+    """The end of a search's race."""
+
+    budget: list[float]
+    """That ended it; infinite where it sets no limit."""
+    settled: list[int]
+    """Trials that had had their turn before."""
+
+
+def noted_over(attributes: Mapping[str, Any], begun: int) -> Over | None:
+    """What a study notes of the end of its race; None: nothing yet.
+
+    Args:
+        attributes: Of the study, as the journal has them.
+        begun: Trials that were begun.
+
+    Raises:
+        ValueError: No search notes such a thing.
+    """
+    if OVER not in attributes:
+        return None
+    over = Over(limits(attributes[OVER]["budget"]), attributes[OVER]["settled"])
+    if not isinstance(over.settled, list) or not all(_counts(n, begun - 1) for n in over.settled):
+        raise ValueError(f"its race is over after {shown(over.settled)}, not its trials")
+    return over
+
+
+def limits(budget: Numbers) -> list[float]:
+    """Numbers of a budget, infinite where it sets no limit."""
+    return [math.inf if number is None else float(number) for number in budget]
 
 
 def noted_fault(trial: FrozenTrial, space: Space) -> str:

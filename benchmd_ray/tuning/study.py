@@ -42,14 +42,19 @@ from benchmd_ray.tuning.known import (
     FINISHED,
     GRANTED,
     HOURS,
+    OVER,
     REASON,
     SECONDS,
     STARTED,
     TESTED,
+    Numbers,
+    Over,
     Trial,
     evaluations_of,
     known_trial,
+    limits,
     noted_fault,
+    noted_over,
 )
 from benchmd_ray.tuning.method import Method
 from benchmd_ray.tuning.racing import (
@@ -65,11 +70,6 @@ from benchmd_ray.tuning.spaces import Space
 
 ASHA = (REDUCTION, REDUCTION - 1)
 """Asynchronous successive halving stops all but the best of so many trials, of so many or more."""
-OVER = "over"
-"""What a study notes when its race is over: the budget that ended it, and which trials had had
-their turn before."""
-Numbers = Sequence[float | None]
-"""Of a budget."""
 
 
 @dataclass(frozen=True)
@@ -138,7 +138,7 @@ class Study:
                     self._study.set_user_attr(OF, name_of(of))
                 self._require_sound()
                 self.trials()
-                _limits(self._study.user_attrs.get(OVER, {"budget": ()})["budget"])
+                self._over()
             except FAULTS as error:
                 why = f"{type(error).__name__}: {first_line(error)}"
                 raise Damaged(path, why, REMEDY) from error
@@ -160,6 +160,9 @@ class Study:
     @property
     def _held(self) -> list[FrozenTrial]:
         return self._study.get_trials(deepcopy=False)
+
+    def _over(self) -> Over | None:
+        return noted_over(self._study.user_attrs, self.begun)
 
     # What is to be done.
 
@@ -358,8 +361,8 @@ class Study:
 
         In a search that goes on with another budget, others have theirs.
         """
-        held = self._study.user_attrs.get(OVER, {})
-        before: list[int] = held.get("settled", [])
+        over = self._over()
+        before = [] if over is None else over.settled
         if self.race_is_over(budget):
             return before
         tested = [trial.number for trial in trials if trial.tested and trial.number not in before]
@@ -376,11 +379,10 @@ class Study:
 
         Where a number of it is raised, or taken away, the race goes on.
         """
-        held = self._study.user_attrs.get(OVER)
-        if held is None or len(held["budget"]) != len(budget):
+        over, now = self._over(), limits(budget)
+        if over is None or len(over.budget) != len(now):
             return False
-        before = _limits(held["budget"])
-        return all(now <= then for now, then in zip(_limits(budget), before, strict=True))
+        return all(new <= old for new, old in zip(now, over.budget, strict=True))
 
     def _above(self, number: int, evaluations: Sequence[int]) -> bool:
         """Whether a trial is above the start on fresh evaluations that both have."""
@@ -574,11 +576,6 @@ class Study:
     def importance(self) -> tuple[dict[str, float], str]:
         """Share of each searched setting in the variance of the score; or why not."""
         return importance(self._shown())
-
-
-def _limits(budget: Numbers) -> list[float]:
-    """Numbers of a budget, infinite where it sets no limit."""
-    return [math.inf if number is None else float(number) for number in budget]
 
 
 def curve_points(trials: Sequence[FrozenTrial]) -> list[tuple[int, float]]:

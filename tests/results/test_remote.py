@@ -21,9 +21,10 @@ from benchmd_ray.cli import main
 from benchmd_ray.errors import BenchmdError, BucketError, Busy, Transient
 from benchmd_ray.files import remove, sha256
 from benchmd_ray.integrity import hash_path, write_hash
+from benchmd_ray.results.storage import mirror as mirrors
 from benchmd_ray.results.storage import publication as publications
 from benchmd_ray.results.storage.history import read_history
-from benchmd_ray.results.storage.mirror import is_light, newest_checkpoint
+from benchmd_ray.results.storage.mirror import Mirror, is_light, newest_checkpoint
 from benchmd_ray.results.storage.places import backing_of, shown, store_folder
 from benchmd_ray.results.storage.publication import Publication
 from benchmd_ray.results.storage.retention import drop_copies, prune
@@ -412,7 +413,7 @@ class Store:
     def __init__(self):
         self.now, self.held, self.count, self.dying = 0.0, None, 0, False
 
-    def read(self, key):
+    def read(self, key, *, beginning):
         if self.held is None:
             return None
         data, etag, written = self.held
@@ -649,6 +650,20 @@ def test_an_object_that_fits_into_no_memory_is_refused(s3, monkeypatch):
     with pytest.raises(BenchmdError, match="one/large has more than 100 bytes"):
         s3.read("large")
     assert s3.read("fitting").data == bytes(100)
+    assert s3.read("large", beginning=50).data == bytes(50)
+    assert s3.read("fitting", beginning=100).data == bytes(100)
+
+
+def test_a_lease_that_is_too_long_is_held_until_it_has_expired(s3, machine, monkeypatch):
+    run = open_run(machine("a"), "r", ABOUT)
+    monkeypatch.setattr(buckets, "MAX_BYTES", 10_000)
+    s3.write(f"{run.folder.name}/lease.json", b'{"state": "free"' + 20_000 * b" " + b"}")
+    with pytest.raises(Busy):
+        begin(run)
+    monkeypatch.setattr(leases, "LEASE_SECONDS", 0.0)
+    work = begin(run)
+    assert len(s3.read(f"{run.folder.name}/lease.json").data) < leases.LONGEST
+    kill(work, monkeypatch)
 
 
 def test_a_pair_that_is_replaced_while_it_is_published_is_a_pair_again(s3, machine, monkeypatch):
@@ -928,6 +943,70 @@ def test_a_run_that_was_pulled_in_part_is_not_finished_here(s3, machine, monkeyp
             open_run(store, "r", ABOUT)
         assert not (store / run.folder.name / "done.json").exists()
     assert open_run(store, "r", ABOUT).finished
+
+
+def test_what_a_killed_process_was_pulling_is_pulled_again(s3, machine, monkeypatch):
+    run = open_run(machine("a"), "r", ABOUT)
+    work = begin(run)
+    publication = publishing(run, work)
+    train(run)
+    publication.push()
+    download, note = Bucket.download, Mirror.note
+
+    def dying(bucket, key, path):
+        download(bucket, key, path)
+        if key.endswith("metrics.jsonl"):
+            monkeypatch.setattr(Mirror, "note", lambda *_: None)
+            raise Killed
+        return True
+
+    monkeypatch.setattr(Bucket, "download", dying)
+    with pytest.raises(Killed):
+        runs([machine("b")])
+    monkeypatch.setattr(Bucket, "download", download)
+    monkeypatch.setattr(Mirror, "note", note)
+    (run.folder / "metrics.jsonl").write_text('{"done": 2}\n')
+    publication.push()
+    (found,) = runs([machine("b")])
+    assert (found.folder / "metrics.jsonl").read_text() == '{"done": 2}\n'
+    kill(work, monkeypatch)
+
+
+def test_a_run_that_cannot_be_pulled_stops_no_other(s3, machine, monkeypatch, caplog):
+    sound, many, blocked = (open_run(machine("a"), name, ABOUT) for name in "smb")
+    for run in (sound, many, blocked):
+        with working(run):
+            train(run)
+    for number in range(20):
+        s3.write(f"{many.folder.name}/{number}", b"")
+    store = machine("b")
+    (store / blocked.folder.name / "metrics.jsonl").mkdir(parents=True)
+    (store / blocked.folder.name / "metrics.jsonl" / "x").touch()
+    monkeypatch.setattr(mirrors, "MOST_FILES", 15)
+    for _ in range(2):
+        caplog.clear()
+        assert [found.folder.name for found in runs([store])] == [sound.folder.name]
+        own = [record for record in caplog.records if record.name == mirrors.logger.name]
+        one, other = sorted(record.getMessage() for record in own)
+        assert re.search(rf"skipped: s3.*/{blocked.folder.name} cannot be copied to", one)
+        assert re.search(rf"skipped: s3.*/{many.folder.name} has \d\d small files", other)
+    for name, message in (("m", "small files"), ("b", "cannot be copied")):
+        with pytest.raises(BenchmdError, match=message):
+            open_run(store, name, ABOUT)
+
+
+def test_a_checkpoint_of_objects_that_are_no_files_is_refused(s3, machine, monkeypatch):
+    run = open_run(machine("a"), "r", ABOUT)
+    work = begin(run)
+    checkpoint(run, 2, b"two")
+    publishing(run, work).push()
+    kill(work, monkeypatch)
+    (part,) = [name for name in published(s3) if name.endswith("/state.pt")]
+    s3.write(f"{run.folder.name}/{part}/below", b"x")
+    there = open_run(machine("b"), "r", ABOUT)
+    monkeypatch.setattr(leases, "LEASE_SECONDS", 0.0)
+    with pytest.raises(BenchmdError, match=r"cannot be copied .* named like a folder"):
+        begin(there)
 
 
 def test_predictions_that_cannot_be_published_are_published_later(s3, machine, outage):

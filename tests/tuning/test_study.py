@@ -466,3 +466,29 @@ def test_what_no_search_notes_of_a_trial_is_damage(make, tmp_path, name, noted):
         file.write(line(forged))
     with pytest.raises(Damaged, match="trial 1 has"):
         make()
+
+
+@pytest.mark.parametrize(
+    "over",
+    [
+        {"budget": [2], "settled": 7},
+        {"budget": [2], "settled": ["0"]},
+        {"budget": [2], "settled": [2]},
+        {"budget": [2], "settled": [-1]},
+        {"budget": [2], "settled": {}},
+        {"budget": ["x"], "settled": []},
+        {"budget": [2]},
+        [],
+    ],
+)
+def test_an_end_of_the_race_that_no_search_notes_is_damage(make, tmp_path, over):
+    complete(make(), 2)
+    (path,) = tmp_path.rglob("*.log")
+    forged = {"op_code": 2, "worker_id": log_lines(path)[-1]["worker_id"], "study_id": 0}
+    with path.open("a", encoding="utf-8") as file:
+        file.write(line(forged | {"user_attr": {"over": {"budget": [2], "settled": [1]}}}))
+    assert make().race_is_over([2])
+    with path.open("a", encoding="utf-8") as file:
+        file.write(line(forged | {"user_attr": {"over": over}}))
+    with pytest.raises(Damaged):
+        make()

@@ -7,17 +7,18 @@ index in each run's folder says which state of the bucket each file has. See
 
 from __future__ import annotations
 
+import logging
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from benchmd_ray.errors import BucketError, Busy
-from benchmd_ray.files import TEMPORARY, flush, locked, remove
+from benchmd_ray.errors import BenchmdError, BucketError, Busy, DiskFull
+from benchmd_ray.files import MAX_BYTES, TEMPORARY, flush, locked, remove
 from benchmd_ray.integrity import (
     SUFFIX,
     Damaged,
@@ -44,6 +45,9 @@ LONGEST_NAME = 200
 """Bytes of a file's name: file systems allow 255, of which a file that is being pulled has more."""
 PULLING = 8
 """Runs and searches of a store that are pulled at once."""
+MOST_FILES = 10_000
+"""Small files of a run or a search; together they have `MAX_BYTES` at most."""
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -75,7 +79,8 @@ class Mirror:
     def index(self) -> dict[str, list[Any]]:
         """For each file that was pulled or published: its ETag there, and its state here.
 
-        Empty where it is damaged: what is finished is then pulled once more.
+        One whose pull was begun has no state. Empty where it is damaged: what is finished is then
+        pulled once more.
         """
         try:
             held = read_hashed_json(self.folder / INDEX, "")
@@ -85,6 +90,8 @@ class Mirror:
 
     def note(self, changes: Mapping[str, list[Any] | None]) -> None:
         """Change the index; None forgets a file."""
+        if not changes:
+            return
         with locked(self.folder / f"{INDEX}.lock", "the index", wait=True):
             kept = {**self.index(), **changes}
             content = {name: value for name, value in kept.items() if value is not None}
@@ -132,7 +139,14 @@ def scores(folder: Path) -> list[Path]:
 
 
 def refresh_store(store: Path, bucket: Bucket) -> None:
-    """Pull what is small of all runs and searches of a store."""
+    """Pull what is small of all runs and searches of a store.
+
+    One that cannot be pulled is said and skipped.
+
+    Raises:
+        BucketError: The bucket cannot be reached.
+        DiskFull: There is no space left.
+    """
     searches = store / SEARCHES
     mirrors = {path.parent: Mirror(path.parent, bucket) for path in store.glob(f"*/{RUN}")}
     mirrors |= {p.parent: mirror_of_search(p.parent, bucket) for p in searches.glob(f"*/{SEARCH}")}
@@ -145,8 +159,17 @@ def refresh_store(store: Path, bucket: Bucket) -> None:
     for folder in found:
         own = mirror_of_search if folder.parent == searches else Mirror
         mirrors.setdefault(folder, own(folder, bucket))
+
+    def pull_one(folder: Path) -> None:
+        try:
+            refresh(mirrors[folder], found[folder])
+        except (BucketError, DiskFull):
+            raise
+        except BenchmdError as error:
+            logger.warning("skipped: %s", error)
+
     with ThreadPoolExecutor(PULLING) as pool:
-        for _ in pool.map(lambda folder: refresh(mirrors[folder], found[folder]), found):
+        for _ in pool.map(pull_one, found):
             pass
 
 
@@ -162,7 +185,12 @@ def mirror_of_search(folder: Path, bucket: Bucket) -> Mirror:
 
 
 def refresh(mirror: Mirror, objects: Mapping[str, Object]) -> None:
-    """Pull what is small of a run or a search, of which `objects` are published."""
+    """Pull what is small of a run or a search, of which `objects` are published.
+
+    Raises:
+        BenchmdError: They are no run's or search's.
+        BucketError: The bucket cannot be reached.
+    """
     if mirror.first not in objects and not mirror.folder.is_dir():
         return
     with pulling(mirror.folder):
@@ -193,25 +221,63 @@ def pull(mirror: Mirror, objects: Mapping[str, Object]) -> None:
     Of an unfinished run, what this machine changed and has not published stays. A finished run is
     as the bucket has it, and so is a search: but for its hours all follows from its journal.
     """
+    light = sorted(filter(is_light, objects), key=lambda name: name in (DONE, RESULT))
+    _require_few(mirror, light, objects)
+    with _explained(mirror):
+        _pull(mirror, light, objects)
+
+
+def _require_few(mirror: Mirror, light: Sequence[str], objects: Mapping[str, Object]) -> None:
+    """Refuse what would fill the disk.
+
+    Raises:
+        BenchmdError: There is more of it than a run has.
+    """
+    size = sum(objects[name].size for name in light)
+    if len(light) > MOST_FILES or size > MAX_BYTES:
+        raise BenchmdError(
+            f"{mirror.address} has {len(light):,} small files of {size:,} bytes in all, expected "
+            f"at most {MOST_FILES:,} and {MAX_BYTES:,} bytes: remove those that no {mirror.what} "
+            "writes."
+        )
+
+
+@contextmanager
+def _explained(mirror: Mirror) -> Iterator[None]:
+    """Turn what the file system refuses into an error that says of which run it is."""
+    try:
+        yield
+    except OSError as error:
+        raise BenchmdError(
+            f"{mirror.address} cannot be copied to {mirror.folder}: {error}. Remove objects that "
+            f"no {mirror.what} writes, such as one that is named like a folder."
+        ) from error
+
+
+def _pull(mirror: Mirror, light: Sequence[str], objects: Mapping[str, Object]) -> None:
     search = mirror.first == SEARCH
     done, index = DONE in objects or search, mirror.index()
     for path in list(mirror.folder.iterdir()) if search else ():
         if path.is_file() and path.name not in objects and not path.name.startswith("."):
             remove(path)
-    for name in sorted(filter(is_light, objects), key=lambda name: name in (DONE, RESULT)):
+    wanted = []
+    for name in light:
         path, known = mirror.folder / name, index.get(name)
-        if not path.is_file() or (done and changed(path, known)):
-            download(mirror, name, objects[name])
-        elif known is not None and known[0] != objects[name].etag and not changed(path, known):
-            download(mirror, name, objects[name])
+        own, begun = changed(path, known), known is not None and len(known) == 1
+        replaced = known is not None and known[0] != objects[name].etag and not own
+        if not path.is_file() or begun or replaced or (done and own):
+            wanted.append(name)
+    download(mirror, wanted, objects)
+    gone = []
     for name, known in index.items():
         path = mirror.folder / name
         other = name == MODEL and name in objects and objects[name].etag != known[0]
         if name != STEP and (name not in objects or other) and (done or not changed(path, known)):
             remove(path)
-            mirror.note({name: None})
+            gone.append(name)
+    mirror.note(dict.fromkeys(gone))
     if done:
-        if MODEL not in mirror.index():
+        if changed(mirror.folder / MODEL, mirror.index().get(MODEL)):
             remove(mirror.folder / MODEL)  # of a session that did not finish the run
         remove(mirror.folder / CHECKPOINTS)
         remove(mirror.folder / PENDING)
@@ -222,18 +288,31 @@ def changed(path: Path, known: list[Any] | None) -> bool:
     return path.is_file() and (known is None or known[1:] != state(path.stat()))
 
 
-def download(mirror: Mirror, name: str, there: Object) -> bool:
-    """Pull one file; whether it was still there."""
-    path = mirror.folder / name
-    if not mirror.bucket.download(mirror.key(name), path):
-        return False
-    os.utime(path, (there.modified, there.modified))  # tells when a killed session last wrote
-    mirror.note({name: [there.etag, *state(path.stat())]})
-    return True
+def download(mirror: Mirror, names: Sequence[str], objects: Mapping[str, Object]) -> None:
+    """Pull files; one that is not there any more is removed here, too."""
+    # Noted before they are written: where the process is killed, they are pulled again.
+    mirror.note({name: [objects[name].etag] for name in names})
+    pulled: dict[str, list[Any] | None] = {}
+    try:
+        for name in names:
+            path, there = mirror.folder / name, objects[name]
+            if mirror.bucket.download(mirror.key(name), path):
+                os.utime(path, (there.modified, there.modified))  # when a session last wrote it
+                pulled[name] = [there.etag, *state(path.stat())]
+            else:
+                remove(path)
+                pulled[name] = None
+    finally:
+        mirror.note(pulled)
 
 
 def replace_by_published(mirror: Mirror) -> None:
-    """Make a run's folder what the bucket has, to resume from there: another machine was at it."""
+    """Make a run's folder what the bucket has, to resume from there: another machine was at it.
+
+    Raises:
+        BenchmdError: It is no run's or search's.
+        BucketError: The bucket cannot be reached.
+    """
     objects = mirror.objects()
     mirror.forget()
     if mirror.first not in objects:
@@ -245,7 +324,8 @@ def replace_by_published(mirror: Mirror) -> None:
     pull(mirror, objects)
     name = newest_checkpoint(objects)
     if name is not None and DONE not in objects:
-        _pull_checkpoint(mirror, name, objects)
+        with _explained(mirror):
+            _pull_checkpoint(mirror, name, objects)
 
 
 def newest_checkpoint(names: Iterable[str]) -> str | None:
@@ -284,8 +364,11 @@ def fetch_weights(mirror: Mirror) -> None:
             return
         remedy = made_again(mirror.address)
         expected = read_hashed_json(run / DONE, remedy, of=run).get("model_sha256")
-        there = mirror.objects().get(MODEL)
-        if there is None or not download(mirror, MODEL, there):
+        objects = mirror.objects()
+        if MODEL not in objects:
+            return
+        download(mirror, [MODEL], objects)
+        if not (run / MODEL).is_file():
             return
         if expected:
             try:
