@@ -85,9 +85,9 @@ def fetched(monkeypatch):
     """Keys that are read, in turn."""
     keys, read = [], Bucket.read
 
-    def noted(bucket, key, held=None):
+    def noted(bucket, key, *arguments, **named):
         keys.append(key)
-        return read(bucket, key, held)
+        return read(bucket, key, *arguments, **named)
 
     monkeypatch.setattr(Bucket, "read", noted)
     return keys
