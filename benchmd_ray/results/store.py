@@ -322,18 +322,21 @@ def read_stores(paths: list[Path]) -> Stored[Run]:
     damaged: dict[Path, str] = {}
     for path in paths:
         backing_of(path.parent).refresh(path)
-        backing_of(path).refresh_store()
+        skipped = backing_of(path).refresh_store()
+        damaged |= {folder.resolve(): why for folder, why in skipped.items()}
         if (path / RUN).is_file():
             found[path.resolve()] = _read(path)
             continue
         folders = sorted(p.parent for p in path.glob(f"*/{RUN}"))
-        if not folders:
+        if not folders and not skipped:
             stores = sorted({run.parent.parent for run in path.glob(f"*/*/{RUN}")})
             below = f" Did you mean {shown(stores[0])}?" if stores else ""
             raise BenchmdError(
                 f"{shown(path)} holds no run: name a run's folder or a store of runs.{below}"
             )
         for folder in folders:
+            if folder in skipped:
+                continue  # what is here may be older
             try:
                 found[folder.resolve()] = _read(folder)
             except (BenchmdError, OSError) as error:

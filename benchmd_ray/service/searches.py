@@ -354,7 +354,8 @@ def learned_in(
         BenchmdError: No search has enough trials, or a bucket cannot be reached.
     """
     for store in stores:
-        backing_of(store).refresh_store()
+        for why in backing_of(store).refresh_store().values():
+            say(f"skipped: {why}")
     held = read_searches(stores)
     found = [
         one

@@ -132,8 +132,9 @@ def noted_over(attributes: Mapping[str, Any], begun: int) -> Over | None:
     if OVER not in attributes:
         return None
     over = Over(limits(attributes[OVER]["budget"]), attributes[OVER]["settled"])
-    if not isinstance(over.settled, list) or not all(_counts(n, begun - 1) for n in over.settled):
-        raise ValueError(f"its race is over after {shown(over.settled)}, not its trials")
+    sound = isinstance(over.settled, list) and not any(map(math.isnan, over.budget))
+    if not sound or not all(_counts(number, begun - 1) for number in over.settled):
+        raise ValueError(f"no search notes the end of its race as {shown(attributes[OVER])}")
     return over
 
 

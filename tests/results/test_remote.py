@@ -1,6 +1,7 @@
 """Two machines are two cache folders; the bucket is a server of moto in this process."""
 
 import contextlib
+import errno
 import json
 import logging
 import os
@@ -18,7 +19,7 @@ from stored import runs
 from stores import described, write_done
 
 from benchmd_ray.cli import main
-from benchmd_ray.errors import BenchmdError, BucketError, Busy, Transient
+from benchmd_ray.errors import BenchmdError, BucketError, Busy, DiskFull, Transient
 from benchmd_ray.files import remove, sha256
 from benchmd_ray.integrity import hash_path, write_hash
 from benchmd_ray.results.storage import mirror as mirrors
@@ -28,7 +29,14 @@ from benchmd_ray.results.storage.mirror import Mirror, is_light, newest_checkpoi
 from benchmd_ray.results.storage.places import backing_of, shown, store_folder
 from benchmd_ray.results.storage.publication import Publication
 from benchmd_ray.results.storage.retention import drop_copies, prune
-from benchmd_ray.results.store import open_run, read_run, require_weights, scoring, working
+from benchmd_ray.results.store import (
+    open_run,
+    read_run,
+    read_stores,
+    require_weights,
+    scoring,
+    working,
+)
 from benchmd_ray.storage import bucket as buckets
 from benchmd_ray.storage import lease as leases
 from benchmd_ray.storage.bucket import Bucket, Content, open_bucket
@@ -972,7 +980,7 @@ def test_what_a_killed_process_was_pulling_is_pulled_again(s3, machine, monkeypa
     kill(work, monkeypatch)
 
 
-def test_a_run_that_cannot_be_pulled_stops_no_other(s3, machine, monkeypatch, caplog):
+def test_a_run_that_cannot_be_pulled_stops_no_other(s3, machine, monkeypatch):
     sound, many, blocked = (open_run(machine("a"), name, ABOUT) for name in "smb")
     for run in (sound, many, blocked):
         with working(run):
@@ -983,16 +991,77 @@ def test_a_run_that_cannot_be_pulled_stops_no_other(s3, machine, monkeypatch, ca
     (store / blocked.folder.name / "metrics.jsonl").mkdir(parents=True)
     (store / blocked.folder.name / "metrics.jsonl" / "x").touch()
     monkeypatch.setattr(mirrors, "MOST_FILES", 15)
-    for _ in range(2):
-        caplog.clear()
-        assert [found.folder.name for found in runs([store])] == [sound.folder.name]
-        own = [record for record in caplog.records if record.name == mirrors.logger.name]
-        one, other = sorted(record.getMessage() for record in own)
-        assert re.search(rf"skipped: s3.*/{blocked.folder.name} cannot be copied to", one)
-        assert re.search(rf"skipped: s3.*/{many.folder.name} has \d\d small files", other)
+    held = read_stores([store])
+    assert [found.folder.name for found in held.found] == [sound.folder.name]
+    one, other = sorted(held.damaged.values())
+    assert re.match(rf"s3:.*/{blocked.folder.name} cannot be copied to .* named like a file", one)
+    assert re.match(rf"s3:.*/{many.folder.name} has \d\d small files .* at most 15 and ", other)
     for name, message in (("m", "small files"), ("b", "cannot be copied")):
         with pytest.raises(BenchmdError, match=message):
             open_run(store, name, ABOUT)
+
+
+def test_weights_stay_where_a_run_that_may_need_them_cannot_be_pulled(s3, machine, monkeypatch):
+    run = open_run(machine("a"), "r", ABOUT | {"kind": "transfer"})
+    with working(run):
+        train(run)
+    with scoring(run, "georgia"):
+        predictions(run)
+    other = open_run(machine("a"), "o", ABOUT)
+    kill(begin(other), monkeypatch)
+    for number in range(20):
+        s3.write(f"{other.folder.name}/{number}", b"")
+    monkeypatch.setattr(mirrors, "MOST_FILES", 15)
+    for store in (machine("a"), machine("b")):  # one of which has an older copy
+        skipped, why = prune(store, "predictions").left
+        assert "small files" in skipped
+        assert why.startswith("all weights stay")
+    assert "model.safetensors" in published(s3)
+
+
+def test_what_is_refused_to_be_pulled_takes_nothing_away(s3, machine, monkeypatch):
+    run = open_run(machine("a"), "r", ABOUT)
+    work = begin(run)
+    folder = checkpoint(run, 3, b"mine")
+    kill(work, monkeypatch)
+    monkeypatch.setattr(mirrors, "MOST_FILES", 0)
+    (run.folder / ".lease.json").unlink()  # so that this copy is not known as the newest
+    monkeypatch.setattr(leases, "LEASE_SECONDS", 0.0)
+    with pytest.raises(BenchmdError, match="small files"):
+        begin(run)
+    assert (folder / "parts" / "state.pt").read_bytes() == b"mine"
+
+
+def test_a_full_disk_ends_what_is_pulled(s3, machine, monkeypatch):
+    run = open_run(machine("a"), "r", ABOUT)
+    with working(run):
+        train(run)
+
+    def full(*_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    store = machine("b")
+    with monkeypatch.context() as patch:
+        patch.setattr(Bucket, "download", full)
+        with pytest.raises(DiskFull, match=r"cannot be copied .*Free some space"):
+            read_stores([store])
+    assert runs([store])[0].finished
+
+
+def test_predictions_whose_pull_was_begun_are_not_published(s3, machine, monkeypatch):
+    run = open_run(machine("a"), "r", ABOUT)
+    with working(run):
+        train(run)
+    with scoring(run, "georgia"):
+        path = predictions(run)
+    (there,) = runs([machine("b")])
+    mirror, name = backing_of(machine("b")).mirror(there.folder), path.relative_to(run.folder)
+    mirror.note({name.as_posix(): mirror.index()[name.as_posix()][:1]})
+    monkeypatch.setattr(Bucket, "write", None)
+    assert read_run(there.folder).finished
+    (again,) = runs([machine("b")])
+    assert len(mirror.index()[name.as_posix()]) == 4
+    assert (again.folder / name).read_bytes() == b"scores"
 
 
 def test_a_checkpoint_of_objects_that_are_no_files_is_refused(s3, machine, monkeypatch):
@@ -1005,7 +1074,7 @@ def test_a_checkpoint_of_objects_that_are_no_files_is_refused(s3, machine, monke
     s3.write(f"{run.folder.name}/{part}/below", b"x")
     there = open_run(machine("b"), "r", ABOUT)
     monkeypatch.setattr(leases, "LEASE_SECONDS", 0.0)
-    with pytest.raises(BenchmdError, match=r"cannot be copied .* named like a folder"):
+    with pytest.raises(BenchmdError, match=r"cannot be copied .* named like a file"):
         begin(there)
 
 

@@ -477,6 +477,7 @@ def test_what_no_search_notes_of_a_trial_is_damage(make, tmp_path, name, noted):
         {"budget": [2], "settled": [-1]},
         {"budget": [2], "settled": {}},
         {"budget": ["x"], "settled": []},
+        {"budget": ["nan"], "settled": []},
         {"budget": [2]},
         [],
     ],
@@ -490,5 +491,5 @@ def test_an_end_of_the_race_that_no_search_notes_is_damage(make, tmp_path, over)
     assert make().race_is_over([2])
     with path.open("a", encoding="utf-8") as file:
         file.write(line(forged | {"user_attr": {"over": over}}))
-    with pytest.raises(Damaged):
+    with pytest.raises(Damaged, match=r"(Value|Type|Key)Error: "):
         make()

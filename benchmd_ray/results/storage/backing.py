@@ -55,8 +55,13 @@ class Backing:
     def refresh(self, run: Path) -> None:
         """Bring what is small of a run up to date."""
 
-    def refresh_store(self) -> None:
-        """Bring what is small of all runs and searches up to date."""
+    def refresh_store(self) -> dict[Path, str]:
+        """Bring what is small of all runs and searches up to date.
+
+        Returns:
+            By folder, why some could not be; they are skipped.
+        """
+        return {}
 
     def fetch_weights(self, run: Path) -> None:
         """Make sure that the weights of a finished run are in its folder, if the store has them."""

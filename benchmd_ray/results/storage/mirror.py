@@ -7,7 +7,6 @@ index in each run's folder says which state of the bucket each file has. See
 
 from __future__ import annotations
 
-import logging
 import os
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -18,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmd_ray.errors import BenchmdError, BucketError, Busy, DiskFull
-from benchmd_ray.files import MAX_BYTES, TEMPORARY, flush, locked, remove
+from benchmd_ray.files import MAX_BYTES, TEMPORARY, flush, is_disk_full, locked, remove
 from benchmd_ray.integrity import (
     SUFFIX,
     Damaged,
@@ -47,7 +46,12 @@ PULLING = 8
 """Runs and searches of a store that are pulled at once."""
 MOST_FILES = 10_000
 """Small files of a run or a search; together they have `MAX_BYTES` at most."""
-logger = logging.getLogger(__name__)
+TOGETHER = 100
+"""Files that are pulled before the index says so."""
+
+
+class NotOurs(BenchmdError):
+    """What a bucket has of a run or a search cannot be pulled."""
 
 
 @dataclass(frozen=True)
@@ -138,13 +142,14 @@ def scores(folder: Path) -> list[Path]:
     return [path for path in found if not path.name.startswith(".")]
 
 
-def refresh_store(store: Path, bucket: Bucket) -> None:
+def refresh_store(store: Path, bucket: Bucket) -> dict[Path, str]:
     """Pull what is small of all runs and searches of a store.
 
-    One that cannot be pulled is said and skipped.
+    Returns:
+        By folder, why some could not be pulled; they are skipped.
 
     Raises:
-        BucketError: The bucket cannot be reached.
+        BucketError: The bucket cannot be reached, or refuses.
         DiskFull: There is no space left.
     """
     searches = store / SEARCHES
@@ -160,17 +165,16 @@ def refresh_store(store: Path, bucket: Bucket) -> None:
         own = mirror_of_search if folder.parent == searches else Mirror
         mirrors.setdefault(folder, own(folder, bucket))
 
-    def pull_one(folder: Path) -> None:
+    def fault(folder: Path) -> str:
         try:
             refresh(mirrors[folder], found[folder])
-        except (BucketError, DiskFull):
-            raise
-        except BenchmdError as error:
-            logger.warning("skipped: %s", error)
+        except NotOurs as error:
+            return str(error)
+        return ""
 
     with ThreadPoolExecutor(PULLING) as pool:
-        for _ in pool.map(pull_one, found):
-            pass
+        faults = zip(found, pool.map(fault, found), strict=True)
+        return {folder: why for folder, why in faults if why}
 
 
 def mirror_of_search(folder: Path, bucket: Bucket) -> Mirror:
@@ -188,18 +192,20 @@ def refresh(mirror: Mirror, objects: Mapping[str, Object]) -> None:
     """Pull what is small of a run or a search, of which `objects` are published.
 
     Raises:
-        BenchmdError: They are no run's or search's.
+        NotOurs: They are no run's or search's, or cannot be written here.
         BucketError: The bucket cannot be reached.
+        DiskFull: There is no space left.
     """
-    if mirror.first not in objects and not mirror.folder.is_dir():
-        return
-    with pulling(mirror.folder):
-        if not _idle(mirror.folder):
-            return  # this machine works on it: its own state is the newest
-        if mirror.first in objects:
-            pull(mirror, objects)
-        elif mirror.first in mirror.index():
-            remove(mirror.folder)  # it was removed from the bucket: a mirror brings nothing back
+    with _explained(mirror):
+        if mirror.first not in objects and not mirror.folder.is_dir():
+            return
+        with pulling(mirror.folder):
+            if not _idle(mirror.folder):
+                return  # this machine works on it: its own state is the newest
+            if mirror.first in objects:
+                _pull(mirror, objects)
+            elif mirror.first in mirror.index() and mirror.first not in mirror.objects():
+                remove(mirror.folder)  # removed from the bucket: a mirror brings nothing back
 
 
 def pulling(run: Path) -> AbstractContextManager[None]:
@@ -215,59 +221,62 @@ def _idle(folder: Path) -> bool:
         return False
 
 
-def pull(mirror: Mirror, objects: Mapping[str, Object]) -> None:
-    """Bring what is small of a run up to date, ``done.json`` last.
-
-    Of an unfinished run, what this machine changed and has not published stays. A finished run is
-    as the bucket has it, and so is a search: but for its hours all follows from its journal.
-    """
-    light = sorted(filter(is_light, objects), key=lambda name: name in (DONE, RESULT))
-    _require_few(mirror, light, objects)
-    with _explained(mirror):
-        _pull(mirror, light, objects)
-
-
-def _require_few(mirror: Mirror, light: Sequence[str], objects: Mapping[str, Object]) -> None:
-    """Refuse what would fill the disk.
-
-    Raises:
-        BenchmdError: There is more of it than a run has.
-    """
-    size = sum(objects[name].size for name in light)
-    if len(light) > MOST_FILES or size > MAX_BYTES:
-        raise BenchmdError(
-            f"{mirror.address} has {len(light):,} small files of {size:,} bytes in all, expected "
-            f"at most {MOST_FILES:,} and {MAX_BYTES:,} bytes: remove those that no {mirror.what} "
-            "writes."
-        )
-
-
 @contextmanager
 def _explained(mirror: Mirror) -> Iterator[None]:
     """Turn what the file system refuses into an error that says of which run it is."""
     try:
         yield
     except OSError as error:
-        raise BenchmdError(
-            f"{mirror.address} cannot be copied to {mirror.folder}: {error}. Remove objects that "
-            f"no {mirror.what} writes, such as one that is named like a folder."
-        ) from error
+        place = f"{mirror.address} cannot be copied to {mirror.folder}: {error}"
+        if is_disk_full(error, mirror.folder):
+            raise DiskFull(f"{place}. Free some space and run the command again.") from error
+        remedy = "Check who may write there."
+        if isinstance(error, FileExistsError | IsADirectoryError | NotADirectoryError):
+            remedy = (
+                f"Remove what no {mirror.what} writes, there and here: it is named like a file in "
+                "one of the two, and like a folder in the other."
+            )
+        raise NotOurs(f"{place}. {remedy}") from error
 
 
-def _pull(mirror: Mirror, light: Sequence[str], objects: Mapping[str, Object]) -> None:
+def _light(mirror: Mirror, objects: Mapping[str, Object]) -> list[str]:
+    """Names of what is small of a run, ``done.json`` last.
+
+    Raises:
+        NotOurs: There is more of it than a run has.
+    """
+    light = sorted(filter(is_light, objects), key=lambda name: name in (DONE, RESULT))
+    size = sum(objects[name].size for name in light)
+    if len(light) > MOST_FILES or size > MAX_BYTES:
+        raise NotOurs(
+            f"{mirror.address} has {len(light):,} small files of {size:,} bytes in all, expected "
+            f"at most {MOST_FILES:,} and {MAX_BYTES:,} bytes: remove those that no {mirror.what} "
+            "writes."
+        )
+    return light
+
+
+def _pull(mirror: Mirror, objects: Mapping[str, Object]) -> None:
+    """Bring what is small of a run up to date.
+
+    Of an unfinished run, what this machine changed and has not published stays. A finished run is
+    as the bucket has it, and so is a search: but for its hours all follows from its journal.
+    """
+    light = _light(mirror, objects)
     search = mirror.first == SEARCH
     done, index = DONE in objects or search, mirror.index()
     for path in list(mirror.folder.iterdir()) if search else ():
         if path.is_file() and path.name not in objects and not path.name.startswith("."):
             remove(path)
-    wanted = []
-    for name in light:
-        path, known = mirror.folder / name, index.get(name)
-        own, begun = changed(path, known), known is not None and len(known) == 1
-        replaced = known is not None and known[0] != objects[name].etag and not own
-        if not path.is_file() or begun or replaced or (done and own):
-            wanted.append(name)
-    download(mirror, wanted, objects)
+    for first in range(0, len(light), TOGETHER):
+        wanted = []
+        for name in light[first : first + TOGETHER]:
+            path, known = mirror.folder / name, index.get(name)
+            own = changed(path, known)
+            replaced = known is not None and known[0] != objects[name].etag and not own
+            if not path.is_file() or begun(known) or replaced or (done and own):
+                wanted.append(name)
+        download(mirror, wanted, objects)
     gone = []
     for name, known in index.items():
         path = mirror.folder / name
@@ -277,10 +286,16 @@ def _pull(mirror: Mirror, light: Sequence[str], objects: Mapping[str, Object]) -
             gone.append(name)
     mirror.note(dict.fromkeys(gone))
     if done:
-        if changed(mirror.folder / MODEL, mirror.index().get(MODEL)):
+        known = mirror.index().get(MODEL)
+        if known is None or begun(known):
             remove(mirror.folder / MODEL)  # of a session that did not finish the run
         remove(mirror.folder / CHECKPOINTS)
         remove(mirror.folder / PENDING)
+
+
+def begun(known: list[Any] | None) -> bool:
+    """Whether the pull of a file was begun and its end was not noted."""
+    return known is not None and len(known) == 1
 
 
 def changed(path: Path, known: list[Any] | None) -> bool:
@@ -310,21 +325,23 @@ def replace_by_published(mirror: Mirror) -> None:
     """Make a run's folder what the bucket has, to resume from there: another machine was at it.
 
     Raises:
-        BenchmdError: It is no run's or search's.
+        NotOurs: It is no run's or search's, or cannot be written here.
         BucketError: The bucket cannot be reached.
+        DiskFull: There is no space left.
     """
     objects = mirror.objects()
-    mirror.forget()
-    if mirror.first not in objects:
-        return  # nothing is published yet: what is here is the run
-    remove(mirror.folder / PENDING)
-    for path in mirror.folder.iterdir():
-        if path.name != mirror.first and not path.name.startswith("."):
-            remove(path)
-    pull(mirror, objects)
-    name = newest_checkpoint(objects)
-    if name is not None and DONE not in objects:
-        with _explained(mirror):
+    _light(mirror, objects)
+    with _explained(mirror):
+        mirror.forget()
+        if mirror.first not in objects:
+            return  # nothing is published yet: what is here is the run
+        remove(mirror.folder / PENDING)
+        for path in mirror.folder.iterdir():
+            if path.name != mirror.first and not path.name.startswith("."):
+                remove(path)
+        _pull(mirror, objects)
+        name = newest_checkpoint(objects)
+        if name is not None and DONE not in objects:
             _pull_checkpoint(mirror, name, objects)
 
 

@@ -37,6 +37,7 @@ from benchmd_ray.results.storage.history import HISTORY
 from benchmd_ray.results.storage.mirror import (
     PENDING,
     Mirror,
+    begun,
     changed,
     fetch_weights,
     mirror_of_search,
@@ -69,9 +70,9 @@ class Mirrored(Backing):
         mirror = self.mirror(run)
         refresh(mirror, mirror.objects())
 
-    def refresh_store(self) -> None:
+    def refresh_store(self) -> dict[Path, str]:
         """Pull what is small of all runs and searches."""
-        refresh_store(self.store, self.bucket)
+        return refresh_store(self.store, self.bucket)
 
     def fetch_weights(self, run: Path) -> None:
         """Pull the weights of a finished run, if they are published and not here."""
@@ -253,5 +254,6 @@ def _unpublished_predictions(mirror: Mirror) -> list[Path]:
     if not (mirror.folder / DONE).is_file():
         return []
     index, run = mirror.index(), mirror.folder
-    files = [f for f in scores(run) if changed(f, index.get(f.relative_to(run).as_posix()))]
+    known = {file: index.get(file.relative_to(run).as_posix()) for file in scores(run)}
+    files = [file for file, state in known.items() if changed(file, state) and not begun(state)]
     return list(dict.fromkeys(f.with_name(f.name.removesuffix(SUFFIX)) for f in files))
