@@ -994,7 +994,7 @@ def test_a_run_that_cannot_be_pulled_stops_no_other(s3, machine, monkeypatch):
     held = read_stores([store])
     assert [found.folder.name for found in held.found] == [sound.folder.name]
     one, other = sorted(held.damaged.values())
-    assert re.match(rf"s3:.*/{blocked.folder.name} cannot be copied to .* named like a file", one)
+    assert re.match(rf"s3:.*/{blocked.folder.name} cannot be copied to .* have one name", one)
     assert re.match(rf"s3:.*/{many.folder.name} has \d\d small files .* at most 15 and ", other)
     for name, message in (("m", "small files"), ("b", "cannot be copied")):
         with pytest.raises(BenchmdError, match=message):
@@ -1074,7 +1074,7 @@ def test_a_checkpoint_of_objects_that_are_no_files_is_refused(s3, machine, monke
     s3.write(f"{run.folder.name}/{part}/below", b"x")
     there = open_run(machine("b"), "r", ABOUT)
     monkeypatch.setattr(leases, "LEASE_SECONDS", 0.0)
-    with pytest.raises(BenchmdError, match=r"cannot be copied .* named like a file"):
+    with pytest.raises(BenchmdError, match=r"cannot be copied .* have one name"):
         begin(there)
 
 

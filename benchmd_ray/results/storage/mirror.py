@@ -50,7 +50,7 @@ TOGETHER = 100
 """Files that are pulled before the index says so."""
 
 
-class NotOurs(BenchmdError):
+class NotPulled(BenchmdError):
     """What a bucket has of a run or a search cannot be pulled."""
 
 
@@ -168,7 +168,7 @@ def refresh_store(store: Path, bucket: Bucket) -> dict[Path, str]:
     def fault(folder: Path) -> str:
         try:
             refresh(mirrors[folder], found[folder])
-        except NotOurs as error:
+        except NotPulled as error:
             return str(error)
         return ""
 
@@ -192,7 +192,7 @@ def refresh(mirror: Mirror, objects: Mapping[str, Object]) -> None:
     """Pull what is small of a run or a search, of which `objects` are published.
 
     Raises:
-        NotOurs: They are no run's or search's, or cannot be written here.
+        NotPulled: No run or search writes such objects, or they cannot be written here.
         BucketError: The bucket cannot be reached.
         DiskFull: There is no space left.
     """
@@ -233,22 +233,22 @@ def _explained(mirror: Mirror) -> Iterator[None]:
         remedy = "Check who may write there."
         if isinstance(error, FileExistsError | IsADirectoryError | NotADirectoryError):
             remedy = (
-                f"Remove what no {mirror.what} writes, there and here: it is named like a file in "
-                "one of the two, and like a folder in the other."
+                "A file and a folder have one name: remove the one that no "
+                f"{mirror.what} writes, there or here."
             )
-        raise NotOurs(f"{place}. {remedy}") from error
+        raise NotPulled(f"{place}. {remedy}") from error
 
 
 def _light(mirror: Mirror, objects: Mapping[str, Object]) -> list[str]:
     """Names of what is small of a run, ``done.json`` last.
 
     Raises:
-        NotOurs: There is more of it than a run has.
+        NotPulled: There is more of it than a run has.
     """
     light = sorted(filter(is_light, objects), key=lambda name: name in (DONE, RESULT))
     size = sum(objects[name].size for name in light)
     if len(light) > MOST_FILES or size > MAX_BYTES:
-        raise NotOurs(
+        raise NotPulled(
             f"{mirror.address} has {len(light):,} small files of {size:,} bytes in all, expected "
             f"at most {MOST_FILES:,} and {MAX_BYTES:,} bytes: remove those that no {mirror.what} "
             "writes."
@@ -325,7 +325,7 @@ def replace_by_published(mirror: Mirror) -> None:
     """Make a run's folder what the bucket has, to resume from there: another machine was at it.
 
     Raises:
-        NotOurs: It is no run's or search's, or cannot be written here.
+        NotPulled: No run or search writes such objects, or they cannot be written here.
         BucketError: The bucket cannot be reached.
         DiskFull: There is no space left.
     """
@@ -371,12 +371,13 @@ def fetch_weights(mirror: Mirror) -> None:
     """Pull the weights of a finished run, if they are published and not here.
 
     Raises:
-        BenchmdError: They are not those that the run recorded, or the bucket cannot be reached.
+        BenchmdError: They are not those that the run recorded, cannot be written here, or the
+            bucket cannot be reached.
     """
     run = mirror.folder
     if not (run / DONE).is_file():
         return
-    with pulling(run):
+    with _explained(mirror), pulling(run):
         if (run / MODEL).is_file():
             return
         remedy = made_again(mirror.address)
