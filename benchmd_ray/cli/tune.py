@@ -82,7 +82,7 @@ if TYPE_CHECKING:
 )
 @click.option(
     "--sampler",
-    type=click.Choice(["tpe", "random", "gp"]),
+    type=click.Choice(["tpe", "random"]),
     default="tpe",
     show_default=True,
     help="Optuna's sampler.",

@@ -262,8 +262,6 @@ def _require_known(tuning: Tuning) -> None:
         raise BenchmdError("a universal search needs catalogs of several modalities: --catalog.")
     if method.universal and method.cost:
         raise BenchmdError("a universal search has one objective: leave --cost out.")
-    if method.cost and method.sampler == "gp":
-        raise BenchmdError("the sampler gp is for one objective: with --cost take tpe or random.")
     if method.cost and method.stopping != "none":
         raise BenchmdError(
             "with --cost trials cannot be stopped early, as their cost would not be known: "
@@ -378,7 +376,7 @@ def learned_in(
         raise BenchmdError(
             f"nothing is to be learned from {len(found)} search{'es' * (len(found) != 1)} of "
             f"{', '.join(map(shown, stores))}: expected one with {FEWEST} trials or more that have "
-            "a score, one of them above the start's."
+            "a score, and settings that gain over the start."
         )
     return portfolio
 

@@ -211,7 +211,8 @@ def learned(records: Sequence[SearchRecord], kinds: Mapping[str, Kind]) -> Portf
                     name = str(other.sources[0]["source"])
                     gains.setdefault(name, []).append(model.gain(values))
             means = {name: round(math.fsum(g) / len(g), 5) for name, g in sorted(gains.items())}
-            candidates.append(Candidate(dataset, kind, values, means))
+            if max(means.values()) > 0:  # else no search would try it
+                candidates.append(Candidate(dataset, kind, values, means))
     learned_after = {name: tuple(sorted(own)) for name, own in sorted(after.items())}
     return Portfolio(VERSION, tuple(candidates), learned_after)
 

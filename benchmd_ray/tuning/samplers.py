@@ -10,12 +10,12 @@ from typing import Any, Literal
 
 import optuna
 from optuna.distributions import BaseDistribution
-from optuna.samplers import BaseSampler, GPSampler, RandomSampler, TPESampler
+from optuna.samplers import BaseSampler, RandomSampler, TPESampler
 from optuna.trial import FrozenTrial, TrialState, create_trial
 
 from benchmd_ray.tuning.spaces import Space
 
-Sampler = Literal["tpe", "random", "gp"]
+Sampler = Literal["tpe", "random"]
 STARTUP_TRIALS = 8
 """Trials that are drawn at random before a model of the objective proposes."""
 Direction = Literal["maximize", "minimize"]
@@ -37,10 +37,6 @@ def sampler_of(name: Sampler, seed: int) -> BaseSampler:
     """A sampler whose draws depend on the seed and on what it is shown."""
     if name == "random":
         return RandomSampler(seed=seed)
-    if name == "gp":
-        return GPSampler(
-            seed=seed, n_startup_trials=STARTUP_TRIALS, warn_independent_sampling=False
-        )
     return TPESampler(
         seed=seed,
         n_startup_trials=STARTUP_TRIALS,

@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -27,6 +28,7 @@ from benchmd_ray.tuning.portfolio import (
 from benchmd_ray.tuning.records import read_searches
 from benchmd_ray.tuning.spaces import Parameter, Space
 
+PROJECT = Path(__file__).resolve().parents[2]
 LR = "transfer.optimiser.lr"
 KIND = Kind(1, pretrained=True, mode="linear", metric="auroc")
 
@@ -82,6 +84,19 @@ def test_a_start_that_was_lucky_takes_little_from_what_others_gain(store):
         gained.append(model.gain(start | {LR: 3e-4}))
     assert gained[0] > 0.02
     assert gained[0] - gained[1] < 0.02
+
+
+def test_a_lucky_trial_among_bad_ones_is_not_learned(store):
+    """No search would try it: what other trials say counts more than its own score."""
+    (record,) = (one for one in read_searches([store]).found if one.sources[0]["source"] == "shhs")
+    rate = record.trials[LR]
+    like_the_start = 0.75 - 0.05 * np.log10(rate / 1e-5)
+    lucky = rate == rate.max()
+    assert record.trials["number"][lucky].item() > 0
+    trials = record.trials.assign(value=like_the_start.where(~lucky, 0.751), difference=np.nan)
+    assert not learned([replace(record, trials=trials)], {record.name: KIND}).candidates
+    raised = trials.assign(value=like_the_start.where(rate < 1e-2, 0.9))
+    assert learned([replace(record, trials=raised)], {record.name: KIND}).candidates
 
 
 def test_searches_on_files_that_no_card_names_are_learned_from(store):
@@ -186,6 +201,18 @@ def test_a_value_that_the_space_does_not_have_is_refused(store):
     odd = replace(record, trials=record.trials.assign(**{name: "evil:Net"}))
     with pytest.raises(BenchmdError, match=r"a trial with .*evil:Net.*expected one of"):
         learned([odd], {record.name: KIND})
+
+
+@pytest.mark.slow
+def test_the_portfolio_that_ships_is_what_the_study_teaches():
+    shipped = read_portfolio()
+    again = learned_in([PROJECT / "docs" / "tuning_study"])
+    assert [(c.dataset, c.kind, c.values) for c in shipped.candidates] == [
+        (c.dataset, c.kind, c.values) for c in again.candidates
+    ]
+    for one, other in zip(shipped.candidates, again.candidates, strict=True):
+        assert one.gains == pytest.approx(other.gains, abs=1e-3)
+    assert shipped.after == again.after == {}
 
 
 def test_a_search_without_a_result_is_not_learned_from(store, tmp_path):

@@ -439,7 +439,6 @@ def test_a_universal_search_takes_one_source_of_each_modality(write_manifest, na
         ({"searched": ("liner",)}, r"unknown setting to search 'liner'.*'linear'"),
         ({"held": ("transfer.lr",)}, r"unknown setting to hold with --fix: 'transfer.lr'"),
         ({"method": Method(cost=True)}, r"cannot be stopped early.*--stopping none"),
-        ({"method": Method(cost=True, stopping="none", sampler="gp")}, r"gp is for one objective"),
     ],
 )
 def test_what_cannot_be_searched_is_refused(write_manifest, changes, message):

@@ -29,7 +29,7 @@ SPACE = Space(
         Parameter(SMOOTHING, "float", 0.1, low=0.0, high=0.2, step=0.1),
     ),
 )
-SAMPLERS = ("random", "tpe", "gp")
+SAMPLERS = ("random", "tpe")
 
 
 @pytest.fixture
@@ -107,7 +107,7 @@ def test_a_reopened_study_goes_on_with_what_was_unfinished(make):
 
 @pytest.mark.parametrize("sampler", SAMPLERS)
 def test_a_proposal_depends_on_the_trials_told_and_on_no_session(make, sampler):
-    count = STARTUP_TRIALS + (1 if sampler == "gp" else 3)  # which is slow
+    count = STARTUP_TRIALS + 3
     whole = complete(make("whole", sampler=sampler), count)
     pieces = []
     for part in (1, STARTUP_TRIALS - 1, count - STARTUP_TRIALS):
@@ -126,7 +126,7 @@ def test_a_proposal_depends_on_the_trials_told_and_on_no_session(make, sampler):
 @pytest.mark.parametrize("sampler", SAMPLERS)
 def test_every_proposed_value_lies_in_the_space(make, sampler):
     study = make(sampler=sampler)
-    count = STARTUP_TRIALS + (2 if sampler == "gp" else 6)
+    count = STARTUP_TRIALS + 6
     made = [proposal.values for proposal in complete(study, count)]
     for values in made:
         for parameter in SPACE.parameters:
