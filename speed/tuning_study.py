@@ -422,7 +422,7 @@ def report(folder: Path, strategies: Sequence[str] = ()) -> str:
         folder: What is done, a file for each search.
         strategies: Those to compare; else all that there are.
     """
-    notes = [json.loads(path.read_text("utf-8")) for path in folder.glob("[!.]*.json")]
+    notes = [json.loads(path.read_text("utf-8")) for path in folder.glob("[!.]*-*.json")]
     notes = [note for note in notes if note["strategy"] in (strategies or STRATEGIES)]
     if len({note["minutes"] for note in notes}) != 1:
         raise SystemExit(f"{folder} has no searches of equal minutes.")

@@ -6,6 +6,7 @@ What was learned on one dataset is never used as if it were new on another of th
 from __future__ import annotations
 
 import functools
+import re
 from pathlib import Path
 
 from benchmd_ray.card_folders import card_folders
@@ -15,12 +16,13 @@ from benchmd_ray.plain_yaml import read_yaml_file
 from benchmd_ray.typed import typed
 
 FOLDER = "origins"
+_SIZE_AND_FILE = re.compile(r"(-[0-9]+)?(-unofficial|-v2)?$")
 
 
 def family(name: str) -> str:
     """The dataset without its size or file: ``breastmnist-64`` and ``breastmnist-unofficial``."""
-    first = name.partition("-")[0]
-    return first if first.removesuffix("3d").endswith("mnist") else name
+    first = _SIZE_AND_FILE.sub("", name)
+    return first if first in cards() else name
 
 
 def of_one_origin(one: str, other: str) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -223,6 +224,7 @@ def planned_searches(tuning: Tuning, *, gpu: bool) -> list[SearchPlan]:
     _require_known(tuning)
     found = chosen_datasets(tuning.choice)
     sources = [dataset for dataset in found.datasets if dataset.role == "source"]
+    targets = [dataset for dataset in found.datasets if dataset.role == "target"]
     groups = [sources] if tuning.method.universal else [[source] for source in sources]
     plans: list[SearchPlan] = []
     why: list[str] = []
@@ -231,7 +233,8 @@ def planned_searches(tuning: Tuning, *, gpu: bool) -> list[SearchPlan]:
         for technique in dict.fromkeys(tuning.choice.techniques or ALL_TECHNIQUES):
             for setting in dict.fromkeys(tuning.searched):
                 try:
-                    plans.append(_planned(tuning, group, technique, setting, held, gpu=gpu))
+                    plan = _planned(tuning, group, technique, setting, held, gpu=gpu)
+                    plans.append(replace(plan, portfolio=_given(tuning.portfolio, plan, targets)))
                 except _SkippedError as reason:
                     why.append(str(reason))
     if not plans:
@@ -321,14 +324,26 @@ def _planned(
             "take --choose highest, which says nothing about that, or more data."
         )
     method = replace(tuning.method, evaluations=tuning.evaluations or usual_evaluations(patients))
-    first: tuple[Given, ...] = ()
-    if len(group) == 1:
-        own = group[0]
-        kind = kind_of(technique, setting, own.kind.signal, own.kind.task.selected_by)
-        first = chosen_settings(
-            tuning.portfolio, kind, space, lambda name: not of_one_origin(own.name, name)
-        )
-    return SearchPlan(technique, setting, tuple(group), tuple(starts), space, method, first)
+    return SearchPlan(technique, setting, tuple(group), tuple(starts), space, method)
+
+
+def _given(portfolio: Portfolio, plan: SearchPlan, targets: Sequence[Dataset]) -> tuple[Given, ...]:
+    """Of a portfolio, what a search on one source tries.
+
+    Not what was learned on its source, or on a target that its choice is scored on, or on another
+    dataset of their origins.
+    """
+    if len(plan.sources) > 1:
+        return ()
+    (own,) = plan.sources
+    scored = [own.name, *(d.name for d in targets if d.modality == own.modality)]
+    kind = kind_of(plan.technique, plan.setting, own.kind.signal, own.kind.task.selected_by)
+
+    @cache
+    def usable(name: str) -> bool:
+        return not any(of_one_origin(one, name) for one in scored)
+
+    return chosen_settings(portfolio, kind, plan.space, usable)
 
 
 def kind_of(technique: str, setting: str, signal: Signal, metric: str) -> Kind:
@@ -349,7 +364,7 @@ def learned_in(
         wanted: Whether to learn from a search, by its name.
 
     Raises:
-        BenchmdError: No search has enough trials, or a bucket cannot be reached.
+        BenchmdError: No search has enough trials, nothing gains, or a bucket cannot be reached.
     """
     for store in stores:
         for why in backing_of(store).refresh_store().values():
@@ -364,6 +379,9 @@ def learned_in(
         say(f"skipped: {why}")
     kinds = {}
     for record in found:
+        if any(settings.get("tuned") for settings in record.settings):
+            say(f"skipped {record.name}: its start was tuned, perhaps on what is tuned next.")
+            continue
         try:
             signal = _signal_of(str(record.sources[0]["modality"]))
         except BenchmdError as error:

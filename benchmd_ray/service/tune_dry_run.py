@@ -118,6 +118,10 @@ def _described(
         *times,
         f"Estimates: {whole.basis}",
     ]
+    if plan.portfolio:
+        learned = sorted({name for given in plan.portfolio for name in given.datasets})
+        tried = count_of(len(plan.portfolio), "setting")
+        lines.insert(3, f"First, after the start: {tried} learned on {', '.join(learned)}.")
     if known:
         size = _inner_bytes(plan) * len(plan.evaluations) / 1e9
         copies = f"{len(plan.evaluations)} inner catalogs, each a copy of what the search sees."

@@ -1,10 +1,11 @@
 """A portfolio: settings that scored above the start on other datasets, which a search tries early.
 
 It is learned from finished searches. Each gives a few candidates, the trials above its start, and
-an estimate of what any settings would have gained on its dataset (a random forest over its trials).
+an estimate of what any settings would have gained on its dataset (a random forest over its trials
+that have a score).
 So each candidate has a gain on each dataset, and the first settings of a search are those that
-together gain most: the one that gains most on average, then each time the one that adds most to the
-best of those before it (as in Feurer et al., Auto-sklearn 2.0, https://arxiv.org/abs/2007.04074).
+together gain most: each time the one that adds most, on average, to the best of the start and those
+before it (as in Feurer et al., Auto-sklearn 2.0, https://arxiv.org/abs/2007.04074).
 What was learned on the dataset that is tuned, or on one of the same origin, is excluded before,
 also where it was learned by a search that began with such settings.
 
@@ -26,7 +27,7 @@ import pandas as pd
 
 from benchmd_ray.errors import BenchmdError, is_name, shown
 from benchmd_ray.files import resource_folder
-from benchmd_ray.integrity import read_json
+from benchmd_ray.integrity import MAX_JSON_BYTES, read_json
 from benchmd_ray.storage.location import Location, write
 from benchmd_ray.tuning.racing import REDUCTION
 from benchmd_ray.tuning.records import NUMERIC, SearchRecord
@@ -45,6 +46,8 @@ MOST_CANDIDATES, MOST_DATASETS = 3000, 300
 FEWEST = 8
 """Trials with a score that a search needs to say what other settings would gain."""
 TREES = 200
+MOST_NUMBERS = 5_000_000
+"""Trials times what a forest knows of each, at most; a search with more is not learned from."""
 
 
 @dataclass(frozen=True)
@@ -136,8 +139,13 @@ def write_portfolio(place: Location, portfolio: Portfolio) -> None:
         BenchmdError: It is larger than one that can be read, or the bucket cannot be reached.
     """
     _require_bounded(portfolio, "the portfolio", "Learn from fewer searches.")
-    text = json.dumps(asdict(portfolio), indent=1, sort_keys=True, allow_nan=False)
-    write(place, f"{text}\n".encode())
+    text = json.dumps(asdict(portfolio), indent=1, sort_keys=True, allow_nan=False) + "\n"
+    if len(text) > MAX_JSON_BYTES:
+        raise BenchmdError(
+            f"the portfolio has {len(text):,} bytes, expected {MAX_JSON_BYTES:,} at most. "
+            "Learn from fewer searches."
+        )
+    write(place, text.encode())
 
 
 def chosen_settings(
@@ -211,24 +219,41 @@ def learned(records: Sequence[SearchRecord], kinds: Mapping[str, Kind]) -> Portf
                     name = str(other.sources[0]["source"])
                     gains.setdefault(name, []).append(model.gain(values))
             means = {name: round(math.fsum(g) / len(g), 5) for name, g in sorted(gains.items())}
-            if max(means.values()) > 0:  # else no search would try it
-                candidates.append(Candidate(dataset, kind, values, means))
+            candidates.append(Candidate(dataset, kind, values, means))
     learned_after = {name: tuple(sorted(own)) for name, own in sorted(after.items())}
-    return Portfolio(VERSION, tuple(candidates), learned_after)
+    return Portfolio(VERSION, _that_can_be_tried(candidates), learned_after)
+
+
+def _that_can_be_tried(candidates: Sequence[Candidate]) -> tuple[Candidate, ...]:
+    """Without those that gain nowhere, or nowhere more than another of the same searches."""
+    found: list[Candidate] = []
+    for one in sorted(candidates, key=lambda each: -math.fsum(each.gains.values())):
+        rivals = [each.gains for each in found if _alike(each, one)]
+        beaten = any(all(gains[name] >= own for name, own in one.gains.items()) for gains in rivals)
+        if max(one.gains.values()) > 0 and not beaten:
+            found.append(one)
+    return tuple(found)
+
+
+def _alike(one: Candidate, other: Candidate) -> bool:
+    return (one.dataset, one.kind) == (other.dataset, other.kind)
 
 
 def _above_the_start(record: SearchRecord) -> list[dict[str, Any]]:
     """Settings of a search that scored above its start: the chosen ones, then the best others.
 
     Not those that it was given by a portfolio, which are of other datasets, perhaps of the one that
-    is tuned next.
+    is tuned next; and where fresh evaluations refuted a trial, none that scored less in the race
+    and was not evaluated again.
     """
     trials = record.trials
     least = min(REDUCTION, record.evaluations)
     start = trials.loc[trials["number"] == 0, "value"].iloc[0]
     own = (trials["number"] > record.given) & (trials["state"] != "failed")
-    refuted = trials["difference"] <= 0
-    above = trials[(trials["value"] > start) & (trials["evaluations"] >= least) & own & ~refuted]
+    refuted, confirmed = trials["difference"] <= 0, trials["difference"] > 0
+    bar = trials["value"].where(refuted, start).max()
+    high = (trials["value"] > bar) | (confirmed & (trials["value"] > start))
+    above = trials[high & (trials["evaluations"] >= least) & own & ~refuted]
     above = above.sort_values("value", ascending=False, kind="stable")
     chosen = above["number"] == record.best
     ordered = pd.concat([above[chosen], above[~chosen]]).head(CANDIDATES)
@@ -276,10 +301,11 @@ class _Model:
 
     @classmethod
     def of(cls, record: SearchRecord) -> _Model | None:
-        """None where there are too few trials, no start, or several sources."""
+        """None where there are too few trials or too many, no start, or several sources."""
         rows = record.trials[np.isfinite(record.trials["value"])]
+        width = sum(len(about.get("values", "1")) for about in record.space.values())
         enough = len(rows) >= FEWEST and 0 in set(rows["number"]) and len(record.sources) == 1
-        return cls(record, rows) if enough else None
+        return cls(record, rows) if enough and len(rows) * width <= MOST_NUMBERS else None
 
     def _point(self, values: Mapping[str, Any]) -> list[float]:
         """Settings as numbers: a range from 0 to 1, a choice as the number of its value."""

@@ -96,6 +96,8 @@ def plan_fault(plan: Mapping[str, Any]) -> str:
     names = (plan["technique"], plan["setting"], *plan["objectives"], *plan["space"])
     if any(not is_name(name) for name in names):
         return "its technique, its setting, an objective or what is searched is no plain name"
+    if any(not is_name(plan[name]) for name in ("sampler", "stopping", "choosing", "device")):
+        return "its sampler, stopping, choosing or device is no plain name"
     if plan["evaluations"] < 1:
         return f"its trials have {plan['evaluations']} evaluations"
     if abs(plan["seed"]) >= 2**63:

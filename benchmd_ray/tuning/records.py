@@ -16,7 +16,7 @@ from typing import Any
 import pandas as pd
 import pyarrow as pa
 
-from benchmd_ray.errors import BenchmdError, unknown_name
+from benchmd_ray.errors import BenchmdError, is_name, shown, unknown_name
 from benchmd_ray.files import digest
 from benchmd_ray.integrity import (
     OF,
@@ -260,6 +260,11 @@ def read_searches(stores: Sequence[Path]) -> Stored[SearchRecord]:
     found: dict[str, SearchRecord] = {}
     damaged: dict[Path, str] = {}
     for folder in folders:
+        if not is_name(folder.name):
+            damaged[folder] = (
+                f"{shown(folder.name)} is no name of a search. Move it out of its store."
+            )
+            continue
         try:
             record = read_search(folder)
         except (BenchmdError, OSError) as error:
@@ -303,6 +308,8 @@ def read_plan(folder: Path) -> dict[str, Any]:
     for one in given:
         if fault := kinds_fault(one, {"values": dict, "datasets": list}, "what a portfolio gave"):
             raise Damaged(path, fault, remedy)
+        if not all(map(is_name, one["datasets"])):
+            raise Damaged(path, "a portfolio is of datasets without plain names", remedy)
     return plan
 
 
@@ -329,7 +336,7 @@ def read_search(folder: Path) -> SearchRecord:
     return SearchRecord(
         folder=folder,
         given=len(given),
-        taught=tuple(sorted({str(name) for one in given for name in one["datasets"]})),
+        taught=tuple(sorted({name for one in given for name in one["datasets"]})),
         trials=trials,
         result=result,
         **named,

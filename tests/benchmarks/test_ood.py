@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -18,6 +19,8 @@ from benchmd_ray.cli import main
 from benchmd_ray.data.cards import cards, dataset_card
 from benchmd_ray.data.origins import family, of_one_origin
 from benchmd_ray.errors import BenchmdError, unknown_name
+
+PROJECT = Path(__file__).resolve().parents[2]
 
 
 def test_which_part_a_patient_is_in_follows_from_the_patient_alone():
@@ -120,6 +123,26 @@ def test_datasets_of_one_origin_are_not_out_for_each_other(one, other):
     assert of_one_origin(one, other)
     with pytest.raises(BenchmdError, match="have records of one origin"):
         also_of(Plain(one), [Plain(one), Plain(other)])
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("breastmnist-64-unofficial", "breastmnist"),
+        ("organmnist3d-v2", "organmnist3d"),
+        ("liverus-128", "liverus"),
+        ("liverus-unofficial", "liverus"),
+        ("isic-2017", "isic-2017"),
+        ("messidor-2", "messidor-2"),
+        ("nih-cxr-ap", "nih-cxr-ap"),
+    ],
+)
+def test_sizes_and_files_of_a_dataset_are_one_family(name, expected, tmp_path, monkeypatch):
+    own = (PROJECT / "data_catalog" / "breastmnist.yaml").read_text("utf-8")
+    (tmp_path / "liverus.yaml").write_text(own.replace("breastmnist", "liverus"), "utf-8")
+    monkeypatch.setenv("BENCHMD_CARDS", str(tmp_path))
+    assert "liverus-64" in cards()
+    assert family(name) == expected
 
 
 def test_a_shifted_dataset_of_the_same_origin_is_one_by_its_card():

@@ -14,6 +14,8 @@ from benchmd_ray.errors import BenchmdError
 from benchmd_ray.files import digest
 from benchmd_ray.service.choice import Choice
 from benchmd_ray.service.searches import Tuning, learned_in, planned_searches
+from benchmd_ray.service.tune_dry_run import tuning_dry_run
+from benchmd_ray.settings import Settings, as_dict
 from benchmd_ray.storage.bucket import open_bucket
 from benchmd_ray.tuning.portfolio import (
     Candidate,
@@ -33,7 +35,7 @@ LR = "transfer.optimiser.lr"
 KIND = Kind(1, pretrained=True, mode="linear", metric="auroc")
 
 
-def made(store, source, modality, top, name):
+def made(store, source, modality, top, name, **more):
     """A search whose score falls with the distance of the learning rate from ``top``."""
     rows = []
     for row in make_trials(24):
@@ -46,7 +48,9 @@ def made(store, source, modality, top, name):
         "records": {"train": 30, "validation": 10},
         "patients": {"train": 30, "validation": 10},
     }
-    make_search(store, f"{name}-{digest(SOUGHT)[:12]}", rows=rows, sources=[about], evaluations=3)
+    make_search(
+        store, f"{name}-{digest(SOUGHT)[:12]}", rows=rows, sources=[about], evaluations=3, **more
+    )
 
 
 @pytest.fixture
@@ -122,6 +126,9 @@ def test_the_command_learns_and_a_plan_uses_it(store, write_manifest):
         assert not set(first) & set(own)
         assert bool(first) == (given is portfolio)
     assert names[0] != names[1]  # what is tried first decides a search
+    made = Tuning(choice, ("linear",), portfolio=portfolio)
+    said = tuning_dry_run([made], store, cpus=1, gpus=0, tflops=0.1)
+    assert "First, after the start: 1 setting learned on shhs." in said
 
 
 def test_what_searches_on_s3_found_is_learned_into_the_bucket(store, s3, tmp_path, monkeypatch):
@@ -163,13 +170,16 @@ def test_what_a_portfolio_gave_is_not_learned_again(store):
     """It would come back to its own dataset by way of another."""
     (record,) = (one for one in read_searches([store]).found if one.sources[0]["source"] == "shhs")
     kinds = {record.name: KIND}
-    assert len(learned([record], kinds).candidates) > 1
+    assert len(learned([record], kinds).candidates) == 1  # no other gains more anywhere
     assert not learned([replace(record, given=24)], kinds).candidates
     numbers = record.trials.sort_values("value")["number"]
     best = int(numbers.iloc[-1])
     refuted = record.trials.assign(difference=np.where(record.trials["number"] == best, -0.1, 0.1))
     values = [c.values[LR] for c in learned([replace(record, trials=refuted)], kinds).candidates]
+    assert values
     assert record.trials.set_index("number")[LR][best] not in values
+    alone = record.trials.assign(difference=refuted["difference"].where(refuted["difference"] < 0))
+    assert not learned([replace(record, trials=alone)], kinds).candidates  # others scored less
 
 
 def test_nor_what_comes_near_to_it_by_way_of_another_dataset(store):
@@ -203,6 +213,29 @@ def test_a_value_that_the_space_does_not_have_is_refused(store):
         learned([odd], {record.name: KIND})
 
 
+def test_what_was_learned_on_a_target_or_its_origin_is_not_used(store, write_manifest):
+    """Its patients would have a say in settings that are scored on them."""
+    made(store, "nih-cxr-ap", "cxr", 1e-3, "tune-d")
+    portfolio = learned_in([store])
+    source, target = write_manifest("vindr-mammo"), write_manifest("nih-cxr-pa")
+    same = replace(portfolio, candidates=tuple(c for c in portfolio.candidates if c.kind.axes == 2))
+
+    def given(*catalogs):
+        choice = Choice(catalogs, techniques=("mae",))
+        tuning = Tuning(choice, ("linear",), portfolio=same)
+        return {
+            (plan.sources[0].name, name)
+            for plan in planned_searches(tuning, gpu=False)
+            for one in plan.portfolio
+            for name in one.datasets
+        }
+
+    assert ("mimic-cxr", "nih-cxr-ap") in given(write_manifest("mimic-cxr"))
+    assert not given(write_manifest("mimic-cxr"), target)
+    both = given(source, write_manifest("mimic-cxr"), target)
+    assert {sought for sought, _ in both} == {"vindr-mammo"}  # whose targets are others
+
+
 @pytest.mark.slow
 def test_the_portfolio_that_ships_is_what_the_study_teaches():
     shipped = read_portfolio()
@@ -219,6 +252,54 @@ def test_a_search_without_a_result_is_not_learned_from(store, tmp_path):
     for path in (tmp_path / "searches").glob("tune-a*/result.json*"):
         path.unlink()
     assert "ptb-xl" not in {c.dataset for c in learned_in([store]).candidates}
+
+
+def test_a_search_whose_start_was_tuned_is_not_learned_from(store):
+    """It looks near that start, which may have been tuned on what is tuned next."""
+    made(store, "isic-2017", "derm", 1e-2, "tune-d", settings=[as_dict(Settings(tuned="tune-b"))])
+    told = []
+    datasets = {c.dataset for c in learned_in([store], told.append).candidates}
+    assert datasets == {"ptb-xl", "shhs", "mimic-cxr"}
+    (text,) = told
+    assert "skipped tune-d-" in text
+    assert "its start was tuned" in text
+
+
+@pytest.mark.parametrize("name", ["\x1b]0;one", 3, {"a": 1}])
+def test_a_search_that_was_given_what_has_no_plain_name_is_skipped(store, name):
+    held = learned_in([store])
+    given = {"portfolio": [{"values": {LR: 0.1}, "datasets": [name]}]}
+    make_search(store, f"tune-d-{digest(given)[:12]}", determinants=given)
+    told = []
+    assert learned_in([store], told.append) == held
+    (text,) = told
+    assert "a portfolio is of datasets without plain names" in text
+    assert text.isprintable()
+
+
+def test_a_folder_with_a_name_that_cannot_be_shown_is_skipped(store):
+    folder = store / "searches" / "tune-\x1b]0;x"
+    folder.mkdir()
+    (folder / "search.json").write_text("{}")
+    told = []
+    learned_in([store], told.append)
+    (text,) = told
+    assert "is no name of a search" in text
+    assert text.isprintable()
+
+
+def test_a_search_that_is_too_large_for_a_forest_is_not_learned_from(store, monkeypatch):
+    assert learned_in([store]).candidates
+    monkeypatch.setattr("benchmd_ray.tuning.portfolio.MOST_NUMBERS", 24)
+    with pytest.raises(BenchmdError, match="nothing is to be learned from 3 searches"):
+        learned_in([store])
+
+
+def test_a_portfolio_that_could_not_be_read_is_not_written(tmp_path, monkeypatch):
+    monkeypatch.setattr("benchmd_ray.tuning.portfolio.MAX_JSON_BYTES", 40)
+    with pytest.raises(BenchmdError, match=r"the portfolio has .* bytes, expected 40 at most"):
+        write_portfolio(tmp_path / "portfolio.json", Portfolio())
+    assert not list(tmp_path.iterdir())
 
 
 def test_what_cannot_be_learned_from_is_refused(tmp_path):

@@ -29,6 +29,7 @@ from benchmd_ray.errors import BenchmdError
 from benchmd_ray.integrity import Stored
 from benchmd_ray.results.store import read_stores
 from benchmd_ray.service.searches import learned_in
+from benchmd_ray.tuning.portfolio import Portfolio, write_portfolio
 from speed import tuning_study
 from speed.tuning_study import DRAWS, TASKS, Difference, Gained, Study, gained, pooled, report
 
@@ -140,7 +141,7 @@ def noted(folder: Path, strategy: str, repetition: int, one: Gained, **about: An
     stated = {"task": task, "strategy": strategy, "repetition": repetition}
     stated |= {"minutes": 4.0, "version": 4} | about
     folder.mkdir(parents=True, exist_ok=True)
-    path = folder / f"{len(list(folder.iterdir()))}.json"
+    path = folder / f"note-{len(list(folder.iterdir()))}.json"
     path.write_text(json.dumps(stated | asdict(one)), "utf-8")
 
 
@@ -151,6 +152,7 @@ def test_tables_compare_what_all_strategies_have(tmp_path: Path) -> None:
         if repetition < 2:  # the third is not done yet
             noted(tmp_path, "before", repetition, replace(one, search="tune-b"), version=3)
             noted(tmp_path, "new + portfolio", repetition, replace(one, search="tune-0"))
+    write_portfolio(tmp_path / "portfolio.json", Portfolio())  # as `benchmd tune --learn` does
     told = report(tmp_path)
     assert "4 minutes of two devices a search" in told
     assert "before 3, new 4, new + portfolio 4." in told
@@ -208,7 +210,7 @@ def test_a_portfolio_that_gives_nothing_leaves_the_search_by_new(
     study, task = Study(tmp_path, tmp_path / "out", 4.0), "BreastMNIST"
     noted(study.done, "new", 0, ONE)
     of_new, own = (study.note(task, strategy, 0) for strategy in ("new", "new + portfolio"))
-    (study.done / "0.json").rename(of_new)
+    (study.done / "note-0.json").rename(of_new)
     searched: list[Path] = []
     plan = SimpleNamespace(name=name, portfolio=given)
     monkeypatch.setattr(Study, "tuning", lambda *_: None)
