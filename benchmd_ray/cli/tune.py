@@ -192,6 +192,8 @@ def tune(store: Path, address: str | None, dashboard: Dashboard, **options: Any)
     if options["dry_run"]:
         used = {name: options[name] for name in ("cpus", "gpus", "tflops")}
         click.echo(tuning_dry_run([tuning], store, address=address, **used))
+        if not options["catalogs"]:
+            click.echo("To search, build catalogs (`benchmd catalog build`): --catalog names them.")
         return
     chosen = {name: options[name] for name in asked}
     whole = search_and_train(

@@ -85,8 +85,7 @@ def tuning_dry_run(
         parts.append(_total(costs))
     if not all(tuning.choice.catalogs for tuning in tunings):
         parts.append(
-            "Planned from the datasets' cards, with about the records of complete downloads. To "
-            "search, build catalogs (`benchmd catalog build`) and name them with --catalog."
+            "Planned from the datasets' cards, with about the records of complete downloads."
         )
     return "\n\n".join(parts)
 

@@ -155,7 +155,7 @@ def write_result(
     write_hashed_json(folder / RESULT, content, of=folder)
     changes = best_settings(folder, work, bases, best)
     with replacing(folder / BEST) as partial:
-        partial.write_text(_yaml(changes, work, chosen, trials[0]), "utf-8")
+        partial.write_text(_yaml(folder.name, changes, work, chosen, trials[0]), "utf-8")
     return chosen
 
 
@@ -164,13 +164,16 @@ def best_settings(
 ) -> dict[str, Any]:
     """What ``best.yaml`` says: by group, what differs from the fixed protocol.
 
+    ``tuned`` names the search, unless it keeps its start: that is tuned by none.
+
     Args:
         folder: Of the search.
         work: What all trials have in common.
         bases: The fixed protocol of each arm.
         best: The best trial.
     """
-    changes: dict[str, Any] = {"tuned": folder.name}
+    tuned = folder.name if best.number else work.arms[0].settings.tuned
+    changes: dict[str, Any] = {"tuned": tuned} if tuned else {}
     for base, arm in zip(bases, work.arms, strict=True):
         changes |= differing(base, applied(arm.settings, best.values))
     return nested(changes)
@@ -223,7 +226,9 @@ def nested(flat: Mapping[str, Any]) -> dict[str, Any]:
     return found
 
 
-def _yaml(changes: Mapping[str, Any], work: Work, chosen: Outcome, first: Trial) -> str:
+def _yaml(
+    search: str, changes: Mapping[str, Any], work: Work, chosen: Outcome, first: Trial
+) -> str:
     """Text of ``best.yaml``."""
     modalities = "".join(f" --modality {arm.modality}" for arm in work.arms)
     setting = work.arms[0].settings.transfer.setting
@@ -238,7 +243,7 @@ def _yaml(changes: Mapping[str, Any], work: Work, chosen: Outcome, first: Trial)
         said = f"# {metric} on the search's validation records {best.score:.4f}{start}.\n"
     which = f"trial {best.number}" if best.number else "its start, which it keeps"
     return (
-        f"# The settings that the search {changes['tuned']} chose: {which}.\n{said}"
+        f"# The settings that the search {search} chose: {which}.\n{said}"
         f"# benchmd run --catalog CATALOGS{modalities} --technique {work.technique} "
         f"--setting {setting} --settings best.yaml\n"
         + yaml.safe_dump(dict(changes), sort_keys=False, allow_unicode=True)

@@ -6,6 +6,7 @@ import pandas as pd
 import pytest
 from click.testing import CliRunner
 from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.lines import Line2D
 from stores import ECG_DATA, make_pretraining, make_transfer, predict_all
 
 from benchmd_ray.cli import main
@@ -48,12 +49,16 @@ def test_page_figures_and_tables_say_it(synthetic, tmp_path):
         assert SAID in [text.get_text() for text in one.figure.texts]
     long = f"Results on {', '.join(f'dataset-{n}' for n in range(30))} rest on synthetic data."
     figure = new_figure("title", 3.0)
-    figure.add_subplot()
+    axes = figure.add_subplot()
+    axes.set_xlabel("below the panel")
+    legend = figure.legend(handles=[Line2D([], [], label="one")], loc="outside lower left")
     footer(figure, long)
     FigureCanvasAgg(figure).draw()
     (said,) = [text for text in figure.texts if "dataset-0" in text.get_text()]
     assert said.get_text().replace("\n", " ") == long
     assert said.get_window_extent().x1 < figure.bbox.width  # not cut off
+    assert said.get_window_extent().y1 <= legend.get_window_extent().y0
+    assert legend.get_window_extent().y1 <= axes.get_tightbbox().y0
     for path in write_tables(synthetic, tmp_path):
         if path.suffix != ".csv":
             assert SAID in path.read_text("utf-8"), path.name

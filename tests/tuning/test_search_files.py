@@ -224,6 +224,21 @@ def test_the_best_settings_load_as_they_were(make, number):
     assert not {"mode", "labels"} & content["transfer"].keys()
 
 
+@pytest.mark.parametrize("tuned", ["", "tune-before"])
+def test_settings_that_a_search_keeps_are_not_called_tuned_by_it(make, tuned):
+    folder, study, work, limits = make(sampler="random", stopping="none")
+    (arm,) = work.arms
+    work = replace(work, arms=(replace(arm, settings=replace(arm.settings, tuned=tuned)),))
+    for trial in range(3):
+        study.propose()
+        study.evaluated(trial, 0, {"ecg": 0.5 - trial / 8}, 1.0)
+    assert written(folder, study, work, limits).best == 0
+    found = load_settings(folder / BEST, base=default_settings(MODALITIES["ecg"]))
+    assert found.tuned == tuned
+    text = (folder / BEST).read_text("utf-8")
+    assert f"the search {folder.name} chose: its start, which it keeps." in text
+
+
 def test_best_settings_that_are_the_fixed_protocols_again_are_written_for_all(make):
     """A value that is the protocol's in one modality and not in the other holds in both."""
     folder, study, work, limits = make(

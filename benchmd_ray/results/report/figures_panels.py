@@ -212,8 +212,13 @@ def footer(figure: Figure, text: str) -> None:
     assert isinstance(engine, ConstrainedLayoutEngine)
     lines = textwrap.wrap(text, int(figure.get_figwidth() * 1.4 * LETTERS))
     share = (0.06 + 0.14 * len(lines)) / figure.get_figheight()
+    above = share
+    for legend in figure.legends:
+        if legend.get_bbox_to_anchor().bounds == figure.bbox.bounds:  # it is at the lower edge
+            above += legend.get_window_extent().height / figure.bbox.height + share
+            legend.set_bbox_to_anchor((0.0, share, 1.0, 1.0 - share), figure.transFigure)
     left, bottom, width, height = engine.get()["rect"]
-    engine.set(rect=(left, bottom + share, width, height - share))
+    engine.set(rect=(left, bottom + above, width, height - above))
     foot = 0.04 / figure.get_figheight()
     said: dict[str, Any] = {"ha": "left", "va": "bottom", "fontsize": SMALL, "color": "#666666"}
     figure.text(0.01, foot, "\n".join(lines), **said)

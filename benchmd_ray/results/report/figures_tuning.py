@@ -101,6 +101,7 @@ def draw_history(record: SearchRecord) -> Drawn:
     reasons = sorted(set(failed["reason"].dropna()))
     caption = joined(
         _values(record),
+        "Fresh evaluations, which the title is about, are not drawn." if record.finalists else "",
         "Bars: standard error of the mean difference to the start over evaluations, and of the "
         "start's own mean; the dotted line is the start's value."
         if len(bars)
