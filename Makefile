@@ -2,8 +2,10 @@
 PYTHON ?= python3.11
 BIN := .venv/bin
 export RAY_USAGE_STATS_ENABLED = 0
+# Compiling all modules anew takes longer than collecting the tests.
+unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo demo-all docs test test-all style format clean
+.PHONY: demo demo-all docs test test-all test-nightly style types format clean
 
 .venv/.ready: setup.py setup.cfg pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
@@ -25,13 +27,24 @@ docs: .venv/.ready ## the documentation as a site, to open without a server: bui
 style: .venv/.ready
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+
+# Checked again only when a source has changed; mypy's cache keeps that quick.
+.venv/.types: .venv/.ready $(shell find benchmd_ray speed -name __pycache__ -prune -o -print)
 	$(BIN)/mypy
+	touch $@
 
-test: style ## style, types, and the tests that take no long processes
-	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder -m "not slow"
+types: .venv/.types
 
-test-all: style ## style, types, all tests (those of the HTML report need Chromium, or skip)
-	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
+PYTEST := $(BIN)/python -m pytest -n 2 --dist loadgroup --no-loadscope-reorder
+
+test: style types ## style, types and quick tests: after every change
+	$(PYTEST) -m "not slow"
+
+test-all: style types ## style, types and all tests but the nightly ones: before a push
+	$(PYTEST) -m "not nightly"
+
+test-nightly: style types ## what takes long: simulated clusters, fuzzing, browsers (skipped without Chromium)
+	$(PYTEST) -m nightly
 
 format: .venv/.ready
 	$(BIN)/ruff check --fix .

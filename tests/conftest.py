@@ -20,12 +20,15 @@ import pytest
 import SimpleITK
 import torch
 from in_process import build_in_process
+from made_once import MadeOnce
 from ports import free_ports
 from safetensors.torch import save_file
 from scipy.io import savemat
 from small_runs import SMALL
+from untrusted import make_store
 
 import benchmd_ray
+from benchmd_ray import cluster
 from benchmd_ray.cluster import connected
 from benchmd_ray.data import build as building
 from benchmd_ray.data import cards
@@ -40,58 +43,13 @@ from benchmd_ray.demo.eeg import write_eeg
 from benchmd_ray.demo.fundus import write_fundus
 from benchmd_ray.demo.mammo import write_mammo
 from benchmd_ray.modalities import modality
-from benchmd_ray.results.store import Run
+from benchmd_ray.results.store import Run, read_run
 from benchmd_ray.storage.bucket import open_bucket
+
+pytest_plugins = ("tiers", "shared_ray")
 
 PROJECT = Path(__file__).resolve().parent.parent
 LEADS = ("I", "II", "III", "aVR", "aVL", "aVF", "V1", "V2", "V3", "V4", "V5", "V6")
-
-
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Files with slow tests come first: what is begun last ends last.
-
-    Those that simulate a cluster are spread among them: two at once would be too much for a machine
-    of two cores.
-    """
-    slow = dict.fromkeys(item.path for item in items if item.get_closest_marker("slow"))
-    clusters = [path for path in slow if path.parent.name == "faults"]
-    order = [path for path in slow if path not in clusters]
-    gap = len(order) // max(len(clusters), 1)
-    for number, path in enumerate(clusters):
-        order.insert(number * (gap + 1), path)
-    place = {path: number for number, path in enumerate(order)}
-    items.sort(key=lambda item: place.get(item.path, len(order)))
-
-
-LONGEST = 5.0
-"""Seconds of a test without the mark ``slow``."""
-
-
-def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """List tests that took long without the mark: it depends on the machine, so none fails."""
-    unmarked = [
-        report
-        for report in terminalreporter.getreports("passed")
-        if report.when == "call" and report.duration > LONGEST and "slow" not in report.keywords
-    ]
-    if unmarked:
-        terminalreporter.section(f"took over {LONGEST:g} s: make it faster or mark it slow")
-        for report in unmarked:
-            terminalreporter.write_line(f"{report.duration:.1f} s {report.nodeid}")
-
-
-@pytest.fixture(autouse=True)
-def no_ray_without_its_mark(
-    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A test that starts Ray says so by its mark, so that ``-m "not ray"`` starts none."""
-    if request.node.get_closest_marker("ray"):
-        return
-
-    def refused(*_: object, **__: object) -> None:
-        pytest.fail("it starts Ray: mark it ray.")
-
-    monkeypatch.setattr("ray.init", refused)
 
 
 @pytest.fixture(scope="session")
@@ -168,50 +126,97 @@ def one_thread() -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def ray_cluster(surroundings: None) -> Iterator[None]:
-    """One local Ray for all tests; what connects later uses it."""
-    with connected(cpus=3):
-        yield
+    """Connects to the Ray cluster of this test run; later connections of this process reuse it.
+
+    Workers get the variables of this process that tests set.
+    """
+    import shared_ray  # here: pytest registers it once this module is imported
+
+    names = ("BENCHMD_", "AWS_", "OMP_", "RAY_gcs", "RAY_metrics")
+
+    def inherited() -> dict[str, str]:
+        variables = {k: v for k, v in os.environ.items() if k.startswith(names)}
+        return variables | {shared_ray.JOB: str(os.getpid())}
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(cluster, "_inherited", inherited)
+        with connected(shared_ray.address(), cpus=3):
+            yield
 
 
 @pytest.fixture(scope="session")
-def synthetic_raw(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+def made_once(request: pytest.FixtureRequest) -> MadeOnce:
+    """Expensive folders, made once for each state of the code and shared by all processes."""
+    return MadeOnce(Path(request.config.cache.mkdir("made")))
+
+
+def folders(parent: Path) -> dict[str, Path]:
+    """Folders of datasets by name, those of sources first."""
+
+    def is_target(path: Path) -> bool:
+        return cards.dataset_card(path.name).role == "target"
+
+    return {path.name: path for path in sorted(sorted(parent.iterdir()), key=is_target)}
+
+
+@pytest.fixture(scope="session")
+def synthetic_raw(made_once: MadeOnce) -> dict[str, Path]:
     """Raw folders of small synthetic ECG datasets, not to be changed."""
-    return write_ecg(tmp_path_factory.mktemp("raw"), source_records=140, target_records=35)
+
+    def make(folder: Path) -> None:
+        write_ecg(folder, source_records=140, target_records=35)
+
+    return folders(made_once.folder("ecg", make))
 
 
 @pytest.fixture(scope="session")
 def ecg_catalogs(
-    ray_cluster: None, synthetic_raw: dict[str, Path], tmp_path_factory: pytest.TempPathFactory
+    made_once: MadeOnce, synthetic_raw: dict[str, Path], build_once: Callable[..., Catalog]
 ) -> dict[str, Catalog]:
     """Catalogs of the synthetic ECG datasets, not to be changed.
 
     Built without Ray Data, whose processes start slowly; tests of builds compare with these.
     """
-    out = tmp_path_factory.mktemp("catalogs")
-    with pytest.MonkeyPatch.context() as patch:
-        build_in_process(patch)
-        return {
-            name: building.build(name, raw, out / name, allow_missing=True)
-            for name, raw in synthetic_raw.items()
-        }
+
+    def make(folder: Path) -> None:
+        for name, raw in synthetic_raw.items():
+            build_once(name, raw, folder / name)
+
+    made = folders(made_once.folder("ecg-catalogs", make))
+    return {name: open_catalog(made[name]) for name in synthetic_raw}
 
 
 @pytest.fixture(scope="session")
-def trained(
-    ecg_catalogs: dict[str, Catalog], tmp_path_factory: pytest.TempPathFactory
-) -> tuple[Path, Run, Run]:
+def trained(ecg_catalogs: dict[str, Catalog], made_once: MadeOnce) -> tuple[Path, Run, Run]:
     """A store with a pretraining and a transfer from it, scored on Georgia, not to be changed."""
-    store = tmp_path_factory.mktemp("store")
     path = ecg_catalogs["ptb-xl"].path
-    upstream = benchmd_ray.pretrain(path, "mae", store, settings=SMALL)
-    run = benchmd_ray.transfer(
-        str(path),
-        str(store),
-        upstream=upstream,
-        targets=[ecg_catalogs["georgia"].path],
-        settings=SMALL,
-    )
-    return store, upstream, run
+
+    def make(store: Path) -> None:
+        upstream = benchmd_ray.pretrain(path, "mae", store, settings=SMALL)
+        benchmd_ray.transfer(
+            str(path),
+            str(store),
+            upstream=upstream,
+            targets=[ecg_catalogs["georgia"].path],
+            settings=SMALL,
+        )
+
+    store = made_once.folder("trained", make)
+    (upstream,), (run,) = store.glob("pretrain-*"), store.glob("transfer-*")
+    return store, read_run(upstream), read_run(run)
+
+
+@pytest.fixture(scope="session")
+def untrusted(
+    request: pytest.FixtureRequest, ecg_catalogs: dict[str, Catalog], made_once: MadeOnce
+) -> Path:
+    """Folder of `untrusted.make_store`, not to be changed."""
+
+    def make(folder: Path) -> None:
+        request.getfixturevalue("ray_cluster")  # only where it is made
+        make_store(folder, [ecg_catalogs[name].path for name in ("ptb-xl", "georgia")])
+
+    return made_once.folder("untrusted", make)
 
 
 @pytest.fixture
@@ -373,29 +378,44 @@ def build_here(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Catalog]:
 
 
 @pytest.fixture(scope="session")
-def synthetic_cxr(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+def synthetic_cxr(made_once: MadeOnce) -> dict[str, Path]:
     """Raw folders of small synthetic chest X-ray datasets, not to be changed."""
-    return write_cxr(tmp_path_factory.mktemp("cxr"), source_records=80, target_records=32)
+
+    def make(folder: Path) -> None:
+        write_cxr(folder, source_records=80, target_records=32)
+
+    return folders(made_once.folder("cxr", make))
 
 
 @pytest.fixture(scope="session")
-def synthetic_eeg(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+def synthetic_eeg(made_once: MadeOnce) -> dict[str, Path]:
     """Raw folders of small synthetic sleep datasets, not to be changed."""
-    return write_eeg(tmp_path_factory.mktemp("eeg"), source_records=4, target_records=4, epochs=30)
+
+    def make(folder: Path) -> None:
+        write_eeg(folder, source_records=4, target_records=4, epochs=30)
+
+    return folders(made_once.folder("eeg", make))
 
 
 @pytest.fixture(scope="session")
-def synthetic_mammo(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+def synthetic_mammo(made_once: MadeOnce) -> dict[str, Path]:
     """Raw folders of small synthetic mammography datasets, not to be changed."""
-    return write_mammo(tmp_path_factory.mktemp("mammo"), source_records=46, target_records=40)
+
+    def make(folder: Path) -> None:
+        write_mammo(folder, source_records=46, target_records=40)
+
+    return folders(made_once.folder("mammo", make))
 
 
 @pytest.fixture(scope="session")
-def synthetic_photos(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+def synthetic_photos(made_once: MadeOnce) -> dict[str, Path]:
     """Raw folders of small synthetic datasets of colour photographs, not to be changed."""
-    sizes = {"source_records": 120, "target_records": 36}
-    derm = write_derm(tmp_path_factory.mktemp("derm"), **sizes)
-    return derm | write_fundus(tmp_path_factory.mktemp("fundus"), **sizes)
+
+    def make(folder: Path) -> None:
+        write_derm(folder, source_records=120, target_records=36)
+        write_fundus(folder, source_records=120, target_records=36)
+
+    return folders(made_once.folder("photographs", make))
 
 
 @pytest.fixture
@@ -405,9 +425,13 @@ def copied_photos(synthetic_photos: dict[str, Path], tmp_path: Path) -> Callable
 
 
 @pytest.fixture(scope="session")
-def synthetic_ct(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+def synthetic_ct(made_once: MadeOnce) -> dict[str, Path]:
     """Raw folders of small synthetic CT datasets, not to be changed."""
-    return write_ct(tmp_path_factory.mktemp("ct"), source_records=20, target_records=8)
+
+    def make(folder: Path) -> None:
+        write_ct(folder, source_records=20, target_records=8)
+
+    return folders(made_once.folder("ct", make))
 
 
 @pytest.fixture(scope="session")
@@ -424,13 +448,16 @@ def build_once() -> Callable[..., Catalog]:
 
 @pytest.fixture(scope="session")
 def ct_catalogs(
-    synthetic_ct: dict[str, Path],
-    build_once: Callable[[str, Path, Path], Catalog],
-    tmp_path_factory: pytest.TempPathFactory,
+    made_once: MadeOnce, synthetic_ct: dict[str, Path], build_once: Callable[..., Catalog]
 ) -> dict[str, Catalog]:
     """Catalogs of the synthetic CT datasets, not to be changed."""
-    out = tmp_path_factory.mktemp("ct-catalogs")
-    return {name: build_once(name, raw, out / name) for name, raw in synthetic_ct.items()}
+
+    def make(folder: Path) -> None:
+        for name, raw in synthetic_ct.items():
+            build_once(name, raw, folder / name)
+
+    made = folders(made_once.folder("ct-catalogs", make))
+    return {name: open_catalog(made[name]) for name in synthetic_ct}
 
 
 @pytest.fixture

@@ -229,7 +229,6 @@ def test_no_module_imports_a_package_of_an_extra():
 
 
 @pytest.mark.slow
-@pytest.mark.ray
 def test_a_core_installation_leads_from_ecgs_to_a_report(tmp_path):
     (tmp_path / "core").mkdir()
     (tmp_path / "core/sitecustomize.py").write_text(CORE)  # of all processes, also Ray's

@@ -81,6 +81,7 @@ def test_a_processor_without_a_name_is_named_by_its_architecture(cpu_info, text)
     assert hardware(CPU).model == (platform.processor() or platform.machine())
 
 
+@pytest.mark.slow
 def test_instructions_are_those_that_the_libraries_chose():
     found = np.show_config(mode="dicts")["SIMD Extensions"]
     found = found.get("found", found["baseline"])

@@ -41,12 +41,12 @@ def test_a_dataset_of_medmnist_has_a_signal_at_each_size(name, shape, patch, tok
     assert signal.axes == (("channel", "y", "x") if len(shape) == 3 else ("channel", "z", "y", "x"))
 
 
-@pytest.mark.parametrize("card", IMAGES, ids=lambda card: card.name)
-def test_patches_of_every_dataset_of_medmnist_cut_it_whole(card):
-    kind = card.modality
-    assert (kind.name, kind.signal.name) == (kind.signal.groups[1], card.name)
-    assert kind.signal.tokens * kind.signal.patch_size == math.prod(kind.signal.input_shape)
-    assert len(set(kind.task.classes)) == len(kind.task.classes) >= 2
+def test_patches_of_every_dataset_of_medmnist_cut_it_whole():
+    for card in IMAGES:
+        kind, signal = card.modality, card.modality.signal
+        assert (kind.name, signal.name) == (signal.groups[1], card.name)
+        assert signal.tokens * signal.patch_size == math.prod(signal.input_shape), card.name
+        assert len(set(kind.task.classes)) == len(kind.task.classes) >= 2, card.name
 
 
 @pytest.mark.parametrize(

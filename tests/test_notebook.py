@@ -42,8 +42,7 @@ def code_cells():
     return [cell for cell in cells if cell["cell_type"] == "code"]
 
 
-@pytest.mark.slow
-@pytest.mark.ray
+@pytest.mark.nightly
 @pytest.mark.data
 def test_the_notebook_leads_from_raw_files_to_figures(real_data, tmp_path):
     code = "\n\n".join("".join(cell["source"]) for cell in code_cells())

@@ -117,8 +117,7 @@ def run_docs(section, real_data, tmp_path, less=LESS):
     return run.stdout
 
 
-@pytest.mark.slow
-@pytest.mark.ray
+@pytest.mark.nightly
 @pytest.mark.data
 def test_the_documented_commands_on_real_ecgs_run_as_written(real_data, tmp_path):
     run_docs("real-ecg", real_data, tmp_path)
@@ -132,8 +131,7 @@ def test_the_documented_commands_on_real_ecgs_run_as_written(real_data, tmp_path
     assert len(pd.read_csv(tmp_path / "ecg/report/searches.csv")) == 1
 
 
-@pytest.mark.slow
-@pytest.mark.ray
+@pytest.mark.nightly
 @pytest.mark.data
 def test_the_documented_commands_on_real_chest_x_rays_run_as_written(real_data, tmp_path):
     run_docs("real-cxr", real_data, tmp_path, (*LESS, ("--seed 0 --seed 1", "--seed 0")))
@@ -142,8 +140,7 @@ def test_the_documented_commands_on_real_chest_x_rays_run_as_written(real_data, 
     assert len(list((tmp_path / "cxr/figures").glob("*.png"))) >= 3
 
 
-@pytest.mark.slow
-@pytest.mark.ray
+@pytest.mark.nightly
 @pytest.mark.data
 def test_the_documented_command_on_medmnist_leads_from_a_file_to_a_tuned_model(real_data, tmp_path):
     less = (("--small", "--small --set transfer.epochs=1 --trials 2 --seed 0"),)

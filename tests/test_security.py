@@ -195,7 +195,6 @@ def session(ecg_catalogs, tmp_path_factory):
     shutil.rmtree(logs)
 
 
-@pytest.mark.ray
 @pytest.mark.slow
 def test_keys_are_written_nowhere(session):
     files = [path for folder in session["folders"] for path in folder.rglob("*") if path.is_file()]
@@ -207,7 +206,6 @@ def test_keys_are_written_nowhere(session):
         assert not any(value in text for text in session["printed"]), name
 
 
-@pytest.mark.ray
 @pytest.mark.slow
 def test_an_embedded_ray_listens_on_this_machine_alone(session):
     listening = json.loads(re.search("LISTENING (.*)", session["printed"][0])[1])

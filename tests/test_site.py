@@ -144,6 +144,7 @@ def test_pages_take_nothing_from_other_hosts(site):
         assert not re.findall(r"(?:url\(|@import) *[\"']?(?:https?:)?//", path.read_text("utf-8"))
 
 
+@pytest.mark.nightly
 def test_the_site_is_searched_from_a_folder(site):
     with started_browser() as browser:
         page = browser.new_page()

@@ -34,6 +34,7 @@ def begun(name, **asked):
     return settings, starting_at(space, settings, tuning.held)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "small"),
     [*((name, True) for name in NAMES), *((name, False) for name in NAMES if "adrenal" in name)],
@@ -86,6 +87,7 @@ def test_a_file_of_another_name_is_refused_with_what_is_expected(tmp_path):
 ASKED = {"small": False, "space": None, "held": (), "trials": 5, "seeds": (0, 1, 2)}
 
 
+@pytest.mark.slow
 def test_a_baseline_is_searched_on_the_datasets_that_it_fits():
     assert len(usual_cards()) == 18
     starts = ("resnet18", "resnet50", "resnet18-acs")

@@ -132,7 +132,7 @@ def test_all_detectors_are_there_and_networks_of_their_own_are_trained_briefly(m
     assert taken == [STEPS["autoencoder"]]
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.ray
 def test_the_demo_of_one_modality_ends_with_controls_that_hold(ray_cluster, tmp_path):
     out = tmp_path / "demo"

@@ -56,6 +56,7 @@ def all_signals():
     return sorted(found, key=str)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("signal", all_signals(), ids=lambda s: f"{s.name}{s.stored_shape}")
 def test_every_fault_fits_every_signal_that_it_claims(signal):
     if np.prod(signal.stored_shape) > 2e5:

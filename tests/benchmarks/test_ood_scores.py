@@ -98,6 +98,7 @@ def test_the_random_half_is_one_of_all_halves(monkeypatch):
     assert chance_p(of_patients(sizes, values), "detector") == pytest.approx(expected)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sizes", [[1] * 20, [50] + [1] * 19, [1, 2, 4, 8, 16] * 4])
 def test_the_control_of_chance_holds_its_level_whatever_patients_have(sizes, monkeypatch):
     """Records of a patient are nearly alike, and patients have unequal numbers of them."""

@@ -69,7 +69,6 @@ BENCH = "--bench surfaces:SURFACES"
 
 
 @pytest.mark.slow
-@pytest.mark.ray
 def test_it_is_run_tuned_and_reported_without_a_change_of_the_package(place, monkeypatch):
     small = "--set execution.device=cpu --tflops 1 --technique scratch"
     benchmd(place, f"run {BENCH} --catalog catalogs --store runs {small}")

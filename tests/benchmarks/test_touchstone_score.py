@@ -1,5 +1,6 @@
 """Score runs: what they write, how they resume, and what is quarantined."""
 
+import contextlib
 import json
 import os
 import signal
@@ -12,6 +13,7 @@ import numpy as np
 import psutil
 import pyarrow.parquet as pq
 import pytest
+import shared_ray
 from click.testing import CliRunner
 from made_masks import SPACING, boxes, card, score_in_process, sides, write, write_masks
 
@@ -184,7 +186,6 @@ def command(*arguments):
     return [sys.executable, "-m", "benchmd_ray.cli", "segment", "score", *map(str, arguments)]
 
 
-@pytest.mark.ray
 @pytest.mark.slow
 def test_the_command_scores_one_pair_of_files(tmp_path):
     write(tmp_path / "labels.nii.gz", boxes())
@@ -247,11 +248,11 @@ def test_killed_workers_cost_no_case(ray_cluster, tmp_path, monkeypatch):
             time.sleep(0.01)
             if len(list((tmp_path / "run" / "parts").glob("*.json"))) < 5 * (1 + len(killed)):
                 continue
-            workers = [
-                process
-                for process in psutil.Process().children(recursive=True)
-                if process.is_running() and process.name().startswith("ray::case")
-            ]
+            workers = []
+            for process in shared_ray.processes():
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    if process.name().startswith("ray::case"):
+                        workers.append(process)
             if workers:
                 workers[0].kill()
                 killed.append(workers[0].pid)

@@ -11,6 +11,7 @@ import uuid
 import psutil
 import pytest
 from made_masks import boxes, card, score_in_process, write
+from waiting import until
 
 from benchmd_ray.benchmarks.touchstone import submission as submissions
 from benchmd_ray.benchmarks.touchstone.cases import read_manifest, read_scored
@@ -130,18 +131,10 @@ def test_a_command_ends_with_the_worker_that_watches_it(tmp_path):
         others = [p for p in found if p.info["pid"] != at_work.pid]
         return [p for p in others if p.info["cmdline"] and p.info["cmdline"][-1] == word]
 
-    wait_until(commands)
+    until("command", commands)
     at_work.kill()
     at_work.wait()
-    wait_until(lambda: not commands())
-
-
-def wait_until(condition, seconds=20):
-    for _ in range(int(seconds / 0.05)):
-        if condition():
-            return
-        time.sleep(0.05)
-    pytest.fail("it did not come true")
+    until("end of it", lambda: not commands())
 
 
 def test_only_the_ends_of_long_output_are_kept(tmp_path):

@@ -521,7 +521,6 @@ def card_file(folder: Path) -> Path:
     return path
 
 
-@pytest.mark.ray
 @pytest.mark.slow
 def test_from_raw_files_to_masks_and_a_report_by_the_command_line(tmp_path):
     raw = write_segmentation(tmp_path / "raw")["hippocampus"]

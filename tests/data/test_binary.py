@@ -129,6 +129,7 @@ def test_a_class_is_normal(synthetic_raw, build_once, tmp_path):
     assert {name for name in found if found[name] == "normal"} == sinus & {*found}
 
 
+@pytest.mark.slow
 def test_merged_and_part_classes(synthetic_photos, build_once, tmp_path):
     raw = synthetic_photos["bcn20000"]
     catalog = build_once(
@@ -166,6 +167,7 @@ def test_records_of_which_no_label_is_known_are_excluded_and_counted():
     assert in_two_classes(found, card, []) == (found, card)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "normal", "message"),
     [

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import psutil
 import pytest
+from tiers import by_tier
 
-from benchmd_ray.data.build import build
 from benchmd_ray.data.catalog import open_catalog
 
 COMMAND = (sys.executable, "-m", "benchmd_ray.cli", "catalog", "build", "aptos-2019")
@@ -99,19 +99,21 @@ def stopped(command: subprocess.Popen[str], number: signal.Signals, *, group: bo
     return errors
 
 
-@pytest.mark.ray
-@pytest.mark.slow
 @pytest.mark.parametrize(
-    ("number", "moment", "later"),
-    [
-        *((signal.SIGTERM, moment, 0.0) for moment in MOMENTS),
-        (signal.SIGTERM, "raylet", 1.0),
-        (signal.SIGINT, "raylet", 0.0),
-        (signal.SIGINT, MOMENTS[-1], 0.0),
-    ],
+    "stop",
+    by_tier(
+        [],
+        [(signal.SIGTERM, MOMENTS[-1], 0.0), (signal.SIGINT, "raylet", 0.0)],
+        [
+            *((signal.SIGTERM, moment, 0.0) for moment in MOMENTS),
+            (signal.SIGTERM, "raylet", 1.0),
+            (signal.SIGINT, MOMENTS[-1], 0.0),
+        ],
+    ),
 )
-def test_a_stopped_build_leaves_nothing_and_resumes(raw, tmp_path, number, moment, later):
-    out = tmp_path / "out"
+def test_a_stopped_build_leaves_nothing_and_resumes(raw, tmp_path, stop, build_once):
+    """By a signal at a moment of the build, or some seconds later."""
+    (number, moment, later), out = stop, tmp_path / "out"
     command = started(raw, out)
     until(moment, command, out)
     time.sleep(later)
@@ -123,5 +125,5 @@ def test_a_stopped_build_leaves_nothing_and_resumes(raw, tmp_path, number, momen
         give(raw)
         again = started(raw, out)
         assert again.wait(120) == 0, again.communicate()
-        whole = build("aptos-2019", raw, tmp_path / "whole", allow_missing=True)
+        whole = build_once("aptos-2019", raw, tmp_path / "whole")
         assert open_catalog(out).digest == whole.digest

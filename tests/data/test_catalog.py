@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import errno
 import json
@@ -28,7 +29,6 @@ from benchmd_ray.data.verify import verify
 from benchmd_ray.errors import BenchmdError
 from benchmd_ray.files import sha256, write_json
 
-pytestmark = pytest.mark.ray
 TARGETS = ("chapman-shaoxing", "georgia", "cpsc")
 
 
@@ -152,9 +152,9 @@ def test_nothing_that_names_a_person_or_a_visit_is_stored(ecg_catalogs, syntheti
     assert kept == {".lock", "manifest.json", "shards"}
 
 
-@pytest.mark.slow
+@pytest.mark.usefixtures("in_process")
 def test_both_layouts_of_ptbxl_give_the_same_labels_splits_and_signals(
-    ray_cluster, ecg_catalogs, synthetic_raw, tmp_path, write_cinc
+    ecg_catalogs, synthetic_raw, tmp_path, write_cinc
 ):
     raw = synthetic_raw["ptb-xl"]
     shutil.copy(raw / "ptbxl_database.csv", tmp_path)
@@ -170,19 +170,21 @@ def test_both_layouts_of_ptbxl_give_the_same_labels_splits_and_signals(
     assert [shard["sha256"] for shard in other.manifest["shards"]] == names
 
 
-def test_rebuilding_gives_the_same_bytes(ray_cluster, ecg_catalogs, synthetic_raw, tmp_path):
+@pytest.mark.ray
+def test_rebuilding_gives_the_same_bytes(ecg_catalogs, synthetic_raw, tmp_path):
     again = build_georgia(synthetic_raw["georgia"], tmp_path / "again")
     assert again.manifest == ecg_catalogs["georgia"].manifest
 
 
-@pytest.mark.usefixtures("ray_cluster", "small_chunks")
+@pytest.mark.usefixtures("small_chunks", "in_process")
 def test_finished_catalog_is_opened_and_not_built_again(georgia, tmp_path, monkeypatch):
     first = build_georgia(georgia, tmp_path / "out")
     monkeypatch.setattr(building, "_run", None)
     assert build_georgia(georgia, tmp_path / "out").manifest == first.manifest
 
 
-@pytest.mark.usefixtures("ray_cluster", "small_chunks")
+@pytest.mark.ray
+@pytest.mark.usefixtures("small_chunks")
 def test_killed_build_goes_on_where_it_stopped(synthetic_raw, tmp_path, monkeypatch):
     raw, out = synthetic_raw["georgia"], tmp_path / "out"
     whole = build_georgia(raw, tmp_path / "whole")
@@ -211,7 +213,7 @@ def test_killed_build_goes_on_where_it_stopped(synthetic_raw, tmp_path, monkeypa
         assert (out / "shards" / name).stat().st_mtime_ns == modified
 
 
-@pytest.mark.usefixtures("ray_cluster", "small_chunks", "in_process")
+@pytest.mark.usefixtures("small_chunks", "in_process")
 def test_part_whose_shard_was_lost_or_cut_is_built_again(synthetic_raw, tmp_path, monkeypatch):
     raw, out = synthetic_raw["georgia"], tmp_path / "out"
     with monkeypatch.context() as patch:
@@ -226,7 +228,7 @@ def test_part_whose_shard_was_lost_or_cut_is_built_again(synthetic_raw, tmp_path
     assert len(list((out / "shards").iterdir())) == 4
 
 
-@pytest.mark.usefixtures("ray_cluster", "in_process")
+@pytest.mark.usefixtures("in_process")
 def test_parts_of_other_inputs_are_not_taken_over(georgia, tmp_path, monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr(building, "manifest_of", lambda *_: 1 / 0)
@@ -237,7 +239,7 @@ def test_parts_of_other_inputs_are_not_taken_over(georgia, tmp_path, monkeypatch
     assert "E00001" not in set(table(resumed)["record_id"])
 
 
-@pytest.mark.usefixtures("ray_cluster")
+@pytest.mark.usefixtures("in_process")
 def test_unreadable_record_is_quarantined_with_its_reason(georgia, tmp_path):
     content = (georgia / "E00002.mat").read_bytes()
     (georgia / "E00002.mat").write_bytes(content[:1000])
@@ -248,7 +250,7 @@ def test_unreadable_record_is_quarantined_with_its_reason(georgia, tmp_path):
     assert "E00002" not in set(table(built)["record_id"])
 
 
-@pytest.mark.usefixtures("ray_cluster", "small_chunks", "in_process")
+@pytest.mark.usefixtures("small_chunks", "in_process")
 def test_too_many_unreadable_records_stop_the_build_and_can_be_mended(georgia, tmp_path):
     content = (georgia / "E00002.mat").read_bytes()
     (georgia / "E00002.mat").write_bytes(content[:1000])
@@ -264,7 +266,7 @@ def test_too_many_unreadable_records_stop_the_build_and_can_be_mended(georgia, t
     assert mended.rows("test") == 19
 
 
-@pytest.mark.usefixtures("ray_cluster", "in_process")
+@pytest.mark.usefixtures("in_process")
 def test_catalog_without_records_says_why(georgia, tmp_path):
     for path in georgia.glob("*.hea"):
         path.write_text(re.sub("Dx: .*", "Dx: 999", path.read_text()))
@@ -272,7 +274,7 @@ def test_catalog_without_records_says_why(georgia, tmp_path):
         build_georgia(georgia, tmp_path / "out")
 
 
-@pytest.mark.usefixtures("ray_cluster", "small_chunks", "in_process")
+@pytest.mark.usefixtures("small_chunks", "in_process")
 def test_full_disk_leaves_no_partial_file_and_can_be_resumed(georgia, tmp_path, monkeypatch):
     whole = build_georgia(georgia, tmp_path / "whole")
     write_bytes, calls = Path.write_bytes, []
@@ -317,7 +319,7 @@ def test_unknown_dataset_and_policy_suggest_the_nearest(georgia, tmp_path):
         build_georgia(georgia, tmp_path / "out", policy="cleam")
 
 
-@pytest.mark.usefixtures("ray_cluster", "in_process")
+@pytest.mark.usefixtures("in_process")
 def test_released_policy_needs_and_follows_its_table(georgia, tmp_path):
     with pytest.raises(BenchmdError, match="needs the split table"):
         build_georgia(georgia, tmp_path / "out", policy="released")
@@ -334,7 +336,7 @@ def test_released_policy_needs_and_follows_its_table(georgia, tmp_path):
     assert "validation, normal: 0 records, published 725 (-725, -100.0%)" in notes
 
 
-@pytest.mark.usefixtures("ray_cluster", "in_process")
+@pytest.mark.usefixtures("in_process")
 def test_folder_with_another_catalog_is_not_overwritten(georgia, tmp_path):
     first = build_georgia(georgia, tmp_path / "out")
     (georgia / "E00001.hea").unlink()
@@ -533,7 +535,7 @@ def test_split_without_records_is_named(ecg_catalogs):
     assert ecg_catalogs["ptb-xl"].evaluation_splits == ("validation", "test")
 
 
-def test_a_finished_catalog_that_lost_a_shard_is_built_anew(built, tmp_path, synthetic_raw):
+def test_a_finished_catalog_that_lost_a_shard_is_built_anew(built, in_process, synthetic_raw):
     before = built.digest
     (shard,) = (built.path / built.manifest["shards"][0]["file"],)
     shard.unlink()
@@ -605,10 +607,12 @@ def test_a_worker_that_dies_is_told_with_the_records_it_had(georgia, tmp_path, m
     monkeypatch.setattr(building, "CHUNK_BYTES", 10 * 120_000)
     with monkeypatch.context() as patch:
         patch.setattr(building, "ray_data", Dying)
+        patch.setattr(building, "connected", lambda *_, **__: contextlib.nullcontext())
         message = (
             r"at the records E00011 to E00020 .*RuntimeError: the worker died\)\. Run the same"
         )
         with pytest.raises(BenchmdError, match=message):
             build_georgia(georgia, tmp_path / "out")
     assert len(list((tmp_path / "out" / "parts").iterdir())) == 1
+    build_in_process(monkeypatch)
     assert build_georgia(georgia, tmp_path / "out").rows("test") > 0

@@ -122,6 +122,7 @@ def test_a_catalog_built_on_s3_is_byte_for_byte_the_local_one(
     assert build_here("georgia", synthetic_raw["georgia"], out).digest == local.digest
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("small_chunks")
 @pytest.mark.parametrize("last", ["shards/test-00002.parquet", "parts/test-00001.json", MANIFEST])
 def test_a_build_that_was_killed_goes_on_where_it_stopped(
@@ -201,6 +202,7 @@ def test_a_lost_shard_on_s3_is_built_again(s3, build_here, synthetic_raw, node):
 # Reading
 
 
+@pytest.mark.slow
 def test_feeds_of_a_catalog_on_s3_are_those_of_the_local_one(
     published, ecg_catalogs, node, fetched
 ):

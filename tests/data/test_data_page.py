@@ -22,7 +22,7 @@ def rows(name):
     return {split: opened.rows(split) for split in opened.manifest["splits"]}
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_the_commands_of_the_page_work_as_written(
     synthetic_raw, synthetic_cxr, ct_catalogs, tmp_path, monkeypatch
 ):

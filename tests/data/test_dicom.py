@@ -788,6 +788,7 @@ TWINS = [
 """Two files of one image, and how much their grey levels may differ."""
 
 
+@pytest.mark.slow
 @pytest.mark.data
 @pytest.mark.parametrize(("first", "second", "most"), TWINS)
 def test_two_files_of_one_image_are_equal(odd, first, second, most):

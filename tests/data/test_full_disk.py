@@ -12,7 +12,6 @@ import pytest
 import ray
 
 from benchmd_ray import cluster
-from benchmd_ray.data.build import build
 from benchmd_ray.data.catalog import open_catalog
 from benchmd_ray.errors import BenchmdError
 
@@ -34,13 +33,12 @@ if "FULL" in os.environ:
 
 
 @pytest.fixture(scope="module")
-def whole(synthetic_photos, tmp_path_factory):
+def whole(synthetic_photos, build_once, tmp_path_factory):
     """The catalog that no full disk met."""
     out = tmp_path_factory.mktemp("whole") / "out"
-    return build("aptos-2019", synthetic_photos["aptos-2019"], out, allow_missing=True)
+    return build_once("aptos-2019", synthetic_photos["aptos-2019"], out)
 
 
-@pytest.mark.ray
 @pytest.mark.slow
 @pytest.mark.parametrize("ending", ["-00000.parquet", "manifest.json"])
 def test_a_full_disk_ends_a_build_that_resumes(synthetic_photos, whole, tmp_path, ending):

@@ -84,6 +84,7 @@ def refused(path: Path, out: Path, message: str) -> None:
     assert {path.name for path in out.glob("*")} <= {".lock"}
 
 
+@pytest.mark.slow
 def test_records_come_back_byte_for_byte(ct_catalogs, exported, tmp_path):
     original = ct_catalogs["lidc-idri"]
     imported = import_hdf5(exported, tmp_path / "out")
@@ -95,6 +96,7 @@ def test_records_come_back_byte_for_byte(ct_catalogs, exported, tmp_path):
     assert verify(imported) == verify(original)
 
 
+@pytest.mark.slow
 def test_images_and_waveforms_come_back_too(build_here, synthetic_cxr, synthetic_eeg, tmp_path):
     for name, raw in (("chexpert", synthetic_cxr), ("shhs", synthetic_eeg)):
         original = build_here(name, raw[name], tmp_path / name)

@@ -16,7 +16,6 @@ def test_records_are_found_where_they_lie(synthetic_raw):
     assert all(path.is_file() for path in found.values())
 
 
-@pytest.mark.ray
 def test_every_record_of_a_catalog_is_found(synthetic_raw, ecg_catalogs):
     import pyarrow.parquet as pq
 

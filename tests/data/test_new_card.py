@@ -41,7 +41,6 @@ def counts(catalog):
     return {name: sum(split[name] for split in held) for name in catalog.task.classes}
 
 
-@pytest.mark.ray
 def test_folders_of_splits_and_classes(tmp_path, monkeypatch, build_here):
     raw = tmp_path / "raw"
     sizes = {"Train": 4, "valid": 2, "test": 3}
@@ -56,7 +55,6 @@ def test_folders_of_splits_and_classes(tmp_path, monkeypatch, build_here):
     assert counts(catalog) == dict.fromkeys(KINDS, 9)
 
 
-@pytest.mark.ray
 def test_a_table_of_grey_pictures_in_a_folder(tmp_path, monkeypatch, build_here):
     raw = tmp_path / "raw"
     write_pictures(raw, [f"images/{n}.png" for n in range(30)], channels=1)
@@ -71,7 +69,6 @@ def test_a_table_of_grey_pictures_in_a_folder(tmp_path, monkeypatch, build_here)
     assert (files.patient, files.metadata) == ("patient", {"age": "age"})
 
 
-@pytest.mark.ray
 def test_a_parquet_table(tmp_path, monkeypatch, build_here):
     raw = tmp_path / "raw"
     write_pictures(raw, [f"{n}.png" for n in range(12)])
@@ -83,7 +80,6 @@ def test_a_parquet_table(tmp_path, monkeypatch, build_here):
     assert patients.startswith("which column names the patients")
 
 
-@pytest.mark.ray
 def test_recordings_in_folders_named_by_class(tmp_path, monkeypatch, build_here):
     raw, rng = tmp_path / "raw", np.random.default_rng(1)
     for kind in KINDS[:2]:
@@ -99,7 +95,6 @@ def test_recordings_in_folders_named_by_class(tmp_path, monkeypatch, build_here)
     assert counts(catalog) == {"cat": 6, "dog": 6}
 
 
-@pytest.mark.ray
 def test_a_rate_that_no_file_states_is_said(tmp_path, monkeypatch, build_here):
     raw = tmp_path / "raw"
     for kind in KINDS[:2]:
@@ -147,7 +142,6 @@ def test_no_card_is_written_over(tmp_path):
     assert (tmp_path / "cards" / "pets.yaml").read_bytes() == held
 
 
-@pytest.mark.ray
 def test_real_volumes_in_folders_named_by_class(tmp_path, monkeypatch, build_here, real_data):
     raw = tmp_path / "raw"
     files = sorted((real_data / "segmentation" / "hippocampus" / "images").glob("*.nii.gz"))
@@ -165,7 +159,6 @@ def test_real_volumes_in_folders_named_by_class(tmp_path, monkeypatch, build_her
     assert sum(held["patients"] for held in catalog.manifest["splits"].values()) == 12
 
 
-@pytest.mark.ray
 @pytest.mark.parametrize("end", [".npy", ".npz", ".h5"])
 def test_arrays_in_folders_named_by_class(tmp_path, monkeypatch, build_here, end):
     rng, raw = np.random.default_rng(2), tmp_path / "raw"

@@ -77,7 +77,6 @@ def rows_of(catalog) -> dict[str, dict]:
     return found
 
 
-@pytest.mark.ray
 @pytest.mark.slow
 def test_classes_on_pictures_go_from_a_table_to_a_report(tmp_path):
     rng, raw = np.random.default_rng(0), tmp_path / "raw" / "skin"
@@ -116,7 +115,6 @@ def test_classes_on_pictures_go_from_a_table_to_a_report(tmp_path):
     assert catalog.task.classes == ("melanoma", "naevus")
 
 
-@pytest.mark.ray
 @pytest.mark.slow
 def test_folders_named_by_split_and_class(tmp_path):
     rng, raw = np.random.default_rng(1), tmp_path / "raw" / "cells"
@@ -140,7 +138,6 @@ def test_folders_named_by_split_and_class(tmp_path):
     }
 
 
-@pytest.mark.ray
 @pytest.mark.slow
 def test_empty_splits_and_classes_are_said_at_the_build(tmp_path):
     rng, raw = np.random.default_rng(5), tmp_path / "raw" / "cells"
@@ -153,7 +150,6 @@ def test_empty_splits_and_classes_are_said_at_the_build(tmp_path):
     assert "no record of round" not in said
 
 
-@pytest.mark.ray
 @pytest.mark.slow
 def test_signals_of_another_kind(tmp_path):
     raw = tmp_path / "raw" / "steps"
@@ -182,7 +178,6 @@ def test_signals_of_another_kind(tmp_path):
     assert list((tmp_path / "figures" / "steps").glob("examples*.png"))
 
 
-@pytest.mark.ray
 @pytest.mark.slow
 def test_labels_of_ones_own_on_known_recordings(tmp_path):
     rng, raw = np.random.default_rng(3), tmp_path / "raw"
@@ -209,7 +204,6 @@ def test_labels_of_ones_own_on_known_recordings(tmp_path):
         assert row["target"] == [int(name[-4]) % 2, 1 - int(name[-4]) % 2]
 
 
-@pytest.mark.ray
 @pytest.mark.slow
 def test_a_dataset_in_code_and_its_source_name_the_catalog(tmp_path):
     rng, raw = np.random.default_rng(4), tmp_path / "raw" / "edges"

@@ -67,6 +67,7 @@ def test_synthetic_records_make_another_catalog(films, raw, tmp_path):  # noqa: 
     assert second.digest != first.digest
 
 
+@pytest.mark.slow
 def test_what_the_demo_draws_is_marked(tmp_path, monkeypatch):
     build_in_process(monkeypatch)
     made = catalogs_of("derm", tmp_path, lambda line: None, sizes={"source_records": 12})

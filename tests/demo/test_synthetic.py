@@ -95,7 +95,6 @@ def test_header_quirks_differ(synthetic_raw):
     assert lengths == {3750, 5000, 10500}
 
 
-@pytest.mark.ray
 def test_every_class_that_has_a_code_occurs_in_every_split(ecg_catalogs):
     for name, built in ecg_catalogs.items():
         mapped = set(CLASSES)

@@ -31,6 +31,8 @@ from benchmd_ray.training.predictions import Predictions, predictions_path, read
 from benchmd_ray.training.reporter import Reporter
 from benchmd_ray.training.transfer import transfer
 
+pytestmark = pytest.mark.slow
+
 
 def content(root: Path) -> dict[str, str]:
     return {
@@ -151,7 +153,6 @@ def larger(build_once, tmp_path_factory) -> dict[str, tuple[np.ndarray, np.ndarr
     return held
 
 
-@pytest.mark.slow
 def test_classes_can_be_learnt_from_simple_features_and_transfer_worse(larger):
     features, targets, _ = larger["lidc-idri train"]
     centre, spread = features.mean(axis=0), features.std(axis=0)

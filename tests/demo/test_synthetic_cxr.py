@@ -19,6 +19,8 @@ from benchmd_ray.data.discovery import chosen
 from benchmd_ray.demo import WRITERS
 from benchmd_ray.demo.cxr import write_cxr
 
+pytestmark = pytest.mark.slow
+
 NAMES = ("mimic-cxr", "chexpert", "vindr-cxr")
 
 

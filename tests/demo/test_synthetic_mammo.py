@@ -18,6 +18,8 @@ from benchmd_ray.data.raw import Choices
 from benchmd_ray.demo import WRITERS
 from benchmd_ray.demo.mammo import write_mammo
 
+pytestmark = pytest.mark.slow
+
 NAMES = ("vindr-mammo", "cbis-ddsm")
 
 

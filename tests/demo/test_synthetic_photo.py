@@ -19,6 +19,8 @@ from benchmd_ray.data.raw import Choices
 from benchmd_ray.demo import WRITERS
 from benchmd_ray.training.predict import merging
 
+pytestmark = pytest.mark.slow
+
 NAMES = {
     "derm": ("bcn20000", "ham10000", "pad-ufes-20"),
     "fundus": ("messidor-2", "aptos-2019", "jinchi"),

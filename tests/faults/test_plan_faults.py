@@ -20,7 +20,8 @@ from benchmd_ray.results.storage.places import store_folder
 from benchmd_ray.service.live import units_done
 from benchmd_ray.storage.bucket import open_bucket
 
-pytestmark = [pytest.mark.ray, pytest.mark.slow]
+# Two simulated clusters at once are too much for two cores.
+pytestmark = [pytest.mark.ray, pytest.mark.nightly, pytest.mark.xdist_group("faults")]
 
 DATASETS = ("ptb-xl", "georgia", "cpsc")
 SMALL = """

@@ -14,7 +14,8 @@ from benchmd_ray.results.watching import watched
 from benchmd_ray.storage.bucket import open_bucket
 from benchmd_ray.tuning.records import read_searches
 
-pytestmark = [pytest.mark.ray, pytest.mark.slow]
+# Two simulated clusters at once are too much for two cores.
+pytestmark = [pytest.mark.ray, pytest.mark.nightly, pytest.mark.xdist_group("faults")]
 
 SMALL = """
 encoder: tiny

@@ -17,7 +17,8 @@ from benchmd_ray.training.following import checkpoint_step
 from benchmd_ray.training.reporter import read_metrics
 from benchmd_ray.training.restarts import RESTARTS
 
-pytestmark = [pytest.mark.ray, pytest.mark.slow]
+# Two simulated clusters at once are too much for two cores.
+pytestmark = [pytest.mark.ray, pytest.mark.nightly, pytest.mark.xdist_group("faults")]
 
 STEPS = 320
 WORKER = "RayTrainWorker"

@@ -119,6 +119,7 @@ def test_every_weight_of_a_network_of_volumes_gets_a_gradient(network):
     assert len(dead) < 0.1 * len(list(encoder.parameters())), dead  # blocks that were dropped
 
 
+@pytest.mark.slow
 @pytest.mark.data
 @pytest.mark.parametrize("network", NAMES)
 def test_real_images_are_learnt(network, real_data):

@@ -36,6 +36,7 @@ def test_they_have_the_parameters_of_their_tables(name, width, channels):
     assert size(encoder) == PARAMETERS[name](width, channels)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("network", "parameters", "features"),
     [
@@ -165,6 +166,7 @@ def test_the_largest_map_is_what_the_network_makes_of_an_example(network, option
     assert values_held(encoder) == encoder.largest_map == largest(encoder)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("network", MONAI)
 @pytest.mark.parametrize("samples", [1001, 3750, 5000])  # of few samples, what is padded counts
 def test_the_largest_map_of_monai_s_networks_is_known_but_for_rounding(network, samples):

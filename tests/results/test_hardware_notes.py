@@ -53,6 +53,7 @@ def test_one_kind_of_hardware_gives_no_note(tmp_path):
     assert noted(*runs([make_report_store(tmp_path)])) == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "other",
     [

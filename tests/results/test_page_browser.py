@@ -1,7 +1,6 @@
 """The report's page in a real browser, from file://."""
 
 import math
-import time
 from collections import Counter
 
 import numpy as np
@@ -9,12 +8,14 @@ import pytest
 from analysis_frames import invented
 from browsers import started_browser
 from test_page import EVIL, drawn, renamed
+from waiting import until
 
 from benchmd_ray.results.report.page import write_page
 from benchmd_ray.results.report.page_tables import FIRST
 from benchmd_ray.results.report.table import rounded, shown
 
 NOTHING = "–"
+pytestmark = pytest.mark.nightly
 
 
 @pytest.fixture(scope="module")
@@ -86,11 +87,8 @@ def column(tab, table, title):
 
 def eventually(look, expected):
     """Whether it comes to be so within seconds; the page's policy forbids Playwright's own wait."""
-    for _ in range(100):
-        if look() == expected:
-            return True
-        time.sleep(0.05)
-    return False
+    until(f"{expected!r}", lambda: look() == expected, 30, lambda: f"it is {look()!r}")
+    return True
 
 
 def number(text):

@@ -17,6 +17,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from stored import runs
 from stores import described, write_done
+from waiting import until
 
 from benchmd_ray.cli import main
 from benchmd_ray.errors import BenchmdError, BucketError, Busy, DiskFull, Transient
@@ -385,13 +386,10 @@ def test_a_machine_that_lost_its_lease_stops_publishing_while_it_works(
     work = begin(run)
     data = json.dumps({"session": "another", "state": "held", "count": 1}).encode()
     s3.write(f"{run.folder.name}/lease.json", data)
-    deadline = time.monotonic() + 10
-    while "has taken over" not in caplog.text and time.monotonic() < deadline:
-        time.sleep(0.05)
+    publication = work.gen.gi_frame.f_locals["work"]
+    until("end of its publishing", lambda: not publication._thread.is_alive())
     before = s3.objects()
     checkpoint(run, 7, b"mine")
-    time.sleep(0.3)
-    assert s3.objects() == before
     with pytest.raises(Lost):
         work.__exit__(None, None, None)
     assert s3.objects() == before
@@ -563,11 +561,10 @@ def test_another_machine_goes_on_from_the_checkpoint_of_a_killed_one(s3, machine
     work = begin(run)
     (run.folder / "metrics.jsonl").write_text('{"done": 1}\n{"done": 2}\n')
     checkpoint(run, 2, b"two")
-    while not newest_checkpoint(published(s3)):
-        time.sleep(0.02)
+    until("checkpoint", lambda: newest_checkpoint(published(s3)))
     kill(work, monkeypatch)
     modified = s3.objects()[f"{run.folder.name}/metrics.jsonl"].modified
-    time.sleep(1.0)
+    until("second since then", lambda: time.time() > modified + 1)
     there = open_run(machine("b"), "r", ABOUT)
     monkeypatch.setattr(leases, "LEASE_SECONDS", 0.0)
     with working(there):
@@ -840,12 +837,13 @@ def test_a_bucket_that_is_not_there_is_named(s3, machine):
 @pytest.fixture
 def outage(monkeypatch):
     """Calls fail while it is on."""
-    state = {"on": False}
+    state = {"on": False, "refused": 0}
     for name in ("objects", "read", "write", "upload", "download", "delete"):
         real = getattr(Bucket, name)
 
         def call(bucket, *arguments, _real=real, **named):
             if state["on"]:
+                state["refused"] += 1
                 raise BucketError(f"cannot reach {bucket.address}")
             return _real(bucket, *arguments, **named)
 
@@ -861,12 +859,10 @@ def test_work_goes_on_through_an_outage_and_is_published_later(
     with working(run):
         outage["on"] = True
         checkpoint(run, 2, b"two")
-        time.sleep(0.4)
+        until("further tries", lambda: outage["refused"] > 2)
         assert caplog.text.count("the work continues and is published later: cannot reach") == 1
         outage["on"] = False
-        deadline = time.monotonic() + 10
-        while not newest_checkpoint(published(s3)) and time.monotonic() < deadline:
-            time.sleep(0.05)
+        until("checkpoint", lambda: newest_checkpoint(published(s3)))
         assert newest_checkpoint(published(s3)).startswith("step_000000002.")
         train(run)
     assert "is published again" in caplog.text

@@ -1076,6 +1076,7 @@ def test_the_same_analysis_gives_the_same_bytes_and_small_files(tmp_path):
         assert a.read_bytes() == b.read_bytes(), a.name
 
 
+@pytest.mark.slow
 def test_the_largest_figures_are_small_files(drawn, images, tmp_path):
     name = "reliability-cxr-mimic-cxr-chexpert-test"
     paths = write(drawn[name].figure, tmp_path, name)

@@ -80,6 +80,7 @@ def test_each_odd_character_is_written_so_that_latex_takes_it(character):
     assert rows_of(latex(frame, "c", "tab:x"))[2] == [latex_text(f"a{character}b"), "c"]
 
 
+@pytest.mark.slow
 def test_every_table_of_a_report_is_latex(report_analysis, tmp_path):
     write_tables(report_analysis, tmp_path)
     found = sorted(tmp_path.glob("*.tex"))

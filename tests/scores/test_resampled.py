@@ -160,6 +160,7 @@ def test_class_that_loses_its_negatives_or_positives_is_not_scored(name, lacking
     np.testing.assert_array_equal(np.isnan(values[:, 2]), counts == 0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "truth"), [("accuracy", 0.8), ("brier", 0.8 * 0.01 + 0.2 * 0.81), ("f1", 0.8)]
 )

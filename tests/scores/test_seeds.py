@@ -111,6 +111,7 @@ def test_interval_is_never_narrower_than_that_of_the_patients():
         assert found.high >= patients.high - 1e-12
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seeds", [2, 3, 4, 5])
 @pytest.mark.parametrize(
     "mix",

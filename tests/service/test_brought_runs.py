@@ -62,6 +62,7 @@ def folder(tmp_path) -> Path:
     return tmp_path / "secret-place" / "vit"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", ["knn", "linear", "finetune"])
 def test_a_vit_of_transformers_is_transferred_and_stays_usable(
     source, target, folder, tmp_path, mode

@@ -105,7 +105,6 @@ def sources(ecg_catalogs):
     return ecg_catalogs["ptb-xl"].path, ecg_catalogs["georgia"].path
 
 
-@pytest.mark.ray
 def test_the_status_is_what_the_store_holds(sources, tmp_path):
     store = tmp_path / "runs"
     choice = Choice(catalogs=sources, techniques=("mae",), settings=("linear",), assignments=SMALL)

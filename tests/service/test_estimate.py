@@ -440,6 +440,7 @@ def test_the_name_of_a_source_is_no_path(tmp_path, source):
     assert len(measured_runs(tmp_path)) == 1
 
 
+@pytest.mark.slow
 def test_a_measurement_here_is_the_speed_of_training_steps(monkeypatch):
     ticks, threads = itertools.count(step=0.25), []
 

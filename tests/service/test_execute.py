@@ -13,7 +13,6 @@ import torch
 from sklearn.metrics import roc_auc_score
 from stored import runs
 
-from benchmd_ray.data.build import build
 from benchmd_ray.data.catalog import Catalog, open_catalog
 from benchmd_ray.errors import BenchmdError
 from benchmd_ray.hardware import from_json, hardware
@@ -28,8 +27,6 @@ SMALL = updated(
     {"pretrain": {"steps": 3, "batch_size": 8}, "transfer": {"epochs": 3, "batch_size": 16}},
 )
 FINETUNE = updated(SMALL, {"transfer": {"mode": "finetune", "labels": "small"}})
-
-pytestmark = pytest.mark.ray  # the catalogs are built on Ray
 
 
 @pytest.fixture(autouse=True)
@@ -144,18 +141,11 @@ def test_what_does_not_fit_is_refused(done, ecg_catalogs, tmp_path):
         pretrain_run("shet", source, store, SMALL)
 
 
-def build_released(dataset, names, raw, folder):
+def build_released(build_here, dataset, names, raw, folder):
     table = folder / "splits.csv"
     rows = [f"{name},{'val' if i % 4 else 'train'},{i % 7}" for i, name in enumerate(names)]
     table.write_text("\n".join(["patient,split,label", *rows]) + "\n")
-    return build(
-        dataset,
-        raw[dataset],
-        folder / dataset,
-        policy="released",
-        split_table=table,
-        allow_missing=True,
-    )
+    return build_here(dataset, raw[dataset], folder / dataset, policy="released", split_table=table)
 
 
 def test_where_a_run_was_trained_does_not_bind_its_evaluation(ecg_catalogs, tmp_path):
@@ -165,23 +155,23 @@ def test_where_a_run_was_trained_does_not_bind_its_evaluation(ecg_catalogs, tmp_
     assert run.settings.execution.precision == "float32"
 
 
-@pytest.mark.slow
-def test_catalogs_of_two_policies_are_not_mixed(done, ecg_catalogs, tmp_path, synthetic_raw):
+def test_catalogs_of_two_policies_are_not_mixed(done, build_here, tmp_path, synthetic_raw):
     _, _, run = done
     names = sorted(p.stem for p in synthetic_raw["georgia"].rglob("*.hea"))
-    released = build_released("georgia", names, synthetic_raw, tmp_path)
+    released = build_released(build_here, "georgia", names, synthetic_raw, tmp_path)
     with pytest.raises(BenchmdError, match="built with policy released, the source with clean"):
         evaluate_run(run, released.path, SMALL)
 
 
-def test_a_pretraining_on_other_splits_is_refused(done, ecg_catalogs, tmp_path, synthetic_raw):
+def test_a_pretraining_on_other_splits_is_refused(done, build_here, tmp_path, synthetic_raw):
     _, upstream, _ = done
     names = [f"HR{i:05d}" for i in range(1, 141)]
-    other = build_released("ptb-xl", names, synthetic_raw, tmp_path)
+    other = build_released(build_here, "ptb-xl", names, synthetic_raw, tmp_path)
     with pytest.raises(BenchmdError, match="may have seen its validation or test patients"):
         transfer_run(other.path, tmp_path, SMALL, upstream=upstream.folder)
 
 
+@pytest.mark.ray
 @pytest.mark.slow
 def test_a_clusters_address_puts_even_one_worker_on_the_cluster(
     ecg_catalogs, tmp_path, monkeypatch

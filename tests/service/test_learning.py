@@ -265,6 +265,7 @@ def test_a_search_whose_start_was_tuned_is_not_learned_from(store):
     assert "its start was tuned" in text
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["\x1b]0;one", 3, {"a": 1}])
 def test_a_search_that_was_given_what_has_no_plain_name_is_skipped(store, name):
     held = learned_in([store])

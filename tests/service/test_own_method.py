@@ -55,8 +55,7 @@ def module(tmp_path, monkeypatch) -> Path:
     sys.modules.pop("my_methods", None)
 
 
-@pytest.mark.ray
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_the_commands_of_the_page_work_as_written(ecg_catalogs, tmp_path):
     (tmp_path / "my_methods.py").write_text(block("python"))
     (tmp_path / "my_networks.py").write_text(block("python", 0))
@@ -103,7 +102,6 @@ def test_the_commands_of_the_page_work_as_written(ecg_catalogs, tmp_path):
     assert "my_methods:Denoise" in done.stdout
 
 
-@pytest.mark.ray
 def test_source_and_options_name_the_run(ecg_catalogs, module, tmp_path):
     source, store = ecg_catalogs["ptb-xl"].path, tmp_path / "runs"
     first = pretrain_run("my_methods:Denoise", source, store, SMALL)
@@ -117,7 +115,6 @@ def test_source_and_options_name_the_run(ecg_catalogs, module, tmp_path):
     assert run.description["technique"] == "my_methods:Denoise"
 
 
-@pytest.mark.ray
 def test_a_network_of_ones_own_is_loaded_again_for_its_predictions(ecg_catalogs, module, tmp_path):
     mixing = updated(SMALL, {"encoder": {"network": "my_methods:Mixer"}})
     source, target = (ecg_catalogs[name].path for name in ("ptb-xl", "georgia"))
@@ -179,7 +176,6 @@ def test_a_network_that_lacks_something_is_refused(module):
         make_encoder(SIGNALS["ecg"], size)
 
 
-@pytest.mark.ray
 def test_options_that_nobody_reads_are_refused(ecg_catalogs, tmp_path):
     options = {"pretrain": {"options": {"noise": 0.1}}}
     with pytest.raises(BenchmdError, match=r"pretrain\.options .* which mae does not read"):

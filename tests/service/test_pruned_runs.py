@@ -26,8 +26,6 @@ SMALL = updated(
 FINETUNE = updated(SMALL, {"transfer": {"mode": "finetune", "labels": "small"}})
 ADDRESS = "s3://benchmd-test/runs"
 
-pytestmark = pytest.mark.ray  # the catalogs are built on Ray
-
 
 @pytest.fixture
 def machine(s3, tmp_path, monkeypatch):
@@ -130,6 +128,7 @@ def test_a_pretraining_that_seeds_share_stays_until_all_are_done(tmp_path, monke
     assert {name for name, _ in released} == {"shared", "transfer-0", "transfer-1"}
 
 
+@pytest.mark.ray
 @pytest.mark.slow
 def test_weights_of_what_was_done_before_a_plan_are_freed_too(ecg_catalogs, tmp_path):
     paths = tuple(ecg_catalogs[name].path for name in ("ptb-xl", "georgia", "cpsc"))

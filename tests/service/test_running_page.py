@@ -45,7 +45,7 @@ def test_the_pages_have_such_commands():
     assert {line.split()[1] for line in COMMANDS} == {*EXECUTED}
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.ray
 def test_commands_on_catalogs_and_runs_work_as_written(ecg_catalogs, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)

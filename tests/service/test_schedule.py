@@ -1,3 +1,4 @@
+import contextlib
 import json
 import os
 import shutil
@@ -7,15 +8,18 @@ import sys
 import threading
 import time
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import ray
+import shared_ray
 import torch
 from click.testing import CliRunner
 from stored import runs
+from waiting import until
 
 from benchmd_ray.cli import main
 from benchmd_ray.data.catalog import open_catalog
@@ -31,8 +35,6 @@ from benchmd_ray.service.schedule import run_plan
 from benchmd_ray.storage.lease import Lost
 from benchmd_ray.training.predictions import predictions_path
 
-pytestmark = pytest.mark.ray  # the catalogs are built on Ray
-
 SMALL = """
 encoder: tiny
 pretrain: {steps: 6, batch_size: 8}
@@ -47,14 +49,14 @@ def cache(tmp_path_factory, monkeypatch):
     monkeypatch.setenv("BENCHMD_CACHE", str(tmp_path_factory.getbasetemp() / "cache"))
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def small(tmp_path_factory):
     path = tmp_path_factory.mktemp("settings") / "small.yaml"
     path.write_text(SMALL)
     return path
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def plan_of(ecg_catalogs, small):
     """Plans on the small catalogs, or on others in the place of some."""
 
@@ -127,20 +129,21 @@ class Broken:
         raise RuntimeError("broken")
 
 
-def execute(plan, store, **options):
-    log, said = Log(), []
+def execute(plan, store, *, said=None, **options):
+    log, said = Log(), [] if said is None else said
     observers = (Broken(), log)
     outcome = run_plan(plan, store, say=said.append, observers=observers, quiet=True, **options)
     assert log.closings == 1
     return outcome, log, said
 
 
+@pytest.mark.ray
 @pytest.mark.slow
 def test_a_plan_gives_what_single_commands_give_in_order_and_side_by_side(
     plan_of, reference, tmp_path
 ):
     plan = plan_of()
-    outcome, log, said = execute(plan, tmp_path)
+    outcome, log, said = execute(plan, tmp_path, cpus=3)
     assert outcome.whole
     assert set(outcome.done) == set(outcome.folders) == {item.name for item in plan.items}
     assert said == []
@@ -153,13 +156,14 @@ def test_a_plan_gives_what_single_commands_give_in_order_and_side_by_side(
     for item in plan.items:
         if item.after:
             assert place["started", item.name] > place["finished", item.after]
-    assert most == 3  # the cluster of the tests has three CPUs
+    assert most == 3
     # The pretraining has the longest chain behind it.
     assert log.events[0] == ("started", "ptb-xl/clean/mae/seed-0/pretrain")
     for run in runs([tmp_path]):
         assert [line["event"] for line in read_history(run.folder)] == ["started", "finished"]
 
 
+@pytest.mark.ray
 def test_what_is_done_is_never_done_again(plan_of, tmp_path):
     execute(plan_of(techniques=("scratch",)), tmp_path)
     stamps = {p: p.stat().st_mtime_ns for p in tmp_path.glob("*/**/*") if p.is_file()}
@@ -179,6 +183,7 @@ def altered(catalog, split, folder):
     return copy.path
 
 
+@pytest.mark.ray
 def test_a_failure_costs_itself_and_is_not_tried_again_when_that_is_no_use(
     plan_of, ecg_catalogs, tmp_path
 ):
@@ -197,6 +202,7 @@ def test_a_failure_costs_itself_and_is_not_tried_again_when_that_is_no_use(
     assert not outcome.whole
 
 
+@pytest.mark.ray
 def test_what_comes_after_a_failure_is_reported_as_not_run(plan_of, ecg_catalogs, tmp_path):
     damaged = altered(ecg_catalogs["ptb-xl"], "train", tmp_path / "ptb-xl")
     outcome, log, _ = execute(plan_of(others={"ptb-xl": damaged}), tmp_path / "runs")
@@ -236,6 +242,7 @@ def failing_at_first(folder, how, times=1):
     return work
 
 
+@pytest.mark.ray
 @pytest.mark.slow
 def test_a_lost_process_and_an_accident_are_tried_again(plan_of, reference, tmp_path, monkeypatch):
     monkeypatch.setattr(execution, "execute_item", failing_at_first(tmp_path, "lost"))
@@ -265,6 +272,7 @@ def away(times):
     return work
 
 
+@pytest.mark.ray
 @pytest.mark.slow
 def test_an_outage_is_no_try_of_a_run(plan_of, tmp_path, monkeypatch):
     monkeypatch.setattr(execution, "execute_item", away(2))
@@ -277,6 +285,7 @@ def test_an_outage_is_no_try_of_a_run(plan_of, tmp_path, monkeypatch):
     assert f"{name}: cannot reach s3://lab; resumes elsewhere or later (1 of 20)" in said
 
 
+@pytest.mark.ray
 def test_an_outage_without_end_is_a_failure(plan_of, tmp_path, monkeypatch):
     monkeypatch.setattr(execution, "execute_item", away(9))
     monkeypatch.setattr(execution, "LOST_SECONDS", (0.1, 0.2))
@@ -288,6 +297,7 @@ def test_an_outage_without_end_is_a_failure(plan_of, tmp_path, monkeypatch):
     assert log.count("started") == {failure.item.name: 4}
 
 
+@pytest.mark.ray
 def test_after_the_last_try_an_accident_is_a_failure(plan_of, tmp_path, monkeypatch):
     monkeypatch.setattr(execution, "execute_item", failing_at_first(tmp_path, "lost", times=9))
     plan = plan_of("execution.retries=2", techniques=("scratch",))
@@ -298,6 +308,7 @@ def test_after_the_last_try_an_accident_is_a_failure(plan_of, tmp_path, monkeypa
     assert len(outcome.not_run) == 2
 
 
+@pytest.mark.ray
 def test_a_task_that_cannot_even_begin_says_why(plan_of, tmp_path, monkeypatch):
     def begin(*_):
         raise ModuleNotFoundError("No module named 'benchmd_ray'")
@@ -345,6 +356,7 @@ def without_memory_at_first(folder):
     return work
 
 
+@pytest.mark.ray
 @pytest.mark.slow
 def test_what_found_no_memory_runs_alone_the_next_time(plan_of, tmp_path, monkeypatch):
     monkeypatch.setattr(execution, "execute_item", without_memory_at_first(tmp_path))
@@ -356,18 +368,22 @@ def test_what_found_no_memory_runs_alone_the_next_time(plan_of, tmp_path, monkey
     assert log.events[4:] == [("finished", cpsc), ("started", georgia), ("finished", georgia)]
 
 
+@pytest.mark.ray
 def test_what_can_never_fit_fails_at_once_and_the_rest_goes_on(plan_of, tmp_path, monkeypatch):
     monkeypatch.setattr(nodes, "GROW_SECONDS", 0)  # this Ray will not grow
-    wide = plan_of("execution.workers=8", "pretrain.batch_size=8")
+    wide = plan_of("execution.workers=64", "pretrain.batch_size=64")
     outcome, *_ = execute(wide, tmp_path)
     (failure,) = outcome.failed
     assert failure.item.name == "ptb-xl/clean/mae/seed-0/pretrain"
-    assert failure.reason.startswith("it needs 9 CPUs at once and the cluster has 3")
+    assert failure.reason.startswith(
+        f"it needs 65 CPUs at once and the cluster has {shared_ray.CPUS}"
+    )
     # Linear evaluation has one worker, whatever the settings say of others.
     assert set(outcome.done) == {i.name for i in wide.items if i.technique == "scratch"}
     assert len(outcome.not_run) == 3
 
 
+@pytest.mark.ray
 def test_what_needs_more_than_may_be_kept_busy_runs_alone(plan_of, tmp_path):
     plan = plan_of(techniques=("scratch",))
     streaming = replace(plan, items=tuple(_streaming(item) for item in plan.items))
@@ -408,6 +424,7 @@ def dying_in_training(folder):
     return work
 
 
+@pytest.mark.ray
 @pytest.mark.slow
 def test_two_workers_train_as_a_ray_train_job_that_survives_its_process(
     plan_of, tmp_path, monkeypatch
@@ -418,7 +435,7 @@ def test_two_workers_train_as_a_ray_train_job_that_survives_its_process(
     plan = plan_of("execution.workers=2", settings=settings, techniques=("scratch",))
     one = [item for item in plan.items if item.setting == "linear" or item.kind == "transfer"]
     plan = replace(plan, items=tuple(one))
-    outcome, log, said = execute(plan, tmp_path / "runs")
+    outcome, log, said = execute(plan, tmp_path / "runs", cpus=3)
     assert outcome.whole, said
     name = "ptb-xl/clean/scratch/seed-0/finetune-small"
     # The lost job's reservation was freed: else the second try would wait for ever.
@@ -426,11 +443,30 @@ def test_two_workers_train_as_a_ray_train_job_that_survives_its_process(
     (run,) = (run for run in runs([tmp_path / "runs"]) if run.folder == outcome.folders[name])
     assert run.description["settings"]["execution"]["workers"] == 2
     assert predictions_path(run.folder, "ptb-xl").is_file()
-    # Both and the CPU that must stay free are all that the cluster of the tests has.
+    # Both and the CPU that must stay free are all that it may keep busy.
     place = log.events.index(("started", name))
     assert log.events[place + 1 : place + 3] == [("started", name), ("finished", name)]
 
 
+@contextlib.contextmanager
+def elsewhere(run, name, said, end):
+    """Hold the run as another process would, until the plan has said that it waits for it."""
+    began, told = threading.Event(), f"{name}: another process works on it"
+
+    def work():
+        with locked(run.folder / ".lock", "the run"):
+            began.set()
+            until("word of it", lambda: any(line.startswith(told) for line in said))
+            end()
+
+    with ThreadPoolExecutor() as pool:
+        working = pool.submit(work)
+        assert began.wait(60)
+        yield
+        working.result(60)
+
+
+@pytest.mark.ray
 @pytest.mark.slow
 def test_what_another_process_works_on_is_waited_for(plan_of, tmp_path):
     plan = plan_of(techniques=("scratch",))
@@ -440,24 +476,16 @@ def test_what_another_process_works_on_is_waited_for(plan_of, tmp_path):
     (run.folder / "done.json").unlink()  # begun elsewhere and not finished yet
     predictions_path(run.folder, "cpsc").unlink()
 
-    def other():
-        with locked(run.folder / ".lock", "the run"):
-            time.sleep(3)
-            (run.folder / "done.json").write_text(done)
-
-    thread = threading.Thread(target=other)
-    thread.start()
-    time.sleep(0.2)
-    outcome, _, said = execute(plan, tmp_path)
-    thread.join()
-    name = "ptb-xl/clean/scratch/seed-0/linear"
-    assert any(line.startswith(f"{name}: another process works on it") for line in said)
+    name, said = "ptb-xl/clean/scratch/seed-0/linear", []
+    with elsewhere(run, name, said, lambda: (run.folder / "done.json").write_text(done)):
+        outcome, *_ = execute(plan, tmp_path, said=said)
     assert outcome.elsewhere == (name, f"{name}/georgia")
     assert set(outcome.done) == {f"{name}/cpsc"}
     assert outcome.whole
     assert [line["event"] for line in read_history(run.folder)] == ["started", "finished"]
 
 
+@pytest.mark.ray
 @pytest.mark.slow
 def test_what_another_process_leaves_undone_is_taken_over(plan_of, reference, tmp_path):
     plan = plan_of(techniques=("scratch",))
@@ -466,16 +494,10 @@ def test_what_another_process_leaves_undone_is_taken_over(plan_of, reference, tm
     for name in ("done.json", "predictions/classification/ptb-xl.parquet"):
         (run.folder / name).unlink()
 
-    def other():
-        with locked(run.folder / ".lock", "the run"):
-            time.sleep(2)
-
-    thread = threading.Thread(target=other)
-    thread.start()
-    time.sleep(0.2)
-    outcome, _, _ = execute(plan, tmp_path)
-    thread.join()
-    assert outcome.done == ("ptb-xl/clean/scratch/seed-0/linear",)
+    name, said = "ptb-xl/clean/scratch/seed-0/linear", []
+    with elsewhere(run, name, said, lambda: None):
+        outcome, *_ = execute(plan, tmp_path, said=said)
+    assert outcome.done == (name,)
     assert hashes(tmp_path).items() <= reference.items()
 
 
@@ -523,6 +545,7 @@ def test_what_goes_wrong_is_reported_with_whether_another_try_may_help(
         assert "in fail" in (tmp_path / "run" / work.FAILURE).read_text()
 
 
+@pytest.mark.ray
 def test_the_command_says_what_was_done_and_fails_when_something_failed(
     ecg_catalogs, small, tmp_path
 ):
@@ -582,14 +605,12 @@ def command(ecg_catalogs, small, tmp_path):
         process.wait()
 
 
+@pytest.mark.ray
 @pytest.mark.slow
 def test_two_commands_on_one_store_do_nothing_twice(command, plan_of, reference, tmp_path):
     store = tmp_path / "runs"
     other = command()
-    end = time.monotonic() + 120
-    while not list(store.glob("*/history.jsonl")) and time.monotonic() < end:
-        assert other.poll() is None, other.communicate()[0]
-        time.sleep(0.02)
+    until("run", lambda: list(store.glob("*/history.jsonl")) or other.poll() is not None)
     outcome, _, said = execute(plan_of(), store)  # what a command does, in this process
     output, _ = other.communicate(timeout=240)
     assert (other.returncode, outcome.whole) == (0, True), (output, said)
@@ -600,18 +621,19 @@ def test_two_commands_on_one_store_do_nothing_twice(command, plan_of, reference,
 
 def until_training(store, process, session):
     """Wait until a pretraining has taken some steps in its first, second, … session."""
-    end = time.monotonic() + 120
-    while time.monotonic() < end:
+
+    def trains():
+        assert process.poll() is None, process.communicate()[0]
         for folder in store.glob("pretrain-*"):
             begun = [line for line in read_history(folder) if line["event"] == "started"]
             if len(begun) == session and (units_done(folder) or 0) > begun[-1]["from"] + 5:
-                return
-        if process.poll() is not None:
-            pytest.fail(process.communicate()[0])
-        time.sleep(0.02)
-    pytest.fail("no training began")
+                return True
+        return False
+
+    until("training", trains)
 
 
+@pytest.mark.ray
 @pytest.mark.slow
 def test_a_killed_and_a_stopped_command_go_on_to_the_very_same_predictions(
     command, plan_of, tmp_path

@@ -11,7 +11,6 @@ import signal
 import stat
 import subprocess
 import sys
-import time
 import types
 import urllib.error
 import urllib.request
@@ -24,6 +23,7 @@ import pytest
 from click.testing import CliRunner
 from ports import free_ports
 from safetensors.numpy import load_file
+from waiting import until
 
 from benchmd_ray import cluster
 from benchmd_ray.cli import main
@@ -121,15 +121,12 @@ class Head:
             raise
 
     def _wait(self) -> None:
-        deadline = time.monotonic() + 240
-        while time.monotonic() < deadline:
-            try:
-                if '"ALIVE"' in self.get("/nodes?view=summary"):
-                    return
-            except (urllib.error.URLError, ConnectionError):
-                pass
-            time.sleep(0.2)
-        raise TimeoutError((self.folder / "head.log").read_text("utf-8"))
+        def alive() -> bool:
+            with contextlib.suppress(urllib.error.URLError, ConnectionError):
+                return '"ALIVE"' in self.get("/nodes?view=summary")
+            return False
+
+        until("the head", alive, 240, (self.folder / "head.log").read_text)
 
     def end(self) -> None:
         begun = psutil.Process(self.process.pid).children(recursive=True)
@@ -185,8 +182,7 @@ def submitted(head, ecg_catalogs, tmp_path_factory):
         shown = everything(head, job)
         with ThreadPoolExecutor() as pool:
             stopping = pool.submit(head.command, "jobs", "stop", job)
-            while not is_told(process) and not stopping.done():
-                time.sleep(0.05)
+            until("signal", lambda: is_told(process) or stopping.done())
             process.resume()
         stopped = stopping.result()
     again = head.command("submit", *variables, "--follow", "--", *command, *store)
@@ -203,11 +199,13 @@ def submitted(head, ecg_catalogs, tmp_path_factory):
 @contextlib.contextmanager
 def held_after_a_checkpoint(head, job, runs):
     """The process of a job, which does nothing more: it cannot end before it is stopped."""
-    begun, deadline = None, time.monotonic() + 240
-    while begun is None or not list(runs.glob("pretrain-*/checkpoints/*")):
-        assert time.monotonic() < deadline, head.command("jobs", "logs", job).stdout
-        time.sleep(0.02)
-        begun = begun or its_process(head)
+    begun = until("process of the job", lambda: its_process(head), 240)
+    until(
+        "a checkpoint",
+        lambda: list(runs.glob("pretrain-*/checkpoints/*")),
+        240,
+        lambda: head.command("jobs", "logs", job).stdout,
+    )
     begun.suspend()
     try:
         yield begun
@@ -240,7 +238,6 @@ def everything(head, job):
     return {path: head.get(path) for path in paths}
 
 
-@pytest.mark.ray
 @pytest.mark.slow
 def test_a_stopped_job_goes_on_when_submitted_again(submitted):
     job, stopped, again = submitted["job"], submitted["stopped"], submitted["again"]
@@ -257,7 +254,6 @@ def test_a_stopped_job_goes_on_when_submitted_again(submitted):
     assert str(run) in again.stdout
 
 
-@pytest.mark.ray
 @pytest.mark.slow
 def test_a_submitted_run_ends_with_the_weights_of_one_in_this_process(submitted):
     assert submitted["alone"].returncode == 0, submitted["alone"].stderr
@@ -268,7 +264,6 @@ def test_a_submitted_run_ends_with_the_weights_of_one_in_this_process(submitted)
     assert all((local[name] == cluster[name]).all() for name in local)
 
 
-@pytest.mark.ray
 @pytest.mark.slow
 def test_the_values_of_variables_are_nowhere_to_be_seen(head, submitted):
     job = submitted["job"]
@@ -308,7 +303,6 @@ print(ray.get(seen.remote()))
 """
 
 
-@pytest.mark.ray
 @pytest.mark.slow
 def test_workers_of_a_job_have_its_variables(head, submitted):
     about = json.loads(submitted["shown"][f"/api/jobs/{submitted['job']}"])
@@ -324,7 +318,6 @@ def test_workers_of_a_job_have_its_variables(head, submitted):
     assert out.stdout.strip() == hashlib.sha256(SECRET.encode()).hexdigest()
 
 
-@pytest.mark.ray
 @pytest.mark.slow
 def test_the_same_package_is_sent_once(head, submitted):
     packages = set()
@@ -335,7 +328,6 @@ def test_the_same_package_is_sent_once(head, submitted):
     assert packages.pop().startswith("gcs://")
 
 
-@pytest.mark.ray
 @pytest.mark.slow
 def test_jobs_are_listed_and_their_output_printed(head, submitted):
     job = submitted["job"]
@@ -350,7 +342,6 @@ def test_jobs_are_listed_and_their_output_printed(head, submitted):
     assert "interrupted: the same command resumes where it stopped" in followed.stdout
 
 
-@pytest.mark.ray
 @pytest.mark.slow
 def test_the_exit_code_of_following_is_the_jobs(head, tmp_path):
     failed = head.command("submit", "--follow", "--", "catalog", "verify", str(tmp_path / "none"))
@@ -362,7 +353,7 @@ def test_the_exit_code_of_following_is_the_jobs(head, tmp_path):
     assert status.stdout.startswith("failed")
 
 
-@pytest.mark.ray
+@pytest.mark.slow
 def test_a_head_with_a_token_wants_it(head, monkeypatch):
     with pytest.raises(urllib.error.HTTPError, match="403"):
         head.get("/api/jobs/", token="0" * 64)
@@ -376,7 +367,7 @@ def test_a_head_with_a_token_wants_it(head, monkeypatch):
         assert head.token not in refused.stderr
 
 
-@pytest.mark.ray
+@pytest.mark.slow
 def test_an_unknown_job_is_told(head):
     for arguments in (("status",), ("logs", "--follow"), ("stop",)):
         refused = head.command("jobs", *arguments, "benchmd-no-such-job")

@@ -6,13 +6,13 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from dataclasses import replace
 
 import pandas as pd
 import pytest
 from click.testing import CliRunner
 from stored import runs
+from waiting import until
 
 from benchmd_ray.cli import main
 from benchmd_ray.data.catalog import open_catalog
@@ -54,7 +54,7 @@ transfer.label_smoothing: {kind: float, low: 0.0, high: 0.3, default: 0.0}
 LR = "transfer.optimiser.lr"
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def files(tmp_path_factory):
     folder = tmp_path_factory.mktemp("files")
     (folder / "small.yaml").write_text(SMALL)
@@ -62,7 +62,7 @@ def files(tmp_path_factory):
     return folder
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def tuning(ecg_catalogs, files):
     """What is asked for: a search on the small ECG source; one trial at a time is repeatable."""
 
@@ -254,15 +254,14 @@ def kill_where(holds, made, files, store, *options):
         stdout=subprocess.DEVNULL,
         start_new_session=True,
     )
+
+    def reached():
+        assert process.poll() is None
+        tables = store.glob("searches/*/trials.parquet")  # replaced meanwhile
+        return any(holds(pd.read_parquet(io.BytesIO(table.read_bytes()))) for table in tables)
+
     try:
-        reached, end = False, time.monotonic() + 300
-        while not reached and time.monotonic() < end:
-            assert process.poll() is None
-            time.sleep(0.02)
-            for table in store.glob("searches/*/trials.parquet"):
-                written = io.BytesIO(table.read_bytes())  # replaced meanwhile
-                reached = holds(pd.read_parquet(written))
-        assert reached
+        until("such trials", reached, 300)
     finally:
         os.killpg(process.pid, signal.SIGKILL)
         process.wait()
@@ -477,7 +476,10 @@ PRETRAINED = "pretrain.optimiser.lr: {kind: log float, low: 1.0e-5, high: 1.0e-2
 
 @pytest.mark.parametrize(
     ("setting", "space", "technique"),
-    [("finetune-small", SPACE, "scratch"), ("pretrain", PRETRAINED, "mae")],
+    [
+        ("finetune-small", SPACE, "scratch"),
+        pytest.param("pretrain", PRETRAINED, "mae", marks=pytest.mark.nightly),
+    ],
 )
 def test_a_trial_of_several_workers_finds_what_one_finds(
     tuning, tmp_path, setting, space, technique
@@ -507,6 +509,7 @@ def on_s3(s3, tmp_path, monkeypatch):
     return on
 
 
+@pytest.mark.nightly
 def test_a_search_on_s3_is_resumed_from_another_machine_and_extended(tuning, on_s3, s3, tmp_path):
     asked = {"searched": "linear", "technique": "mae", "method": Method(sampler="random")}
     made = tuning(budget=Budget(trials=4), **asked)

@@ -39,7 +39,7 @@ MEGABYTES = 4096
 SLOWEST = 15.0
 """Seconds of processor time that a single input may take."""
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.nightly
 
 
 @pytest.fixture(scope="module")

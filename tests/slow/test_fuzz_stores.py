@@ -16,7 +16,6 @@ from pathlib import Path
 
 import pytest
 from fuzz_stores import KEPT, KINDS
-from untrusted import make_store
 
 from benchmd_ray.data.resident import resident_signals
 from benchmd_ray.results.report.kept import kept
@@ -24,14 +23,14 @@ from benchmd_ray.results.report.kept import kept
 INPUTS = int(os.environ.get("BENCHMD_FUZZ_INPUTS", "15"))
 ALWAYS_READ = ("kept computation", "metrics.jsonl", "history.jsonl", "hardware.jsonl")
 """Kinds of which damage is made anew, or skipped line by line."""
-pytestmark = [pytest.mark.ray, pytest.mark.slow]
+pytestmark = pytest.mark.nightly
 
 
 @pytest.fixture(scope="module")
-def whole(ecg_catalogs, tmp_path_factory):
+def whole(untrusted, ecg_catalogs, tmp_path_factory):
     """A store with a catalog and a cache in it, whose files are mutated in copies."""
     folder = tmp_path_factory.mktemp("fuzzed")
-    store = make_store(folder, [ecg_catalogs[name].path for name in ("ptb-xl", "georgia")])
+    store = shutil.copytree(untrusted, folder, dirs_exist_ok=True) / "runs"
     source = ecg_catalogs["ptb-xl"]
     shutil.copytree(source.path, store / "catalog")
     with pytest.MonkeyPatch.context() as patch:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import importlib
+import io
 import json
 import math
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -14,8 +16,10 @@ import numpy as np
 import pytest
 import torch
 from in_process import build_in_process
+from tiers import by_tier
 
 from benchmd_ray.data import build as building
+from benchmd_ray.data.catalog import Catalog
 from speed import gpu
 from speed.peer_detectors import MISSING, PEERS, installed
 
@@ -43,27 +47,35 @@ runpy.run_module({module!r}, run_name="__main__", alter_sys=True)
 pytestmark = pytest.mark.slow
 
 
-def run(command: list[str], folder: Path) -> dict[str, Any]:
-    """The JSON that a command prints; nothing else may be on standard output."""
-    environment = os.environ | {"BENCHMD_CACHE": str(folder)}
+@pytest.fixture(autouse=True)
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where benchmarks work: in the project's root, with a cache of their own."""
+    monkeypatch.setenv("BENCHMD_CACHE", str(tmp_path))
+    monkeypatch.chdir(PROJECT)
+
+
+def run(name: str, *arguments: str) -> dict[str, Any]:
+    """The JSON that a benchmark prints, in this process."""
+    printed = io.StringIO()
+    with contextlib.redirect_stdout(printed):
+        importlib.import_module(f"speed.{name}").main([*arguments])
+    result: dict[str, Any] = json.loads(printed.getvalue())
+    return result
+
+
+def run_process(*command: str) -> dict[str, Any]:
+    """The JSON that a Python process prints, for benchmarks that measure memory or start Ray."""
     done = subprocess.run(
-        [sys.executable, *command],
-        cwd=PROJECT,
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
+        [sys.executable, *command], capture_output=True, text=True, timeout=300, check=False
     )
     assert done.returncode == 0, done.stderr[-3000:]
     result: dict[str, Any] = json.loads(done.stdout)
     return result
 
 
-def benchmark(name: str, folder: Path, *arguments: str) -> dict[str, Any]:
+def benchmark(name: str, *arguments: str) -> dict[str, Any]:
     """A benchmark's JSON with small sizes, its common part checked."""
-    small = ["--repetitions", "2", "--threads", "1", *arguments]
-    result = run(["-m", f"speed.{name}", *small], folder)
+    result = run(name, "--repetitions", "2", "--threads", "1", *arguments)
     require_common(result, name)
     return result
 
@@ -81,9 +93,9 @@ def require_common(result: dict[str, Any], name: str) -> None:
     assert "/" not in json.dumps(result["settings"])  # no path of the machine
 
 
-def test_encoder_step_compares_with_einsum_attention(tmp_path: Path) -> None:
+def test_encoder_step_compares_with_einsum_attention() -> None:
     small = ["--device", "cpu", "--size", "tiny", "--batch", "2", "--peak-tflops", "1"]
-    result = benchmark("encoder_step", tmp_path, *small)
+    result = benchmark("encoder_step", *small)
     assert result["flops_per_step"] == 2 * encoder_flops(result["parameters"])
     assert result["hours_per_100000_steps"]["ours_float32"] > 0
     for name, achieved in result["tflops_per_second"].items():
@@ -104,6 +116,7 @@ def encoder_flops(parameters: int) -> int:
     return 2 * (blocks + embedding + 3 * width * classes)
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     ("name", "arguments"),
     [
@@ -112,15 +125,15 @@ def encoder_flops(parameters: int) -> int:
     ],
 )
 def test_benchmark_of_the_device_needs_little_more_than_torch(
-    name: str, arguments: list[str], tmp_path: Path
+    name: str, arguments: list[str]
 ) -> None:
     names = ["ray", "pyarrow", "deepspeed", "wfdb", "click", "tqdm", "scipy", "sklearn", "pandas"]
     small = ["--device", "cpu", "--repetitions", "1", "--threads", "1", *arguments]
     code = BLOCKED.format(names=names, arguments=[name, *small], module=f"speed.{name}")
-    require_common(run(["-c", code], tmp_path), name)
+    require_common(run_process("-c", code), name)
 
 
-def epochs_without_ray(folder: Path, *arguments: str) -> dict[str, Any]:
+def epochs_without_ray(*arguments: str) -> dict[str, Any]:
     """The JSON of `medmnist_epoch` where neither Ray nor DeepSpeed is, its own part checked."""
     name, small = "medmnist_epoch", ["--device", "cpu", "--repetitions", "2", "--threads", "1"]
     code = BLOCKED.format(
@@ -128,7 +141,7 @@ def epochs_without_ray(folder: Path, *arguments: str) -> dict[str, Any]:
         arguments=[name, *small, "--width", "2", *arguments],
         module=f"speed.{name}",
     )
-    result = run(["-c", code], folder)
+    result = run_process("-c", code)
     require_common(result, name)
     assert 0 <= result["largest_difference_of_losses"] < 1e-5
     for way, seconds in result["seconds_per_epoch"].items():
@@ -151,46 +164,48 @@ def test_epochs_of_images_of_a_catalog_compare_with_a_plain_loop(
     options = {"md5": "allow"}
     out = tmp_path / "catalog"
     building.build("breastmnist", tmp_path, out, allow_missing=True, options=options)
-    result = epochs_without_ray(tmp_path, "--npz", str(path), "--catalog", str(out))
+    result = epochs_without_ray("--npz", str(path), "--catalog", str(out))
     assert (result["training_examples"], result["batch_size"]) == (130, 128)
     assert result["steps_per_epoch"] == 2
     scores = result["validation_auroc_of_first_epoch"]
     assert scores["ours"] == pytest.approx(scores["plain_loop"], abs=1 / 36 + 1e-4)  # one pair
 
 
-def test_epochs_of_random_shapes_compare_with_a_plain_loop(tmp_path: Path) -> None:
+@pytest.mark.nightly
+def test_epochs_of_random_shapes_compare_with_a_plain_loop() -> None:
     small = ["--dataset", "adrenalmnist3d", "--records", "6", "--epochs", "2"]
-    result = epochs_without_ray(tmp_path, *small)
+    result = epochs_without_ray(*small)
     assert result["settings"]["network"] == "resnet18-3d"
     assert result["steps_per_epoch"] == 1
 
 
-def test_feed_of_arrays_compares_with_a_dataloader(tmp_path: Path) -> None:
+@pytest.mark.nightly
+def test_feed_of_arrays_compares_with_a_dataloader() -> None:
     small = ["--device", "cpu", "--records", "10", "--batch", "4", "--workers", "1"]
-    result = benchmark("feed", tmp_path, "--arrays", *small)
+    result = benchmark("feed", "--arrays", *small)
     assert result["source"] == "arrays"
 
 
 @pytest.mark.ray
-def test_feed_compares_with_a_dataloader_of_raw_files(tmp_path: Path) -> None:
+def test_feed_compares_with_a_dataloader_of_raw_files() -> None:
     small = ["--device", "cpu", "--records", "40", "--batch", "8", "--workers", "1"]
-    result = benchmark("feed", tmp_path, *small)
+    result = benchmark("feed", *small)
     assert result["source"] == "synthetic"
     assert 0 < result["settings"]["records"] < 40  # the training split's
     assert 0 < result["header_share_of_reading"] < 1
 
 
 @pytest.mark.ray
-def test_catalog_build_compares_with_one_process(tmp_path: Path) -> None:
-    result = benchmark("catalog_build", tmp_path, "--records", "40")
+def test_catalog_build_compares_with_one_process() -> None:
+    result = benchmark("catalog_build", "--records", "40", "--cpus", "2")
     assert result["start_up_seconds"] > 0
     assert result["including_start_up"] > 0
 
 
-@pytest.mark.ray
-def test_build_scale_gives_rate_and_memory_of_each_size(tmp_path: Path) -> None:
+@pytest.mark.nightly
+def test_build_scale_gives_rate_and_memory_of_each_size() -> None:
     small = ["--modality", "ecg", "--records", "10", "--cpus", "1", "--factors", "1", "4"]
-    result = run(["-m", "speed.build_scale", *small], tmp_path)
+    result = run_process("-m", "speed.build_scale", *small)
     builds = result["builds"]
     assert [build["raw_records"] for build in builds] == [10, 40]
     for build in builds:
@@ -206,9 +221,16 @@ def test_build_scale_gives_rate_and_memory_of_each_size(tmp_path: Path) -> None:
     assert "/" not in json.dumps(result["settings"])
 
 
-def test_scaling_gives_the_rates_of_each_size_of_a_cluster(tmp_path: Path) -> None:
+def test_build_scale_prints_its_figures() -> None:
+    small = ["--modality", "ecg", "--records", "10", "--cpus", "1", "--factors", "1"]
+    result = run_process("-m", "speed.build_scale", *small)
+    (build,) = result["builds"]
+    assert (build["raw_records"], result["ratio"]) == (10, 1)
+
+
+def test_scaling_gives_the_rates_of_each_size_of_a_cluster() -> None:
     small = ["--nodes", "1", "--records", "40", "--items", "24", "--trials", "4", "--sleep", "0.1"]
-    result = run(["-m", "speed.scaling", *small], tmp_path)
+    result = run_process("-m", "speed.scaling", *small)
     (size,) = result["sizes"]
     assert size["build"]["units"] == 40
     assert size["plan"]["units"] == size["plan"]["peer"]["units"] == 24
@@ -226,9 +248,9 @@ def test_scaling_gives_the_rates_of_each_size_of_a_cluster(tmp_path: Path) -> No
     assert "/" not in json.dumps(result["settings"])
 
 
-def test_store_scale_times_each_size_of_a_store(tmp_path: Path) -> None:
+def test_store_scale_times_each_size_of_a_store() -> None:
     small = ["--sizes", "8", "4", "--records", "20", "--resamples", "3"]
-    result = run(["-m", "speed.store_scale", *small], tmp_path)
+    result = run("store_scale", *small)
     assert [size["runs"] for size in result["sizes"]] == [4, 8]
     for size in result["sizes"]:
         assert size["seconds"].keys() == {"read", "list", "report", "report_again"}
@@ -240,10 +262,10 @@ def test_store_scale_times_each_size_of_a_store(tmp_path: Path) -> None:
     assert "/" not in json.dumps(result["settings"])
 
 
-def test_zero_gives_losses_and_memory_of_each_stage(tmp_path: Path) -> None:
+def test_zero_gives_losses_and_memory_of_each_stage() -> None:
     small = ["--size", "tiny", "--modality", "eeg", "--batch", "2", "--workers", "2"]
     few = ["--stages", "0", "1", "2", "--repetitions", "1", "--loss-steps", "2"]
-    result = run(["-m", "speed.zero", *small, *few], tmp_path)
+    result = run_process("-m", "speed.zero", *small, *few)
     for losses in result["losses"].values():
         one, *others = losses["workers"].values()
         assert len(one) == 2
@@ -261,17 +283,27 @@ def test_zero_gives_losses_and_memory_of_each_stage(tmp_path: Path) -> None:
         assert stage["ms_per_step"]["least"] > 0
 
 
-def test_the_price_of_a_certain_choice_is_simulated(tmp_path: Path) -> None:
-    result = run(["-m", "speed.search_price", "--searches", "2", "--evaluations", "12"], tmp_path)
+@pytest.mark.ray
+def test_a_search_compares_with_trials_one_after_the_other(
+    ecg_catalogs: dict[str, Catalog],
+) -> None:
+    few = ["--catalog", str(ecg_catalogs["ptb-xl"].path), "--trials", "2", "--epochs", "1"]
+    result = benchmark("search", *few)
+    assert result["largest_difference_of_auroc"] == 0
+
+
+def test_the_price_of_a_certain_choice_is_simulated() -> None:
+    result = run("search_price", "--searches", "2", "--evaluations", "12")
     highest, choice = result["found"]
     assert (highest["strategy"], choice["strategy"]) == ("highest", "choice")
     assert highest["start_kept"] < 1
     assert highest["gain"] <= result["gain"]
 
 
-def test_samplers_and_ways_to_stop_are_compared(tmp_path: Path) -> None:
+@pytest.mark.nightly
+def test_samplers_and_ways_to_stop_are_compared() -> None:
     few = ["--methods", "--searches", "2", "--evaluations", "4"]
-    found = run(["-m", "speed.search_price", *few], tmp_path)["found"]
+    found = run("search_price", *few)["found"]
     expected = {f"{s}, {w}" for s in ("tpe", "random") for w in ("racing", "asha", "none")}
     assert {one["strategy"] for one in found} == expected
     assert all(one["start_kept"] == 1 for one in found)  # four evaluations show nothing
@@ -292,43 +324,42 @@ def test_levels_of_the_choice_are_simulated(
     assert useless["start_kept"] + useless["no_better_than_start"] == pytest.approx(1)
 
 
-def test_linear_evaluation_compares_with_the_frozen_encoder(tmp_path: Path) -> None:
+def test_linear_evaluation_compares_with_the_frozen_encoder() -> None:
     small = ["--device", "cpu", "--size", "tiny", "--records", "12", "--batch", "5"]
-    result = benchmark("linear_evaluation", tmp_path, *small, "--epochs", "10")
+    result = benchmark("linear_evaluation", *small, "--epochs", "10")
     assert result["epochs_measured"] == {"encoded_once": 10, "through_the_encoder": 2}
     assert result["peer_is_extrapolated"]
     assert result["ceiling"] == 10
     assert result["largest_difference_of_heads"] < 1e-4
 
 
-def test_linear_evaluation_measures_all_epochs_where_told(tmp_path: Path) -> None:
+@pytest.mark.nightly
+def test_linear_evaluation_measures_all_epochs_where_told() -> None:
     small = ["--device", "cpu", "--size", "tiny", "--records", "4", "--batch", "2"]
-    result = benchmark(
-        "linear_evaluation", tmp_path, *small, "--epochs", "2", "--epochs-measured", "2"
-    )
+    result = benchmark("linear_evaluation", *small, "--epochs", "2", "--epochs-measured", "2")
     assert not result["peer_is_extrapolated"]
 
 
-def test_auroc_of_an_epoch_compares_with_scikit_learn(tmp_path: Path) -> None:
-    result = benchmark("auroc", tmp_path, "--rows", "50", "--classes", "3")
+def test_auroc_of_an_epoch_compares_with_scikit_learn() -> None:
+    result = benchmark("auroc", "--rows", "50", "--classes", "3")
     assert result["settings"]["classes"] == 3
 
 
-def test_figures_compare_with_those_drawn_one_by_one(tmp_path: Path) -> None:
+def test_figures_compare_with_those_drawn_one_by_one() -> None:
     few = ["--figures", "8", "--repetitions", "1"]
-    assert benchmark("figures", tmp_path, *few)["unit"] == "figures/s"
+    assert benchmark("figures", *few)["unit"] == "figures/s"
 
 
 @pytest.mark.ray
-def test_a_stream_compares_with_the_local_shuffle_of_ray_data(tmp_path: Path) -> None:
-    result = benchmark("stream", tmp_path, "--records", "60", "--buffer", "8")
+def test_a_stream_compares_with_the_local_shuffle_of_ray_data() -> None:
+    result = benchmark("stream", "--records", "60", "--buffer", "8")
     assert result["unit"] == "rows/s"
 
 
-@pytest.mark.parametrize("metric", ["auroc", "auprc"])
-def test_bootstrap_compares_with_scikit_learn(metric: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("metric", by_tier([], ["auroc"], ["auprc"]))
+def test_bootstrap_compares_with_scikit_learn(metric: str) -> None:
     small = ["--metric", metric, "--rows", "3000", "--classes", "3", "--rows-per-patient", "2"]
-    result = benchmark("bootstrap", tmp_path, *small, "--resamples", "20", "--peer-resamples", "4")
+    result = benchmark("bootstrap", *small, "--resamples", "20", "--peer-resamples", "4")
     assert result["resamples_measured"] == {"weighted": 20, "scikit_learn_loop": 4}
     assert result["peer_is_extrapolated"]
     assert result["largest_difference_of_values"] < 1e-9
@@ -337,9 +368,9 @@ def test_bootstrap_compares_with_scikit_learn(metric: str, tmp_path: Path) -> No
 
 
 @pytest.mark.skipif(not installed(), reason=MISSING)
-def test_detectors_compare_with_those_of_pytorch_ood(tmp_path: Path) -> None:
+def test_detectors_compare_with_those_of_pytorch_ood() -> None:
     small = ["--records", "600", "--bank", "300", "--width", "16", "--classes", "4"]
-    result = benchmark("detectors", tmp_path, *small)
+    result = benchmark("detectors", *small)
     assert result["detectors"].keys() == PEERS.keys()
     alike = {name: d for name, d in result["detectors"].items() if d["same_scores"]}
     assert len(PEERS) - len(alike) == 3
@@ -358,42 +389,41 @@ def test_detectors_compare_with_those_of_pytorch_ood(tmp_path: Path) -> None:
     )
 
 
-def test_segmentation_scores_as_its_peers_do(tmp_path: Path) -> None:
+def test_segmentation_scores_as_its_peers_do() -> None:
     small = ["--shape", "40", "64", "64", "--spacing", "3", "2", "2"]
-    result = benchmark("segmentation", tmp_path, *small)
+    result = benchmark("segmentation", *small)
     assert result["classes"] == 9
     assert {"ours", "monai"} <= result["wall_seconds"].keys()
     assert max(result["largest_differences"].values()) < 1e-4
     assert result["ratios"]["monai"]["median"] == result["ratio"]
 
 
-def test_segmentation_gives_the_memory_beyond_the_label_maps(tmp_path: Path) -> None:
+@pytest.mark.nightly
+def test_segmentation_gives_the_memory_beyond_the_label_maps() -> None:
     small = ["--memory", "--shape", "100", "256", "256", "--threads", "1"]
-    result = run(["-m", "speed.segmentation", *small], tmp_path)["memory"]
+    result = run_process("-m", "speed.segmentation", *small)["memory"]
     assert result["label_maps_mib"] == pytest.approx(2 * 100 * 256 * 256 / 2**20, rel=1e-3)
     own = 2 * 100 * 256 * 256 / 2**20  # each side as classes
     assert own < result["over_label_maps_mib"] < 60 * own
 
 
-def test_a_score_run_whose_worker_is_killed_has_the_bytes_of_another(tmp_path: Path) -> None:
+def test_a_score_run_whose_worker_is_killed_has_the_bytes_of_another() -> None:
     small = ["--cases", "16", "--kill", "1", "--shape", "24", "48", "48"]
-    result = run(["-m", "speed.score_run", *small], tmp_path)
+    result = run_process("-m", "speed.score_run", *small)
     assert result["same_bytes"]
     assert (result["scored"], result["quarantined"]) == (16, 0)
     assert "/" not in json.dumps(result["settings"])
 
 
-def test_detectors_say_how_to_install_their_peer(tmp_path: Path) -> None:
+@pytest.mark.nightly
+def test_detectors_say_how_to_install_their_peer() -> None:
     code = (
         "import importlib.util as u, sys; find = u.find_spec; "
         "u.find_spec = lambda name, *more: None if name == 'pytorch_ood' else find(name, *more); "
         "from speed.detectors import main; main([])"
     )
-    environment = os.environ | {"BENCHMD_CACHE": str(tmp_path)}
     done = subprocess.run(
         [sys.executable, "-c", code],
-        cwd=PROJECT,
-        env=environment,
         capture_output=True,
         text=True,
         timeout=100,
@@ -404,9 +434,10 @@ def test_detectors_say_how_to_install_their_peer(tmp_path: Path) -> None:
     assert done.stderr.splitlines() == [MISSING]
 
 
-def test_detectors_give_the_memory_beyond_the_bank(tmp_path: Path) -> None:
+@pytest.mark.nightly
+def test_detectors_give_the_memory_beyond_the_bank() -> None:
     small = ["--memory-records", "20000", "--memory-queries", "20", "--width", "64"]
-    result = run(["-m", "speed.detectors", "--memory", "--threads", "1", *small], tmp_path)
+    result = run_process("-m", "speed.detectors", "--memory", "--threads", "1", *small)
     assert result["memory"].keys() == {"knn", "mahalanobis"}
     for figures in result["memory"].values():
         assert figures["bank_mib"] == pytest.approx(20000 * 64 * 4 / 2**20, rel=1e-3)
@@ -445,7 +476,7 @@ def test_training_is_measured_with_what_a_bare_gpu_machine_has(tmp_path):
         assert each["minutes_per_100000_steps"] == pytest.approx(minutes, rel=1e-3)
 
 
-@pytest.mark.parametrize("kind", gpu.DATASETS)
+@pytest.mark.parametrize("kind", by_tier([], ["ecg"], gpu.DATASETS))
 def test_every_kind_of_signals_is_pretrained_on_noise(kind: str, tmp_path: Path) -> None:
     setting = gpu.Setting("cpu", "tiny", 2, 12, tmp_path, math.inf, None)
     clock = gpu.pretrained(setting, setting.catalog(kind), "shed", gpu.ON_CPU["eager"], 12)

@@ -136,6 +136,7 @@ def test_training_goes_the_same_way_with_an_average(run):
     assert sha256(averaged.folder / MODEL) != sha256(plain.folder / MODEL)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("execution", ["engine=torch", "engine=deepspeed", "zero_stage=2"])
 def test_a_resumed_average_is_an_uninterrupted_one(run, execution):
     how = ("transfer.averaging=0.9", f"execution.{execution}")

@@ -237,6 +237,7 @@ def test_weights_are_copies(name):
     assert not torch.equal(stepper.weights()["0.weight"], before)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stage", [1, 2, 3])
 def test_zero_stages_of_one_process_agree_with_torch(stage, tmp_path):
     exact = engine("torch")

@@ -1,6 +1,5 @@
 import json
 import threading
-import time
 from dataclasses import replace
 
 import numpy as np
@@ -194,15 +193,17 @@ def test_what_fails_half_way_leaves_nothing(tmp_path, monkeypatch):
 
 def test_two_at_once_encode_once(tmp_path):
     store, calls = FeatureStore(tmp_path, {}, 2), []
+    together, twice, found = threading.Barrier(3), threading.Event(), []
 
     def encode():
         calls.append(1)
-        time.sleep(0.2)
+        if len(calls) > 1:
+            twice.set()
+        twice.wait(0.2)  # gives another thread the time to begin, too
         return np.ones((3, 2), np.float32)
 
-    found = []
-
     def ask():
+        together.wait(60)
         found.append(store.features("train", np.arange(3), encode, False))
 
     threads = [threading.Thread(target=ask) for _ in range(3)]

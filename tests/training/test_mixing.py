@@ -159,6 +159,7 @@ def test_whole_targets_have_the_loss_of_labels_and_unknown_ones_none():
     assert not logits.grad.any()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", HOW)
 def test_a_resumed_run_mixes_the_same(source, make_settings, recorder, interrupted, tmp_path, name):
     how = {key: getattr(HOW[name], key) for key in ("mixup", "cutmix")}

@@ -98,6 +98,7 @@ def test_a_signal_amid_two_log_lines_changes_nothing_of_a_pretraining(run, signa
     assert sha256(broken / MODEL) == sha256(whole / MODEL)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("engine", ["torch", "deepspeed"])
 @pytest.mark.parametrize("steps", [1, 5, 6])
 def test_a_signal_amid_an_epoch_changes_nothing_of_a_fine_tuning(run, signal_after, engine, steps):

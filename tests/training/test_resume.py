@@ -3,9 +3,10 @@ import os
 import signal
 import subprocess
 import sys
-import time
 
 import pytest
+from tiers import by_tier
+from waiting import until
 
 from benchmd_ray.data.batches import ResidentFeed, Worker
 from benchmd_ray.files import sha256
@@ -188,7 +189,7 @@ FINETUNE = (
 )
 
 
-@pytest.mark.parametrize("further", [(), ("transfer.layer_decay=0.6",)])
+@pytest.mark.parametrize("further", by_tier([()], [("transfer.layer_decay=0.6",)]))
 @pytest.mark.parametrize("engine", ["torch", "deepspeed"])
 def test_resumed_fine_tuning_is_uninterrupted_fine_tuning(run, engine, further):
     settings = (*FINETUNE, f"execution.engine={engine}", *further)
@@ -202,6 +203,7 @@ def test_resumed_fine_tuning_is_uninterrupted_fine_tuning(run, engine, further):
     assert transfer_result(broken) == transfer_result(whole)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("scores", [[1, 3, 2, 2, 3, 2], [1, 2, 2, 2, 3, 3], [3, 1, 1, 1, 1, 1]])
 def test_the_best_epoch_survives_an_interruption(run, monkeypatch, scores):
     def scoring(first):
@@ -252,12 +254,12 @@ def finish(process):
 
 def kill_at(process, store, step):
     """SIGKILL once a checkpoint of that step, or a later one, is there."""
-    deadline = time.monotonic() + 120
-    while time.monotonic() < deadline and process.poll() is None:
+
+    def reached():
         found = [int(path.name.split("_")[1]) for path in store.glob("*/checkpoints/step_*")]
-        if max(found, default=0) >= step:
-            break
-        time.sleep(0.01)
+        return process.poll() is not None or max(found, default=0) >= step
+
+    until("checkpoint", reached)
     process.send_signal(signal.SIGKILL)
     process.communicate()
     assert process.returncode == -signal.SIGKILL

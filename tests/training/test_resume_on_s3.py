@@ -4,9 +4,9 @@ import os
 import signal
 import subprocess
 import sys
-import time
 
 import pytest
+from waiting import until
 
 from benchmd_ray.files import sha256
 from benchmd_ray.results.storage.history import read_history
@@ -73,9 +73,8 @@ def names(bucket):
 def test_a_run_killed_on_one_machine_goes_on_bit_equal_on_another(bucket, start, tmp_path):
     whole = start("whole", tmp_path / "runs")
     assert whole.wait(timeout=300) == 0, whole.stderr.read()
-    first, deadline = start("a"), time.monotonic() + 300
-    while not newest_checkpoint(names(bucket)) and time.monotonic() < deadline:
-        time.sleep(0.02)
+    first = start("a")
+    until("checkpoint", lambda: newest_checkpoint(names(bucket)), 300)
     os.kill(first.pid, signal.SIGKILL)
     first.communicate()
     assert first.returncode == -signal.SIGKILL

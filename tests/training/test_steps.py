@@ -17,6 +17,7 @@ import torch
 from functorch.compile import make_boxed_func
 from graphs import Again, Refused, Static
 from kinds import SIGNALS
+from tiers import by_tier
 from torch import nn
 from torch._functorch.aot_autograd import aot_module_simplified
 
@@ -265,7 +266,7 @@ def pretrained(technique, signal, way, *, device="cpu", count=4, dropout=0.0):
     return losses, engine.weights()
 
 
-@pytest.mark.parametrize("kind", ["ecg", "cxr", "ldct"])
+@pytest.mark.parametrize("kind", by_tier(["cxr"], [], ["ecg", "ldct"]))
 @pytest.mark.parametrize("technique", METHODS)
 def test_normalisation_method_and_loss_are_one_graph(technique, kind, monkeypatch):
     """Without a break: ``fullgraph`` raises an error at one. No code is generated here."""
@@ -326,6 +327,7 @@ def test_captured_steps_of_a_head_are_the_eager_ones(monkeypatch):
     require_same(*found)
 
 
+@pytest.mark.slow
 def test_a_gpu_without_triton_is_no_error():
     code = (
         "import torch; from benchmd_ray.training.steps import can_compile; "
@@ -348,8 +350,7 @@ def test_cuda_graphs_are_the_eager_steps(technique, kind, dropout, caplog):
     assert not caplog.records
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("technique", METHODS)
+@pytest.mark.parametrize("technique", by_tier([], ["mae"], METHODS))
 def test_compiled_steps_are_the_eager_ones(technique):
     torch._dynamo.reset()
     found = pretrained(technique, SIGNALS["ecg"], Chosen("compiled", True, "test"), count=10)

@@ -92,6 +92,7 @@ def test_the_mean_over_draws_is_the_whole_branch():
     assert path(torch.ones(40_000, 1)).mean().item() == pytest.approx(1, abs=0.02)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("engine", ["torch", "deepspeed"])
 def test_a_resumed_run_skips_the_same(
     source, make_settings, recorder, interrupted, tmp_path, engine

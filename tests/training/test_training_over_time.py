@@ -47,6 +47,7 @@ def job(source, make_settings, tmp_path):
     return make
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("network", NARROW)
 def test_an_epoch_on_ecgs_ends_with_a_model_that_predicts(network, job, source, recorder):
     done, reporter = job("run", network), recorder()

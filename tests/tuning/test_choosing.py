@@ -66,6 +66,7 @@ def test_killed_after_any_line_of_the_journal_and_resumed_equals_undisturbed(tmp
         assert found(study) == found(whole), count
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("cost", [0.1, 1.0, 3.0])
 def test_a_race_that_is_over_stays_so_however_cheap_the_choice_is(tmp_path, cost):
     """Hours that are kept for finalists and not needed begin nothing; more hours do."""

@@ -1,10 +1,10 @@
 """The journal of a search on S3: nothing is lost, and nobody writes into another's."""
 
 import threading
-import time
 
 import optuna
 import pytest
+from waiting import until
 
 from benchmd_ray.errors import BucketError, Stopped, Transient
 from benchmd_ray.integrity import Damaged
@@ -115,12 +115,19 @@ def test_a_write_whose_answer_was_lost_is_known_as_ones_own(journal, monkeypatch
     assert known(opened(journal)) == known(study)
 
 
-def test_a_server_that_is_away_for_a_while_is_waited_for(journal, s3_server):
-    study = opened(journal)
+@pytest.mark.slow
+def test_a_server_that_is_away_for_a_while_is_waited_for(journal, s3_server, monkeypatch):
+    study, usual, tries = opened(journal), Bucket.write, []
+
+    def counted(*arguments, **named):
+        tries.append(arguments)
+        return usual(*arguments, **named)
+
+    monkeypatch.setattr(Bucket, "write", counted)
     s3_server.stop()
 
     def back():
-        time.sleep(1.0)
+        until("second try", lambda: len(tries) > 1)
         s3_server.start()
 
     thread = threading.Thread(target=back)

@@ -86,6 +86,7 @@ def test_a_built_in_space_starts_at_the_fixed_protocol(technique, setting, modal
     assert starting_at(space, fixed) == space
 
 
+@pytest.mark.slow
 @BY_NAME
 def test_settings_take_all_that_a_built_in_space_can_propose(technique, setting, modality):
     space, proposals = space_of(technique, setting, modality), study()

@@ -116,6 +116,7 @@ def test_an_epoch_is_chosen_on_other_patients_than_a_trial_is_scored_on(
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", ["linear", "finetune"])
 def test_scores_of_records_are_kept_of_fresh_evaluations(
     work, arm, searched_source, tmp_path, monkeypatch, caplog, mode
@@ -235,6 +236,7 @@ def test_a_pretraining_is_scored_by_linear_evaluation_at_each_rung(work, arm, pr
     assert not (search.folder / "features").exists()  # of encoders that are used once
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stop_at", [2, 4, 6])
 def test_an_interrupted_pretraining_ends_as_if_it_had_not_been(work, arm, stop_at):
     values = {"pretrain.optimiser.lr": 1e-2}
