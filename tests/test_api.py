@@ -312,7 +312,7 @@ def test_a_dataset_of_ray_needs_a_ray(ecg_catalogs, monkeypatch):
         benchmd_ray.catalog(ecg_catalogs["georgia"].path).ray("test")
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.ray
 def test_what_the_documentation_shows_works(synthetic_raw, tmp_path, monkeypatch, ray_cluster):
     """The code of docs/python.md, from top to bottom, on synthetic files."""

@@ -8,7 +8,7 @@ from benchmd_ray.results.report.analysis import analyse
 from benchmd_ray.service import demo as module
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.ray
 def test_the_demo_fills_the_table_from_a_relative_folder(
     ray_cluster, tmp_path, monkeypatch, synthetic_raw

@@ -474,12 +474,10 @@ def test_trials_of_several_workers_hold_what_all_of_them_need(write_manifest, ca
 PRETRAINED = "pretrain.optimiser.lr: {kind: log float, low: 1.0e-5, high: 1.0e-2}\n"
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     ("setting", "space", "technique"),
-    [
-        ("finetune-small", SPACE, "scratch"),
-        pytest.param("pretrain", PRETRAINED, "mae", marks=pytest.mark.nightly),
-    ],
+    [("finetune-small", SPACE, "scratch"), ("pretrain", PRETRAINED, "mae")],
 )
 def test_a_trial_of_several_workers_finds_what_one_finds(
     tuning, tmp_path, setting, space, technique

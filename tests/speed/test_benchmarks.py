@@ -346,7 +346,7 @@ def test_auroc_of_an_epoch_compares_with_scikit_learn() -> None:
 
 
 def test_figures_compare_with_those_drawn_one_by_one() -> None:
-    few = ["--figures", "8", "--repetitions", "1"]
+    few = ["--figures", "4", "--repetitions", "1"]
     assert benchmark("figures", *few)["unit"] == "figures/s"
 
 
@@ -434,7 +434,6 @@ def test_detectors_say_how_to_install_their_peer() -> None:
     assert done.stderr.splitlines() == [MISSING]
 
 
-@pytest.mark.nightly
 def test_detectors_give_the_memory_beyond_the_bank() -> None:
     small = ["--memory-records", "20000", "--memory-queries", "20", "--width", "64"]
     result = run_process("-m", "speed.detectors", "--memory", "--threads", "1", *small)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import asdict, replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -34,6 +35,7 @@ from speed import tuning_study
 from speed.tuning_study import DRAWS, TASKS, Difference, Gained, Study, gained, pooled, report
 
 ECG = MODALITIES["ecg"].task
+ROOT = Path(__file__).resolve().parents[2]
 SKILLS = {"": 0.5, SEARCH: 1.2}
 SCORED = (("ptb-xl", "validation"), ("ptb-xl", "test"), ("georgia", "test"))
 ONE = Gained("tune-a", {"x, test": 0.02}, [0.02] * DRAWS, {"x, test": 0.8}, False, 60.0, 5.0, 9, 12)
@@ -228,3 +230,14 @@ def test_a_portfolio_that_gives_nothing_leaves_the_search_by_new(
         expected = json.loads(of_new.read_text("utf-8")) | {"strategy": "new + portfolio"}
         assert json.loads(own.read_text("utf-8")) == expected
         assert not searched
+
+
+@pytest.mark.slow
+def test_the_study_of_the_documentation_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
+    tuning_study.main(["--report", str(ROOT / "docs" / "tuning_study")])
+    printed = capsys.readouterr().out.replace("-0.", "−0.")
+    page = (ROOT / "docs" / "tuning.md").read_text("utf-8")
+    intervals = re.compile(r"[+−]0\.\d{3} \[[+−]0\.\d{3}, [+−]0\.\d{3}\]")
+    stated = intervals.findall(page.rpartition("\n## ")[2])
+    assert len(stated) >= 4  # of each strategy, pooled over the tasks
+    assert [value for value in stated if value not in printed] == []

@@ -17,7 +17,7 @@ def without_waiting_for_the_disk(monkeypatch):
     monkeypatch.setattr(os, "fsync", lambda _: None)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("records", [True, False])
 def test_a_useless_space_keeps_the_start(records):
     kind = of_one_setting(14, records=records)
