@@ -216,7 +216,8 @@ def scored(folder, code, monkeypatch, **limits):
 
 
 def test_a_submission_is_run_and_scored_with_its_seconds(tmp_path, monkeypatch):
-    outcome = scored(tmp_path, COPY, monkeypatch)
+    long = f"import time; time.sleep(0.5); {COPY}"  # enough for its memory to be looked at
+    outcome = scored(tmp_path, long, monkeypatch)
     frame = read_scored(tmp_path / "run")
     assert set(frame["case"]) == {"case0", "case1", "case2"}
     assert set(frame["dsc"]) == {1.0}
