@@ -131,10 +131,10 @@ def test_a_command_ends_with_the_worker_that_watches_it(tmp_path):
         others = [p for p in found if p.info["pid"] != at_work.pid]
         return [p for p in others if p.info["cmdline"] and p.info["cmdline"][-1] == word]
 
-    until("command", commands)
+    until("the command", commands)
     at_work.kill()
     at_work.wait()
-    until("end of it", lambda: not commands())
+    until("its end", lambda: not commands())
 
 
 def test_only_the_ends_of_long_output_are_kept(tmp_path):

@@ -387,7 +387,7 @@ def test_a_machine_that_lost_its_lease_stops_publishing_while_it_works(
     data = json.dumps({"session": "another", "state": "held", "count": 1}).encode()
     s3.write(f"{run.folder.name}/lease.json", data)
     publication = work.gen.gi_frame.f_locals["work"]
-    until("end of its publishing", lambda: not publication._thread.is_alive())
+    until("the end of its publishing", lambda: not publication._thread.is_alive())
     before = s3.objects()
     checkpoint(run, 7, b"mine")
     with pytest.raises(Lost):
@@ -561,10 +561,10 @@ def test_another_machine_goes_on_from_the_checkpoint_of_a_killed_one(s3, machine
     work = begin(run)
     (run.folder / "metrics.jsonl").write_text('{"done": 1}\n{"done": 2}\n')
     checkpoint(run, 2, b"two")
-    until("checkpoint", lambda: newest_checkpoint(published(s3)))
+    until("a checkpoint", lambda: newest_checkpoint(published(s3)))
     kill(work, monkeypatch)
     modified = s3.objects()[f"{run.folder.name}/metrics.jsonl"].modified
-    until("second since then", lambda: time.time() > modified + 1)
+    until("the next second", lambda: time.time() > modified + 1)
     there = open_run(machine("b"), "r", ABOUT)
     monkeypatch.setattr(leases, "LEASE_SECONDS", 0.0)
     with working(there):
@@ -862,7 +862,7 @@ def test_work_goes_on_through_an_outage_and_is_published_later(
         until("further tries", lambda: outage["refused"] > 2)
         assert caplog.text.count("the work continues and is published later: cannot reach") == 1
         outage["on"] = False
-        until("checkpoint", lambda: newest_checkpoint(published(s3)))
+        until("a checkpoint", lambda: newest_checkpoint(published(s3)))
         assert newest_checkpoint(published(s3)).startswith("step_000000002.")
         train(run)
     assert "is published again" in caplog.text

@@ -280,7 +280,7 @@ def test_the_process_that_follows_ends_when_it_cannot_be_told_everything(tmp_pat
 
 
 class Recorded:
-    """What a W&B run was told."""
+    """What a W&B run was sent."""
 
     def __init__(self):
         self.steps, self.config, self.ended = [], self, False

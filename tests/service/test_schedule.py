@@ -456,7 +456,7 @@ def elsewhere(run, name, said, end):
     def work():
         with locked(run.folder / ".lock", "the run"):
             began.set()
-            until("word of it", lambda: any(line.startswith(told) for line in said))
+            until("word that the plan waits", lambda: any(line.startswith(told) for line in said))
             end()
 
     with ThreadPoolExecutor() as pool:
@@ -610,7 +610,7 @@ def command(ecg_catalogs, small, tmp_path):
 def test_two_commands_on_one_store_do_nothing_twice(command, plan_of, reference, tmp_path):
     store = tmp_path / "runs"
     other = command()
-    until("run", lambda: list(store.glob("*/history.jsonl")) or other.poll() is not None)
+    until("a run", lambda: list(store.glob("*/history.jsonl")) or other.poll() is not None)
     outcome, _, said = execute(plan_of(), store)  # what a command does, in this process
     output, _ = other.communicate(timeout=240)
     assert (other.returncode, outcome.whole) == (0, True), (output, said)

@@ -261,7 +261,7 @@ def kill_where(holds, made, files, store, *options):
         return any(holds(pd.read_parquet(io.BytesIO(table.read_bytes()))) for table in tables)
 
     try:
-        until("such trials", reached, 300)
+        until("the trials to kill it at", reached, 300)
     finally:
         os.killpg(process.pid, signal.SIGKILL)
         process.wait()
