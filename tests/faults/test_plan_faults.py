@@ -101,7 +101,7 @@ def test_a_search_loses_a_node_and_finds_the_same(cluster, command, ecg_catalogs
     search = command("tune", *options, "--store", store, "--address", cluster.address)
     search.until("two trials", lambda: len([*store.glob("searches/*/trials/*")]) > 1, LONG)
     node, _ = search.until("one's process", lambda: freeze(cluster, "ImplicitFunc"), LONG)
-    time.sleep(1.0)
+    time.sleep(1.0)  # for the driver to note an end that came just before
     lose(cluster, node)
     assert search.wait(LONG) == 0, search.output
     cluster.add(num_cpus=1)
@@ -154,7 +154,7 @@ def at_work(cluster, store):
     """Freeze the process of an evaluation that has not just ended; True once all of them have."""
     found = freeze(cluster, f"ray::{SCRATCH}/")
     if found is not None:
-        time.sleep(1.0)  # for the driver to note an end
+        time.sleep(1.0)  # for the driver to note an end that came just before
     begun, ended = (len(logged(store, f"item {e}", f"{SCRATCH}/")) for e in ("started", "finished"))
     if found is not None and begun > ended:
         return found

@@ -14,6 +14,7 @@ from benchmd_ray.results.storage.history import read_history
 from benchmd_ray.run_files import MODEL
 from benchmd_ray.service.logged import LOG
 from benchmd_ray.training.following import checkpoint_step
+from benchmd_ray.training.ray_train import STOP
 from benchmd_ray.training.reporter import read_metrics
 from benchmd_ray.training.restarts import RESTARTS
 
@@ -21,6 +22,7 @@ from benchmd_ray.training.restarts import RESTARTS
 pytestmark = [pytest.mark.ray, pytest.mark.nightly, pytest.mark.xdist_group("faults")]
 
 STEPS = 320
+STALL_SECONDS = 15
 WORKER = "RayTrainWorker"
 SETTINGS = (
     "encoder=tiny",
@@ -33,7 +35,7 @@ SETTINGS = (
     "execution.cpus_per_worker=2",
     "execution.log_every=1",
     "execution.checkpoint_every=10",
-    "execution.stall_seconds=15",
+    f"execution.stall_seconds={STALL_SECONDS}",
     "execution.wait_seconds=2",
 )
 
@@ -129,7 +131,8 @@ def suffered(start_command, cluster, given, undisturbed, tmp_path_factory):
     (only,) = cluster.processes(WORKER)
     only.suspend()  # else it is done before a node can come
     cluster.add(num_cpus=2)
-    time.sleep(3.0)
+    asked = training.folder / STOP
+    training.command.until("a request to stop for the new node", asked.exists, STALL_SECONDS)
     only.resume()
     training.until_restart(5)
     training.finish()

