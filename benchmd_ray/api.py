@@ -264,8 +264,8 @@ def read_results(*stores: PathLike, resamples: int = 1000) -> Analysis:
 
     ``rows`` is the long table of score rows: one for every run, split, metric and class. The others
     are made of it: ``scores`` (seeds pooled), ``gaps``, ``changes``, ``pairs``, ``ranking``,
-    ``subgroups`` with ``posthoc`` and ``excluded``, ``tuned``; ``searches``, ``training`` and
-    ``ran`` are of searches and runs. ``notes`` is what a reader must know.
+    ``subgroups`` with ``subgroup_pairs`` and ``excluded``, ``tuned``; ``searches``, ``training``
+    and ``ran`` are of searches and runs. ``notes`` is what a reader must know.
 
     Args:
         stores: Stores of runs, or folders of single runs.

@@ -66,7 +66,9 @@ def count_of(number: float, what: str) -> str:
     text = f"{number:,}" if isinstance(number, int) else f"{number:g}"
     if number == 1:
         return f"{text} {what}"
-    return f"{text} {what[:-1]}ies" if what.endswith("ry") else f"{text} {what}s"
+    if what.endswith("ry"):
+        return f"{text} {what[:-1]}ies"
+    return f"{text} {what}es" if what.endswith("ss") else f"{text} {what}s"
 
 
 def first_line(error: BaseException) -> str:

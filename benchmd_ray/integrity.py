@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import functools
 import json
+import logging
 import os
 import re
 import shutil
@@ -23,7 +24,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
-from benchmd_ray.errors import BenchmdError, shown
+from benchmd_ray.errors import BenchmdError, count_of, shown
 from benchmd_ray.files import digest, replacing, sha256, write_json
 
 HASH = "sha256"
@@ -43,8 +44,9 @@ Kinds = Mapping[str, type | tuple[type, ...]]
 """Types of the values of an object, by name."""
 MAX_JSON_BYTES = 2**24
 """Largest JSON file of a run or a search that is read; they have some kB."""
-MAX_LOG_BYTES = 2**28
+MAX_LOG_BYTES, MAX_LOG_LINES = 2**28, 2**20
 """Largest log that is read."""
+logger = logging.getLogger(__name__)
 
 
 class Damaged(BenchmdError):
@@ -288,11 +290,30 @@ def unchecked(values: Any) -> dict[str, Any] | None:
 
 
 def read_lines(path: Path) -> list[dict[str, Any]]:
-    """Whole lines of a log: those that were cut off or damaged are skipped; none without a file."""
-    if not path.is_file() or path.stat().st_size > MAX_LOG_BYTES:
+    """Whole lines of a log; none without a file.
+
+    Damaged lines are skipped with a warning; a last line that was cut off, by a killed process, is
+    skipped without one. A log that is larger than any is skipped with a warning.
+    """
+    if not path.is_file():
         return []
-    texts = path.read_text("utf-8", errors="replace").splitlines()
-    return [values for values in map(read_line, texts) if values is not None]
+    text = path.read_text("utf-8", "replace") if path.stat().st_size <= MAX_LOG_BYTES else None
+    if text is None or text.count("\n") > MAX_LOG_LINES:
+        _warn(path, "it is skipped, as it is larger than any log")
+        return []
+    texts = text.split("\n")
+    cut_off = texts.pop()
+    values = [*map(read_line, texts), *filter(None, [read_line(cut_off)])]
+    whole = [one for one in values if one is not None]
+    if damaged := len(values) - len(whole):
+        _warn(path, f"{count_of(damaged, 'damaged line')} skipped")
+    return whole
+
+
+@functools.cache
+def _warn(path: Path, what: str) -> None:
+    """Say it once per process."""
+    logger.warning("%s: %s", path, what)
 
 
 def _checksum(values: Mapping[str, Any]) -> str:

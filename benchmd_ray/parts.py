@@ -45,7 +45,7 @@ PARTS: Mapping[str, Part] = {
             "scores/dice.py",
         ),
     ),
-    "e-mix": Part(1, ("ssl/__init__.py", "ssl/emix.py", "ssl/method.py")),
+    "e-mix": Part(2, ("ssl/__init__.py", "ssl/emix.py", "ssl/method.py")),
     "shed": Part(1, ("ssl/shed.py", "ssl/method.py")),
     "mae": Part(1, ("ssl/mae.py", "ssl/method.py")),
     "normalisation": Part(1, ("data/normalise.py",)),

@@ -36,10 +36,10 @@ from benchmd_ray.training.engine import adamw
 from benchmd_ray.training.linear import head_epoch, head_steps
 from speed import measure
 
-TOLERANCE = 1e-4
-"""Largest difference between the weights of both heads."""
+TOLERANCE = 1e-2
+"""Largest distance between the weights of both heads, as a share of how far training moved them."""
 LR = 1e-2
-"""Learning rate: every step moves the weights by about a hundred times the tolerance."""
+"""Learning rate: large, so that a few steps move the head well beyond rounding."""
 
 
 def random_feed(records: int, seed: int, worker: Worker) -> tuple[ResidentFeed, Any]:
@@ -121,22 +121,23 @@ class Evaluation:
 
 
 def require_same_head(evaluation: Evaluation, epochs: int) -> float:
-    """Train both ways; the largest difference between the weights.
+    """Train both ways; how far apart the heads end, as a share of how far training moved them.
+
+    A single weight says little: where its gradient is rounding, AdamW's step is as long as ever.
 
     Raises:
-        AssertionError: The weights differ, or training did not move them.
+        AssertionError: The heads differ, or training did not move them.
     """
+    first = evaluation.first["weight"]
     ours, peer = (
-        dict(train(epochs).named_parameters())
+        train(epochs).weight.detach().cpu()
         for train in (evaluation.encoded_once, evaluation.through_the_encoder)
     )
-    for name, value in peer.items():
-        torch.testing.assert_close(ours[name], value, rtol=0, atol=TOLERANCE)
-    moved = (peer["weight"].detach().cpu() - evaluation.first["weight"]).abs().max()
-    if moved < 10 * TOLERANCE:
-        raise AssertionError(f"training moved the head by {moved:.2g}, too little to compare")
-    with torch.no_grad():
-        return max(float((ours[name] - value).abs().max()) for name, value in peer.items())
+    moved = torch.linalg.vector_norm(peer - first)
+    apart = float(torch.linalg.vector_norm(ours - peer) / moved)
+    if not apart < TOLERANCE:
+        raise AssertionError(f"the heads are {apart:.2g} of what training moved them apart")
+    return apart
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -186,7 +187,7 @@ def main(arguments: list[str] | None = None) -> None:
         },
         ceiling=chosen.epochs,
         peer_is_extrapolated=chosen.epochs_measured < chosen.epochs,
-        largest_difference_of_heads=difference,
+        relative_distance_of_heads=difference,
     )
 
 

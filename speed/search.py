@@ -40,8 +40,8 @@ from benchmd_ray.tuning.spaces import applied
 from benchmd_ray.tuning.trial import Arm, Reached, Transfer, Work, run_trial
 from speed import measure
 
-TOLERANCE = 1e-9
-"""Largest difference between the AUROC of a trial both ways."""
+TOLERANCE = 5e-3
+"""Largest difference between the AUROC of a trial both ways: rounding may swap neighbours."""
 SIZE = ("encoder.width=128", "encoder.depth=6", "encoder.mlp=256", "encoder.head_dim=16")
 
 

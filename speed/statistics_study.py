@@ -344,9 +344,7 @@ def study_groups(situation: Situation, rng: np.random.Generator, resamples: int)
             ends, truth = (one.low, one.high), float(situation.truth.mean())
             if not one.unscored:
                 add_interval(tallies, f"auroc of a group of {what}", ends, truth, one.caution)
-        add_test(tallies, f"Kruskal-Wallis, {what}", found.kruskal_p)
-        least = min((p for *_, p in found.posthoc), default=math.nan)
-        add_test(tallies, f"any pair of {what} (Mann-Whitney, Bonferroni)", least)
+        add_test(tallies, f"AUROC of {what}: any pair after Holm", found.p)
     return tallies
 
 
@@ -429,6 +427,7 @@ def _situations() -> list[Situation]:
         ),
         Situation("AUROC 0.95, 10 of 200 patients positive", (10, 190), auroc=(0.95,)),
         Situation("AUROC 0.99, 20 of 200 patients positive", (20, 180), auroc=(0.99,)),
+        Situation("AUROC 0.998, 20 of 200 patients positive", (20, 180), auroc=(0.998,)),
         Situation("AUROC 0.9, 10 of 20 patients positive", (10, 10), auroc=(0.9,)),
     ]
     made += [

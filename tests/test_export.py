@@ -27,12 +27,14 @@ from benchmd_ray.data.cards import dataset_card
 from benchmd_ray.data.normalise import normaliser
 from benchmd_ray.data.records import Record
 from benchmd_ray.errors import BenchmdError
+from benchmd_ray.files import sha256
+from benchmd_ray.integrity import Damaged, write_hashed_json
 from benchmd_ray.modalities import modality
 from benchmd_ray.models.encoder import make_encoder
 from benchmd_ray.models.heads import Classifier
 from benchmd_ray.results.store import read_run
 from benchmd_ray.training.portable import noise, traced
-from benchmd_ray.training.weights import export_model
+from benchmd_ray.training.weights import export_model, load_encoder, model_description
 
 OF_TORCH = {"torch", "torchgen", "functorch", "numpy", "safetensors", "sympy", "mpmath", "networkx"}
 OF_TORCH |= {"jinja2", "markupsafe", "filelock", "fsspec", "typing_extensions", "setuptools"}
@@ -321,6 +323,27 @@ def test_padding_of_images_is_told_by_their_sizes(write_catalog, tmp_path):
     assert np.isfinite(model.predict(0 * signals)).all()  # black throughout
     dark = np.concatenate([signals[:1] / 255, signals[1:]])
     np.testing.assert_allclose(model.predict(dark)[1:], whole[1:], atol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["model.pt2", "model.safetensors", "config.json"])
+def test_a_file_of_an_exported_model_that_was_changed_is_refused(tmp_path, name):
+    out = tmp_path / "model"
+    out.mkdir()
+    run = make_transfer(tmp_path / "runs")
+    encoder = make_encoder(run.modality.signal, run.settings.encoder)
+    tensors = {f"encoder.{name}": tensor for name, tensor in encoder.state_dict().items()}
+    export_model(run.folder, tensors, run.settings.encoder, run.modality.signal, None)
+    about = model_description(run.folder)
+    shutil.copy(run.folder / "model.safetensors", out / "model.safetensors")
+    (out / "model.pt2").write_bytes(b"a program")
+    programs = {"model.pt2": sha256(out / "model.pt2"), "model.onnx": "of one that was not copied"}
+    write_hashed_json(out / "config.json", {**about, "programs": programs})
+    assert model_description(out)["programs"] == programs
+    content = bytearray((out / name).read_bytes())
+    content[len(content) // 2] ^= 1
+    (out / name).write_bytes(content)
+    with pytest.raises(Damaged, match=rf"{re.escape(name)} is damaged: "):
+        load_encoder(out)
 
 
 def test_features_of_patients_are_not_exported(tmp_path):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from functools import partial
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
@@ -74,12 +75,16 @@ def report(
             raise click.UsageError("a report that follows never ends: leave --json out.")
         _follow(list(paths), out, resamples=resamples, figures=figures)
     asked: dict[str, Any] = {"resamples": resamples, "figures": figures}
-    drawn = print_report(list(paths), out, **asked, as_json=as_json)
-    if dashboard.mode != "off":
-        from benchmd_ray.results.tracking import Tracker
+    if dashboard.mode == "off":
+        print_report(list(paths), out, **asked, as_json=as_json)
+        return
+    from benchmd_ray.results.tracking import Tracker
 
+    with TemporaryDirectory(prefix="benchmd-") as folder:
+        sent = Path(folder)
+        synthetic = print_report(list(paths), out, **asked, as_json=as_json, sent=sent)
         tracker = Tracker(out, dashboard)
-        tracker.reported(out, synthetic=drawn)
+        tracker.reported(sent, synthetic=synthetic)
         click.echo(tracker.closed(), err=as_json)
 
 
@@ -91,6 +96,7 @@ def print_report(
     figures: Which = "main",
     as_json: bool = False,
     brief: bool = False,
+    sent: Path | None = None,
 ) -> bool:
     """Print the main table of runs and write the report into a folder.
 
@@ -103,6 +109,7 @@ def print_report(
         figures: Which figures are drawn.
         as_json: Print the main table, the notes and where the page is as JSON, and nothing else.
         brief: Print the main table, and how many notes the page has.
+        sent: A folder for what of the report may be sent to W&B.
 
     Returns:
         Whether any of it rests on synthetic data.
@@ -117,7 +124,7 @@ def print_report(
     matrix, main = matrix_of(analysis), main_table(analysis)
     if as_json:
         frame = main.data(analysis) if matrix is None else matrix.frame
-        page = write_report(analysis, out, figures, partial(click.echo, err=True))
+        page = write_report(analysis, out, figures, partial(click.echo, err=True), sent=sent)
         rows = frame.to_dict("records")
         print_json({"page": page, "main": rows, "notes": analysis.notes})
         return bool(synthetic(analysis.rows))
@@ -130,11 +137,11 @@ def print_report(
     click.echo()
     if brief:
         click.echo(f"{count_of(len(analysis.notes), 'note')} on these results: see the page")
-        write_report(analysis, out, figures, lambda line: None)
+        write_report(analysis, out, figures, lambda line: None, sent=sent)
         return bool(synthetic(analysis.rows))
     for note in analysis.notes:
         click.echo(note)
-    write_report(analysis, out, figures, click.echo)
+    write_report(analysis, out, figures, click.echo, sent=sent)
     return bool(synthetic(analysis.rows))
 
 

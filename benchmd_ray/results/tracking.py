@@ -153,7 +153,7 @@ class Tracker:
         self._messages.put(("failed", item, reason))
 
     def reported(self, folder: Path, *, synthetic: bool = False) -> None:
-        """A report was written into a folder, which rests on synthetic data or not."""
+        """Send a report, all files of a folder, which rests on synthetic data or not."""
         self._messages.put(("reported", synthetic, folder.resolve()))
 
     def trial_ended(self, search: str, about: Mapping[str, Any], trial: Mapping[str, Any]) -> None:
@@ -329,8 +329,7 @@ class _Following:
         identity = digest(["report", time.time_ns()])[:16]
         run = self._init(identity, "report", "report", "report", config)
         artifact = wandb.Artifact("report", "report")
-        for path in report_files(folder):
-            artifact.add_file(str(path), path.relative_to(folder).as_posix())
+        artifact.add_dir(str(folder))
         run.log_artifact(artifact)
         run.log({"report": wandb.Html((folder / NAME).read_text("utf-8"), inject=False)})
         run.finish()
@@ -446,12 +445,3 @@ def _private(
         program="",
         username="",
     )
-
-
-def report_files(folder: Path) -> list[Path]:
-    """Files of a report in its folder: whatever else lies there, such as runs, is not sent."""
-    from benchmd_ray.results.report import page, table_files
-
-    named = [folder / name for name in sorted((page.NAME, *table_files.file_names()))]
-    drawn = sorted(p for p in (folder / "figures").glob("*") if p.suffix in (".png", ".svg"))
-    return [path for path in (*named, *drawn) if path.is_file()]

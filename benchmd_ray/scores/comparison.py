@@ -33,10 +33,14 @@ LEVEL = 0.05
 """Techniques, groups or values are said to differ where p is below it."""
 _ROUNDING = 1e-12
 """Differences and standard errors below this are rounding: metrics lie between 0 and 1."""
-EXCHANGES = 1000
-"""Drawn for an exchange test."""
+EXCHANGES = (1_000, 20_000)
+"""Exchanges that a test draws at a time, and at most: it stops once `_FEW` of those drawn were as
+far from 0 as the difference."""
+LEAST_EXCHANGE_P = 1 / (EXCHANGES[1] + 1)
+"""The smallest p of an exchange test."""
+_FEW = 10
 _BLOCK = 4096
-"""Patients whose places are drawn at a time: 33 MB with 1,000 draws."""
+"""Patients whose places are drawn at a time, for the first exchanges: 33 MB."""
 
 
 def unpaired(resampled_a: npt.ArrayLike, resampled_b: npt.ArrayLike) -> Floats:
@@ -61,25 +65,33 @@ def unpaired(resampled_a: npt.ArrayLike, resampled_b: npt.ArrayLike) -> Floats:
     return np.asarray(a[:count] - b[np.random.default_rng(0).permutation(len(b))[:count]])
 
 
-def holm(p_values: npt.ArrayLike) -> Floats:
+def holm(p_values: npt.ArrayLike, least: npt.ArrayLike = 0.0) -> Floats:
     """P-values corrected for their number, (tests,), in the order given (Holm 1979).
 
     The smallest is multiplied by the number of tests, the next by one less, and so on; none becomes
     smaller than one before it, nor larger than 1. NaN stays NaN and does not count as a test.
 
+    A test by resamples has a smallest p. Where that is not below `LEVEL` once multiplied by the
+    number of tests, its outcome is settled before it is seen: such tests become NaN and do not
+    count, those with the largest smallest p first.
+
     Args:
         p_values: (tests,).
+        least: (tests,) or one for all: the smallest p that each test can give.
 
     Raises:
         BenchmdError: They are not one-dimensional or not within 0 to 1.
     """
-    p = np.asarray(p_values, np.float64)
+    p = np.array(p_values, np.float64)
     if p.ndim != 1:
         raise BenchmdError(f"p-values have shape {p.shape}, expected (tests,)")
     if ((p < 0) | (p > 1)).any():
         wrong = p[(p < 0) | (p > 1)][0]
         raise BenchmdError(f"p-values must lie within 0 to 1, but got {wrong:g}")
-    tested = np.flatnonzero(~np.isnan(p))
+    smallest = np.where(np.isnan(p), -1.0, np.broadcast_to(least, p.shape))
+    while smallest.size and smallest.max() * np.count_nonzero(smallest >= 0) >= LEVEL:
+        smallest[smallest == smallest.max()] = -1.0
+    tested = np.flatnonzero(smallest >= 0)
     order = tested[np.argsort(p[tested], kind="stable")]
     corrected = np.full(len(p), np.nan)
     steps = p[order] * np.arange(len(order), 0, -1)
@@ -93,7 +105,7 @@ def exchange_p(
     scores_b: npt.ArrayLike,
     groups: npt.ArrayLike,
     *,
-    draws: int = EXCHANGES,
+    draws: tuple[int, int] = EXCHANGES,
     seed: int = 0,
 ) -> float:
     """Two-sided p of the difference of two mean AUROCs on the same rows, by exchange.
@@ -109,7 +121,7 @@ def exchange_p(
         scores_a: (rows, classes), higher means more likely positive.
         scores_b: (rows, classes).
         groups: (rows,), the patient of each row.
-        draws: Number of exchanges drawn.
+        draws: At a time and at most, as `EXCHANGES`.
         seed: Seed of the draws.
 
     Returns:
@@ -121,17 +133,32 @@ def exchange_p(
         BenchmdError: The arrays do not fit together or a score is not finite.
     """
     shares = exchange_shares(targets, scores_a, scores_b, groups)
-    if not shares.size:
-        return math.nan
+    return exchange_of_shares(shares, draws=draws, seed=seed) if shares.size else math.nan
+
+
+def exchange_of_shares(shares: Floats, *, draws: tuple[int, int], seed: int) -> float:
+    """`exchange_p` of the `exchange_shares` of patients."""
+    # Stopping early keeps the level. Let n be the first number of draws, of those after which the
+    # test may stop, with (1 + _FEW) / (n + 1) <= α. A p <= α needs a stop at n or later, and hence
+    # a share of the first n that is <= α by itself.
+    rng, reached, drawn = np.random.default_rng(seed), 0, 0
+    while reached < _FEW and drawn < draws[1]:
+        count = min(draws[0], draws[1] - drawn)
+        reached, drawn = reached + _exchanged(shares, count, rng), drawn + count
+    return (1 + reached) / (drawn + 1)
+
+
+def _exchanged(shares: Floats, draws: int, rng: np.random.Generator) -> int:
+    """In how many of so many exchanges the difference is as far from 0 as the shares' sum."""
     whole = shares.sum()
     shares = shares[shares != 0]
-    rng, drawn = np.random.default_rng(seed), np.full(draws, -whole)
+    drawn = np.full(draws, -whole)
     for first in range(0, len(shares), _BLOCK):
         block = shares[first : first + _BLOCK]
         bits = np.frombuffer(rng.bytes(draws * -(-len(block) // 8)), np.uint8).reshape(draws, -1)
         kept = np.unpackbits(bits, axis=1, count=len(block)).astype(np.float64)
         drawn += 2 * (kept @ block)
-    return float((1 + np.count_nonzero(np.abs(drawn) >= abs(whole) - _ROUNDING)) / (draws + 1))
+    return int(np.count_nonzero(np.abs(drawn) >= abs(whole) - _ROUNDING))
 
 
 def exchange_shares(

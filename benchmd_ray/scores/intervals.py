@@ -19,13 +19,14 @@ own. The quantile is then the mean of theirs, weighted by the parts (Cochran & C
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 from scipy.optimize import brentq
-from scipy.special import expit, logit, stdtrit
+from scipy.special import expit, logit, stdtr, stdtrit
 from scipy.stats import norm
 
 COVERAGE = 0.95
@@ -46,7 +47,7 @@ class StandardError:
     def quantile(self, p: float) -> float:
         """How many standard errors are exceeded on either side with probability p."""
         total = sum(variance for variance, _ in self.parts)
-        tails = [(variance, float(stdtrit(df, 1 - p / 2))) for variance, df in self.parts]
+        tails = [(variance, -float(stdtrit(df, p / 2))) for variance, df in self.parts]
         return sum(variance * tail for variance, tail in tails if variance) / total
 
     @property
@@ -54,17 +55,21 @@ class StandardError:
         """Half the width of the 95 % interval."""
         return self.se * self.quantile(1 - COVERAGE)
 
-    def p(self, distance: float, smallest: float) -> float:
-        """Two-sided p of a distance from the truth, not below the smallest.
+    def p(self, distance: float) -> float:
+        """Two-sided p of a distance from the truth.
 
         NaN without a standard error, or where it is 0: nothing says how the distance varies.
         """
         if not self.se > _ROUNDING:
             return math.nan
         reached = abs(distance) / self.se
-        if self.quantile(smallest) <= reached:
-            return smallest
-        return float(brentq(lambda p: self.quantile(p) - reached, smallest, 1.0, xtol=1e-10))
+        # The quantile is a weighted mean of those of the parts, so its p is between theirs.
+        tails = [2 * float(stdtr(df, -reached)) for variance, df in self.parts if variance]
+        low, high = max(min(tails), sys.float_info.min), max(tails)
+        if low >= high:
+            return high
+        ends = math.log(low) - 1e-9, math.log(high) + 1e-9
+        return math.exp(brentq(lambda x: self.quantile(math.exp(x)) - reached, *ends, xtol=1e-10))
 
 
 def value_interval(

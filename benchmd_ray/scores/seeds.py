@@ -128,8 +128,8 @@ def difference_over_seeds(
         exact: The p of a test that needs no interval, instead of t's.
 
     Returns:
-        The mean, its 95 % interval, and a p. That of t is not below what the number of resamples
-        can tell, 2 / (resamples + 1), and there is none without an interval or with a rough one.
+        The mean, its 95 % interval, and a p. There is none of t without an interval or with a
+        rough one.
 
     Raises:
         BenchmdError: There is no seed, or values and resamples do not fit together.
@@ -144,7 +144,7 @@ def difference_over_seeds(
         error = error_over_seeds(point, draws, basis.degrees)
         low, high = difference_interval(mean, error)
         reason = "" if low <= high else "the resamples do not differ"
-        by_t = error.p(mean, min(1.0, 2 / (draws.shape[1] + 1)))
+        by_t = error.p(mean)
     untested = basis.no_test or (reason or basis.rough if exact is None else "")
     p = math.nan if untested else by_t if exact is None else exact
     said = caution(basis.rough, interval=reason, p=untested)

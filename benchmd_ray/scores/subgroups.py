@@ -1,14 +1,15 @@
 """Does a model do as well for one kind of patient as for another: sex, age, site, device, view.
 
-Two views of it. The AUROC of each group, over the training seeds, says how well the group's
-patients are told apart among themselves. The tests ask whether patients of the groups differ in
-what the model gives to the truth: each patient has one value, the mean probability given to the
-true state of its known labels, from scores averaged over the seeds; Kruskal & Wallis over all
-groups, then Mann & Whitney for each pair, corrected by Bonferroni. Neither adjusts for what else
-differs between the groups, such as how frequent a disease is in them.
+The AUROC of each group, over the training seeds, says how well the group's patients are told apart
+among themselves. Each pair of groups is tested for a difference in AUROC, over the classes that
+both can score and the training seeds, as two sets of patients are (`seeds.difference_over_seeds`).
+A disease that is more frequent in one group does not move AUROC; nothing else that differs between
+groups is adjusted for.
 
 Groups with few patients are excluded and named, so that nobody reads a number into chance; rows
 without a label are the group ``unknown`` there.
+
+Other values of patients, such as Dice scores, are compared by ranks (`compared_groups`).
 """
 
 from __future__ import annotations
@@ -17,18 +18,19 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import combinations
-from typing import get_args
 
 import numpy as np
 import numpy.typing as npt
 from scipy.stats import kruskal, mannwhitneyu
 
-from benchmd_ray.errors import BenchmdError, unknown_name
+from benchmd_ray.errors import BenchmdError
+from benchmd_ray.scores.comparison import holm, unpaired
 from benchmd_ray.scores.metrics import checked_predictions, metric
 from benchmd_ray.scores.resampling import resampled
-from benchmd_ray.scores.seeds import pooled_seeds
-from benchmd_ray.scores.support import TEST_PATIENTS, support
-from benchmd_ray.tasks import EXCLUSIVE, TaskKind
+from benchmd_ray.scores.seeds import Difference, difference_over_seeds, pooled_seeds
+from benchmd_ray.scores.sums import mean_over_classes
+from benchmd_ray.scores.support import TEST_PATIENTS, Basis, support, weaker
+from benchmd_ray.tasks import UNKNOWN, TaskKind
 
 Floats = npt.NDArray[np.float64]
 
@@ -73,6 +75,18 @@ class Subgroup:
 
 
 @dataclass(frozen=True)
+class Pair:
+    """Two groups, compared."""
+
+    a: str
+    b: str
+    difference: Difference
+    """AUROC of a minus that of b, mean over the classes that both can score."""
+    p_holm: float
+    """Its p after Holm's correction over all pairs of the variable; NaN without a test."""
+
+
+@dataclass(frozen=True)
 class Subgroups:
     """The groups of one variable, compared."""
 
@@ -81,13 +95,13 @@ class Subgroups:
     """Groups with enough patients, in order of name."""
     excluded: tuple[tuple[str, int], ...]
     """Name and patients of each group excluded: those too small, then ``unknown``."""
-    kruskal_h: float
-    """Kruskal & Wallis's H over the groups with enough patients whose truth is known; NaN with
-    fewer than two of them."""
-    kruskal_p: float
-    """Its p; 1 where all patients have the same value."""
-    posthoc: tuple[tuple[str, str, float, float], ...]
-    """Each pair of groups: names, Mann & Whitney's U of the first, two-sided p after Bonferroni."""
+    pairs: tuple[Pair, ...]
+    """Each pair of groups."""
+
+    @property
+    def p(self) -> float:
+        """P that AUROC is the same in all groups: the smallest of `pairs`; NaN without a test."""
+        return min((p for pair in self.pairs if (p := pair.p_holm) == p), default=math.nan)
 
 
 def by_subgroup(
@@ -104,9 +118,7 @@ def by_subgroup(
     """AUROC of each group with its interval, and tests between the groups.
 
     A group takes `support.TEST_PATIENTS` patients. A patient whose rows are in several groups (two
-    views, two ages) counts in each group's AUROC, but in the tests once, as these take patients as
-    independent: in the group of most of its rows, and where groups are level in one of them at
-    random.
+    views, two ages) counts in each of them, and the tests take the groups as independent.
 
     Args:
         targets: (rows, classes), integers: 1, 0, or -1 for unknown.
@@ -120,35 +132,69 @@ def by_subgroup(
         seed: Seed of the draws.
 
     Raises:
-        BenchmdError: The arrays do not fit together, a score is not a probability, or the task is
-            unknown.
+        BenchmdError: The arrays do not fit together or the task is unknown.
     """
     known = checked_predictions(targets, scores[0])[0]
     each = [checked_predictions(targets, one)[1] for one in scores]
     patients, named = np.asarray(groups), _named(labels)
     _check(patients, named, len(known))
-    truth = probability_of_truth(known, np.mean(each, axis=0), task)
     counts = {str(name): len(np.unique(patients[named == name])) for name in np.unique(named)}
     unknown = counts.pop(UNKNOWN_GROUP, 0)
     large = [name for name, count in counts.items() if count >= TEST_PATIENTS]
     small = [(name, count) for name, count in counts.items() if count < TEST_PATIENTS]
-    samples = _one_value_per_patient(truth, patients, named, large, seed)
-    samples = {name: one for name, one in samples.items() if len(one) >= TEST_PATIENTS}
-    h, p = _kruskal(list(samples.values()))
 
-    def of_group(name: str) -> Subgroup:
+    def of_group(name: str) -> _Group:
         inside = named == name
         inner = [one[inside] for one in each]
-        return _subgroup(name, known[inside], inner, patients[inside], task, resamples, seed)
+        return _group(name, known[inside], inner, patients[inside], task, resamples, seed)
 
+    groups_of = [of_group(name) for name in large]
+    pairs = list(combinations(groups_of, 2))
+    differences = [_difference(a, b) for a, b in pairs]
+    corrected = holm([one.p for one in differences]).tolist()
     return Subgroups(
         variable=variable,
-        groups=tuple(of_group(name) for name in large),
+        groups=tuple(_subgroup(one) for one in groups_of),
         excluded=(*small, *([(UNKNOWN_GROUP, unknown)] if unknown else [])),
-        kruskal_h=h,
-        kruskal_p=p,
-        posthoc=_posthoc(samples),
+        pairs=tuple(
+            Pair(a.name, b.name, one, p)
+            for (a, b), one, p in zip(pairs, differences, corrected, strict=True)
+        ),
     )
+
+
+@dataclass(frozen=True, eq=False)
+class _Group:
+    """The rows of a group, and its AUROC."""
+
+    name: str
+    targets: npt.NDArray[np.int8]
+    patients: npt.NDArray[np.generic]
+    values: Floats
+    """(seeds, classes); NaN of a class that the group cannot score."""
+    draws: Floats
+    """(seeds, resamples, classes)."""
+
+    def over(self, classes: npt.NDArray[np.bool_]) -> tuple[Floats, Floats, Basis]:
+        """Means over some classes: (seeds,), (seeds, resamples), and what they rest on."""
+        targets = np.where(classes, self.targets, UNKNOWN)
+        basis = support(targets, self.patients).basis("auroc")
+        values, draws = self.values[:, classes], self.draws[:, :, classes]
+        return mean_over_classes(values), mean_over_classes(draws), basis
+
+    @property
+    def scored(self) -> npt.NDArray[np.bool_]:
+        """(classes,), those that it can score."""
+        return np.asarray(~np.isnan(self.values[0]))
+
+
+def _difference(a: _Group, b: _Group) -> Difference:
+    """AUROC of a minus that of b, over the classes that both can score."""
+    common = a.scored & b.scored
+    values_a, draws_a, basis_a = a.over(common)
+    values_b, draws_b, basis_b = b.over(common)
+    drawn = [unpaired(one, other) for one, other in zip(draws_a, draws_b, strict=True)]
+    return difference_over_seeds((values_a - values_b).tolist(), drawn, weaker(basis_a, basis_b))
 
 
 @dataclass(frozen=True)
@@ -204,41 +250,6 @@ def compared_groups(
     return GroupTest(samples, excluded, h, p, _posthoc(samples) if p <= gate else ())
 
 
-def probability_of_truth(targets: npt.ArrayLike, scores: npt.ArrayLike, task: TaskKind) -> Floats:
-    """Probability that each row's scores give to the truth, (rows,); NaN where nothing is known.
-
-    Single-label: the probability of the true class. Multi-label: the mean over the known labels of
-    p where the label is present and 1 - p where it is absent.
-
-    Args:
-        targets: (rows, classes), integers: 1, 0, or -1 for unknown.
-        scores: (rows, classes), probabilities.
-        task: As `Task.kind`.
-
-    Raises:
-        BenchmdError: The arrays do not fit together, a score is not a probability, or the task is
-            unknown.
-    """
-    known, probability = checked_predictions(targets, scores)
-    outside = (probability < -1e-6) | (probability > 1 + 1e-6)
-    if outside.any():
-        raise BenchmdError(
-            f"scores must be probabilities within 0 to 1, but {np.count_nonzero(outside)} are not "
-            f"({probability[outside][0]:g}): turn logits into them with `probabilities` first"
-        )
-    found = np.full(len(known), np.nan)
-    if task in EXCLUSIVE:
-        counted = (known == 1).any(axis=1)
-        given = np.where(known == 1, probability, 0.0).sum(axis=1)
-        return np.asarray(np.where(counted, given, found))
-    if task == "multi-label":
-        number = (known >= 0).sum(axis=1)
-        given = np.where(known == 1, probability, 1 - probability)
-        total = np.where(known >= 0, given, 0.0).sum(axis=1)
-        return np.asarray(np.divide(total, number, out=found, where=number > 0))
-    raise unknown_name("task", task, get_args(TaskKind))
-
-
 def _named(labels: Sequence[str | None]) -> npt.NDArray[np.str_]:
     # a label that is not equal to itself is NaN, as tables hold where text is missing
     return np.array([str(x) if x and x == x else UNKNOWN_GROUP for x in labels], np.str_)
@@ -252,7 +263,7 @@ def _check(patients: npt.NDArray[np.generic], named: npt.NDArray[np.str_], rows:
             )
 
 
-def _subgroup(
+def _group(
     name: str,
     targets: npt.NDArray[np.int8],
     scores: Sequence[Floats],
@@ -260,24 +271,26 @@ def _subgroup(
     task: TaskKind,
     resamples: int,
     seed: int,
-) -> Subgroup:
-    found = [metric("auroc", targets, one, task) for one in scores]
+) -> _Group:
+    values = [metric("auroc", targets, one, task).per_class for one in scores]
     draws = [
         resampled("auroc", targets, one, patients, task, resamples=resamples, seed=seed, threads=1)
         for one in scores
     ]
-    held = support(targets, patients)
-    pooled = pooled_seeds(
-        [one.mean for one in found], [one[:, 0] for one in draws], held.basis("auroc")
-    )
+    return _Group(name, targets, patients, np.array(values), np.array(draws)[:, :, 1:])
+
+
+def _subgroup(one: _Group) -> Subgroup:
+    values, draws, basis = one.over(np.ones(one.targets.shape[1], bool))
+    pooled = pooled_seeds(values.tolist(), list(draws), basis)
     return Subgroup(
-        name=name,
-        rows=len(targets),
-        patients=held.patients,
+        name=one.name,
+        rows=len(one.targets),
+        patients=support(one.targets, one.patients).patients,
         value=pooled.mean,
         low=pooled.low,
         high=pooled.high,
-        unscored=found[0].unscored,
+        unscored=tuple(np.flatnonzero(~one.scored).tolist()),
         caution=pooled.caution,
     )
 

@@ -18,6 +18,7 @@ from benchmd_ray.errors import BenchmdError
 from benchmd_ray.head import last_words
 from benchmd_ray.interrupts import stopping
 from benchmd_ray.progress import SilentBoard, board
+from benchmd_ray.results.storage.places import backing_of
 from benchmd_ray.service.capacity import need_of, placed
 from benchmd_ray.service.execution import Execution
 from benchmd_ray.service.keeping import release_rest
@@ -59,7 +60,8 @@ def run_plan(
     _require_executable(plan)
     store, own = store.resolve(), embedded(address)
     if own and (outcome := _nothing_to_do(plan, store, weights)):
-        _release_rest(plan, store, outcome, say)
+        with backing_of(store).keeping_weights():
+            _release_rest(plan, store, outcome, say)
         Observers(observers).closed()
         return outcome  # without the seconds that starting Ray takes
     logical = _logical_cpus(plan, cpus, address)
@@ -67,6 +69,7 @@ def run_plan(
         cpus = cpus or own_cpus()
     quiet, say = quieted(quiet, say)
     with ExitStack() as stack:
+        stack.enter_context(backing_of(store).keeping_weights())
         log = stack.enter_context(LoggedPlan(store, plan))
         stack.enter_context(last_words(log.ended))
         notified = Observers([log, *observers])

@@ -90,7 +90,11 @@ def run_searches(
     try:
         for plan in plans:
             folder = store / SEARCHES / plan.name
-            with backing.searching(folder) as alone, stopping() as stop:
+            with (
+                backing.keeping_weights(),
+                backing.searching(folder) as alone,
+                stopping() as stop,
+            ):
                 inner = [_inner(each.catalog, store, plan, stop) for each in plan.sources]
                 say(f"{plan.name}: {_counts(plan, inner)}")
                 upstream = _upstream(tuning, plan, store, say, cpus=cpus, quiet=quiet)

@@ -27,7 +27,7 @@ from benchmd_ray.service.trial_place import longest, place_of
 from benchmd_ray.ssl import SCRATCH
 from benchmd_ray.tuning.limits import CONFIRMING_AT_ONCE, Budget, Place
 from benchmd_ray.tuning.racing import expected_evaluations, rungs, steps_within
-from benchmd_ray.tuning.records import SEARCHES, TRIALS, read_search
+from benchmd_ray.tuning.records import SEARCHES, TRIALS, limits_of, read_search
 
 
 @dataclass(frozen=True)
@@ -109,6 +109,7 @@ def _described(
     lines = [
         f"{plan.name if known else 'A search'}: {plan.technique}, {plan.setting}, on {sources}",
         f"Scored by {_objective(plan)} on {'; '.join(map(_validation, plan.sources))}.",
+        *limits_of([source.policy for source in plan.sources], [plan.setting]),
         f"{_budget(tuning.budget)}, {place.at_once} at once, sampler {plan.method.sampler}, "
         f"{_stopping(plan)}.",
         "",

@@ -24,7 +24,7 @@ def emix_loss(
     second: torch.Tensor,
     temperature: float,
 ) -> torch.Tensor:
-    """Mean over examples of λ·CE(first) + (1 − λ)·CE(second) on cosine logits.
+    """Mean over examples of λ·CE(first) + (1 − λ)·CE(second) on cosine logits, in float32.
 
     Args:
         mixed: (batch, width) projected features of the mixtures.
@@ -34,12 +34,13 @@ def emix_loss(
         second: (batch,) row in ``plain`` of the one mixed in with 1 − λ.
         temperature: Divides the cosines.
     """
-    mixed = functional.normalize(mixed.float(), dim=1)
-    plain = functional.normalize(plain.float(), dim=1)
-    logits = mixed @ plain.T / temperature
-    one = functional.cross_entropy(logits, first, reduction="none")
-    other = functional.cross_entropy(logits, second, reduction="none")
-    return (ratio * one + (1 - ratio) * other).mean()
+    with torch.autocast(mixed.device.type, enabled=False):  # else the product is in bfloat16
+        mixed = functional.normalize(mixed.float(), dim=1)
+        plain = functional.normalize(plain.float(), dim=1)
+        logits = mixed @ plain.T / temperature
+        one = functional.cross_entropy(logits, first, reduction="none")
+        other = functional.cross_entropy(logits, second, reduction="none")
+        return (ratio * one + (1 - ratio) * other).mean()
 
 
 class EMix(nn.Module):

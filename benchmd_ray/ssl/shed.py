@@ -36,6 +36,16 @@ def derangement(
     return source, moved
 
 
+def shed_loss(logits: torch.Tensor, moved: torch.Tensor) -> torch.Tensor:
+    """Mean binary cross-entropy of 'this token was moved', in float32.
+
+    Args:
+        logits: (batch, tokens).
+        moved: (batch, tokens) bool.
+    """
+    return functional.binary_cross_entropy_with_logits(logits.float(), moved.float())
+
+
 class ShED(nn.Module):
     """ShED with its linear classifier per token."""
 
@@ -59,9 +69,8 @@ class ShED(nn.Module):
         return {"source": source, "moved": moved}
 
     def forward(self, signals: torch.Tensor, draws: Draws, gather: Gather = alone) -> torch.Tensor:
-        """Binary cross-entropy of 'this token was moved', mean over tokens (CLS excluded)."""
+        """`shed_loss` over all tokens but CLS."""
         tokens = self.encoder.embed(signals)
         source = draws["source"][:, :, None].expand_as(tokens)
         hidden = self.encoder.encode(tokens.gather(1, source))
-        logits = self.head(hidden[:, 1:]).squeeze(-1).float()
-        return functional.binary_cross_entropy_with_logits(logits, draws["moved"].float())
+        return shed_loss(self.head(hidden[:, 1:]).squeeze(-1), draws["moved"])

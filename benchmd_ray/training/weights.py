@@ -282,11 +282,25 @@ def model_description(folder: Path) -> dict[str, Any]:
             "command again, which resumes it."
         )
     found = read_hashed_json(path, made_again(folder), DESCRIBED)
+    _require_programs(folder, found.get("programs", {}))
     try:
         found["augmentation"] = as_dict(updated(AugmentationSettings(), found["augmentation"]))
     except BenchmdError as error:
         raise Damaged(path, f"augmentation: {error}".rstrip("."), made_again(folder)) from error
     return found
+
+
+def _require_programs(folder: Path, programs: object) -> None:
+    """Compare the programs of an exported model; those that were not copied with it are not used.
+
+    Raises:
+        Damaged: One is another than was written.
+    """
+    stated = programs.items() if isinstance(programs, dict) else ()
+    for name, held in stated:
+        path = folder / Path(str(name)).name
+        if path.is_file():
+            require_sha256(path, str(held), made_again(folder))
 
 
 def is_exported(folder: Path) -> bool:

@@ -7,7 +7,7 @@ while no trial has a score. `read_search` reads it and refuses what is damaged.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -29,7 +29,7 @@ from benchmd_ray.integrity import (
     require_of,
 )
 from benchmd_ray.parquet import read_table
-from benchmd_ray.settings import Settings, updated
+from benchmd_ray.settings import LABEL_SETTINGS, Settings, updated
 from benchmd_ray.tuning.confirm import LEVEL
 from benchmd_ray.tuning.record_form import PLAN, plan_fault, result_fault, trials_fault
 
@@ -91,6 +91,23 @@ RULE = (
     "difference"
 )
 """How a search chooses by fresh evaluations (`tuning.confirm`), for readers of results."""
+OVERLAP = (
+    "Under the policy released some patients have records in the training split and in a scored "
+    "one, so that a search has seen records of patients who are scored later, and its gains on the "
+    "source's own splits are too high."
+)
+ALL_LABELS = (
+    "A search of a few-label setting trains on few labels, but scores its trials with the labels "
+    "of all records of a fold: it uses more labels than the setting names."
+)
+"""What is not as decisions D21 and D22 ask, for readers of searches and their results."""
+
+
+def limits_of(policies: Iterable[str], settings: Iterable[str]) -> list[str]:
+    """What a reader must know of searches under these policies and of these settings."""
+    few = {f"-{name}" for name, count in LABEL_SETTINGS.items() if count is not None}
+    lines = [OVERLAP] if "released" in policies else []
+    return [*lines, *([ALL_LABELS] if any(s.endswith(tuple(few)) for s in settings) else [])]
 
 
 @dataclass(frozen=True, eq=False)

@@ -53,7 +53,7 @@ def test_a_scan_whose_windows_are_not_all_abnormal_counts_once(predictions):
     rows = score_rows(predictions, 20)
     own = rows[(rows["group"] == "beyond-range") & (rows["metric"] == "auroc")].iloc[0]
     assert (own["use_case"], own["value"]) == ("control", 0.5)
-    assert (own["records"], own["positives"]) == (6, 3)
+    assert (own["records"], own["positives"]) == (3, 3)  # the same scans, as they are and changed
 
 
 def test_a_scan_with_an_abnormal_window_is_abnormal(predictions):
@@ -146,6 +146,28 @@ def test_the_threshold_accepts_new_records_on_average():
         assert 0.945 <= np.mean(accepted) <= 0.965 + 1 / count
     assert threshold_of(np.arange(5.0)) == 4
     assert (threshold_of(np.arange(19.0)), threshold_of(np.arange(39.0))) == (18, 37)
+
+
+def test_counts_of_means_over_sets_are_of_distinct_records_and_patients():
+    """Those in distribution are compared with each of two sets, whose patients overlap."""
+    rows = []
+    sets = {IN: range(24), "here": range(24, 48), "there": range(36, 60)}
+    for name, patients in sets.items():
+        for part in ("calibration", "test") if name == IN else ("test",):
+            for patient in patients:
+                own = f"{name if part == 'test' else part}/{patient}"
+                rows.append(
+                    dict.fromkeys(KEYS)
+                    | {"record_id": own, "unit_id": own, "group_id": str(patient), "part": part}
+                    | {"set": name, "regime": "none", "detector": float(patient)}
+                )
+                if name != IN:
+                    rows[-1] |= {"use_case": "unrelated", "severity": 0, "control": False}
+    found = score_rows(made_up(rows, "made-up overlapping sets"), 20)
+    found = found[found["metric"] == "auroc"].set_index("group")
+    counts = found[["records", "positives", "patients"]]
+    assert counts.loc["here"].tolist() == counts.loc["there"].tolist() == [48, 24, 48]
+    assert counts.loc["all"].tolist() == [24 + 48, 48, 24 + 36]
 
 
 def test_detectors_by_use_case_keep_networks_apart(monkeypatch):

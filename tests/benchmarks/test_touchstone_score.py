@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 import time
+from functools import partial
 
 import numpy as np
 import psutil
@@ -24,7 +25,8 @@ from benchmd_ray.benchmarks.touchstone.files import Asked, score
 from benchmd_ray.benchmarks.touchstone.submission import Submission
 from benchmd_ray.benchmarks.touchstone.tasks import read_task
 from benchmd_ray.errors import BenchmdError, Stopped
-from benchmd_ray.integrity import Damaged
+from benchmd_ray.files import digest
+from benchmd_ray.integrity import Damaged, read_hashed_json, write_hashed_json
 from benchmd_ray.service.each import Call, Lost, each
 
 LAYOUTS = ("plain", "plain")
@@ -40,8 +42,8 @@ def asked(folder, predictions, labels, out="run", **how):
     return Asked(predictions=predictions, labels=labels, out=folder / out, **named)
 
 
-def run(*given, **how):
-    return score(asked(*given, **how), say=lambda line: None)
+def run(*given, say=lambda line: None, **how):
+    return score(asked(*given, **how), say=say)
 
 
 def test_a_run_has_a_row_for_each_case_and_class(tmp_path, here):
@@ -166,8 +168,24 @@ def test_scores_that_were_changed_are_noticed(tmp_path, here):
     path = tmp_path / "run" / "scores.parquet"
     table = pq.read_table(path)
     pq.write_table(table.slice(1), path)
-    with pytest.raises(Damaged, match="not what was written"):
+    with pytest.raises(Damaged, match="its SHA-256 is not the one that was recorded"):
         read_scored(tmp_path / "run")
+
+
+@pytest.mark.parametrize("name", ["manifest.json", "quarantine.json", "plan.json"])
+def test_a_flipped_bit_in_what_a_run_says_of_itself_is_noticed(tmp_path, here, name):
+    predictions, labels = sides(tmp_path, 2)
+    (predictions / "case001.nii.gz").write_bytes(b"broken")
+    run(tmp_path, predictions, labels)
+    path = tmp_path / "run" / name
+    content = path.read_text()
+    changed = content.replace("case001", "case101").replace("predictions", "predictionz")
+    assert changed != content
+    path.write_text(changed)
+    read = partial(run, tmp_path, predictions, labels) if name == "plan.json" else read_scored
+    given = () if name == "plan.json" else (tmp_path / "run",)
+    with pytest.raises(Damaged, match=rf"{name} is damaged: its .*SHA-256"):
+        read(*given)
 
 
 def test_memory_is_asked_for_by_the_voxels_of_headers(tmp_path, here, monkeypatch):
@@ -362,19 +380,46 @@ def test_results_of_an_interrupted_run_that_cannot_be_are_scored_anew(tmp_path, 
     predictions, labels = sides(tmp_path, 2)
     run(tmp_path, predictions, labels, name="own")
     expected = (tmp_path / "run" / "scores.parquet").read_bytes()
-    found = read_scored(tmp_path / "run")
-    cases = read_manifest(tmp_path / "run").cases
-    (tmp_path / "run" / "manifest.json").unlink()
-    for name in cases:
-        rows = found[found["case"] == name].to_dict("records")
-        part = {"case": name, "rows": rows, "noted": cases[name]}
-        if name == "case001":
+    for path, part in interrupted(tmp_path / "run").items():
+        if part["case"] == "case001":
             change(part)
-        path = tmp_path / "run" / "parts" / f"{name}.json"
-        path.parent.mkdir(exist_ok=True)
-        path.write_text(json.dumps(part))
+        write_hashed_json(path, part)
     run(tmp_path, predictions, labels, name="own")
     assert (tmp_path / "run" / "scores.parquet").read_bytes() == expected
+
+
+def interrupted(folder):
+    """Make a finished run one that was interrupted after its last case; its parts by file."""
+    found, cases = read_scored(folder), read_manifest(folder).cases
+    plan = digest(read_hashed_json(folder / "plan.json", ""))
+    (folder / "manifest.json").unlink()
+    (folder / "parts").mkdir()
+    return {
+        folder / "parts" / f"{name}.json": {
+            "plan": plan,
+            "case": name,
+            "rows": found[found["case"] == name].to_dict("records"),
+            "noted": cases[name],
+        }
+        for name in cases
+    }
+
+
+def test_a_flipped_bit_in_the_results_of_an_interrupted_run_becomes_no_score(tmp_path, here):
+    predictions, labels = sides(tmp_path, 2)
+    run(tmp_path, predictions, labels, name="own")
+    expected = (tmp_path / "run" / "scores.parquet").read_bytes()
+    for path, part in interrupted(tmp_path / "run").items():
+        write_hashed_json(path, part)
+        if part["case"] == "case001":
+            digits = f"{part['rows'][0]['dsc']:.4f}"
+            assert digits in path.read_text()
+            path.write_text(path.read_text().replace(digits, f"{digits[:2]}1{digits[3:]}"))
+    said = []
+    run(tmp_path, predictions, labels, name="own", say=said.append)
+    assert (tmp_path / "run" / "scores.parquet").read_bytes() == expected
+    (line,) = said
+    assert line.endswith("case001.json is damaged: its case is scored again")
 
 
 @pytest.mark.parametrize("content", ["[]", "5", "[" * 100_000, "no JSON"])
@@ -382,7 +427,7 @@ def test_a_plan_that_is_none_is_refused(tmp_path, here, content):
     predictions, labels = sides(tmp_path, 1)
     run(tmp_path, predictions, labels)
     (tmp_path / "run" / "plan.json").write_text(content)
-    with pytest.raises(BenchmdError, match="has scores with another algorithm"):
+    with pytest.raises(Damaged, match=r"plan\.json is damaged: .* Score anew into another folder"):
         run(tmp_path, predictions, labels)
 
 

@@ -117,14 +117,15 @@ class Invented:
                 at = value - 0.02 * number * (p < 0.05)
                 self.add(
                     "subgroups", key, variable=variable, group=group, records=300, patients=250,
-                    value=at, low=at - 2 * width, high=at + 2 * width, kruskal_p=p, caution="",
+                    value=at, low=at - 2 * width, high=at + 2 * width, p=p, caution="",
                 )  # fmt: skip
             if p < 0.05:
                 for a, b in combinations(groups, 2):
                     far = groups.index(b) - groups.index(a) > 1 or len(groups) == 2
                     self.add(
-                        "posthoc", key, variable=variable, a=a, b=b,
-                        p_bonferroni=0.01 if far else 0.6,
+                        "subgroup_pairs", key, variable=variable, a=a, b=b, difference=0.02,
+                        low=0.01, high=0.03, p=0.004 if far else 0.3,
+                        p_holm=0.01 if far else 0.6, caution="",
                     )  # fmt: skip
         self.add("excluded", key, variable="device", group="AT-6 C", patients=7)
 

@@ -6,7 +6,7 @@ import numpy as np
 import pandas as pd
 import pytest
 from kinds import CLASSES, MODALITIES
-from scipy.stats import kruskal, t
+from scipy.stats import t
 from sklearn.metrics import (
     accuracy_score,
     average_precision_score,
@@ -95,7 +95,7 @@ def test_keys_are_unique(report_analysis):
         "scores": ["metric", "class"],
         "changes": ["metric"],
         "subgroups": ["variable", "group"],
-        "posthoc": ["variable", "a", "b"],
+        "subgroup_pairs": ["variable", "a", "b"],
         "excluded": ["variable", "group"],
     }
     for name, columns in more.items():
@@ -273,12 +273,13 @@ def test_subgroups_are_scored_by_themselves(report_analysis, predicted):
         assert row["value"] == pytest.approx(slow_auroc(target[inside], score[inside]))
         patients = rows.loc[inside, "group_id"].nunique()
         assert (row["records"], row["patients"]) == (inside.sum(), patients)
-    truth = np.where(target == 1, score, 1 - score)
-    each = np.nanmean(np.where(target >= 0, truth, np.nan), axis=1)
-    each = pd.Series(each).groupby(rows["group_id"].to_numpy()).mean()
-    sex = rows.groupby("group_id")["sex"].first()
-    expected = kruskal(each[sex == "female"], each[sex == "male"]).pvalue
-    assert row["kruskal_p"] == pytest.approx(expected)
+    pair = one(report_analysis.subgroup_pairs, **chosen, variable="sex")
+    assert (pair["a"], pair["b"]) == ("female", "male")
+    values = report_analysis.subgroups.query("variable == 'sex'")
+    female, male = (one(values, **chosen, group=name)["value"] for name in ("female", "male"))
+    assert pair["difference"] == pytest.approx(female - male)  # both can score all classes
+    assert row["p"] == pair["p_holm"] == pair["p"]  # of the only two groups
+    assert (pair["p"] < 0.05) == (not pair["low"] <= 0 <= pair["high"])
     assert set(report_analysis.subgroups["variable"]) <= {"age", "sex", "site"}  # what is stated
     shown = report_analysis.subgroups["patients"].min()
     assert shown >= 20

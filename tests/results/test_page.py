@@ -20,7 +20,7 @@ from benchmd_ray.results.report.analysis import Analysis
 from benchmd_ray.results.report.figures_parts import Skipped, Titled
 from benchmd_ray.results.report.frames import FRAMES, PLACE, frame
 from benchmd_ray.results.report.page import page, write_page
-from benchmd_ray.results.report.page_findings import facts, findings
+from benchmd_ray.results.report.page_findings import facts, findings, judged
 from benchmd_ray.results.report.page_tables import FIRST, html
 from benchmd_ray.results.report.table import Column, Table, constant, shown, text_of
 from benchmd_ray.scores.metrics import METRICS
@@ -209,7 +209,7 @@ def test_an_empty_analysis_says_so():
 
 
 def test_what_is_empty_is_told_at_the_end_and_not_in_the_contents(analysis):
-    empty = {n: getattr(analysis, n).iloc[:0] for n in ("subgroups", "posthoc", "excluded")}
+    empty = {n: getattr(analysis, n).iloc[:0] for n in ("subgroups", "subgroup_pairs", "excluded")}
     text = page(replace(analysis, **empty), [])
     said = "No dataset of this report states age, sex, site, device or view."
     assert said in Parsed(text).text
@@ -418,6 +418,18 @@ def test_findings_on_changes_are_counted_from_the_frame(analysis):
     best = changes.sort_values("value").iloc[-1]
     assert f"The largest gain: +{best['value']:.3f} [" in text
     assert best["technique"] in text
+
+
+def test_differences_that_no_test_could_show_are_said_not_to_be_tested():
+    rows = pd.DataFrame(
+        {"difference": 0.3, "p": [1e-9, 5e-5, np.nan], "p_holm": [1e-7, *2 * [np.nan]]}
+    )
+    said = judged(rows, "difference", ("above", "below"), p="p_holm", corrected=" after Holm")
+    assert said == (
+        "of 1 difference tested, 1 is above and 0 below at p < 0.05 after Holm. 1 difference is "
+        "not tested: too few patients, in all or in a class. 1 difference is not tested: no 20,000 "
+        "exchanges can be significant among so many tests."
+    )
 
 
 def test_no_gain_is_told_where_there_is_none(analysis):

@@ -191,6 +191,38 @@ def test_few_patients_and_rare_classes_have_no_interval_and_no_p(tmp_path):
     assert "georgia (test): 15 patients; with fewer than 20 nothing is tested." in analysis.notes
 
 
+def test_gaps_are_over_the_classes_that_both_datasets_can_score(tmp_path):
+    made = [make_transfer(tmp_path, seed=seed) for seed in (0, 1)]
+    kept: dict[str, list[tuple[np.ndarray, np.ndarray]]] = {"ptb-xl": [], "georgia": []}
+    for number, run in enumerate(made):
+        for name, absent in (("ptb-xl", 0), ("georgia", 1)):
+            split, role = ("validation", "source") if name == "ptb-xl" else ("test", "target")
+            targets = targets_of(ECG.task.classes, 200, "single-label")
+            targets[targets[:, absent] == 1] = np.eye(len(ECG.task.classes), dtype=np.int8)[3]
+            scores = scores_of(targets, "single-label", 1, [number, len(name)])
+            held = {split: (people(200), targets, scores)}
+            write_predictions(run, name, held, role=role)
+            kept[name].append((targets, scores))
+    analysis = analyse(made, resamples=50)
+    common = range(2, len(ECG.task.classes))
+    expected = {
+        name: np.mean([[roc_auc_score(t[:, c], s[:, c]) for c in common] for t, s in each])
+        for name, each in kept.items()
+    }
+    gaps = analysis.gaps.set_index("metric")
+    row = gaps.loc["auroc"]
+    assert row["in_distribution"] == pytest.approx(expected["ptb-xl"], abs=1e-6)
+    assert row["target"] == pytest.approx(expected["georgia"], abs=1e-6)
+    assert row["gap"] == pytest.approx(expected["ptb-xl"] - expected["georgia"], abs=1e-6)
+    assert row["low"] < row["gap"] < row["high"]
+    whole = analysis.scores.query("metric == 'auroc' and `class` == 'mean'")["value"]
+    assert abs(whole.iloc[0] - whole.iloc[1] - row["gap"]) > 1e-3  # of other classes each
+    said = f"over {len(common)} classes that both can score"
+    assert set(gaps["caution"].str.partition(";")[0]) == {said}
+    assert np.isnan(gaps.loc["balanced_accuracy", "gap"])  # a mean of recalls, of other classes
+    assert not np.isnan(gaps.loc["accuracy", "gap"])
+
+
 def test_one_seed_is_tested_with_rare_classes_where_several_are_not(tmp_path):
     """The exchange test needs no interval; Student's t, over seeds, does."""
     for seeds in (1, 2):

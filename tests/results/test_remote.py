@@ -1098,6 +1098,20 @@ def test_messages_name_the_address_of_a_store(s3, machine):
 # Pruning
 
 
+def test_a_plan_of_another_machine_keeps_the_weights_of_a_store(s3, machine):
+    run = open_run(machine("a"), "r", ABOUT | {"kind": "transfer"})
+    with working(run):
+        train(run)
+    with scoring(run, "georgia"):
+        predictions(run)
+    with backing_of(machine("b")).keeping_weights():
+        assert any(name.startswith("keeps-weights-") for name in s3.objects())
+        assert "all weights stay" in prune(machine("a"), "predictions").left[0]
+    assert not [name for name in s3.objects() if name.startswith("keeps-weights-")]
+    assert "model.safetensors" in published(s3)
+    assert prune(machine("a"), "predictions").bytes_of("weights") == 7
+
+
 def test_pruning_frees_the_bucket_and_all_mirrors_learn_of_it(s3, machine):
     store = machine("a")
     run = open_run(store, "r", ABOUT | {"kind": "transfer"})

@@ -9,6 +9,7 @@ from benchmd_ray.cli import main
 from benchmd_ray.errors import BenchmdError
 from benchmd_ray.files import TEMPORARY, sha256
 from benchmd_ray.results.storage.history import read_history, seconds_worked
+from benchmd_ray.results.storage.places import backing_of
 from benchmd_ray.results.storage.retention import drop_copies, needed_weights, prune, release
 from benchmd_ray.results.store import open_run, require_weights, working
 from benchmd_ray.training.predictions import predictions_path
@@ -150,6 +151,35 @@ def test_a_run_that_nothing_planned_needs_is_released(tmp_path):
     assert release(run, "predictions") == 0
     assert run.finished
     assert not (run.folder / "model.safetensors").exists()
+
+
+def test_weights_stay_while_a_plan_or_search_is_at_work_in_the_store(tmp_path):
+    """Between a pretraining and its second transfer, of which nothing is in the store yet."""
+    before = make(tmp_path, "before", kind="pretrain")
+    make(tmp_path, "first", upstream="before")
+    with backing_of(tmp_path).keeping_weights():
+        pruned = prune(tmp_path, "predictions")
+        assert pruned.bytes_of("weights") == 0
+        assert pruned.bytes_of("checkpoints") > 0
+        assert "all weights stay: another plan or search is working in this store." in pruned.left
+        assert release(before, "predictions") > 0  # of its own plan, which is the only one
+    assert not list(tmp_path.glob(".keeps-weights-*"))
+    assert prune(tmp_path, "predictions").bytes_of("weights") == len(MODEL)
+
+
+def test_a_plan_releases_no_weights_that_another_one_may_need(tmp_path):
+    run = make(tmp_path, "done")
+    with backing_of(tmp_path).keeping_weights(), backing_of(tmp_path).keeping_weights():
+        assert release(run, "predictions") == 0
+    assert (run.folder / "model.safetensors").is_file()
+
+
+def test_a_plan_that_was_killed_keeps_no_weights(tmp_path):
+    make(tmp_path, "done")
+    mark = tmp_path / ".keeps-weights-0123"
+    mark.touch()  # whose lock the system has freed
+    assert prune(tmp_path, "predictions").bytes_of("weights") == len(MODEL)
+    assert not mark.exists()
 
 
 def test_a_folder_that_is_no_store_is_refused(tmp_path):

@@ -34,7 +34,7 @@ from benchmd_ray.hardware import hardware
 from benchmd_ray.integrity import line, name_of, write_hash
 from benchmd_ray.results import tracking
 from benchmd_ray.results.dashboard import Dashboard, chosen_mode
-from benchmd_ray.results.tracking import Followed, Tracker, report_files
+from benchmd_ray.results.tracking import Followed, Tracker
 from benchmd_ray.results.tracking_values import trials_of
 from benchmd_ray.run_files import RUN
 from benchmd_ray.service import tracked
@@ -405,20 +405,6 @@ def test_why_an_item_failed_is_not_told(tmp_path):
     following.failed(item("t", "transfer"), "record p10000032/s1 on node-7 is not finite")
     assert (told.summary, told.exit_code) == ({"failed": True}, 1)
     assert not following.open
-
-
-def test_of_a_folder_nothing_but_the_report_is_sent(tmp_path):
-    sent = ["report.html", "auroc.csv", "scores.csv", "pairs.tex", "figures/a.png"]
-    for name in (
-        *sent,
-        "patients.csv",
-        "runs/t/predictions/classification/ptb-xl.parquet",
-        "figures/a.txt",
-    ):
-        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / name).touch()
-    found = [path.relative_to(tmp_path).as_posix() for path in report_files(tmp_path)]
-    assert sorted(found) == sorted(sent)
 
 
 SEARCH = "tune-ecg-mae-linear-1a2b3c4d5e6f"

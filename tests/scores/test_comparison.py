@@ -11,6 +11,8 @@ from sklearn.metrics import roc_auc_score
 from benchmd_ray.errors import BenchmdError
 from benchmd_ray.scores import comparison
 from benchmd_ray.scores.comparison import (
+    EXCHANGES,
+    LEAST_EXCHANGE_P,
     delong,
     delong_shares,
     exchange_p,
@@ -235,7 +237,7 @@ def test_techniques_of_the_same_order_do_not_differ():
     for same in (a, np.exp(3 * a), np.full_like(a, 0.5)):
         one = delong(targets, same, same**3, groups)
         assert (one.difference, one.se, one.p) == (0, 0, 1)
-        assert exchange_p(targets, same, same**3, groups, draws=50) == 1
+        assert exchange_p(targets, same, same**3, groups, draws=(50, 50)) == 1
         found = paired(targets, same, same**3, groups, resamples=50)
         assert found.value == 0
         assert np.isnan([found.low, found.high, found.p]).all()
@@ -318,22 +320,54 @@ def test_exchange_p_approaches_that_of_all_exchanges():
         abs(np.dot(signs, shares)) >= abs(shares.sum()) - 1e-12
         for signs in product((-1, 1), repeat=len(shares))
     ]
-    found = exchange_p(targets, a, b, groups, draws=20_000)
+    found = exchange_p(targets, a, b, groups, draws=(20_000, 20_000))
     assert found == pytest.approx(np.mean(whole), abs=0.015)
-    assert exchange_p(targets, b, a, groups, draws=20_000) == found
-    assert exchange_p(targets, np.exp(5 * a), b, groups, draws=20_000) == found  # ranks only
+    assert exchange_p(targets, b, a, groups, draws=(20_000, 20_000)) == found
+    assert (
+        exchange_p(targets, np.exp(5 * a), b, groups, draws=(20_000, 20_000)) == found
+    )  # ranks only
+
+
+def test_exchange_p_draws_more_where_it_is_small_and_keeps_what_was_drawn():
+    draws = np.random.default_rng(0)
+    for gap in (0.0, 0.15, 0.4, 1.5):
+        targets, a, b, groups = correlated(draws, 120, gap=gap)
+        few = exchange_p(targets, a, b, groups, draws=(100, 100))
+        found = exchange_p(targets, a, b, groups, draws=(100, 2_000))
+        if few > 10 / 101:  # ten of the first hundred were as far from 0: no more are drawn
+            assert found == few
+        else:
+            whole = exchange_p(targets, a, b, groups, draws=(2_000, 2_000))
+            assert found == pytest.approx(whole, rel=0.7, abs=1 / 2_001)
+    assert few == 1 / 101
+    assert found == 1 / 2_001
+    assert LEAST_EXCHANGE_P == 1 / (EXCHANGES[1] + 1)
+
+
+def test_exchange_p_that_stops_early_keeps_every_level():
+    """Of a sum of signs, which nothing tells from another: P(p <= α) <= α for all α."""
+    targets, a, b, groups = correlated(np.random.default_rng(5), 40)
+    shares = exchange_shares(targets, a, b, groups)
+    rng, p = np.random.default_rng(6), []
+    for seed in range(2_000):
+        signs = rng.choice((-1, 1), len(shares))
+        p.append(comparison.exchange_of_shares(signs * shares, draws=(50, 400), seed=seed))
+    for level in (0.01, 0.025, 0.05, 0.1, 0.2, 0.5):
+        share = np.mean(np.array(p) <= level)
+        assert share <= level + 3 * math.sqrt(level * (1 - level) / len(p)), level
+        assert share > 0.6 * level - 0.004, level
 
 
 def test_exchange_p_of_many_patients_is_drawn_in_blocks(monkeypatch):
     targets, a, b, groups = correlated(np.random.default_rng(8), 300, gap=0.3)
-    whole = exchange_p(targets, a, b, groups, draws=4000)
+    whole = exchange_p(targets, a, b, groups, draws=(4000, 4000))
     monkeypatch.setattr(comparison, "_BLOCK", 64)
-    assert exchange_p(targets, a, b, groups, draws=4000) == pytest.approx(whole, abs=0.02)
+    assert exchange_p(targets, a, b, groups, draws=(4000, 4000)) == pytest.approx(whole, abs=0.02)
 
 
 def test_exchange_p_is_never_0_and_finds_a_difference():
     targets, a, b, groups = correlated(np.random.default_rng(9), 300, gap=1.5)
-    assert exchange_p(targets, a, b, groups, draws=199) == 1 / 200
+    assert exchange_p(targets, a, b, groups, draws=(199, 199)) == 1 / 200
 
 
 @pytest.mark.parametrize(
@@ -352,7 +386,7 @@ def test_exchange_p_holds_its_level_with_few_patients_and_few_positives(
             for n in (1, 2)
         )
         rows = target[groups, None], a[:, None], b[:, None]
-        wrong += exchange_p(*rows, groups, draws=199) < 0.05
+        wrong += exchange_p(*rows, groups, draws=(199, 199)) < 0.05
     assert 0.03 < wrong / trials < 0.07
 
 
@@ -365,7 +399,7 @@ def test_the_test_of_a_mean_holds_its_level_where_the_smallest_p_of_a_class_does
     for _ in range(trials):
         shared = rng.normal(size=targets.shape)
         a, b = (1.2 * targets + shared + 0.7 * rng.normal(size=targets.shape) for _ in range(2))
-        of_mean += exchange_p(targets, a, b, groups, draws=199) < 0.05
+        of_mean += exchange_p(targets, a, b, groups, draws=(199, 199)) < 0.05
         each = [delong(*(x[:, c : c + 1] for x in (targets, a, b)), groups) for c in range(7)]
         by_normal = [2 * norm.sf(abs(one.difference) / one.se) if one.se else 1 for one in each]
         smallest += min(holm(by_normal)) < 0.05
@@ -395,7 +429,7 @@ def test_paired_bootstrap_exchange_and_delong_agree_on_many_patients():
     found = paired(targets, a, b, groups, resamples=2000)
     assert found.value == pytest.approx(one.difference)
     assert found.p == pytest.approx(one.p, abs=0.06)
-    assert exchange_p(targets, a, b, groups, draws=2000) == pytest.approx(one.p, abs=0.06)
+    assert exchange_p(targets, a, b, groups, draws=(2000, 2000)) == pytest.approx(one.p, abs=0.06)
 
 
 def test_paired_bootstrap_holds_its_level_and_finds_a_difference():
@@ -408,7 +442,7 @@ def test_paired_bootstrap_holds_its_level_and_finds_a_difference():
     assert 0.01 < wrong / trials < 0.11
     targets, a, b, groups = correlated(rng, 300, gap=1.5)
     found = paired(targets, a, b, groups, resamples=199)
-    assert found.p == pytest.approx(2 / 200)
+    assert 0 < found.p < 1e-6
     assert 0 < found.low < found.value < found.high
 
 
@@ -435,6 +469,40 @@ def test_holm_by_hand():
         holm([0.1, 1.5])
     with pytest.raises(BenchmdError, match=r"p-values have shape \(1, 1\), expected \(tests,\)"):
         holm([[0.1]])
+
+
+def test_what_no_outcome_could_make_significant_is_not_tested():
+    floor = 1 / 1_001
+    seventy_two = np.full(72, floor)
+    assert np.isnan(holm(seventy_two, floor)).all()  # 72 / 1001 is above 0.05 whatever was seen
+    assert (holm(seventy_two) > 0.05).all()  # and not "no difference"
+    twenty = holm(np.full(20, floor), floor)
+    np.testing.assert_allclose(twenty, 20 * floor)
+    # Those with the largest smallest p go first; tests by Student's t have none and always stay.
+    p, least = [1e-9] * 60 + [1e-4] * 3 + [floor] * 3, [0.0] * 60 + [1e-4] * 3 + [floor] * 3
+    mixed = holm(p, least)
+    assert np.isnan(mixed[63:]).all()
+    np.testing.assert_allclose(mixed[:60], 63e-9)
+    np.testing.assert_allclose(mixed[60:63], 3e-4)
+    missing = holm([np.nan, floor], floor)
+    np.testing.assert_allclose(missing, [np.nan, floor])
+
+
+@pytest.mark.parametrize("techniques", [8, 12])
+def test_the_best_of_many_techniques_differs_from_all_others_after_holm(techniques):
+    rng = np.random.default_rng(techniques)
+    targets = np.repeat([[1], [0]], 40, axis=0)
+    shared = rng.normal(size=(80, 1))
+    scores = [shared + rng.normal(size=(80, 1)) for _ in range(techniques - 1)]
+    scores.append(shared + 4 * targets)
+    pairs = list(combinations(range(techniques), 2))
+    p = [exchange_p(targets, scores[a], scores[b], np.arange(80)) for a, b in pairs]
+    corrected = holm(p, LEAST_EXCHANGE_P)
+    best = np.array([b == techniques - 1 for _, b in pairs])
+    assert corrected[best].max() < 0.05
+    assert np.mean(corrected[~best] < 0.05) < 0.05
+    if techniques == 12:  # with 1,000 draws none of the 66 could have been significant
+        assert 66 / 1_001 > 0.05
 
 
 def test_gap_of_disjoint_patients_has_both_variances():

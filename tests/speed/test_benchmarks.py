@@ -143,7 +143,9 @@ def epochs_without_ray(*arguments: str) -> dict[str, Any]:
     )
     result = run_process("-c", code)
     require_common(result, name)
-    assert 0 <= result["largest_difference_of_losses"] < 1e-5
+    first, *rest = result["differences_of_the_first_losses"]
+    assert 0 <= first < 1e-5
+    assert all(np.isfinite(rest))
     for way, seconds in result["seconds_per_epoch"].items():
         fastest = result["training_examples"] / seconds["least"]
         assert result["rates"][way]["most"] == pytest.approx(fastest, rel=1e-3)
@@ -330,7 +332,7 @@ def test_linear_evaluation_compares_with_the_frozen_encoder() -> None:
     assert result["epochs_measured"] == {"encoded_once": 10, "through_the_encoder": 2}
     assert result["peer_is_extrapolated"]
     assert result["ceiling"] == 10
-    assert result["largest_difference_of_heads"] < 1e-4
+    assert result["relative_distance_of_heads"] < 1e-2
 
 
 @pytest.mark.nightly

@@ -32,7 +32,7 @@ from benchmd_ray.results.report.frames import KEY
 from benchmd_ray.results.report.protocols import ENSEMBLES, base_of, is_tuned
 from benchmd_ray.results.report.scored import Scored, read_scored
 from benchmd_ray.results.report.table import Table, constant
-from benchmd_ray.results.report.tables import Declared
+from benchmd_ray.results.report.tables import Declared, aggregates
 from benchmd_ray.results.store import Run
 from benchmd_ray.results.written import csv_text
 from benchmd_ray.training.predictions import CLASSIFIED
@@ -278,7 +278,7 @@ def _averages_table(analysis: Analysis) -> Table | None:
     return Table(caption, columns)
 
 
-TABLES = (
+TABLES = aggregates(
     Declared.both("medmnist", "MedMNIST", compared, _table),
     Declared.both(
         "medmnist_averages", "MedMNIST", lambda a: averages(compared(a)), _averages_table

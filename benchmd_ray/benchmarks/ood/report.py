@@ -25,8 +25,7 @@ from benchmd_ray.results.report.analysis import Analysis
 from benchmd_ray.results.report.columns import column_of, interval_of, key_columns, table_of
 from benchmd_ray.results.report.page_findings import judged
 from benchmd_ray.results.report.table import Column, Table
-from benchmd_ray.results.report.tables import Declared
-from benchmd_ray.scores.comparison import LEVEL
+from benchmd_ray.results.report.tables import Declared, aggregates
 
 HEADING = "Out-of-distribution detection"
 DETECTED = ("unrelated", "faulty", "unseen")
@@ -248,7 +247,7 @@ def tuned_table(analysis: Analysis) -> Table | None:
         "search found on the other sets of the use-case, on records that no trial saw; p adjusted "
         "over all detectors of a use-case."
     )
-    return table_of(caption + _least(rows), columns, rows)
+    return table_of(caption, columns, rows)
 
 
 def _change_table(rows: pd.DataFrame, title: str, caption: str) -> Table | None:
@@ -260,18 +259,7 @@ def _change_table(rows: pd.DataFrame, title: str, caption: str) -> Table | None:
         column_of("p (Holm)", rows["p_holm"], "p"),
         column_of("seeds", rows["seeds"], "integer"),
     )
-    return table_of(caption + _least(rows), columns, rows)
-
-
-def _least(rows: pd.DataFrame) -> str:
-    """Of a caption: that too few resamples were drawn for a difference to be significant."""
-    least = rows["p_least"].max()
-    if not least >= LEVEL:
-        return ""
-    return (
-        f" With so few resamples no p of so many detectors can be below {least:.2g}: report with "
-        f"{least / LEVEL:.1f} times as many (--resamples) for one that could be below {LEVEL}."
-    )
+    return table_of(caption, columns, rows)
 
 
 def compared_table(analysis: Analysis) -> Table | None:
@@ -302,7 +290,7 @@ def _rows_of(keep: Callable[[pd.DataFrame], Any]) -> Callable[[Analysis], pd.Dat
     return data
 
 
-TABLES = (
+TABLES = aggregates(
     Declared.both("detectors_means", HEADING, by_use_case, first_table, first=True),
     Declared.both("detectors", HEADING, _rows_of(lambda r: r["group"] == ALL), detectors),
     Declared("detectors_sets", HEADING, _rows_of(lambda r: r["group"] != ALL)),

@@ -97,7 +97,7 @@ def _dots(rows: pd.DataFrame, label: str, slug: str) -> Iterator[Drawn]:
         "there are enough patients; the line is chance. Points left of it are detectors that "
         "score out-of-distribution records lower than in-distribution ones."
     )
-    yield Titled(f"detectors-{slug}", HEADING, title, caption, figure)
+    yield Titled(f"detectors-{slug}", HEADING, title, caption, figure, aggregate=True)
 
 
 def _best(rows: pd.DataFrame, cases: list[str]) -> str:
@@ -139,7 +139,7 @@ def _heat(rows: pd.DataFrame, label: str, slug: str) -> Iterator[Drawn]:
         "Blue is detected, white chance, red scored lower than in-distribution records; seeds "
         "pooled."
     )
-    yield Titled(f"detectors-sets-{slug}", HEADING, title, caption, figure)
+    yield Titled(f"detectors-sets-{slug}", HEADING, title, caption, figure, aggregate=True)
 
 
 def _alarms(rows: pd.DataFrame, label: str, slug: str) -> Iterator[Drawn]:
@@ -165,7 +165,7 @@ def _alarms(rows: pd.DataFrame, label: str, slug: str) -> Iterator[Drawn]:
         "At the threshold that accepts 95 % of in-distribution records; the dashed line is the 5 % "
         "that are rejected there."
     )
-    yield Titled(f"detectors-alarms-{slug}", HEADING, title, caption, figure)
+    yield Titled(f"detectors-alarms-{slug}", HEADING, title, caption, figure, aggregate=True)
 
 
 def _gallery(network: Network) -> Iterator[Drawn]:
@@ -253,7 +253,9 @@ def _pretrainings(rows: pd.DataFrame, report: Report) -> Iterator[Drawn]:
             "Differences are tested in the table of pretrainings."
         )
         slug = "-".join(map(str, key[1:])).replace(" ", "-")
-        yield Titled(f"detectors-pretraining-{slug}", HEADING, title, caption, figure)
+        yield Titled(
+            f"detectors-pretraining-{slug}", HEADING, title, caption, figure, aggregate=True
+        )
 
 
 TOPICS = (draw,)

@@ -213,7 +213,6 @@ def _difference(one: Mapping[int, Scored], other: Mapping[int, Scored]) -> dict[
         "low": found.low,
         "high": found.high,
         "p": found.p,
-        "p_least": 2 / (len(pairs[0][0].draws) + 1),
         "seeds": len(seeds),
         "caution": found.caution,
     }
@@ -227,23 +226,15 @@ def _by_seed(network: Network) -> dict[tuple[Any, ...], dict[int, Scored]]:
 
 
 def _with_holm(rows: list[dict[str, Any]], more: Sequence[str] = ()) -> pd.DataFrame:
-    """Rows with p adjusted over all detectors of a network, use-case and regime.
-
-    ``p_least`` is the smallest that the resamples can give, adjusted likewise.
-    """
+    """Rows with p adjusted over all detectors of a network, use-case and regime."""
     groups: dict[Any, list[dict[str, Any]]] = {}
     for row in rows:
         together = tuple(row[name] for name in (*STUDY, "use_case", "regime"))
         groups.setdefault(together, []).append(row)
     for members in groups.values():
-        tested = [row for row in members if not np.isnan(row["p"])]
-        adjusted = holm([row["p"] for row in tested]) if tested else ()
-        for row in members:
-            row["p_holm"] = np.nan
-            row["p_least"] = min(1.0, row["p_least"] * len(tested)) if tested else np.nan
-        for row, p in zip(tested, adjusted, strict=True):
+        for row, p in zip(members, holm([row["p"] for row in members]), strict=True):
             row["p_holm"] = float(p)
-    changes = ["difference", "low", "high", "p", "p_holm", "p_least", "seeds", "caution"]
+    changes = ["difference", "low", "high", "p", "p_holm", "seeds", "caution"]
     return pd.DataFrame(rows, columns=[*STUDY, *WHERE, *more, *changes])
 
 

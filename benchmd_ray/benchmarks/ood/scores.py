@@ -72,11 +72,28 @@ class Scored:
     draws: Floats
     """AUROC over resamples of patients; empty where there is no interval."""
     basis: Basis
-    records: int
-    patients: int
-    positives: int
-    """Out records."""
+    units: npt.NDArray[np.intp]
+    """Numbers of the records, in and out of distribution, each once."""
+    out: npt.NDArray[np.intp]
+    """Those of the records that are out of distribution."""
+    groups: npt.NDArray[np.intp]
+    """Numbers of the patients."""
     sets: int = 1
+
+    @property
+    def records(self) -> int:
+        """How many records there are, counted once however many sets have them."""
+        return len(self.units)
+
+    @property
+    def patients(self) -> int:
+        """How many patients there are, counted likewise."""
+        return len(self.groups)
+
+    @property
+    def positives(self) -> int:
+        """How many records are out of distribution, counted likewise."""
+        return len(self.out)
 
     @property
     def row(self) -> dict[str, object]:
@@ -141,7 +158,7 @@ def _scored(predictions: Predictions, resamples: int) -> tuple[Scored, ...]:
     table = _units(predictions)
     coarse = about(predictions)["coarse"]
     as_released = predictions.description.get("evaluation") == RELEASED
-    keys = [name for name in table.columns if name in KEYS and name != "unit_id"]
+    keys = [name for name in table.columns if name in KEYS]
     none = table["regime"] == "none"
     each: list[Scored] = []
     for name in (name for name in table.columns if name not in KEYS):
@@ -198,14 +215,18 @@ def mean_of(sets: Sequence[Scored], where: Where) -> Scored:
     shared = [name for name in sets[0].values if all(name in one.values for one in sets)]
     values = {name: float(np.mean([one.values[name] for one in sets])) for name in shared}
     drawn = all(len(one.draws) for one in sets)
+
+    def together(name: str) -> npt.NDArray[np.intp]:
+        return np.unique(np.concatenate([getattr(one, name) for one in sets]))
+
     return Scored(
         where,
         values,
         np.mean([one.draws for one in sets], axis=0) if drawn else np.empty(0),
         min((one.basis for one in sets), key=lambda basis: basis.fewest),
-        records=sum(one.records for one in sets),
-        patients=max(one.patients for one in sets),
-        positives=sum(one.positives for one in sets),
+        units=together("units"),
+        out=together("out"),
+        groups=together("groups"),
         sets=len(sets),
     )
 
@@ -225,7 +246,8 @@ def _units(predictions: Predictions) -> pd.DataFrame:
     # Numbers and categories: thousands of selections of texts would take most of the time.
     texts = [name for name in ("part", *_TEXTS) if name in table]
     table = table.astype(dict.fromkeys(texts, "category"))
-    return table.assign(group_id=pd.factorize(table["group_id"], sort=True)[0])
+    numbered = ("unit_id", "group_id")
+    return table.assign(**{name: pd.factorize(table[name], sort=True)[0] for name in numbered})
 
 
 _TEXTS = ("use_case", "set", "regime", "calibrated_on", "alike")
@@ -337,6 +359,7 @@ def _of_set(
     basis, draws = basis_of(compared[0]), np.empty(0)
     if not basis.no_interval:
         draws = np.mean([resampled_auroc(each, resamples) for each in compared], axis=0)
-    patients = pd.concat([compared[0].inside["group_id"], compared[0].outside["group_id"]])
-    counts = {"patients": patients.nunique(), "positives": len(compared[0].outside)}
-    return Scored(where, values, draws, basis, records=len(patients), **counts)
+    both = pd.concat([compared[0].inside, compared[0].outside])
+    units, groups = np.unique(both["unit_id"]), np.unique(both["group_id"])
+    out = np.unique(compared[0].outside["unit_id"])
+    return Scored(where, values, draws, basis, units, out, groups)

@@ -5,7 +5,6 @@ Per-case results of others are read into the same rows (`touchstone.imported`).
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -15,18 +14,25 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from benchmd_ray.benchmarks.touchstone.tasks import Task
-from benchmd_ray.errors import BenchmdError, first_line
+from benchmd_ray.errors import BenchmdError
 from benchmd_ray.files import replacing, sha256, write_json
-from benchmd_ray.integrity import Damaged
+from benchmd_ray.integrity import (
+    Damaged,
+    parsed_json,
+    require_sha256,
+    without_hash,
+    write_hashed_json,
+)
 from benchmd_ray.parquet import read_table
 from benchmd_ray.typed import typed
 
 if TYPE_CHECKING:
     import pandas as pd
 
-FORMAT = 2
+FORMAT = 3
 SCORES, MANIFEST, QUARANTINE = "scores.parquet", "manifest.json", "quarantine.json"
 """Files of a score run; the manifest is written last."""
+SCORE_ANEW = "Score anew into another folder."
 MAX_MANIFEST_BYTES = 2**26
 SCHEMA = pa.schema(
     [
@@ -66,8 +72,10 @@ class Manifest:
     """Of references and predictions."""
     resample: bool
     """Whether predictions were put on the references' grids."""
-    scores: str
+    scores: str = ""
     """SHA-256 of `SCORES`."""
+    quarantine: str = ""
+    """SHA-256 of `QUARANTINE`."""
     cases: dict[str, dict[str, Any]] = field(default_factory=dict)
     """What is noted of each case that was scored: `fingerprint` of its files, `overlapping` voxels,
     `ignored` labels, whether it was `resampled`; of a command, `peak_mib` and `without_network`."""
@@ -81,19 +89,29 @@ class Manifest:
     """Cases on which a command had network, as the system of the node lets nobody cut it."""
 
 
-def write_scored(folder: Path, rows: Iterable[Mapping[str, Any]], manifest: Manifest) -> None:
-    """Write scores, and then the manifest.
+def write_scored(
+    folder: Path,
+    rows: Iterable[Mapping[str, Any]],
+    manifest: Manifest,
+    quarantined: Mapping[str, str] | None = None,
+) -> None:
+    """Write scores and what was quarantined, and then the manifest with the hashes of both.
 
     Args:
         folder: Of the run.
         rows: With the columns of `SCHEMA`.
-        manifest: Its `scores` are filled in.
+        manifest: Its `scores` and `quarantine` are filled in.
+        quarantined: By case, why it has no scores.
     """
     table = pa.Table.from_pylist(list(rows), schema=SCHEMA)
     with replacing(folder / SCORES) as partial:
         pq.write_table(table, partial)
-    content = asdict(manifest) | {"scores": sha256(folder / SCORES)}
-    write_json(folder / MANIFEST, {"format": FORMAT, **content})
+    write_json(
+        folder / QUARANTINE,
+        [{"case": name, "reason": reason} for name, reason in sorted((quarantined or {}).items())],
+    )
+    hashes = {"scores": sha256(folder / SCORES), "quarantine": sha256(folder / QUARANTINE)}
+    write_hashed_json(folder / MANIFEST, {"format": FORMAT, **asdict(manifest), **hashes})
 
 
 def read_scored(folder: Path) -> pd.DataFrame:
@@ -106,8 +124,10 @@ def read_scored(folder: Path) -> pd.DataFrame:
     manifest, path = read_manifest(folder), folder / SCORES
     remedy = f"score anew into another folder, or remove {folder / MANIFEST} and do so again"
     table = read_table(path, path, remedy, columns=SCHEMA.names)
-    if table.schema.types != SCHEMA.types or sha256(path) != manifest.scores:
+    if table.schema.types != SCHEMA.types:
         raise Damaged(path, "it is not what was written", remedy)
+    require_sha256(path, manifest.scores, remedy)
+    require_sha256(folder / QUARANTINE, manifest.quarantine, remedy)
     frame: pd.DataFrame = table.to_pandas()
     return frame
 
@@ -117,6 +137,7 @@ def read_manifest(folder: Path) -> Manifest:
 
     Raises:
         BenchmdError: It is no such run, or not finished.
+        Damaged: The file was changed.
     """
     path = folder / MANIFEST
     if not path.is_file():
@@ -126,12 +147,11 @@ def read_manifest(folder: Path) -> Manifest:
         )
     if path.stat().st_size > MAX_MANIFEST_BYTES:
         raise BenchmdError(f"{path} is larger than any such file: score anew.")
-    try:
-        content = json.loads(path.read_bytes())
-    except (ValueError, RecursionError) as error:
-        raise BenchmdError(f"{path} cannot be read: {first_line(error)}. Score anew.") from error
-    if not isinstance(content, dict) or content.pop("format", None) != FORMAT:
+    content = parsed_json(path.read_bytes(), path, SCORE_ANEW)
+    if content.get("format") != FORMAT:
         raise BenchmdError(f"{path} is of another version: score anew.")
+    content = without_hash(content, path, SCORE_ANEW)
+    del content["format"]
     manifest: Manifest = typed(Manifest, content | {"cases": {}}, str(path))
     cases = content.get("cases")
     if not isinstance(cases, dict) or not all(isinstance(one, dict) for one in cases.values()):

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -14,8 +12,8 @@ import pyarrow as pa
 
 from benchmd_ray.benchmarks.touchstone.cases import (
     MANIFEST,
-    QUARANTINE,
     SCHEMA,
+    SCORE_ANEW,
     Manifest,
     read_manifest,
     read_scored,
@@ -31,7 +29,8 @@ from benchmd_ray.cluster import connected
 from benchmd_ray.data.readers import dicom, nifti, volume
 from benchmd_ray.errors import BenchmdError, count_of, shown
 from benchmd_ray.extras import require
-from benchmd_ray.files import digest, locked, remove, remove_partial, write_json
+from benchmd_ray.files import digest, locked, remove, remove_partial
+from benchmd_ray.integrity import Damaged, read_hashed_json, write_hashed_json
 from benchmd_ray.parts import versions_of
 from benchmd_ray.progress import progress
 from benchmd_ray.scores.dice import CODES
@@ -132,19 +131,15 @@ def score(
         _require_same(asked.out, plan)
         for folder in (asked.out, asked.out / PREDICTIONS):
             remove_partial(folder)
-        done = _done(asked.out, cases, plan, asked.task)
+        done = _done(asked.out, cases, plan, asked.task, say)
         todo = [one for one in cases.values() if one.name not in done]
         if todo or not (asked.out / MANIFEST).is_file():
             _begin(asked.out, plan, done)
             _run(asked, todo, done, len(cases), address, cpus)
         quarantined = {name: part["reason"] for name, part in done.items() if "reason" in part}
         manifest = _manifest(asked, plan, done, unpredicted, unreferenced)
-        write_json(
-            asked.out / QUARANTINE,
-            [{"case": name, "reason": reason} for name, reason in sorted(quarantined.items())],
-        )
         rows = [row for name in sorted(done) for row in done[name].get("rows", ())]
-        write_scored(asked.out, rows, manifest)
+        write_scored(asked.out, rows, manifest, quarantined)
         remove(asked.out / PARTS)
     for what, names in (("a prediction", unpredicted), ("a reference", unreferenced)):
         if names:
@@ -224,10 +219,7 @@ def _require_same(out: Path, plan: Mapping[str, Any]) -> None:
         if others:
             raise BenchmdError(f"{out} has other files, such as {others[0]}: choose another --out.")
         return
-    before: Any = None
-    with suppress(ValueError, RecursionError):
-        before = json.loads(path.read_bytes())
-    before = before if isinstance(before, dict) else {}
+    before = read_hashed_json(path, SCORE_ANEW)
     if different := [key for key in plan if before.get(key) != plan[key]]:
         said = "; ".join(
             f"{key}, was {shown(before.get(key))}, is {shown(plan[key])}" for key in different
@@ -236,7 +228,11 @@ def _require_same(out: Path, plan: Mapping[str, Any]) -> None:
 
 
 def _done(
-    out: Path, cases: Mapping[str, _Case], plan: Mapping[str, Any], task: Task
+    out: Path,
+    cases: Mapping[str, _Case],
+    plan: Mapping[str, Any],
+    task: Task,
+    say: Callable[[str], None],
 ) -> dict[str, dict[str, Any]]:
     """Results of cases whose files are as they were; of a finished run, of those with scores."""
     if (out / MANIFEST).is_file():
@@ -250,10 +246,13 @@ def _done(
     else:
         parts = {}
         for path in sorted((out / PARTS).glob("*.json")):
-            with suppress(ValueError, RecursionError):  # what is not a part is scored anew
-                part = json.loads(path.read_bytes())
-                if _is_part(part):
-                    parts[part["case"]] = part
+            try:
+                part = read_hashed_json(path, "", {"plan": str, "case": str, "noted": dict})
+            except Damaged:
+                say(f"{path} is damaged: its case is scored again")
+                continue
+            if part["plan"] == digest(plan) and _is_part(part):
+                parts[part["case"]] = part
     return {
         name: part
         for name, part in parts.items()
@@ -263,12 +262,9 @@ def _done(
     }
 
 
-def _is_part(part: Any) -> bool:
-    """Whether a file's content has the form of what `_keep` writes."""
-    if not isinstance(part, dict) or not isinstance(part.get("noted"), dict):
-        return False
-    whole = isinstance(part.get("rows"), list) or isinstance(part.get("reason"), str)
-    return whole and isinstance(part.get("case"), str)
+def _is_part(part: Mapping[str, Any]) -> bool:
+    """Whether a part has scores or says why there are none."""
+    return isinstance(part.get("rows"), list) or isinstance(part.get("reason"), str)
 
 
 def _is_scored(rows: list[Any], case: str, algorithm: str, task: Task) -> bool:
@@ -289,15 +285,16 @@ def _is_scored(rows: list[Any], case: str, algorithm: str, task: Task) -> bool:
 
 def _begin(out: Path, plan: Mapping[str, Any], done: Mapping[str, dict[str, Any]]) -> None:
     """Make the folder that of a run that is not finished."""
-    write_json(out / PLAN, plan)
+    write_hashed_json(out / PLAN, plan)
     if (out / MANIFEST).is_file():
         for name, part in done.items():
-            _keep(out, name, part)
+            _keep(out, plan, name, part)
         remove(out / MANIFEST)
 
 
-def _keep(out: Path, name: str, part: Mapping[str, Any]) -> None:
-    write_json(out / PARTS / f"{digest(name)[:32]}.json", {"case": name, **part})
+def _keep(out: Path, plan: Mapping[str, Any], name: str, part: Mapping[str, Any]) -> None:
+    content = {"plan": digest(plan), "case": name, **part}
+    write_hashed_json(out / PARTS / f"{digest(name)[:32]}.json", content)
 
 
 def _run(
@@ -309,7 +306,8 @@ def _run(
     cpus: int,
 ) -> None:
     """Score cases on Ray, the largest first, and keep each as it ends."""
-    algorithm = _plan(asked)["algorithm"]
+    plan = _plan(asked)
+    algorithm = plan["algorithm"]
     prints = {one.name: one.fingerprint() for one in todo}
     calls = sorted((_call(asked, one) for one in todo), key=lambda call: -call.memory)
     shown = progress(f"scores {algorithm}", total, "cases", len(done))
@@ -319,7 +317,7 @@ def _run(
             for name, result in each(calls, work, gpus=gpus, grows=address is not None):
                 given = {"reason": result.reason} if isinstance(result, Lost) else result
                 done[name] = _part(algorithm, name, given, prints[name])
-                _keep(asked.out, name, done[name])
+                _keep(asked.out, plan, name, done[name])
                 shown.update(len(done))
     finally:
         shown.close()
@@ -376,7 +374,6 @@ def _manifest(
         labels=str(asked.labels),
         layouts=asked.layouts,
         resample=asked.resample,
-        scores="",
         cases=scored,
         quarantined=len(done) - len(scored),
         unpredicted=unpredicted,

@@ -17,7 +17,7 @@ from benchmd_ray.results.report.columns import column_of, interval_of
 from benchmd_ray.results.report.figures_panels import FAINT, SMALL, grid
 from benchmd_ray.results.report.figures_parts import Drawn, Report, Titled
 from benchmd_ray.results.report.table import Column, Table, constant
-from benchmd_ray.results.report.tables import Declared
+from benchmd_ray.results.report.tables import Declared, aggregates
 
 HEADING = "Segmentation"
 KEY = ["dataset", "regime", "technique", "class"]
@@ -96,8 +96,13 @@ def draw(report: Report) -> Iterator[Drawn]:
         axes.grid(axis="y", color=FAINT, linewidth=0.4)
         axes.set_xlabel(f"average {metric} (%)")
         caption = "Mean of the class means on common cases, with 95 % intervals over cases."
-        yield Titled(slug("segmentation", dataset, metric), HEADING, title, caption, figure)
+        yield Titled(
+            slug("segmentation", dataset, metric), HEADING, title, caption, figure, aggregate=True
+        )
 
 
-TABLES = (*report_trained.TABLES, Declared.both("segmentation", HEADING, frame, algorithms))
+TABLES = (
+    *report_trained.TABLES,
+    *aggregates(Declared.both("segmentation", HEADING, frame, algorithms)),
+)
 TOPICS = (*report_trained.TOPICS, draw)

@@ -26,7 +26,7 @@ from benchmd_ray.results.report.figures_panels import FAINT, SMALL, grid
 from benchmd_ray.results.report.figures_parts import Drawn, Report, Titled
 from benchmd_ray.results.report.frames import KEY
 from benchmd_ray.results.report.table import Column, Table
-from benchmd_ray.results.report.tables import Declared
+from benchmd_ray.results.report.tables import Declared, aggregates
 from benchmd_ray.scores.comparison import holm
 from benchmd_ray.scores.seeds import difference_over_seeds
 from benchmd_ray.training.predictions import Predictions, predictions_path, read_predictions
@@ -235,10 +235,10 @@ def draw(report: Report) -> Iterator[Drawn]:
             axes.set_xlabel(f"DSC, {name}")
         caption = "With 95 % intervals over patients and seeds; orange bars: the mean mask."
         stem = slug("segmentation-networks", dataset, split)
-        yield Titled(stem, HEADING, title, caption, figure)
+        yield Titled(stem, HEADING, title, caption, figure, aggregate=True)
 
 
-TABLES = (
+TABLES = aggregates(
     Declared.both("segmentation-networks-means", HEADING, means, first_table, first=True),
     Declared.both("segmentation-networks", HEADING, frame, networks),
     Declared.both("segmentation-networks-pairs", HEADING, pairs_frame, pairs),

@@ -79,7 +79,7 @@ class Analysis:
     """Rank of each technique among those on the same records, and what the ranking is worth."""
     subgroups: pd.DataFrame = field(default_factory=partial(frame, "subgroups", ()))
     """AUROC of groups of people and devices."""
-    posthoc: pd.DataFrame = field(default_factory=partial(frame, "posthoc", ()))
+    subgroup_pairs: pd.DataFrame = field(default_factory=partial(frame, "subgroup_pairs", ()))
     """Which groups differ from which."""
     excluded: pd.DataFrame = field(default_factory=partial(frame, "excluded", ()))
     """Groups too small to be scored."""

@@ -25,8 +25,9 @@ ABOUT = {
     "by Student's t",
     "p (Holm)": "p after Holm's correction within one dataset and setting",
     "p (DeLong)": "Two-sided test of the difference in mean AUROC by DeLong's covariance",
-    "p (Kruskal)": "Kruskal-Wallis test that all groups are alike",
-    "p (Bonferroni)": "Mann-Whitney test of two groups, times the number of pairs",
+    "p (groups)": "That AUROC is the same in all groups: the smallest p of two groups after Holm's "
+    "correction over all pairs",
+    "a − b [95 %]": "Over the classes that both groups can score",
     "rank [95 %]": "1 is the highest AUROC; the interval holds the ranks that no test rules out",
     "Kendall's τ": "Agreement of the order in resamples with the order found; 1 is the same",
     "gap [95 %]": "In distribution minus target; above zero the target is harder",

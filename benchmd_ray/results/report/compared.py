@@ -9,11 +9,19 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from benchmd_ray.errors import count_of
 from benchmd_ray.results.report.frames import PLACE
 from benchmd_ray.results.report.names import SPLITS
 from benchmd_ray.results.report.pools import Pool
 from benchmd_ray.results.report.protocols import comparable_with, letters_of, same_transfer
-from benchmd_ray.scores.comparison import delong, exchange_p, holm, unpaired
+from benchmd_ray.scores.comparison import (
+    EXCHANGES,
+    LEAST_EXCHANGE_P,
+    delong,
+    exchange_p,
+    holm,
+    unpaired,
+)
 from benchmd_ray.scores.seeds import Difference, difference_over_seeds
 from benchmd_ray.scores.stability import ranking_stability
 from benchmd_ray.scores.support import Basis, caution, weaker
@@ -27,6 +35,7 @@ Floats = npt.NDArray[np.float64]
 def gap_rows(pools: Sequence[Pool], metrics: Sequence[str]) -> Iterator[Row]:
     """In distribution (the source's own validation split) minus each other dataset.
 
+    Means over classes are of those that both can score (decision D23).
     A dataset is scored by its split ``test`` where it has one.
     """
     names = ("modality", "source", "policy", "setting", "technique", "protocol")
@@ -39,9 +48,15 @@ def gap_rows(pools: Sequence[Pool], metrics: Sequence[str]) -> Iterator[Row]:
         home = own.get(tuple(pool.key[name] for name in names))
         if home is None or pool.key["dataset"] == pool.key["source"]:
             continue
+        over = ""
+        if home.scored_classes != pool.scored_classes:  # else the means would be of other classes
+            common = home.scored_classes & pool.scored_classes
+            home, pool = home.over(common), pool.over(common)
+            over = f"over {count_of(len(common), 'class')} that both can score"
         for metric in metrics:
             basis = weaker(home.basis(metric), pool.basis(metric))
             gap = dict(vars(_over_seeds(home, pool, metric, basis, subtract=unpaired)))
+            gap["caution"] = "; ".join(filter(None, (over, gap["caution"])))
             yield {
                 **pool.key,
                 "metric": metric,
@@ -104,10 +119,15 @@ def difference(a: Pool, b: Pool, metric: str) -> Difference:
     With one seed on both sides the p of AUROC is that of the exchange test, otherwise Student's.
     """
     exact = None
-    if metric == "auroc" and len(a.members) == len(b.members) == 1:
+    if metric == "auroc" and _by_exchange(a, b):
         one = a.first
         exact = exchange_p(one.targets, b.first.scores, one.scores, one.groups)
     return _over_seeds(a, b, metric, a.basis(metric), exact=exact)
+
+
+def _by_exchange(a: Pool, b: Pool) -> bool:
+    """Whether the AUROCs of two techniques are compared by exchange."""
+    return len(a.members) == len(b.members) == 1
 
 
 def _over_seeds(
@@ -165,10 +185,14 @@ def contest_rows(pools: Sequence[Pool]) -> Mapping[str, list[Row]]:
     for place, members in contests(pools):
         pairs = list(combinations(members, 2))
         found = [difference(b, a, "auroc") for a, b in pairs]
-        corrected = holm([each.p for each in found]).tolist()
+        least = [LEAST_EXCHANGE_P if _by_exchange(a, b) else 0.0 for a, b in pairs]
+        corrected = holm([each.p for each in found], least).tolist()
         names = [(a.key["technique"], b.key["technique"]) for a, b in pairs]
         for (a, b), each, p in zip(names, found, corrected, strict=True):
             held = dict(vars(each))
+            if np.isnan(p) and not np.isnan(each.p):  # settled before it was seen, see `holm`
+                reason = f"no {EXCHANGES[1]:,} exchanges can be significant among so many tests"
+                held["caution"] = "; ".join(filter(None, (each.caution, f"no p: {reason}")))
             value = {"difference": held.pop("value")}
             rows["pairs"].append({**place, "a": a, "b": b, **value, **held, "p_holm": p})
         if not np.isnan([pool.value("auroc") for pool in members]).any():

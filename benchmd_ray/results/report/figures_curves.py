@@ -116,7 +116,7 @@ def draw_roc(report: Report, study: Study, place: tuple[str, str], setting: str)
         sizes(mean_auroc(scores)),
     )
     name = f"roc-{study.slug}-{place[0]}-{place[1]}"
-    return Titled(name, SECTION, title, caption, figure, folded=True)
+    return Titled(name, SECTION, title, caption, figure, folded=True, aggregate=True)
 
 
 def draw_reliability(report: Report, study: Study, place: tuple[str, str], setting: str) -> Titled:
@@ -154,7 +154,7 @@ def draw_reliability(report: Report, study: Study, place: tuple[str, str], setti
         sizes(mean_auroc(scores)),
     )
     name = f"reliability-{study.slug}-{place[0]}-{place[1]}"
-    return Titled(name, SECTION, title, caption, figure, folded=True)
+    return Titled(name, SECTION, title, caption, figure, folded=True, aggregate=True)
 
 
 def classes_of(frame: pd.DataFrame) -> list[str]:

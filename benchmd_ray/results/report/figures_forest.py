@@ -207,4 +207,4 @@ def _forest(
         by_chance(int(whole["tested"].sum())),
         sizes(pd.concat([study.of(scores) for study, _, _ in parts])),
     )
-    return Titled(name, SECTION, found, caption, figure)
+    return Titled(name, SECTION, found, caption, figure, aggregate=True)

@@ -43,10 +43,10 @@ UNITS = {"age": "age (years)"}
 LARGEST = 12
 """Groups of a variable that are drawn; the tables have all."""
 TESTS = (
-    "Kruskal–Wallis: whether patients of the groups differ in the probability that the model gives "
-    "to the truth. Letters, where it is below 0.05: groups of one technique that share no letter "
-    "differ (Mann–Whitney, adjusted by Bonferroni). The tests are not adjusted for the number of "
-    "techniques and variables, nor for what else differs between groups."
+    "p: that AUROC is the same in all groups. Letters, where it is below 0.05: groups of one "
+    "technique that share no letter differ (Student's t, Holm's correction over the pairs). The "
+    "tests are not adjusted for the number of techniques and variables, nor for what else differs "
+    "between groups."
 )
 WIDE = 5
 """A variable of more groups takes a whole row."""
@@ -77,16 +77,17 @@ def _draw_subgroups(report: Report, *, differing: bool) -> Iterator[Drawn]:
 
 
 def _differ(groups: pd.DataFrame) -> bool:
-    """Whether a Kruskal–Wallis test remains below the level by Holm's correction over all."""
-    tests = groups.drop_duplicates(["variable", "technique"])["kruskal_p"].dropna()
+    """Whether a test remains below the level by Holm's correction over all."""
+    tests = groups.drop_duplicates(["variable", "technique"])["p"].dropna()
     return bool(len(tests)) and float(tests.min()) * len(tests) < LEVEL
 
 
 def draw_groups(report: Report, study: Study, place: tuple[str, str], setting: str) -> Drawn:
     """AUROC of each group with its interval; letters tell which groups differ."""
-    groups, posthoc, excluded = (
+    analysis = report.analysis
+    groups, pairs, excluded = (
         of_setting(study, frame, place, setting)
-        for frame in (report.analysis.subgroups, report.analysis.posthoc, report.analysis.excluded)
+        for frame in (analysis.subgroups, analysis.subgroup_pairs, analysis.excluded)
     )
     groups = groups.dropna(subset=["value"])
     variables = [v for v in ordered(groups["variable"], VARIABLES) if _several(groups, v)]
@@ -103,7 +104,7 @@ def draw_groups(report: Report, study: Study, place: tuple[str, str], setting: s
     for axes, (variable, rows) in zip(panels, parts.items(), strict=True):
         at = list(dict.fromkeys(rows["group"]))
         dodged(axes, rows, at=at, column="group", techniques=techniques, looks=report.looks)
-        tests = posthoc[posthoc["variable"] == variable]
+        tests = pairs[pairs["variable"] == variable]
         tallest = max(tallest, _letter(axes, rows, tests, at, techniques))
         _name_groups(axes, rows, at)
         axes.set_title(_tests_line(variable, rows, techniques, wide=len(at) > WIDE), fontsize=8)
@@ -122,7 +123,7 @@ def draw_groups(report: Report, study: Study, place: tuple[str, str], setting: s
         report.not_drawn([study]),
         sizes(of_setting(study, mean_auroc(report.analysis.scores), place, setting)),
     )
-    return Titled(name, SECTION, title, caption, figure)
+    return Titled(name, SECTION, title, caption, figure, aggregate=True)
 
 
 def letters(groups: Sequence[str], differ: set[frozenset[str]]) -> dict[str, str]:
@@ -187,9 +188,9 @@ def _letter(
     tallest = 0
     for technique in techniques:
         own = rows[rows["technique"] == technique].set_index("group")
-        if own.empty or not own["kruskal_p"].iloc[0] < LEVEL:
+        if own.empty or not own["p"].iloc[0] < LEVEL:
             continue
-        found = tests[(tests["technique"] == technique) & (tests["p_bonferroni"] < LEVEL)]
+        found = tests[(tests["technique"] == technique) & (tests["p_holm"] < LEVEL)]
         pairs = {frozenset(pair) for pair in zip(found["a"], found["b"], strict=True)}
         named = [group for group in at if group in own.index]
         pairs = {pair for pair in pairs if pair <= set(named)}
@@ -224,10 +225,10 @@ def _name_groups(axes: Axes, rows: pd.DataFrame, at: Sequence[str]) -> None:
 
 
 def _tests_line(variable: str, rows: pd.DataFrame, techniques: Sequence[str], *, wide: bool) -> str:
-    """The variable and Kruskal and Wallis's p of each technique."""
-    found = rows.drop_duplicates("technique").set_index("technique")["kruskal_p"]
+    """The variable and the p of each technique."""
+    found = rows.drop_duplicates("technique").set_index("technique")["p"]
     parts = [f"{name}\u00a0{_short(found[name])}" for name in techniques if name in found.index]
-    line = f"{UNITS.get(variable, variable)}; Kruskal–Wallis p: {', '.join(parts)}"
+    line = f"{UNITS.get(variable, variable)}; p: {', '.join(parts)}"
     return textwrap.fill(line, 140 if wide else 68, break_on_hyphens=False)
 
 
@@ -244,11 +245,11 @@ def _finding(groups: pd.DataFrame, variables: Sequence[str]) -> str:
     none: list[str] = []
     untested: list[str] = []
     for variable in variables:
-        found = tests[tests["variable"] == variable].dropna(subset="kruskal_p")
+        found = tests[tests["variable"] == variable].dropna(subset="p")
         if found.empty:
             untested.append(variable)
             continue
-        below = int((found["kruskal_p"] < LEVEL).sum())
+        below = int((found["p"] < LEVEL).sum())
         if below:
             many = "" if parts else " techniques"
             parts.append(f"{variable} ({below} of {len(found)}{many})")
@@ -258,12 +259,9 @@ def _finding(groups: pd.DataFrame, variables: Sequence[str]) -> str:
     if not parts and not none:
         return f"too few patients for a test of groups by {listed(untested)}"
     if not parts:
-        return f"no difference between groups is shown by {listed(none)} (Kruskal–Wallis){rest}"
+        return f"no difference between groups is shown by {listed(none)}{rest}"
     others = f"; none shown by {listed(none)}" if none else ""
-    return (
-        f"groups differ by {listed(parts)}, Kruskal–Wallis p\u00a0<\u00a00.05 unadjusted"
-        f"{others}{rest}"
-    )
+    return f"groups differ by {listed(parts)}, p\u00a0<\u00a00.05 unadjusted{others}{rest}"
 
 
 def _excluded(excluded: pd.DataFrame) -> str:

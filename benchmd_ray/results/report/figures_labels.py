@@ -104,7 +104,7 @@ def draw_curves(report: Report, shown: Sequence[tuple[Study, Place]], name: str)
         "since their number differs from class to class. Whether intervals overlap is not a test.",
         sizes(scores),
     )
-    return Titled(name, SECTION, title, caption, figure)
+    return Titled(name, SECTION, title, caption, figure, aggregate=True)
 
 
 def _curves(

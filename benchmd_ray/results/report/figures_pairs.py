@@ -42,7 +42,7 @@ from benchmd_ray.results.report.figures_wording import (
     spanned,
 )
 from benchmd_ray.results.report.names import TECHNIQUES
-from benchmd_ray.scores.comparison import EXCHANGES, LEVEL
+from benchmd_ray.scores.comparison import LEVEL
 
 SECTION = "Significance"
 STARS = ((0.001, "***"), (0.01, "**"), (LEVEL, "*"))
@@ -97,11 +97,10 @@ def draw_matrices(report: Report, study: Study, place: tuple[str, str], spread: 
         "below 0.05 (*), 0.01 (**), 0.001 (***). Without stars no difference is shown. In the "
         f"title: {how_drawn(report)}.",
         "Without colour: too few patients for a test." if pairs["p_holm"].isna().any() else "",
-        _smallest(report, pairs),
         sizes(mean_auroc(here)),
     )
     name = f"significance-{study.slug}-{place[0]}-{place[1]}"
-    return Titled(name, SECTION, title, caption, figure)
+    return Titled(name, SECTION, title, caption, figure, aggregate=True)
 
 
 def _colour_bar(figure: Figure, panels: Sequence[Axes], spread: float) -> None:
@@ -158,20 +157,6 @@ def _ink(share: float) -> str:
     """Colour of text that can be read on the colour of a share of the scale, −1 to 1."""
     red, green, blue, _ = colormaps[COLOURS]((share + 1) / 2)
     return "black" if 0.3 * red + 0.59 * green + 0.11 * blue > 0.5 else "white"
-
-
-def _smallest(report: Report, pairs: pd.DataFrame) -> str:
-    """The smallest adjusted p that the resamples can give, where that matters."""
-    tested = pairs.dropna(subset="p_holm")
-    if tested.empty:
-        return ""
-    most = int(tested.groupby("setting").size().max())
-    draws, least = EXCHANGES, 1 / (EXCHANGES + 1)
-    if several_seeds(report.analysis.scores) and report.resamples:
-        draws, least = report.resamples, 2 / (report.resamples + 1)
-    if least * most < 0.001:
-        return ""
-    return f"The smallest p that {draws:,} draws can give is {least * most:.2g}."
 
 
 def is_shown(row: pd.Series) -> bool:

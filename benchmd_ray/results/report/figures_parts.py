@@ -45,6 +45,8 @@ class Titled:
     figure: Figure
     folded: bool = False
     """Whether the page shows only its title until it is opened."""
+    aggregate: bool = False
+    """Whether it shows nothing of a single record; no other figure is sent to W&B."""
 
 
 @dataclass(frozen=True)

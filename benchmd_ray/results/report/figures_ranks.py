@@ -163,7 +163,7 @@ def draw_critical_difference(
         found.note,
         DEPENDENT,
     )
-    return Titled(name, SECTION, title, caption, figure)
+    return Titled(name, SECTION, title, caption, figure, aggregate=True)
 
 
 def diagram(axes: Axes, found: CriticalDifference, looks: Mapping[str, TechniqueLook]) -> None:
@@ -281,7 +281,7 @@ def draw_ranking(report: Report, study: Study) -> Drawn:
         "that of all; 1 is the same order, 0 no relation.",
         sizes(study.of(mean_auroc(report.analysis.scores))),
     )
-    return Titled(name, SECTION, title, caption, figure)
+    return Titled(name, SECTION, title, caption, figure, aggregate=True)
 
 
 def _tick(setting: str, rows: pd.DataFrame) -> str:

@@ -85,7 +85,7 @@ def draw_auroc(report: Report, studies: tuple[Study, ...]) -> Drawn:
         _rows_of(scores, studies),
         "Whether intervals of two techniques overlap is not a test of their difference.",
     )
-    return Titled(name, SECTION, title, caption, figure)
+    return Titled(name, SECTION, title, caption, figure, aggregate=True)
 
 
 Halves = list[tuple[Study, pd.DataFrame, pd.DataFrame]]

@@ -140,7 +140,7 @@ def draw_slices(record: SearchRecord) -> Drawn:
         "spread sideways so that none hides another. Logarithmic axes where the search draws on "
         "a logarithmic scale."
     )
-    return Titled(name, SECTION, title, caption, figure)
+    return Titled(name, SECTION, title, caption, figure, aggregate=True)
 
 
 def draw_contour(record: SearchRecord) -> Drawn:
@@ -188,7 +188,7 @@ def draw_contour(record: SearchRecord) -> Drawn:
         f"Values of {len(done)} trials, interpolated linearly; nothing is drawn outside of them. "
         "The other settings differ between the trials, which shows as roughness."
     )
-    return Titled(name, SECTION, title, caption, figure)
+    return Titled(name, SECTION, title, caption, figure, aggregate=True)
 
 
 def draw_parallel(record: SearchRecord) -> Drawn:
@@ -226,7 +226,7 @@ def draw_parallel(record: SearchRecord) -> Drawn:
         "setting its range, logarithmic where the search draws so; a line is broken where a "
         "setting had no part. The higher the value, the brighter, and drawn above the others."
     )
-    return Titled(name, SECTION, title, caption, figure)
+    return Titled(name, SECTION, title, caption, figure, aggregate=True)
 
 
 CHOSEN: dict[str, Any] = {

@@ -78,7 +78,7 @@ def draw_pretraining(report: Report, study: Study, frame: pd.DataFrame) -> Drawn
         "different kinds: their heights say nothing about each other. Each axis spans its own "
         "losses."
     )
-    return Titled(f"pretraining-{study.slug}", SECTION, title, caption, figure)
+    return Titled(f"pretraining-{study.slug}", SECTION, title, caption, figure, aggregate=True)
 
 
 def draw_transfer(report: Report, study: Study, frame: pd.DataFrame) -> Drawn:
@@ -109,7 +109,7 @@ def draw_transfer(report: Report, study: Study, frame: pd.DataFrame) -> Drawn:
         "The epoch of the highest validation AUROC (DSC of masks) is the one that is scored, so "
         "that this value is a little too high.",
     )
-    return Titled(f"training-{study.slug}", SECTION, title, caption, figure)
+    return Titled(f"training-{study.slug}", SECTION, title, caption, figure, aggregate=True)
 
 
 def _placed(report: Report) -> pd.DataFrame:

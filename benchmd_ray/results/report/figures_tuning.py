@@ -111,7 +111,7 @@ def draw_history(record: SearchRecord) -> Drawn:
         else "",
         f"Failed trials, at the lower edge: {'; '.join(reasons)}." if reasons else "",
     )
-    return Titled(name, SECTION, title, caption, figure)
+    return Titled(name, SECTION, title, caption, figure, aggregate=True)
 
 
 def _by_evaluations(
@@ -158,7 +158,7 @@ def draw_finalists(record: SearchRecord) -> Drawn:
         "Mean difference to the start over the fresh evaluations, and its one-sided lower bound: "
         f"{RULE}. {FRESH}"
     )
-    return Titled(name, SECTION, title, caption, figure)
+    return Titled(name, SECTION, title, caption, figure, aggregate=True)
 
 
 def draw_importance(record: SearchRecord) -> Drawn:
@@ -185,7 +185,7 @@ def draw_importance(record: SearchRecord) -> Drawn:
         "explains, as far as these trials tell; all settings together 1. With few trials it is "
         "rough."
     )
-    return Titled(name, SECTION, title, caption, figure)
+    return Titled(name, SECTION, title, caption, figure, aggregate=True)
 
 
 def draw_curves(record: SearchRecord) -> Drawn:
@@ -233,7 +233,7 @@ def draw_curves(record: SearchRecord) -> Drawn:
         if record.stopping != "none"
         else "",
     )
-    return Titled(name, SECTION, title, caption, figure)
+    return Titled(name, SECTION, title, caption, figure, aggregate=True)
 
 
 def draw_front(record: SearchRecord) -> Drawn:
@@ -269,7 +269,7 @@ def draw_front(record: SearchRecord) -> Drawn:
         "On the front are the trials that no other one beats in both value and device hours.",
         _values(record),
     )
-    return Titled(name, SECTION, title, caption, figure)
+    return Titled(name, SECTION, title, caption, figure, aggregate=True)
 
 
 def _choice(record: SearchRecord) -> str:

@@ -89,10 +89,14 @@ FRAMES: dict[str, dict[str, str]] = {
     "subgroups": {
         **_text(*KEY, "variable", "group"),
         **_whole("records", "patients"),
-        **_real("value", "low", "high", "kruskal_p"),
+        **_real("value", "low", "high", "p"),
         **_text("caution"),
     },
-    "posthoc": {**_text(*KEY, "variable", "a", "b"), **_real("p_bonferroni")},
+    "subgroup_pairs": {
+        **_text(*KEY, "variable", "a", "b"),
+        **_real("difference", "low", "high", "p", "p_holm"),
+        **_text("caution"),
+    },
     "excluded": {**_text(*KEY, "variable", "group"), **_whole("patients")},
     "roc": {**_text(*KEY, "class"), **_whole("seed"), **_real("fpr", "tpr")},
     "calibration": {

@@ -48,6 +48,7 @@ def write_page(
     title: str = "BenchMD report",
     skipped: Sequence[Skipped] = (),
     refresh: int = 0,
+    tables: Sequence[Declared] | None = None,
 ) -> Path:
     """Write ``report.html``, whole or not at all; the same analysis gives the same bytes.
 
@@ -61,14 +62,17 @@ def write_page(
         title: Its heading.
         skipped: Figures that were not drawn, and why.
         refresh: Seconds after which a browser loads it again; 0: never.
+        tables: Those of `declared` that are shown; None for all.
 
     Returns:
         The file.
     """
     path = folder / NAME
     with replacing(path) as partial:
-        made = page(analysis, figures, title=title, skipped=skipped, refresh=refresh)
-        partial.write_text(made, "utf-8")
+        partial.write_text(
+            page(analysis, figures, title=title, skipped=skipped, refresh=refresh, tables=tables),
+            "utf-8",
+        )
     return path
 
 
@@ -79,11 +83,12 @@ def page(
     title: str = "BenchMD report",
     skipped: Sequence[Skipped] = (),
     refresh: int = 0,
+    tables: Sequence[Declared] | None = None,
 ) -> str:
-    """The HTML of a report."""
+    """The HTML of a report, see `write_page`."""
     lead = compared(analysis) or ABOUT
     warning = synthetic(analysis.rows)
-    parts = _parts(analysis, figures, skipped)
+    parts = _parts(analysis, figures, skipped, declared() if tables is None else tables)
     return document(title, lead, parts, _footer(figures), warning=warning, refresh=refresh)
 
 
@@ -96,13 +101,16 @@ def _footer(figures: Sequence[Titled]) -> str:
 
 
 def _parts(
-    analysis: Analysis, figures: Sequence[Titled], skipped: Sequence[Skipped]
+    analysis: Analysis,
+    figures: Sequence[Titled],
+    skipped: Sequence[Skipped],
+    chosen: Sequence[Declared],
 ) -> list[tuple[str, str, str]]:
     """Sections of the page: id, heading, HTML."""
     drawn = figure_parts(figures)
-    tables, absent = _table_parts(analysis, drawn)
+    tables, absent = _table_parts(analysis, drawn, chosen)
     late = [(head, *tables.pop(head)) for head in (TUNING, RAN) if head in tables]
-    glance, first = _glance(analysis), _summary(analysis)
+    glance, first = _glance(analysis, chosen), _summary(analysis)
     parts = [("summary", "Summary", first)]
     if glance:
         parts = [("main", "Results at a glance", glance)]
@@ -121,11 +129,11 @@ def _parts(
 
 
 def _table_parts(
-    analysis: Analysis, drawn: dict[str, str]
+    analysis: Analysis, drawn: dict[str, str], chosen: Sequence[Declared]
 ) -> tuple[dict[str, tuple[str, str]], list[str]]:
     """Id and HTML of each heading's tables, figures on tuning with them; and what has none."""
     together: dict[str, list[Declared]] = {}
-    for each in declared():
+    for each in chosen:
         if each.page is not None and not each.first:
             together.setdefault(each.heading, []).append(each)
     parts, absent = {}, []
@@ -144,7 +152,7 @@ def _table_parts(
     return parts, absent
 
 
-def _glance(analysis: Analysis) -> str:
+def _glance(analysis: Analysis, chosen: Sequence[Declared]) -> str:
     """The first screen: the matrix and what the statistics carry; then benchmarks' first tables."""
     matrix = matrix_of(analysis)
     said = "".join(
@@ -152,7 +160,7 @@ def _glance(analysis: Analysis) -> str:
         for sentence, table in headlines(analysis)
     )
     shown = "" if matrix is None else f'{matrix_html(matrix)}<ul class="findings">{said}</ul>\n'
-    for each in declared():
+    for each in chosen:
         table = each.page(analysis) if each.first and each.page is not None else None
         shown += "" if table is None else html(each.name, table)
     return shown

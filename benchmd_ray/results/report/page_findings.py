@@ -15,7 +15,7 @@ from benchmd_ray.results.report.frames import KEY, PLACE, VERSIONS
 from benchmd_ray.results.report.names import SETTINGS, TECHNIQUES, dataset_text
 from benchmd_ray.results.report.protocols import is_ensemble
 from benchmd_ray.results.report.table import Kind, shown, text_of
-from benchmd_ray.scores.comparison import LEVEL
+from benchmd_ray.scores.comparison import EXCHANGES, LEVEL
 from benchmd_ray.settings import EncoderSettings
 
 if TYPE_CHECKING:
@@ -140,10 +140,16 @@ def judged(
         corrected: Says by what p is corrected for the number of tests; empty if it is not.
     """
     tested = rows.dropna(subset=p)
-    few = len(rows) - len(tested)
-    untested = (
-        f"{count_of(few, 'difference')} {_is(few)} not tested: too few patients, in all or in a "
-        "class."
+    missing = rows[rows[p].isna()]
+    settled = int(missing["p"].notna().sum())  # by `holm`, before they are seen
+    reasons = {
+        "too few patients, in all or in a class": len(missing) - settled,
+        f"no {EXCHANGES[1]:,} exchanges can be significant among so many tests": settled,
+    }
+    untested = " ".join(
+        f"{count_of(number, 'difference')} {_is(number)} not tested: {reason}."
+        for reason, number in reasons.items()
+        if number
     )
     if tested.empty:
         return untested
@@ -159,7 +165,7 @@ def judged(
         said += (
             f" By chance alone about {shown(LEVEL * len(tested), 'number', 1)} would reach that."
         )
-    return f"{said} {untested}" if few else said
+    return f"{said} {untested}".rstrip()
 
 
 def _is(number: int) -> str:
@@ -333,16 +339,16 @@ def _seeds(scores: pd.DataFrame) -> list[str]:
 
 
 def _subgroups(subgroups: pd.DataFrame) -> list[str]:
-    tests = subgroups.dropna(subset="kruskal_p").drop_duplicates([*KEY, "variable"])
+    tests = subgroups.dropna(subset="p").drop_duplicates([*KEY, "variable"])
     if tests.empty:
         return []
     lines = []
     for variable, rows in tests.groupby("variable", sort=True):
-        differ = int((rows["kruskal_p"] < LEVEL).sum())
+        differ = int((rows["p"] < LEVEL).sum())
         lines.append(f"{text_of(variable)} {differ} of {len(rows)}")
     return [
-        f"Results whose groups differ at {LEVEL * 100:.0f} % (Kruskal-Wallis, not corrected for "
-        f"the number of tests): {', '.join(lines)}."
+        f"Results whose groups differ at {LEVEL * 100:.0f} % (pairs of groups by Student's t, "
+        f"Holm's correction within a result only): {', '.join(lines)}."
     ]
 
 

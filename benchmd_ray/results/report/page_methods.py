@@ -52,8 +52,8 @@ METHODS: tuple[tuple[str, str], ...] = (
         "never trained on. The gap is in distribution minus target; its interval is from "
         "independent draws of both, as if no patient were in both (a note says where some are). "
         "The validation split also chose the best epoch, which makes its value, and so the gap, a "
-        "little too large. Each value is the mean over the classes that its own dataset can "
-        "score: where the notes name classes as not scored, part of the gap may be theirs.",
+        "little too large. Where the two can score different classes, all three are over the "
+        "classes that both can score, and the row says how many.",
     ),
     (
         "Technique − scratch, b − a",
@@ -92,11 +92,10 @@ METHODS: tuple[tuple[str, str], ...] = (
     (
         "Subgroups",
         "AUROC among the patients of one age band, sex, site, device or view, where the dataset "
-        "has them. The tests do not compare these AUROCs but what the model gives to the truth: "
-        "of each patient the mean probability of the true state of its labels, by Kruskal-Wallis "
-        "over all groups and Mann-Whitney for two, times the number of pairs (Bonferroni); of "
-        "several seeds the scores are averaged for the tests. "
-        "Neither adjusts for what else differs between groups, such as how frequent a disease is.",
+        "has them. Each pair of groups is compared in AUROC over the classes that both can score: "
+        "by Student's t, as two sets of patients are, with Holm's correction over the pairs of a "
+        "variable. A disease that is more frequent in one group does not move AUROC; nothing else "
+        "that differs between groups is adjusted for.",
     ),
 )
 """Terms and their definitions."""

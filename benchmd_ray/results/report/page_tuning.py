@@ -17,7 +17,7 @@ from benchmd_ray.results.report.page_findings import (
 from benchmd_ray.results.report.protocols import is_ensemble
 from benchmd_ray.results.report.table import shown, text_of
 from benchmd_ray.results.report.tuning_frames import FRESH, HIGHEST
-from benchmd_ray.tuning.records import RULE
+from benchmd_ray.tuning.records import RULE, limits_of
 
 if TYPE_CHECKING:
     from benchmd_ray.results.report.analysis import Analysis
@@ -46,6 +46,7 @@ def tuning_sentences(analysis: Analysis) -> list[str]:
             "cut by patient into folds, or its training split and its validation split where that "
             f"is there to choose by. {' '.join(decide)}"
         )
+        lines += limits_of(*(set(analysis.searches[name]) for name in ("policy", "setting")))
     return lines
 
 

@@ -14,16 +14,17 @@ from benchmd_ray.results.report.scored import THREADS
 from benchmd_ray.scores.subgroups import age_band, by_subgroup
 
 Row = dict[str, Any]
+FRAMES = ("subgroups", "subgroup_pairs", "excluded")
 VARIABLES = ("age", "sex", "site", "device", "view")
 """Columns of metadata whose groups are compared; age in bands of ten years."""
 
 
 def subgroup_rows(pools: Sequence[Pool], resamples: int) -> Mapping[str, list[Row]]:
-    """Rows of the frames ``subgroups``, ``posthoc`` and ``excluded``.
+    """Rows of the frames ``subgroups``, ``subgroup_pairs`` and ``excluded``.
 
     A variable that the dataset does not state has no rows.
     """
-    rows: dict[str, list[Row]] = {"subgroups": [], "posthoc": [], "excluded": []}
+    rows: dict[str, list[Row]] = {name: [] for name in FRAMES}
     with ThreadPoolExecutor(THREADS) as threads:
         for found in threads.map(partial(_of_pool, resamples=resamples), pools):
             for name, made in found.items():
@@ -39,7 +40,7 @@ def labels_of(units: pd.DataFrame, variable: str) -> list[str | None]:
 
 
 def _of_pool(pool: Pool, resamples: int) -> Mapping[str, list[Row]]:
-    rows: dict[str, list[Row]] = {"subgroups": [], "posthoc": [], "excluded": []}
+    rows: dict[str, list[Row]] = {name: [] for name in FRAMES}
     for variable in VARIABLES:
         labels = labels_of(pool.first.units, variable)
         if any(label is not None for label in labels):
@@ -70,11 +71,21 @@ def _of_variable(
                 "value": group.value,
                 "low": group.low,
                 "high": group.high,
-                "kruskal_p": found.kruskal_p,
+                "p": found.p,
                 "caution": group.caution,
             }
             for group in found.groups
         ],
-        "posthoc": [{"a": a, "b": b, "p_bonferroni": p} for a, b, _, p in found.posthoc],
+        "subgroup_pairs": [
+            {
+                "a": pair.a,
+                "b": pair.b,
+                "difference": own["value"],
+                **{name: own[name] for name in ("low", "high", "p", "caution")},
+                "p_holm": pair.p_holm,
+            }
+            for pair in found.pairs
+            for own in [vars(pair.difference)]
+        ],
         "excluded": [{"group": name, "patients": count} for name, count in found.excluded],
     }

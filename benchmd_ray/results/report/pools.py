@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +15,9 @@ from benchmd_ray.results.report.names import place
 from benchmd_ray.results.report.rows import key_of
 from benchmd_ray.results.report.scored import Scored
 from benchmd_ray.scores.seeds import Pooled, pooled_seeds
+from benchmd_ray.scores.sums import mean_over_classes
 from benchmd_ray.scores.support import Basis
+from benchmd_ray.tasks import EXCLUSIVE, UNKNOWN
 
 Floats = npt.NDArray[np.float64]
 
@@ -74,10 +76,42 @@ class Pool:
         values = self.values(metric)[:, column].tolist()
         return pooled_seeds(values, self.drawn(metric, column), self.basis(metric, column))
 
+    @property
+    def scored_classes(self) -> set[str]:
+        """Names of the classes that have a positive and a negative."""
+        counts = zip(self.first.classes, self.first.support.rarer, strict=True)
+        return {name for name, rarer in counts if rarer}
+
+    def over(self, classes: Collection[str]) -> Pool:
+        """The same results with means over some classes only.
+
+        Of single-label tasks, accuracy counts records and stays as it is, and balanced accuracy,
+        a mean of recalls, becomes NaN.
+        """
+        return replace(self, members=tuple(_over(one, classes) for one in self.members))
+
     def where(self) -> str:
         """Its place for messages."""
         names = ("source", "dataset", "split", "policy", "setting", "technique", "protocol")
         return " ".join(self.key[name] for name in names)
+
+
+def _over(one: Scored, classes: Collection[str]) -> Scored:
+    """Results with means over some classes only, see `Pool.over`."""
+    chosen = np.array([name in classes for name in one.classes])
+    values, resampled = {}, {}
+    for name, held in one.values.items():
+        if one.task in EXCLUSIVE and name == "accuracy":
+            values[name], resampled[name] = held, one.resampled[name]
+            continue
+        undefined = one.task in EXCLUSIVE and name == "balanced_accuracy"
+        kept = chosen & (not undefined)
+        draws = one.resampled[name].copy()
+        draws[:, 0] = mean_over_classes(draws[:, 1:][:, kept])
+        mean = mean_over_classes(np.array([held.per_class])[:, kept])
+        values[name], resampled[name] = replace(held, mean=float(mean[0])), draws
+    targets = np.where(chosen, one.targets, UNKNOWN).astype(np.int8)
+    return replace(one, targets=targets, values=values, resampled=resampled)
 
 
 def pools(found: Sequence[Scored], protocol: Mapping[Path, str]) -> tuple[list[Pool], list[str]]:

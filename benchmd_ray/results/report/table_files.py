@@ -23,28 +23,31 @@ from benchmd_ray.results.written import csv_text, latex, markdown
 KINDS = ("csv", "md", "tex")
 
 
-def file_names() -> frozenset[str]:
-    """Names of all files that `write_tables` may write."""
-    return _names(declared()) | {f"{NAME}.{kind}" for kind in KINDS}
-
-
 def _names(tables: Sequence[Declared]) -> frozenset[str]:
     kinds = [(one.name, ("csv", "md", "tex") if one.printed else ("csv",)) for one in tables]
     return frozenset(f"{name}.{kind}" for name, held in kinds for kind in held)
 
 
-def write_tables(analysis: Analysis, folder: Path) -> list[Path]:
+def write_tables(
+    analysis: Analysis, folder: Path, tables: Sequence[Declared] | None = None
+) -> list[Path]:
     """Write every table with rows: as CSV, and where it is printed as Markdown and LaTeX.
 
     The notes stand below the main table.
+
+    Args:
+        analysis: What is reported.
+        folder: For the files.
+        tables: Those of `declared` that are written; None for all.
 
     Returns:
         The files written.
     """
     main = main_table(analysis).name
     warning = synthetic(analysis.rows)
+    chosen = declared() if tables is None else tables
     written = write_declared(
-        declared(), analysis, folder, main=main, notes=analysis.notes, warning=warning
+        chosen, analysis, folder, main=main, notes=analysis.notes, warning=warning
     )
     return [*_write_matrix(matrix_of(analysis), folder), *written]
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import pandas as pd
@@ -58,6 +58,8 @@ class Declared:
     """What the page says at its end where there is none; empty says nothing."""
     first: bool = False
     """Whether the page has it among the results at a glance instead of under its heading."""
+    aggregate: bool = False
+    """Whether it has nothing of a single record; no other table is sent to W&B."""
 
     @staticmethod
     def both(
@@ -250,23 +252,25 @@ def subgroups(analysis: Analysis) -> Table | None:
         column_of("variable", rows["variable"], "text"),
         column_of("group", rows["group"], "text"),
         interval_of("AUROC [95 %]", rows, "value"),
-        column_of("p (Kruskal)", rows["kruskal_p"], "p"),
+        column_of("p (groups)", rows["p"], "p"),
         *sizes(rows),
         *cautions(rows),
     )
     return table_of("AUROC within groups of patients.", columns, rows)
 
 
-def posthoc(analysis: Analysis) -> Table | None:
+def subgroup_pairs(analysis: Analysis) -> Table | None:
     """Which subgroups differ."""
-    rows = analysis.posthoc
+    rows = analysis.subgroup_pairs
     columns = (
         *key_columns(rows),
         column_of("variable", rows["variable"], "text"),
         *(column_of(name, rows[name], "text", order=()) for name in ("a", "b")),
-        column_of("p (Bonferroni)", rows["p_bonferroni"], "p"),
+        interval_of("a − b [95 %]", rows, "difference", "change", p="p_holm"),
+        column_of("p (Holm)", rows["p_holm"], "p", about="After Holm's correction over the pairs"),
+        *cautions(rows),
     )
-    return table_of("Groups against each other.", columns, rows)
+    return table_of("AUROC of one group minus that of another.", columns, rows)
 
 
 def excluded(analysis: Analysis) -> Table | None:
@@ -355,7 +359,12 @@ def searches(analysis: Analysis) -> Table | None:
     return table_of("Searches, what they chose and what they cost.", columns, rows)
 
 
-TABLES: tuple[Declared, ...] = (
+def aggregates(*tables: Declared) -> tuple[Declared, ...]:
+    """Tables that have nothing of a single record."""
+    return tuple(replace(table, aggregate=True) for table in tables)
+
+
+TABLES = aggregates(
     Declared.both("auroc", "Results", auroc_frame, results, "No result."),
     Declared(
         "metrics",
@@ -401,7 +410,7 @@ TABLES: tuple[Declared, ...] = (
         subgroups,
         "No dataset of this report states age, sex, site, device or view.",
     ),
-    Declared.both("subgroups_posthoc", "Subgroups", lambda a: a.posthoc, posthoc),
+    Declared.both("subgroup_pairs", "Subgroups", lambda a: a.subgroup_pairs, subgroup_pairs),
     Declared("subgroups_excluded", "Subgroups", lambda a: a.excluded, excluded),
     Declared.both("tuned", "Tuning", lambda a: a.tuned, tuned),
     Declared.both("searches", "Tuning", lambda a: a.searches, searches),

@@ -14,7 +14,7 @@ from benchmd_ray.results.report.matrix import NAME, matrix_of
 from benchmd_ray.results.report.page import write_page
 from benchmd_ray.results.report.report_figures import Which, draw
 from benchmd_ray.results.report.table_files import write_tables
-from benchmd_ray.results.report.tables import main_table
+from benchmd_ray.results.report.tables import declared, main_table
 
 
 def write_report(
@@ -24,6 +24,7 @@ def write_report(
     say: Callable[[str], None],
     *,
     refresh: int = 0,
+    sent: Path | None = None,
 ) -> Path:
     """Write tables, figures and page.
 
@@ -33,6 +34,7 @@ def write_report(
         figures: Which figures are drawn.
         say: Takes a line for the user for each kind.
         refresh: Seconds after which a browser loads the page again; 0: never.
+        sent: A folder for the same report with nothing of a single record, to be sent to W&B.
 
     Returns:
         The page.
@@ -47,6 +49,12 @@ def write_report(
         say(f"written: {count_of(len(drawn), 'figure')} in {out / 'figures'}{others}")
     page = write_page(analysis, drawn, out, skipped=skipped, refresh=refresh)
     say(f"written: {page}")
+    if sent is not None:
+        tables = [each for each in declared() if each.aggregate]
+        aggregate = [each for each in drawn if each.aggregate]
+        write_tables(analysis, sent, tables)
+        _write_figures(aggregate, sent / "figures")
+        write_page(analysis, aggregate, sent, skipped=skipped, tables=tables)
     return page
 
 

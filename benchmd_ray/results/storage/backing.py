@@ -7,12 +7,14 @@ is all that such a store meets: local locks, and files that are where they are. 
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Protocol
 
+from benchmd_ray.errors import Busy
 from benchmd_ray.files import locked
 from benchmd_ray.integrity import write_hashed_json
 from benchmd_ray.run_files import DONE, LOCK, MODEL
@@ -38,6 +40,11 @@ class LocalWork:
     def finish(self, done: dict[str, Any], *, keep_checkpoint: bool) -> None:
         """Write ``done.json``; a checkpoint stays where it is."""
         write_hashed_json(self.run / DONE, done, of=self.run)
+
+
+KEEPS_WEIGHTS, PRUNING = ".keeps-weights-", ".pruning.lock"
+"""In a store: beginning of the locks of plans and searches at work, and the lock of those who set
+one or look for them."""
 
 
 @dataclass(frozen=True)
@@ -120,6 +127,45 @@ class Backing:
                 evaluation, _, dataset = path.name.removeprefix(f"{LOCK}-").partition(".")
                 stack.enter_context(lock_of_scoring(run, dataset, evaluation))
             yield
+
+    @contextmanager
+    def keeping_weights(self) -> Iterator[None]:
+        """Have all weights of the store stay, for a plan or a search that may need any of them."""
+        mark = self.store / f"{KEEPS_WEIGHTS}{uuid.uuid4().hex}"
+        with ExitStack() as stack:
+            with self._pruning_gate():
+                stack.enter_context(locked(mark, f"the store {self.store}"))
+                stack.callback(mark.unlink, missing_ok=True)
+            yield
+
+    @contextmanager
+    def removing_weights(self, *, of_own: bool) -> Iterator[None]:
+        """Remove weights, while no other plan or search may need them; none begins meanwhile.
+
+        Args:
+            of_own: Whether this process is one that keeps them.
+
+        Raises:
+            Busy: Another plan or search is working in the store.
+        """
+        with self._pruning_gate():
+            if self._keepers() > of_own:
+                raise Busy("another plan or search is working in this store.")
+            yield
+
+    def _pruning_gate(self) -> AbstractContextManager[None]:
+        return locked(self.store / PRUNING, f"the store {self.store}", wait=True)
+
+    def _keepers(self) -> int:
+        """How many plans and searches keep weights; marks of those that were killed are removed."""
+        count = 0
+        for mark in sorted(self.store.glob(f"{KEEPS_WEIGHTS}*")):
+            try:
+                with locked(mark, f"the store {self.store}"):
+                    mark.unlink()
+            except Busy:
+                count += 1
+        return count
 
     def leftovers(self, run: Path) -> list[Path]:
         """What killed processes left in a run's folder, but for what `files.TEMPORARY` names."""

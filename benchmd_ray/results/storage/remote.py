@@ -25,6 +25,7 @@ killed and whenever:
 from __future__ import annotations
 
 import contextlib
+import uuid
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -52,6 +53,9 @@ from benchmd_ray.run_files import CHECKPOINTS, DONE, ENDED, MODEL
 from benchmd_ray.storage.bucket import Bucket, open_bucket
 from benchmd_ray.storage.lease import Lease, require_free
 from benchmd_ray.training.predictions import predictions_path
+
+KEEPS = "keeps-weights-"
+"""Beginning of the keys of leases of plans and searches at work, at the top of a store."""
 
 
 @dataclass(frozen=True)
@@ -142,6 +146,32 @@ class Mirrored(Backing):
         """Hold all local locks of a run, that of pulling too."""
         with pulling(run), super().unused(run):
             yield
+
+    @contextlib.contextmanager
+    def keeping_weights(self) -> Iterator[None]:
+        """Have all weights of the store stay, for other machines too."""
+        key = f"{KEEPS}{uuid.uuid4().hex}.json"
+        with super().keeping_weights():
+            lease = Lease(self.bucket, key, self.store / f".{key}", f"the store {self.store}")
+            lease.acquire()
+            try:
+                with lease.renewing():
+                    yield
+            finally:
+                (self.store / f".{key}").unlink(missing_ok=True)
+                with contextlib.suppress(BucketError):
+                    self.bucket.delete([key])
+
+    def _keepers(self) -> int:
+        """How many plans and searches keep weights, on any machine."""
+        super()._keepers()
+        count = 0
+        for key in self.bucket.objects(KEEPS):
+            try:
+                require_free(self.bucket, key, f"the store {self.store}")
+            except Busy:
+                count += 1
+        return count
 
     def leftovers(self, run: Path) -> list[Path]:
         """The checkpoint that a killed session was publishing."""

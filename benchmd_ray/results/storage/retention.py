@@ -7,7 +7,7 @@ An unfinished run keeps its checkpoint. What anybody works on or scores with is 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -65,6 +65,17 @@ def prune(store: Path, keep: Keep, *, dry_run: bool = False) -> Pruned:
     if left and keep == "predictions":
         left.append("all weights stay: which of them a damaged run needs is not known")
         keep = "models"
+    with ExitStack() as stack:
+        if keep == "predictions":
+            try:
+                stack.enter_context(backing_of(store).removing_weights(of_own=False))
+            except Busy as error:
+                left.append(f"all weights stay: {error}")
+                keep = "models"
+        return _prune(found, left, keep, dry_run=dry_run)
+
+
+def _prune(found: Sequence[Run], left: list[str], keep: Keep, *, dry_run: bool) -> Pruned:
     needed = needed_weights(found) if keep == "predictions" else {}
     removals: list[Removal] = []
     for run in found:
@@ -79,15 +90,15 @@ def prune(store: Path, keep: Keep, *, dry_run: bool = False) -> Pruned:
 
 
 def release(run: Run, keep: Keep) -> int:
-    """Remove what need not stay of a finished run that nothing planned needs any more.
+    """Remove what need not stay of a finished run that its own plan needs no more.
 
     Returns:
-        Bytes freed; 0 while somebody works with it.
+        Bytes freed; 0 while somebody works with it, or another plan or search in its store.
 
     Raises:
         BenchmdError: Its bucket cannot be reached.
     """
-    with suppress(Busy):
+    with suppress(Busy), backing_of(run.folder.parent).removing_weights(of_own=True):
         return sum(removal.bytes for removal in _prune_run(run, keep, dry_run=False))
     return 0
 
