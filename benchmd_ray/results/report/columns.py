@@ -28,6 +28,8 @@ ABOUT = {
     "p (groups)": "That AUROC is the same in all groups: the smallest p of two groups after Holm's "
     "correction over all pairs",
     "a − b [95 %]": "Over the classes that both groups can score",
+    "p (Kruskal)": "Kruskal-Wallis test that all groups are alike",
+    "p (Bonferroni)": "Mann-Whitney test of two groups, times the number of pairs",
     "rank [95 %]": "1 is the highest AUROC; the interval holds the ranks that no test rules out",
     "Kendall's τ": "Agreement of the order in resamples with the order found; 1 is the same",
     "gap [95 %]": "In distribution minus target; above zero the target is harder",
