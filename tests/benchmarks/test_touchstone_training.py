@@ -436,6 +436,7 @@ def test_a_report_pools_seeds_and_compares_networks(reported, tmp_path):
     assert tmp_path / "segmentation-networks-pairs.csv" in written
     (figure,) = report_trained.draw(Report(reported, {}, ()))
     assert figure.name == "segmentation-networks-hippocampus-test"
+    assert figure.aggregate
 
 
 def test_differences_are_those_of_the_same_cases():

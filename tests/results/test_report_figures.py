@@ -145,6 +145,11 @@ def test_sections_come_in_the_order_of_the_report_and_names_are_unique(drawn, im
     assert len(drawn) == 5 + 2 + (2 + 1 + 3) + 3 + 2 * 3 + 2  # each name once
 
 
+def test_figures_of_classification_have_nothing_of_a_single_record(drawn):
+    assert len(drawn) > 20
+    assert all(one.aggregate for one in drawn.values())
+
+
 def test_figures_are_few_unless_all_are_asked_for(images, drawn):
     main = {one.name: one for one in figures(images, which="main")}
     assert list(main) == [name for name in drawn if name in main]

@@ -324,6 +324,23 @@ def test_lists_without_a_display_are_written_as_data(report_analysis, tmp_path):
     assert excluded["patients"].tolist() == report_analysis.excluded["patients"].tolist()
 
 
+AGGREGATE = {
+    *("auroc", "metrics", "auroc_per_class", "gaps", "changes", "pairs", "ranking", "subgroups"),
+    *("subgroup_pairs", "subgroups_excluded", "tuned", "searches", "runs", "scores"),
+    *("segmentation", "segmentation-networks", "segmentation-networks-means"),
+    *("segmentation-networks-pairs", "medmnist", "medmnist_averages"),
+    *("detectors", "detectors_means", "detectors_sets", "detectors_compared"),
+    *("detectors_pretraining", "detectors_shifted", "detectors_controls", "detectors_tuned"),
+    "detectors_costs",
+}
+"""What of the tables may be sent to W&B: none has anything of a single record."""
+
+
+def test_the_tables_that_may_be_sent_are_these_and_none_unless_it_says_so():
+    assert {table.name for table in declared() if table.aggregate} == AGGREGATE
+    assert not tables.Declared("of a plug-in", "Records", lambda a: a.rows).aggregate
+
+
 def test_a_difference_that_rounds_to_zero_has_no_sign():
     values = (-0.0004, 0.0, 0.0004, -0.0006)
     assert [shown(v, "signed") for v in values] == [*["0.000"] * 3, "−0.001"]
