@@ -233,13 +233,13 @@ def each_once(
     differing: dict[str, Named] = {}
     for one in records:
         kept = first.setdefault(one.path, one)
-        if kept is not one and _facts(card, files, kept) != _facts(card, files, one):
+        if kept is not one and _facts(files, kept) != _facts(files, one):
             differing.setdefault(one.path, one)
     if not differing:
         return list(first.values())
     path, other = next(iter(differing.items()))
     kept = first[path]
-    facts, others = _facts(card, files, kept), _facts(card, files, other)
+    facts, others = _facts(files, kept), _facts(files, other)
     unequal = [what for what, fact in facts.items() if fact != others[what]]
     rows = f"rows {kept.row} and {other.row}"
     if not card.hides_names:
@@ -253,13 +253,13 @@ def each_once(
     )
 
 
-def _facts(card: DatasetCard, files: Files, one: Named) -> dict[str, str]:
+def _facts(files: Files, one: Named) -> dict[str, str]:
     """What all rows of a file must agree in, in words."""
-    split = stated_split(card, files, one)
+    split = files.splits.get(one.split or "", one.split or "no split")
     labels = ", ".join(f"{name} {value}" for name, value in one.labels.items())
     label = labels or (shown(one.label) if one.label else "with no class of the card")
     return {
         "patient": f"of {shown(one.patient)}" if one.patient else "of no patient",
-        "split": f"in {split or 'no split'}",
+        "split": f"in {split}",
         "label": f"labelled {label}",
     }
