@@ -82,7 +82,7 @@ def rows_of(
         label = None
         if not several:
             label, why = class_of(card, row[files.label])
-        texts = {name: row[column] for name, column in files.metadata.items()}
+        texts: dict[str, str] = {name: row[column] for name, column in files.metadata.items()}
         metadata = {name: values[name][text] for name, text in texts.items()}
         yield Named(
             path,
@@ -112,7 +112,7 @@ def _metadata(
     Raises:
         BenchmdError: None of a column can be read.
     """
-    values = {}
+    values: dict[str, dict[str, Value]] = {}
     for name, column in files.metadata.items():
         texts = [row[column] for row in rows]
         values[name] = _values(name, texts, commas=commas)
@@ -193,16 +193,17 @@ def unread_warnings(card: DatasetCard, files: Files, records: Iterable[Named]) -
 
     Some values are quoted, unless the card hides names.
     """
-    unread: dict[str, list[str]] = {}
-    for one in records:
-        for name, text in one.unread.items():
-            unread.setdefault(name, []).append(text)
+    unread = [one.unread for one in records if one.unread]
     warnings = {}
-    for name, texts in unread.items():
-        why = f"its {name} in the column {files.metadata[name]} is not {EXPECTED[name]}"
+    for name, column in files.metadata.items():
+        texts = [values[name] for values in unread if name in values]
         examples = list(dict.fromkeys(texts))[:EXAMPLES]
         quoted = "" if card.hides_names else f", such as {', '.join(map(shown, examples))}"
-        warnings[f"{why}{quoted}: it is missing"] = len(texts)
+        if texts:
+            why = (
+                f"its {name} in the column {column} is not {EXPECTED[name]}{quoted}: it is missing"
+            )
+            warnings[why] = len(texts)
     return warnings
 
 
