@@ -57,7 +57,21 @@ def conditions_there(
 def _listed(card: DatasetCard, raw: Path, choices: Choices) -> Discovery:
     if not raw.is_dir():
         raise BenchmdError(f"the raw folder {raw} does not exist. {_expectation(card)}")
-    return dataset_of(card).discover(raw, card, choices)
+    found = dataset_of(card).discover(raw, card, choices)
+    return dataclasses.replace(found, items=[_composed(item) for item in found.items])
+
+
+def _composed(item: RawItem) -> RawItem:
+    """The item with its labels and conditions in the form of Unicode that cards have."""
+    names = (item.label or "", *item.labels, *item.conditions)
+    if all(map(str.isascii, names)):
+        return item
+    return dataclasses.replace(
+        item,
+        label=item.label and composed(item.label),
+        labels={composed(name): value for name, value in item.labels.items()},
+        conditions=tuple(map(composed, item.conditions)),
+    )
 
 
 def chosen(

@@ -169,6 +169,29 @@ def test_classes_and_labels_that_differ_only_in_the_form_are_refused(card):
         card({}, class_mapping=mapping)
 
 
+def test_conditions_and_labels_of_a_module_may_have_another_form(tmp_path, card, monkeypatch):
+    raw = tmp_path / "raw"
+    for number in range(4):
+        write_picture(raw / f"{number}_{nfd((NAEVUS, 'b', 'c')[number % 3])}.png")
+    module = tmp_path / "modules" / "by_name.py"
+    module.parent.mkdir()
+    module.write_text(
+        "from benchmd_ray.data.datasets.photographs import read\n"
+        "from benchmd_ray.data.raw import Discovery, RawItem, files\n"
+        "def discover(root, card, choices):\n"
+        "    names = [(path.name, *path.stem.split('_')) for path in files(root, '*.png')]\n"
+        "    items = [RawItem(file, n, n, 'test', label) for file, n, label in names]\n"
+        "    return Discovery('files', items)\n"
+    )
+    monkeypatch.syspath_prepend(str(module.parent))
+    own = card(None, module="by_name", role="target", classes=(NAEVUS, "b", "c"))
+    _, found, _ = discovered(own, raw, "clean", None, {})
+    assert [item.target(own) for item in found.items[:2]] == [[1, 0, 0], [0, 1, 0]]
+    _, found, left = discovered(own, raw, "clean", None, {}, [nfd(NAEVUS)])
+    assert left.classes == ("b", "c")
+    assert Counter(item.split for item in found.items) == {"heldout": 2, "test": 2}
+
+
 def test_a_guess_compares_names_in_one_form(tmp_path):
     raw = tmp_path / "raw"
     for number in range(4):
