@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import re
 import reprlib
+import unicodedata
 from collections.abc import Iterable
 
 MOST_NAMES = 40
@@ -84,6 +85,21 @@ LONGEST_NAME = 500
 def shown(value: object) -> str:
     """A value for a message: its `repr`, without the middle of what is long."""
     return _shortened.repr(value)
+
+
+def composed(text: str) -> str:
+    """A text in Unicode's composed form (NFC), in which names are compared.
+
+    macOS and some programs write an ``ä`` as an ``a`` and a sign above it, others as one letter.
+    """
+    return text if text.isascii() else unicodedata.normalize("NFC", text)
+
+
+def same_form(*names: str) -> str:
+    """What a message adds where names are equal that may have been written in several forms."""
+    if all(map(str.isascii, names)):
+        return ""
+    return " (names are compared in Unicode's composed form, NFC)"
 
 
 def is_name(name: object) -> bool:

@@ -1,6 +1,7 @@
 """YAML of plain values, bounded: no text makes reading it take long or much memory.
 
-Format: https://yaml.org/spec/1.1/, without tags, merges and dates.
+Format: https://yaml.org/spec/1.1/, without tags, merges and dates. Texts are in Unicode's composed
+form, as names are compared.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from typing import Any
 
 import yaml
 
-from benchmd_ray.errors import BenchmdError, shown
+from benchmd_ray.errors import BenchmdError, composed, same_form, shown
 
 MAX_CHARACTERS = 2**16
 """Of a text; the largest file of the package has 4,400. So many are read in about a second."""
@@ -110,6 +111,7 @@ class _PlainValues(yaml.SafeLoader):
                 raise _refused(f"a number has {len(node.value):,} digits", event)
             if any("\ud800" <= letter <= "\udfff" for letter in node.value):
                 raise _refused("a text holds half a character", event)
+            node.value = composed(node.value)
         return node
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
@@ -123,7 +125,10 @@ class _PlainValues(yaml.SafeLoader):
             if isinstance(name, yaml.ScalarNode):
                 if name.value in seen:
                     raise yaml.constructor.ConstructorError(
-                        None, None, f"the key {name.value!r} appears twice", name.start_mark
+                        None,
+                        None,
+                        f"the key {name.value!r} appears twice{same_form(name.value)}",
+                        name.start_mark,
                     )
                 seen.add(name.value)
         return super().construct_mapping(node, deep)

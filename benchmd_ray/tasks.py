@@ -9,7 +9,7 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from benchmd_ray.errors import FieldError, shown
+from benchmd_ray.errors import FieldError, same_form, shown
 
 TaskKind = Literal["single-label", "multi-label", "ordinal", "segmentation"]
 
@@ -105,8 +105,11 @@ class Task:
             )
         twice = {name for name in self.classes if self.classes.count(name) > 1}
         if twice:
-            name = shown(min(twice))
-            raise FieldError("classes", f"a task has the class {name} twice: name it once.")
+            name = min(twice)
+            raise FieldError(
+                "classes",
+                f"a task has the class {shown(name)} twice{same_form(name)}: name it once.",
+            )
 
     @property
     def exclusive(self) -> bool:

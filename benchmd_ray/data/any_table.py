@@ -1,4 +1,7 @@
-"""Tables that list a dataset's records, as rows of text: CSV, TSV and Parquet files."""
+"""Tables that list a dataset's records, as rows of text: CSV, TSV and Parquet files.
+
+Names and values are in Unicode's composed form, in which they are compared.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from benchmd_ray.data.tables import MAX_BYTES, MAX_VALUES, header_of, present, read_rows
-from benchmd_ray.errors import BenchmdError, shown
+from benchmd_ray.errors import BenchmdError, composed, same_form, shown
 from benchmd_ray.parquet import BATCH_ROWS, opened
 
 REMEDY = "Write the table anew, as Parquet or as CSV."
@@ -34,8 +37,19 @@ def table_rows(path: Path, columns: Sequence[str], what: str) -> Iterator[Mappin
     if path.suffix == ".parquet":
         yield from _parquet_rows(path, list(dict.fromkeys(columns)), what)
         return
-    mark = header_of(path)[1] if present(path).is_file() else ","
-    yield from read_rows(path, columns, what, delimiter=mark)
+    yield from read_rows(path, columns, what, delimiter=_separator(path))
+
+
+def has_decimal_commas(path: Path) -> bool:
+    """Whether a comma within a value of a table may stand for a decimal point.
+
+    It does not where commas separate the values, and numbers of Parquet files have none.
+    """
+    return path.suffix != ".parquet" and _separator(path) != ","
+
+
+def _separator(path: Path) -> str:
+    return header_of(path)[1] if present(path).is_file() else ","
 
 
 def parquet_columns(path: Path) -> list[str]:
@@ -45,7 +59,7 @@ def parquet_columns(path: Path) -> list[str]:
         BenchmdError: It is no such file.
     """
     with opened(path, path, REMEDY) as file:
-        return [field.name for field in file.schema_arrow if _is_plain(field.type)]
+        return [composed(field.name) for field in file.schema_arrow if _is_plain(field.type)]
 
 
 def _parquet_rows(path: Path, columns: list[str], what: str) -> Iterator[dict[str, str]]:
@@ -53,12 +67,13 @@ def _parquet_rows(path: Path, columns: list[str], what: str) -> Iterator[dict[st
     if not path.is_file():
         raise BenchmdError(f"{path} is missing: expected the table of {what}.")
     with opened(path, path, REMEDY) as file:
-        texts = _text_columns(file, columns, path)
+        stored = _stored_names(file, columns, path)
+        texts = _text_columns(file, stored, path)
     characters = 0
     # As dictionaries: a long text that many rows have is in memory once.
     with opened(path, path, REMEDY, dictionaries=texts) as file:
-        for batch in file.iter_batches(BATCH_ROWS, columns=columns):
-            values = [_texts(batch.column(name)) for name in columns]
+        for batch in file.iter_batches(BATCH_ROWS, columns=stored):
+            values = [_texts(batch.column(name)) for name in stored]
             characters += sum(len(text) for column in values for text in column)
             if characters > MAX_BYTES:
                 raise _too_large(path, f"{MAX_BYTES:,} characters")
@@ -66,17 +81,34 @@ def _parquet_rows(path: Path, columns: list[str], what: str) -> Iterator[dict[st
                 yield dict(zip(columns, row, strict=True))
 
 
+def _stored_names(file: pq.ParquetFile, columns: Sequence[str], path: Path) -> list[str]:
+    """Names of columns as the file has them, which may be another form of Unicode.
+
+    Raises:
+        BenchmdError: One is missing, or there are two of one name.
+    """
+    names: dict[str, str] = {}
+    for name in file.schema_arrow.names:
+        if names.setdefault(composed(name), name) != name:
+            raise BenchmdError(
+                f"{path} has the column {shown(composed(name))} twice{same_form(name)}: name it "
+                "once."
+            )
+    for name in columns:
+        if name not in names:
+            has = ", ".join(map(shown, list(names)[:40]))
+            raise BenchmdError(f"{path} has no column {name!r}; it has {has}.")
+    return [names[name] for name in columns]
+
+
 def _text_columns(file: pq.ParquetFile, columns: Sequence[str], path: Path) -> list[str]:
     """Those of the columns that hold text, after a look at all of them.
 
     Raises:
-        BenchmdError: One is missing or holds lists or bytes, or there are no or too many values.
+        BenchmdError: One holds lists or bytes, or there are no or too many values.
     """
     schema, about = file.schema_arrow, file.metadata
     for name in columns:
-        if name not in schema.names:
-            has = ", ".join(map(shown, schema.names[:40]))
-            raise BenchmdError(f"{path} has no column {name!r}; it has {has}.")
         if not _is_plain(schema.field(name).type):
             raise BenchmdError(
                 f"{path}: the column {name!r} is of type {schema.field(name).type}, expected text, "
@@ -120,7 +152,7 @@ def _texts(column: pa.Array) -> list[str]:
 
 def _as_text(value: Any) -> str:
     """A value as a CSV file would have it; empty where it is missing or NaN."""
-    return "" if value is None or value != value else str(value).strip()
+    return "" if value is None or value != value else composed(str(value)).strip()
 
 
 def _too_large(path: Path, most: str) -> BenchmdError:

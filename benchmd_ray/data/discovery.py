@@ -12,7 +12,7 @@ from benchmd_ray.data.cards import DatasetCard
 from benchmd_ray.data.datasets import dataset_of
 from benchmd_ray.data.holding_out import conditions_in, held_out
 from benchmd_ray.data.raw import DUPLICATE, Choices, Discovery, RawItem, inside
-from benchmd_ray.errors import BenchmdError, count_of, unknown_name
+from benchmd_ray.errors import BenchmdError, composed, count_of, unknown_name
 
 
 def discovered(
@@ -34,7 +34,7 @@ def discovered(
     found = _listed(card, raw, choices)
     for item in found.items:
         inside(item.path, raw)
-    found = _unique(found, listed=card.files is not None)
+    found = _unique(found)
     if choices.policy == "clean" or card.files is not None:
         _require_own_splits(found, card)
     found, card = held_out(found, card, choices.hold_out)
@@ -57,7 +57,21 @@ def conditions_there(
 def _listed(card: DatasetCard, raw: Path, choices: Choices) -> Discovery:
     if not raw.is_dir():
         raise BenchmdError(f"the raw folder {raw} does not exist. {_expectation(card)}")
-    return dataset_of(card).discover(raw, card, choices)
+    found = dataset_of(card).discover(raw, card, choices)
+    return dataclasses.replace(found, items=[_composed(item) for item in found.items])
+
+
+def _composed(item: RawItem) -> RawItem:
+    """The item with its labels and conditions in the form of Unicode that cards have."""
+    names = (item.label or "", *item.labels, *item.conditions)
+    if all(map(str.isascii, names)):
+        return item
+    return dataclasses.replace(
+        item,
+        label=item.label and composed(item.label),
+        labels={composed(name): value for name, value in item.labels.items()},
+        conditions=tuple(map(composed, item.conditions)),
+    )
 
 
 def chosen(
@@ -88,31 +102,17 @@ def chosen(
             "leave it out."
         )
     defaults = {name: option.default_under(policy) for name, option in card.options.items()}
-    held, normal = (tuple(sorted({*names})) for names in (hold_out, two_classes))
+    held, normal = (tuple(sorted({*map(composed, n)})) for n in (hold_out, two_classes))
     return Choices(policy, split_table, defaults | dict(options), held, normal)
 
 
-def _truth(item: RawItem) -> tuple[object, ...]:
-    return item.label, tuple(item.labels.items())
-
-
-def _unique(found: Discovery, *, listed: bool) -> Discovery:
-    """Without the later ones of items of the same record id, which are counted.
-
-    Raises:
-        BenchmdError: Of a dataset without code (``listed``), two have different labels.
-    """
+def _unique(found: Discovery) -> Discovery:
+    """Without the later ones of items of the same record id, which are counted."""
     kept = {item.record_id: item for item in reversed(found.items)}
     items = [item for item in found.items if kept[item.record_id] is item]
     if len(items) == len(found.items):
         return found
-    others = [item for item in found.items if kept[item.record_id] is not item]
-    if (clash := [i for i in others if _truth(i) != _truth(kept[i.record_id])]) and listed:
-        raise BenchmdError(
-            f"the record {clash[0].record_id} appears twice with different labels "
-            f"({len(clash):,} such records in all): correct the table."
-        )
-    excluded = Counter(found.excluded) + Counter({DUPLICATE: len(others)})
+    excluded = Counter(found.excluded) + Counter({DUPLICATE: len(found.items) - len(items)})
     return dataclasses.replace(found, items=items, excluded=dict(excluded))
 
 

@@ -25,7 +25,7 @@ from benchmd_ray.data.readers.nifti import read_nifti
 from benchmd_ray.data.readers.wfdb import read_wfdb
 from benchmd_ray.data.records import METADATA, RecordError
 from benchmd_ray.data.tables import header_of, is_number
-from benchmd_ray.errors import BenchmdError, shown
+from benchmd_ray.errors import BenchmdError, composed, shown
 
 TABLES = (".csv", ".tsv", ".csv.gz", ".tsv.gz", ".parquet")
 MOST_TABLES = 200
@@ -169,7 +169,7 @@ def _keys(files: Sequence[str]) -> dict[tuple[str, str], dict[str, str]]:
         for removed in ("", suffix):
             start = "" if place == "." else f"{place}/"
             found["" if place == "." else place, removed] = {
-                path.removeprefix(start).removesuffix(removed): path for path in files
+                composed(path.removeprefix(start).removesuffix(removed)): path for path in files
             }
     return found
 
@@ -245,7 +245,8 @@ def _of_folders(folder: Path, files: list[str]) -> tuple[Guess, list[str]]:
             f"nothing in {folder} tells the classes of its files: expected a table (CSV or TSV) "
             "with a row for each, or folders named by class."
         )
-    names = [Counter(PurePosixPath(path).parts[at] for path in files) for at in range(depth)]
+    parts = [PurePosixPath(composed(path)).parts for path in files]
+    names = [Counter(own[at] for own in parts) for at in range(depth)]
     levels = ["split"] if all(name.lower() in SPLITS for name in names[0]) else []
     if levels and depth == 1:
         raise BenchmdError(f"the folders in {folder} name splits, and none in them classes.")

@@ -116,7 +116,7 @@ def origin_of(
     expected = stated.records if stated else found.total + len(found.missing)
     mark, part = (stated.mark, stated.part) if stated else ("", False)
     excluded = Counter(found.excluded)
-    warnings: Counter[str] = Counter()
+    warnings = Counter(found.warnings)
     for one in parts:
         excluded.update(one["excluded"])
         warnings.update(one["warnings"])

@@ -101,6 +101,8 @@ class Discovery:
     """Records that are listed only to be held out, by id: why they are excluded otherwise."""
     states: Mapping[str, str] = field(default_factory=dict)
     """Conditions of parts of a file that only reading tells, by the file's own codes."""
+    warnings: Mapping[str, int] = field(default_factory=dict)
+    """What readers of the manifest should know of records that are listed, and of how many."""
     twice: int = 0
     """Files that are listed once more, for their parts that are held out."""
 

@@ -16,7 +16,7 @@ import pyarrow as pa
 
 from benchmd_ray.data.cards import DatasetCard
 from benchmd_ray.data.geometry import GEOMETRY, Geometry
-from benchmd_ray.errors import shown
+from benchmd_ray.errors import composed, shown
 from benchmd_ray.signals import Signal
 from benchmd_ray.tasks import UNKNOWN, Target
 
@@ -100,10 +100,11 @@ def hashed_patient(dataset: str, patient: str) -> str:
 
     The hash is keyed by the dataset's name and, where it is set, by the secret in the
     environment variable ``BENCHMD_ID_KEY``: set it for data whose patient numbers could be
-    guessed and must not be found again by hashing all of them.
+    guessed and must not be found again by hashing all of them. A name has one pseudonym in all
+    forms of Unicode.
     """
     key = hashlib.blake2b(f"{dataset}:{os.environ.get('BENCHMD_ID_KEY', '')}".encode()).digest()
-    return hashlib.blake2b(patient.encode(), key=key, digest_size=8).hexdigest()
+    return hashlib.blake2b(composed(patient).encode(), key=key, digest_size=8).hexdigest()
 
 
 def schema(card: DatasetCard) -> pa.Schema:

@@ -1,30 +1,54 @@
-"""Tables that come with raw data: CSV files and the values in them."""
+"""Tables that come with raw data: CSV files and the values in them.
+
+Texts are in Unicode's composed form, in which names are compared. A first line ``sep=;``, as
+spreadsheets write it, states what separates the values and is not a row.
+"""
 
 from __future__ import annotations
 
 import csv
 import gzip
 import io
-import math
 import re
 import zlib
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from difflib import get_close_matches
+from itertools import chain
 from pathlib import Path
 from typing import Any, TextIO
 
 from benchmd_ray.data.records import OLDEST_AGE
-from benchmd_ray.errors import BenchmdError, shown
+from benchmd_ray.errors import BenchmdError, composed, same_form, shown
 
-SEXES = {"male": "male", "m": "male", "female": "female", "f": "female"}
-"""Sex by how most sources write it, in lower case."""
+SEXES = {
+    **dict.fromkeys(
+        "m male man mann männlich maennlich masc masculin masculino maschio maschile homme hombre "
+        "homem uomo mannelijk manlig mand mężczyzna męski muž mužský férfi mies".split(),
+        "male",
+    ),
+    **dict.fromkeys(
+        "f female w woman frau weiblich fem féminin feminin femenino feminino femmina femminile "
+        "femme mujer mulher donna vrouw vrouwelijk kvinna kvinnlig kvinde kvinne kobieta żeński "
+        "žena ženský nő nainen".split(),
+        "female",
+    ),
+}
+"""Sex by how sources of the larger European languages write it, in lower case; no numbers, which
+each source uses in another way."""
+MISSING = (
+    *("", "-", "--", "?", ".", "na", "n/a", "n.a.", "<na>", "#n/a", "nan", "nat", "none", "null"),
+    *("unknown", "missing", "not available", "not known", "unbekannt", "inconnu", "desconocido"),
+)
+"""What stands for a value that is not known, in lower case."""
 AGE_UNITS = {"Y": 1.0, "M": 1 / 12, "W": 7 / 365.25, "D": 1 / 365.25}
 """Years in the units of an age as DICOM writes it."""
+STATED_SEPARATOR = re.compile(r'"?sep=(\\t|[\t!#-/:-@\[-^`{-~])"?\1*\s*', re.IGNORECASE)
+"""A spreadsheet's first line: ``sep=;``."""
 BOM = "ï»¿"
 """A byte order mark of UTF-8 in a file that is read in an 8-bit encoding."""
 OLDEST_POSSIBLE = 120.0
-"""Years: a larger age is a slip of the pen."""
+"""Years: a larger age is a slip of the pen, or a code for one that is not known."""
 MAX_BYTES = 2**28
 """Larger tables are refused, also where they inflate to more; MIMIC-CXR's metadata have 60 MB."""
 MAX_LINE, MAX_LINES = 2**20, 2**21
@@ -44,14 +68,14 @@ def read_rows(
 ) -> list[dict[str, str]]:
     """Rows of a CSV file with a header line, by column name, values without blanks at their ends.
 
-    Columns may stand in any order.
+    Columns may be in any order.
 
     Args:
         path: The file. Where it is missing, the same name with or without ``.gz`` is taken; what
             ends in ``.gz`` is read through gzip.
         columns: Columns that must be there; names match after stripping blanks.
         table: What the file should be, for messages.
-        delimiter: What separates the values.
+        delimiter: What separates the values, unless the first line states it.
         encoding: Of the text: UTF-8 with or without a byte order mark, unless given.
 
     Raises:
@@ -62,7 +86,8 @@ def read_rows(
     path = present(path)
     try:
         with _open_text(path, encoding) as file:
-            names, rows = _values(csv.reader(_lines(file, path), delimiter=delimiter), path)
+            lines, stated = _rows_and_separator(file, path)
+            names, rows = _values(csv.reader(lines, delimiter=stated or delimiter), path)
     except FileNotFoundError as error:
         raise BenchmdError(f"{path} is missing: expected the table of {table}.") from error
     except (UnicodeDecodeError, csv.Error) as error:
@@ -73,17 +98,7 @@ def read_rows(
         raise BenchmdError(f"{path} is not a whole gzip file ({error}). Fetch it again.") from error
     except OSError as error:
         raise BenchmdError(f"{path} cannot be opened: {error.strerror}.") from error
-    absent = [column for column in columns if column not in names]
-    if absent:
-        near = get_close_matches(absent[0], names, 1)  # a first row of values could name patients
-        meant = f" Did you mean {near[0]!r}?" if near else ""
-        raise BenchmdError(
-            f"{path} has no column {absent[0]!r}; expected the table of {table} with "
-            f"{', '.join(columns)}.{meant}"
-        )
-    twice = [name for name, count in Counter(names).items() if name and count > 1]
-    if twice:
-        raise BenchmdError(f"{path} has the column {shown(twice[0])} twice: name it once.")
+    _require_columns(path, names, columns, table)
     if not rows:
         raise BenchmdError(f"{path} holds no record, expected a row for each.")
     needed = max(names.index(column) for column in columns)
@@ -103,11 +118,27 @@ def read_rows(
     return [dict(zip(names, (row + empty)[: len(names)], strict=True)) for row in rows]
 
 
+def _require_columns(path: Path, names: Sequence[str], columns: Sequence[str], table: str) -> None:
+    absent = [column for column in columns if column not in names]
+    if absent:
+        near = get_close_matches(absent[0], names, 1)  # a first row of values could name patients
+        meant = f" Did you mean {near[0]!r}?" if near else ""
+        raise BenchmdError(
+            f"{path} has no column {absent[0]!r}; expected the table of {table} with "
+            f"{', '.join(columns)}.{meant}"
+        )
+    twice = [name for name, count in Counter(names).items() if name and count > 1]
+    if twice:
+        raise BenchmdError(
+            f"{path} has the column {shown(twice[0])} twice{same_form(twice[0])}: name it once."
+        )
+
+
 def header_of(path: Path) -> tuple[list[str], str]:
     """Names of a CSV file's columns, without blanks around them, and what separates them.
 
-    Commas, semicolons and tabs separate: whichever its first line has most. The names are empty
-    where the file is.
+    Commas, semicolons and tabs separate: whichever the header has most, unless the first line
+    states it. The names are empty where the file is.
 
     Raises:
         BenchmdError: It cannot be opened or is not text.
@@ -115,8 +146,9 @@ def header_of(path: Path) -> tuple[list[str], str]:
     path = present(path)
     try:
         with _open_text(path, "utf-8-sig") as file:
-            line = next((line for line in _lines(file, path) if line.strip()), "")
-        mark = separator_of(line)
+            lines, stated = _rows_and_separator(file, path)
+            line = next((line for line in lines if line.strip()), "")
+        mark = stated or separator_of(line)
         return [name.strip() for name in next(csv.reader([line], delimiter=mark), [])], mark
     except (UnicodeDecodeError, csv.Error, gzip.BadGzipFile, EOFError, zlib.error) as error:
         raise BenchmdError(
@@ -129,6 +161,12 @@ def header_of(path: Path) -> tuple[list[str], str]:
 def separator_of(line: str) -> str:
     """What separates the values of a line: comma, semicolon or tab."""
     return max(",;\t", key=line.count)
+
+
+def stated_separator(line: str) -> str:
+    """What a spreadsheet's first line says that separates values; empty for any other line."""
+    match = STATED_SEPARATOR.fullmatch(line.removeprefix(BOM))
+    return "" if match is None else match[1].replace("\\t", "\t")
 
 
 def is_number(text: str) -> bool:
@@ -153,6 +191,18 @@ def _open_text(path: Path, encoding: str) -> TextIO:
     return io.TextIOWrapper(file, encoding=encoding, newline="")
 
 
+def _rows_and_separator(file: TextIO, path: Path) -> tuple[Iterator[str], str]:
+    """Lines of a table, and the separator that a line before them states, or an empty text.
+
+    Raises:
+        BenchmdError: See `_lines`.
+    """
+    lines = _lines(file, path)
+    first = next(lines, "")
+    stated = stated_separator(first)
+    return lines if stated else chain([first], lines), stated
+
+
 def _lines(file: TextIO, path: Path) -> Iterator[str]:
     """Lines of a table, of which none is held that is too long.
 
@@ -165,7 +215,7 @@ def _lines(file: TextIO, path: Path) -> Iterator[str]:
         if len(line) == MAX_LINE or characters > MAX_BYTES or lines > MAX_LINES:
             most = f"{MAX_LINES:,} lines of up to {MAX_LINE:,} characters"
             raise _too_large(path, f"{MAX_BYTES:,} characters in {most}")
-        yield line
+        yield composed(line)
 
 
 def _values(lines: Iterator[list[str]], path: Path) -> tuple[list[str], list[list[str]]]:
@@ -191,12 +241,15 @@ def _too_large(path: Path, most: str) -> BenchmdError:
 
 
 def age(text: str) -> float | None:
-    """Age in years, at most `OLDEST_AGE`; None where there is no number."""
+    """Age in years, at most `OLDEST_AGE`; None where it is not a number from 0 to 120.
+
+    An age above `OLDEST_POSSIBLE` is not that of an old person.
+    """
     try:
         value = float(text)
     except ValueError:
         return None
-    return min(value, OLDEST_AGE) if math.isfinite(value) and value >= 0 else None
+    return min(value, OLDEST_AGE) if 0 <= value <= OLDEST_POSSIBLE else None
 
 
 def age_string(text: str) -> float | None:
@@ -219,4 +272,4 @@ def age_string(text: str) -> float | None:
 
 def sex(text: str) -> str | None:
     """``male``, ``female``, or None where the source says neither."""
-    return SEXES.get(text.strip().lower())
+    return SEXES.get(composed(text).strip(" .").lower())

@@ -132,7 +132,7 @@ def _shared_patients(groups: dict[str, set[str]], leaving: set[str]) -> list[str
 def cautions(catalog: Catalog) -> list[str]:
     """What training on a source, or scoring a catalog, will meet: empty splits and classes.
 
-    A class of a target that no split has is not one of its source's, and is not named.
+    A class is not named that a target has no record of by its published counts.
     """
     card, splits = catalog.card, catalog.manifest["splits"]
     needed = ["train", "validation"] if card.role == "source" else []
@@ -151,12 +151,13 @@ def cautions(catalog: Catalog) -> list[str]:
         if name not in counts
     ]
     known = {name for held in splits.values() for name, count in held["classes"].items() if count}
-    if card.role == "source":
-        found += [
-            f"no record of {name} is in any split: check how its labels are written"
-            for name in card.classes
-            if name not in known
-        ]
+    published = card.expected.get(catalog.manifest["policy"], {}).values()
+    stated = {name for counts in published for name, count in counts.items() if count}
+    found += [
+        f"no record of {name} is in any split: check how its labels are written"
+        for name in card.classes
+        if name not in known and (card.role == "source" or not stated or name in stated)
+    ]
     return found + [
         f"no record of {name} is in {split}, so its AUROC there is not known"
         for split in ("validation", "test")

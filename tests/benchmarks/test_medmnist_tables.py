@@ -20,6 +20,7 @@ from stores import (
 from benchmd_ray.benchmarks.medmnist import report as medmnist
 from benchmd_ray.benchmarks.medmnist.recipes import medmnist_settings
 from benchmd_ray.data.cards import kind_of
+from benchmd_ray.errors import BenchmdError
 from benchmd_ray.results.report.analysis import analyse
 from benchmd_ray.results.report.table import plain
 from benchmd_ray.sessions import record_session
@@ -28,8 +29,10 @@ from benchmd_ray.settings import as_dict
 ROWS = 40
 
 
-def score(store, dataset, network=None, *, mark="", skill=1.0, technique="scratch", **about):
-    """A run with predictions for the test split; its AUC."""
+def score(
+    store, dataset, network=None, *, mark="", skill=1.0, technique="scratch", first=0, **about
+):
+    """A run with predictions for the test split, from its row ``first`` on; its AUC."""
     kind, source = kind_of(dataset), f"{dataset}-{mark}" if mark else dataset
     changes = about.pop("changes", {})
     if network:
@@ -49,7 +52,7 @@ def score(store, dataset, network=None, *, mark="", skill=1.0, technique="scratc
         **about,
     )
     held = people(ROWS)
-    held["record_id"] = held["unit_id"] = [f"test-{row:06d}" for row in range(ROWS)]
+    held["record_id"] = held["unit_id"] = [f"test-{first + row:06d}" for row in range(ROWS)]
     targets = targets_of(kind.task.classes, ROWS, kind.task.kind)
     scores = scores_of(
         targets, kind.task.kind, skill, [run.settings.seed, sum(run.folder.name.encode())]
@@ -81,6 +84,16 @@ def test_settings_and_techniques_are_not_pooled_and_seeds_are(tmp_path):
         ("my:Net mae-28", "finetune-full"): (1, pytest.approx(plugged[0])),
         ("my:Net-28", "finetune-full"): (1, pytest.approx(plugged[1])),
     }
+
+
+def test_an_unofficial_file_without_one_image_has_no_result_file(tmp_path):
+    score(tmp_path, "breastmnist")
+    score(tmp_path, "pneumoniamnist", mark="unofficial", first=1)  # its first image is constant
+    written = medmnist.write_results(runs([tmp_path]), tmp_path / "out")
+    assert [path.name.partition("_")[0] for path in written] == ["breastmnist"]
+    score(tmp_path, "adrenalmnist3d", first=1)
+    with pytest.raises(BenchmdError, match="the scores of adrenalmnist3d, test have 40 rows whose"):
+        medmnist.write_results(runs([tmp_path]), tmp_path / "out")
 
 
 def test_a_baseline_is_averaged_over_datasets_of_which_one_has_others_too(tmp_path):

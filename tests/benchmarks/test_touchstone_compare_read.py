@@ -190,6 +190,21 @@ def test_children_and_cases_without_sex_stay_and_groups_are_whole_values(tmp_pat
     assert found.splits == {"s0000": "train", "s0001": "test", "s0002": "train"}
 
 
+@pytest.mark.parametrize("first", ["sep=;\n", '\ufeff"sep=;"\r\n'])
+def test_a_spreadsheet_may_state_its_separator(tmp_path, first):
+    path = tmp_path / "meta.csv"
+    path.write_text(first + META.removeprefix("\ufeff"), "utf-8")
+    assert read_metadata(path).groups("age", ["s0000", "s0001"]) == ["10–19", "50–59"]
+    path.write_text(f"{first}name;liver\ns1;0.5\n", "utf-8")
+    assert imported.read_scores_csv(path).loc["s1", "liver"] == 0.5
+
+
+def test_metadata_in_another_form_of_unicode_are_of_the_same_case(tmp_path):
+    path = tmp_path / "meta.csv"
+    path.write_text("case,sex\nfa\u0308lle,w\n", "utf-8")
+    assert read_metadata(path).groups("sex", ["f\u00e4lle"]) == ["female"]
+
+
 def test_cases_of_a_training_part_are_stated(tmp_path):
     path = tmp_path / "meta.csv"
     path.write_text(META, "utf-8")

@@ -3,6 +3,7 @@
 import dataclasses
 import os
 import struct
+import unicodedata
 from pathlib import Path
 
 import numpy as np
@@ -25,6 +26,7 @@ from benchmd_ray.benchmarks.touchstone.tasks import task_named
 from benchmd_ray.data.records import RecordError
 from benchmd_ray.errors import BenchmdError
 
+FORMS = ("NFC", "NFD")
 FLIPPED = (-1, 0, 0, 0, 1, 0, 0, 0, 1)
 
 
@@ -223,6 +225,18 @@ def test_two_files_of_one_case_are_refused(tmp_path):
         write(tmp_path / "labels" / f"one.{suffix}", boxes())
     with pytest.raises(BenchmdError, match=r"the case one twice, one\.nii\.gz and one\.nrrd"):
         cases_of(tmp_path / "labels", task)
+
+
+def test_cases_have_one_name_in_either_form_of_unicode(tmp_path):
+    task, name = task_named(str(card(tmp_path))), "f\u00e4ll"
+    files = {
+        form: tmp_path / form / unicodedata.normalize(form, f"{name}.nii.gz") for form in FORMS
+    }
+    for path in files.values():
+        write(path, boxes())
+    found = {form: cases_of(tmp_path / form, task) for form in FORMS}
+    assert [list(cases) for cases in found.values()] == [[name], [name]]
+    assert {form: Path(cases[name].labels) for form, cases in found.items()} == files
 
 
 def test_a_folder_without_cases_is_refused(tmp_path):

@@ -281,6 +281,26 @@ def test_arrays_by_name(tmp_path):
             read_file(tmp_path / name, WRIST, Files(rate=50.0, key="third"))
 
 
+@pytest.mark.parametrize("end", [".npz", ".h5"])
+@pytest.mark.parametrize("stored", ["h\u00f6he", "ho\u0308he"])
+def test_an_array_is_found_whatever_form_its_name_has(tmp_path, end, stored):
+    values = np.random.default_rng(0).normal(size=(2, 100))
+    write_array(tmp_path / f"x{end}", values, stored)
+    (part,) = read_file(tmp_path / f"x{end}", WRIST, Files(rate=50.0, key="h\u00f6he"))
+    assert np.abs(values_of(part) - values).max() < 1e-3
+
+
+@pytest.mark.parametrize("first", ["sep=;\r\n", '\ufeff"sep=;"\n', "sep=|\n"])
+def test_samples_of_a_spreadsheet_that_states_its_separator(tmp_path, first):
+    values = np.random.default_rng(0).normal(size=(100, 2))
+    mark = first.strip().strip('"')[-1]
+    lines = "".join(f"{mark.join(map(str, row))}\n" for row in values.tolist())
+    (tmp_path / "x.csv").write_text(f"{first}ho\u0308he{mark}x\n{lines}", "utf-8")
+    signal = dataclasses.replace(WRIST, channels=("x", "h\u00f6he"))
+    (part,) = read_file(tmp_path / "x.csv", signal, Files(rate=50.0))
+    assert np.abs(values_of(part) - values.T[::-1]).max() < 1e-3
+
+
 def hdf5(path: Path, write) -> None:
     with h5py.File(path, "w") as file:
         write(file)

@@ -10,6 +10,7 @@ import time
 import pytest
 
 from benchmd_ray.data import tables
+from benchmd_ray.data.any_table import table_rows
 from benchmd_ray.data.tables import age, age_string, read_rows, sex
 from benchmd_ray.errors import BenchmdError
 
@@ -53,6 +54,45 @@ def test_columns_stand_in_any_order_and_further_ones_are_kept(write):
 
 def test_another_delimiter(write):
     assert read(write("image;grade\na.png;0\nb, c.png;4\n"), delimiter=";") == ROWS
+
+
+@pytest.mark.parametrize(
+    ("first", "mark"),
+    [
+        ("sep=;\n", ";"),
+        ("\ufeffsep=;\r\n", ";"),  # as Excel writes it
+        ('\ufeff"sep=;"\r\n', ";"),
+        ("SEP=;;\n", ";"),  # saved again, with as many cells as the other lines
+        ("sep=,\n", ","),
+        ("sep=|\n", "|"),  # which is not looked for without such a line
+        ("sep=\t\n", "\t"),
+        ("sep=\\t\n", "\t"),
+    ],
+)
+def test_the_first_line_of_a_spreadsheet_states_the_separator(write, first, mark):
+    rows = [("image", "grade"), ("a.png", "0"), ("b; c.png" if mark != ";" else "b c.png", "4")]
+    path = write(first + "".join(f"{mark.join(row)}\n" for row in rows))
+    assert tables.header_of(path) == (["image", "grade"], mark)
+    expected = [dict(zip(rows[0], row, strict=True)) for row in rows[1:]]
+    assert read(path) == list(table_rows(path, COLUMNS, "the grades")) == expected
+
+
+@pytest.mark.parametrize("first", ["sep=a\n", "sep=\n", "sep=;x\n", "image;sep=;\n"])
+def test_other_first_lines_are_headers(write, first):
+    with pytest.raises(BenchmdError, match="has no column"):
+        read(write(f"{first}image,grade\na.png,0\n"))
+
+
+def test_names_and_values_are_read_in_the_composed_form(write):
+    path = write("image,o\u0308\na,na\u0308vus\n")  # ö and ä as two characters each
+    assert tables.header_of(path)[0] == ["image", "\u00f6"]
+    assert read_rows(path, ["\u00f6"], "it")[0]["\u00f6"] == "n\u00e4vus"
+
+
+def test_columns_that_differ_only_in_their_form_are_refused(write):
+    path = write("image,grade,\u00e4,a\u0308\na.png,0,1,2\n")
+    with pytest.raises(BenchmdError, match=r"column 'ä' twice \(names are compared .* NFC\)"):
+        read(path)
 
 
 def test_a_missing_column_is_named_with_those_expected(write):
@@ -147,8 +187,8 @@ def test_a_packed_table_that_is_not_whole_is_refused(tmp_path, damage):
 
 @pytest.mark.parametrize(
     ("text", "expected"),
-    [("61", 61.0), ("300.0", 90.0), ("89", 89.0), ("91", 90.0), ("0", 0.0)]
-    + [(text, None) for text in ("", "NaN", "nan", "-1", "inf", "Unknown")],
+    [("61", 61.0), ("89", 89.0), ("91", 90.0), ("0", 0.0), ("120", 90.0)]
+    + [(text, None) for text in ("", "NaN", "nan", "-1", "inf", "Unknown", "120.5", "300.0")],
 )
 def test_age(text, expected):
     assert age(text) == expected
@@ -157,7 +197,9 @@ def test_age(text, expected):
 @pytest.mark.parametrize(
     ("text", "expected"),
     [("Male", "male"), (" m ", "male"), ("F", "female"), ("FEMALE", "female")]
-    + [(text, None) for text in ("", "NaN", "O", "unknown", "0")],
+    + [("W", "female"), ("weiblich", "female"), ("Femenino", "female"), ("Kvinna", "female")]
+    + [("MÄNNLICH", "male"), ("ma\u0308nnlich", "male"), ("masc.", "male"), ("Hombre", "male")]
+    + [(text, None) for text in ("", "NaN", "O", "unknown", "0", "1", "2", "H", "V", "K")],
 )
 def test_sex(text, expected):
     assert sex(text) == expected

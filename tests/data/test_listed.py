@@ -394,13 +394,6 @@ def test_columns_that_say_nothing_of_what_they_are_named_for_are_refused(raw, ca
         discover(raw, card({"table": "table.xlsx"}), Choices())
 
 
-def test_one_file_with_two_labels_is_refused(raw, card):
-    (raw / "table.csv").write_text("path,label\na/a0.png,a\na/a1.png,a\na/a0.png,b\n")
-    own = card({"table": "table.csv"})
-    with pytest.raises(BenchmdError, match=r"a/a0 appears twice with different labels"):
-        discovered(own, raw, "clean", None, {})
-
-
 def test_shares_that_do_not_add_up_are_refused(card):
     with pytest.raises(BenchmdError, match=r"the shares add up to 1\.2, expected 1"):
         card({"drawn": {"train": 0.7, "test": 0.5}})

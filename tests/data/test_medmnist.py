@@ -158,6 +158,40 @@ def test_flat_labels_are_read_as_those_of_the_official_file(real_data, tmp_path)
     ]
 
 
+@pytest.mark.parametrize(
+    ("name", "row", "reason"),
+    [
+        ("breastmnist", 0, "every pixel is the same; expected an image"),
+        ("pathmnist", [7, 9, 200], "every pixel is the same; expected an image"),
+        ("adrenalmnist3d", 1, "every voxel is the same; expected a volume"),
+    ],
+)
+def test_constant_images_of_an_unofficial_file_are_quarantined(
+    write, build_here, tmp_path, name, row, reason
+):
+    images = arrays(name)["train_images"]
+    images[4] = row
+    file = write(name, train_images=images)
+    catalog = build_here(name, file.parent, tmp_path / "c", max_quarantined=1.0, **ALLOW)
+    assert catalog.manifest["quarantined"] == [
+        {"record": "train-000004", "file": file.name, "reason": reason}
+    ]
+    signals, _, names = catalog_arrays(catalog, "train")
+    assert names == [f"train-{number:06d}" for number in range(9) if number != 4]
+    others = np.delete(images, 4, axis=0)
+    expected = np.moveaxis(others, -1, 1) if name == "pathmnist" else others[:, None]
+    np.testing.assert_array_equal(signals, expected)
+
+
+def test_constant_images_of_an_official_file_are_kept(write, build_here, tmp_path, monkeypatch):
+    images = arrays("breastmnist")["train_images"]
+    images[4] = 0
+    file = write("breastmnist", train_images=images)
+    official = dataset_card("breastmnist").layouts["version-3"].md5
+    monkeypatch.setattr(medmnist, "md5", lambda path: official)
+    require_same(build_here("breastmnist", file.parent, tmp_path / "c"), file)
+
+
 COUNTS = {"train": 9, "val": 4, "test": 5}
 
 

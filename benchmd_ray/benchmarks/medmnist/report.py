@@ -22,7 +22,13 @@ import pandas as pd
 from benchmd_ray.benchmarks.medmnist.recipes import BASELINES
 from benchmd_ray.benchmarks.medmnist.scores import score, write_result
 from benchmd_ray.data.cards import dataset_card
-from benchmd_ray.data.medmnist_cards import EARLIER, IMAGE_GROUPS, PLAIN_SIZE, task_name
+from benchmd_ray.data.medmnist_cards import (
+    EARLIER,
+    IMAGE_GROUPS,
+    PLAIN_SIZE,
+    UNOFFICIAL,
+    task_name,
+)
 from benchmd_ray.errors import BenchmdError
 from benchmd_ray.files import replacing
 from benchmd_ray.modalities import Modality
@@ -360,14 +366,19 @@ def write(analysis: Analysis, folder: Path) -> list[Path]:
 def write_results(found: Sequence[Run], folder: Path) -> list[Path]:
     """A standard result file of MedMNIST for every run, in a folder of the run's name.
 
+    None of a file that is not official of which an image could not be read: a result file has
+    every row.
+
     Raises:
-        BenchmdError: Predictions are not of every row of MedMNIST's file.
+        BenchmdError: Predictions of an official file are not of every row.
     """
     written = []
     for run in found:
         for one in _on_medmnist(run):
             kind, own = run.modality, folder / run.folder.name
             places = [_row(name) for name in one.units["unit_id"]]
+            if one.dataset.endswith(f"-{UNOFFICIAL}") and {*places} != {*range(len(places))}:
+                continue
             own.mkdir(parents=True, exist_ok=True)
             size = kind.signal.input_shape[-1]
             got = score(one.targets, one.scores, task_name(kind.task), one.classes)

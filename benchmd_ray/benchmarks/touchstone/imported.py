@@ -25,7 +25,8 @@ from benchmd_ray.benchmarks.touchstone.joining import METRICS, AlgorithmScores
 from benchmd_ray.card_folders import card_folders
 from benchmd_ray.data.readers.bounded import read_bounded
 from benchmd_ray.data.records import RecordError
-from benchmd_ray.errors import BenchmdError, count_of, shown
+from benchmd_ray.data.tables import stated_separator
+from benchmd_ray.errors import BenchmdError, composed, count_of, shown
 from benchmd_ray.plain_yaml import read_yaml_file
 from benchmd_ray.typed import typed
 
@@ -183,12 +184,14 @@ def read_scores_csv(path: Path) -> pd.DataFrame:
 
 
 def read_lines(path: Path, delimiters: str = ",", expected: Sequence[str] = ()) -> list[list[str]]:
-    """Cells of a text table, UTF-8 with or without a byte-order mark.
+    """Cells of a text table, UTF-8 with or without a byte-order mark, in Unicode's composed form.
+
+    A spreadsheet's first line ``sep=;`` states the separator, and is not among them.
 
     Args:
         path: The file.
         delimiters: Of these the one by which the first line has most cells, those that are named as
-            in ``expected`` first.
+            in ``expected`` first; unless a line states another.
         expected: Names of columns, in small letters.
 
     Raises:
@@ -198,6 +201,10 @@ def read_lines(path: Path, delimiters: str = ",", expected: Sequence[str] = ()) 
         content = read_bounded(path, MAX_BYTES, "the table").decode("utf-8-sig")
         if content.count("\n") > MAX_LINES:
             raise BenchmdError(f"{path}: it has more than {MAX_LINES:,} lines.")
+        content = composed(content)
+        first, _, rest = content.partition("\n")
+        if stated := stated_separator(first):
+            content, delimiters = rest, stated
 
         def fits(mark: str) -> tuple[bool, int]:
             first = next(csv.reader(io.StringIO(content), delimiter=mark), [])

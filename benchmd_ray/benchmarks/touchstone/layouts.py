@@ -9,7 +9,7 @@ from typing import Any
 
 from benchmd_ray.benchmarks.touchstone.masks import DICOM, SUFFIXES, slices_of, stem_of, suffix_of
 from benchmd_ray.benchmarks.touchstone.tasks import Task
-from benchmd_ray.errors import BenchmdError
+from benchmd_ray.errors import BenchmdError, composed
 
 MASKS = "segmentations"
 """Folder of a case with a file for each class, as AbdomenAtlas and TotalSegmentator have it."""
@@ -93,7 +93,7 @@ def images_of(folder: Path) -> dict[str, Path]:
         image = _image(path) if path.is_dir() else path
         if image is None or not (image.is_dir() or suffix_of(image)):
             continue
-        name = path.name if path.is_dir() else stem_of(path).removesuffix(CHANNEL)
+        name = composed(path.name) if path.is_dir() else stem_of(path).removesuffix(CHANNEL)
         if name in found:
             raise BenchmdError(f"{folder} has two images of the case {name}. Keep one.")
         found[name] = image
@@ -119,7 +119,7 @@ def files_from(content: Mapping[str, Any]) -> Files:
 
 def _case(path: Path, task: Task) -> tuple[str, Files | None]:
     if path.is_dir():
-        return path.name, _in_folder(path, task)
+        return composed(path.name), _in_folder(path, task)
     return stem_of(path), Files(str(path)) if suffix_of(path) else None
 
 

@@ -25,6 +25,7 @@ from benchmd_ray.data.readers.dicom import numbers, open_dicom
 from benchmd_ray.data.readers.nifti import HEADER_BYTES, MAX_BYTES, TYPES, require_nifti
 from benchmd_ray.data.readers.volume import MAX_VOXELS, SAME, read_series
 from benchmd_ray.data.records import RecordError
+from benchmd_ray.errors import composed
 
 NIFTI, NRRD, DICOM = (".nii.gz", ".nii"), (".seg.nrrd", ".nrrd"), (".dcm",)
 SUFFIXES = (*NIFTI, *NRRD, *DICOM)
@@ -110,8 +111,8 @@ def suffix_of(path: Path) -> str:
 
 
 def stem_of(path: Path) -> str:
-    """The name without that suffix."""
-    return path.name[: len(path.name) - len(suffix_of(path))]
+    """The name without that suffix, in Unicode's composed form, as names are compared."""
+    return composed(path.name[: len(path.name) - len(suffix_of(path))])
 
 
 def slices_of(folder: Path) -> list[Path]:

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from benchmd_ray.benchmarks.touchstone.imported import read_lines
+from benchmd_ray.data.tables import sex as known_sex
 from benchmd_ray.errors import BenchmdError, shown, unknown_name
 from benchmd_ray.scores.subgroups import age_band
 
@@ -27,7 +28,6 @@ VARIABLES: Mapping[str, tuple[str, ...]] = {
 }
 """What groups are made by, and the columns that may say it."""
 SPLIT = "split"
-SEXES = {"m": "male", "male": "male", "f": "female", "female": "female"}
 MISSING = ("", "nan", "na", "n/a", "unknown")
 
 
@@ -125,7 +125,7 @@ def _labels(
 
 def _group(variable: str, text: str, path: Path) -> str | None:
     if variable == "sex":
-        return SEXES.get(text.lower(), text)
+        return known_sex(text) or text
     if variable != "age":
         return text
     try:

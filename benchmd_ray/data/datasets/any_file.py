@@ -24,7 +24,7 @@ from benchmd_ray.data.readers.nifti import read_nifti
 from benchmd_ray.data.readers.volume import MAX_SLICES, MAX_VOXELS, Volume, read_series
 from benchmd_ray.data.readers.wfdb import read_wfdb
 from benchmd_ray.data.records import RecordError, RecordExcluded, require_once
-from benchmd_ray.data.tables import is_number, separator_of
+from benchmd_ray.data.tables import is_number, separator_of, stated_separator
 from benchmd_ray.data.transforms import (
     fitted,
     quantise,
@@ -33,9 +33,10 @@ from benchmd_ray.data.transforms import (
     stretched,
     window_starts,
 )
+from benchmd_ray.errors import composed
 from benchmd_ray.signals import Signal, valid_area
 
-VERSION = 2
+VERSION = 3
 """Raised whenever what is stored of a file changes."""
 PACKAGES = {"SimpleITK": (".nii", ".nii.gz", ".mhd"), "mne": (".edf",)}
 """What is needed to read files, by the endings of their names."""
@@ -233,14 +234,18 @@ def _chosen(names: Sequence[str], signal: Signal, files: Files) -> list[int]:
     """
     wanted = [files.channels.get(name, name) for name in signal.channels]
     if wanted and any(names):
-        plain = [name.strip().lower() for name in names]
+        plain = [_plain_name(name) for name in names]
         for name in wanted:
-            require_once("channel", name, plain.count(name.strip().lower()), names)
-        return [plain.index(name.strip().lower()) for name in wanted]
+            require_once("channel", name, plain.count(_plain_name(name)), names)
+        return [plain.index(_plain_name(name)) for name in wanted]
     count = signal.stored_shape[0]
     if len(names) != count:
         raise RecordError(f"it has {len(names)} channels, expected {count}")
     return list(range(count))
+
+
+def _plain_name(name: str) -> str:
+    return composed(name).strip().lower()
 
 
 def _wfdb(path: Path, signal: Signal, files: Files) -> OverTime:
@@ -312,8 +317,10 @@ def _csv(path: Path, signal: Signal, files: Files) -> OverTime:
     """A row for each sample, a column for each channel; named in the first row, or not."""
     text = read_bounded(path, MAX_CSV_BYTES, "the table of samples")
     text = text.removeprefix(codecs.BOM_UTF8)
-    first = text[:4096].split(b"\n", 1)[0].decode("utf-8", "replace").strip()
-    mark = separator_of(first)
+    stated = stated_separator(_first_line(text))
+    text = text.partition(b"\n")[2] if stated else text
+    first = composed(_first_line(text)).strip()
+    mark = stated or separator_of(first)
     cells = [cell.strip().strip('"') for cell in first.split(mark)]
     plain = [cell for cell in cells if cell.lower() not in TIMES]
     counted = plain == [str(number) for number in range(len(plain))] != ["0"]  # as pandas counts
@@ -339,6 +346,10 @@ def _csv(path: Path, signal: Signal, files: Files) -> OverTime:
     if not all(pa.types.is_integer(c.type) or pa.types.is_floating(c.type) for c in columns):
         raise RecordError("it holds samples that are not numbers")
     return np.stack([c.to_numpy().astype(np.float64) for c in columns]), None
+
+
+def _first_line(text: bytes) -> str:
+    return text[:4096].split(b"\n", 1)[0].decode("utf-8", "replace")
 
 
 def _pixels(path: Path, signal: Signal, _: Files) -> Array:

@@ -8,98 +8,100 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from difflib import get_close_matches
 from pathlib import Path, PurePosixPath
-from typing import get_args
 
-from benchmd_ray.data.any_table import table_rows
-from benchmd_ray.data.card_files import Files, Split
+from benchmd_ray.data.card_files import Files
 from benchmd_ray.data.cards import DatasetCard
 from benchmd_ray.data.datasets.any_file import ending, is_volume, read_file, suffixes
-from benchmd_ray.data.datasets.images import NO_LABEL
-from benchmd_ray.data.raw import NO_ROW, Choices, Discovery, RawItem, Reading, inside, walk
+from benchmd_ray.data.datasets.named import (
+    NO_CLASS,
+    Named,
+    class_of,
+    each_once,
+    rows_of,
+    stated_split,
+    unread_warnings,
+)
+from benchmd_ray.data.file_names import FileNames
+from benchmd_ray.data.raw import (
+    DUPLICATE,
+    NO_ROW,
+    Choices,
+    Discovery,
+    RawItem,
+    Reading,
+    inside,
+    walk,
+)
 from benchmd_ray.data.readers.bounded import read_bounded
 from benchmd_ray.data.records import Record, RecordError, hashed_patient
 from benchmd_ray.data.splits import balanced_splits
-from benchmd_ray.data.tables import MAX_BYTES, age, sex
-from benchmd_ray.errors import BenchmdError, count_of, shown
-from benchmd_ray.tasks import UNKNOWN
+from benchmd_ray.data.tables import MAX_BYTES
+from benchmd_ray.errors import BenchmdError, composed, count_of, shown
 
-VERSION = 3
+VERSION = 4
 """Raised whenever records, labels or splits change that the same card and files give."""
 PART = re.compile(r"-\d{4,}$")
 """How names of the parts of a file end that is cut."""
 LAYOUT = "files"
 """Name of the one layout."""
-TRUTHS = {"1": 1, "1.0": 1, "true": 1, "yes": 1, "0": 0, "0.0": 0, "false": 0, "no": 0}
-"""Values of a column of one label, in lower case; nothing stands for unknown."""
-CONSTANT = "a segment or window of it is constant"
 NO_PATIENT = "the table does not say its patient"
-NO_CLASS = "its label is not one of the classes that the card names"
+CONSTANT = "a segment or window of it is constant"
 NOWHERE = "its split is none of those that the card names, or no list has it"
-
-
-@dataclass(frozen=True)
-class Named:
-    """What a table or a folder says of one record."""
-
-    path: str
-    """Relative to the raw folder."""
-    label: str | None = None
-    labels: Mapping[str, int] = field(default_factory=dict)
-    patient: str = ""
-    split: str | None = None
-    """As it is written; None where none is."""
-    excluded: str = ""
-    """Why it is excluded."""
-    written: str = ""
-    """Its label as it is written."""
-    metadata: dict[str, float | str | None] = field(default_factory=dict)
 
 
 def discover(root: Path, card: DatasetCard, choices: Choices) -> Discovery:
     """List what the table names, or all that is in the folders.
 
     Raises:
-        BenchmdError: There is no such table or column, or a path leads out of the folder.
+        BenchmdError: There is no such table or column, a path leads out of the folder, rows of one
+            file contradict each other, or names of files cannot be told apart.
     """
-    files = _files(card)
-    named = list(_rows(root, card) if files.table else _in_folders(root, card))
+    files, names = _files(card), FileNames(root, hidden=card.hides_names)
+    rows = list(_rows(root, card, names) if files.table else _in_folders(root, card, names))
+    named = each_once(card, files, rows, lambda one: _record_id(card, _stem(card, one.path)))
+    excluded = Counter({DUPLICATE: len(rows) - len(named)})
     missing: list[str] = []
-    excluded, kept = Counter[str](), []
     if files.lists:
-        named, missing = _by_lists(root, card, named)
+        named, missing = _by_lists(root, card, named, names)
+    kept = []
     for one in named:
-        if files.table and not _is_there(root / one.path):
+        if files.table and not _is_there(root / one.file):
             missing.append(_shown(card, one.path))
         elif one.excluded:
             excluded[one.excluded] += 1
+        elif files.patient and not one.patient:
+            excluded[NO_PATIENT] += 1
         else:
             kept.append(one)
-    if files.table and named and len(missing) == len(named):
-        raise BenchmdError(_no_file(root, card, missing))
-    if named and excluded[NO_CLASS] == len(named):
-        raise BenchmdError(_no_class(root, card, named))
-    names = _record_names(card, kept)
-    items = []
-    for one, split in zip(kept, _splits(kept, card), strict=True):
-        if split:
-            items.append(_item(card, one, split, names[one.path]))
-        else:
-            excluded[NOWHERE] += 1
-    if kept and excluded[NOWHERE] == len(kept) and not files.lists:
-        where = f"the column {files.split}" if files.table else "the folders of the level split"
-        raise BenchmdError(
-            f"{where} of {card.name} in {root} say train, validation or test of no record: "
-            "translate their values by splits in the card."
-        )
+    _require_any(root, card, names, named, missing, excluded)
+    used = [pair for pair in zip(kept, _splits(kept, card), strict=True) if pair[1]]
+    excluded[NOWHERE] += len(kept) - len(used)
+    if kept and not used and not files.lists:
+        raise BenchmdError(_no_split(root, card))
     if files.table:
-        listed = {one.path for one in named} | {files.table, *files.lists.values()}
-        others = (path for path in _paths(root / files.folder, card, root) if path not in listed)
-        excluded[NO_ROW] += sum(1 for _ in others)
+        listed = {one.file for one in named}
+        listed |= {names.real(name) for name in (files.table, *files.lists.values())}
+        others = _paths(root / names.real(files.folder), card, root)
+        excluded[NO_ROW] += sum(path not in listed for path in others)
+    record_names = _record_names(card, kept)
+    items = [_item(card, one, split, record_names[one.path]) for one, split in used]
     patients = files.patient or "patient" in files.levels
-    return Discovery(LAYOUT, items, missing, dict(+excluded), "patient" if patients else "record")
+    return Discovery(
+        LAYOUT,
+        items,
+        missing,
+        dict(+excluded),
+        "patient" if patients else "record",
+        warnings=unread_warnings(card, files, (one for one, _ in used)),
+    )
+
+
+def _rows(root: Path, card: DatasetCard, names: FileNames) -> Iterator[Named]:
+    files = _files(card)
+    return rows_of(root / names.real(files.table), card, files, names.real)
 
 
 def _is_there(path: Path) -> bool:
@@ -107,9 +109,33 @@ def _is_there(path: Path) -> bool:
     return path.is_file() or path.is_dir()
 
 
-def _no_file(root: Path, card: DatasetCard, missing: Sequence[str]) -> str:
+def _require_any(
+    root: Path,
+    card: DatasetCard,
+    names: FileNames,
+    named: Sequence[Named],
+    missing: Sequence[str],
+    excluded: Mapping[str, int],
+) -> None:
+    """Refuse a table none of whose files is there, and records none of which has a class."""
+    if _files(card).table and named and len(missing) == len(named):
+        raise BenchmdError(_no_file(root, card, names, missing))
+    if named and excluded.get(NO_CLASS) == len(named):
+        raise BenchmdError(_no_class(root, card, named))
+
+
+def _no_split(root: Path, card: DatasetCard) -> str:
     files = _files(card)
-    folder = root / files.folder
+    where = f"the column {files.split}" if files.table else "the folders of the level split"
+    return (
+        f"{where} of {card.name} in {root} say train, validation or test of no record: translate "
+        "their values by splits in the card."
+    )
+
+
+def _no_file(root: Path, card: DatasetCard, names: FileNames, missing: Sequence[str]) -> str:
+    files = _files(card)
+    folder = root / names.real(files.folder)
     if not folder.is_dir():
         near = get_close_matches(files.folder, [p.name for p in root.iterdir() if p.is_dir()], 1)
         meant = f" Did you mean {near[0]!r}?" if near else ""
@@ -139,77 +165,6 @@ def _files(card: DatasetCard) -> Files:
     return card.files
 
 
-def _rows(root: Path, card: DatasetCard) -> Iterator[Named]:
-    """What each row of the table says."""
-    files = _files(card)
-    own = files.labels or card.classes
-    several = not card.task.exclusive
-    columns = [files.path, *(own if several else [files.label]), *files.metadata.values()]
-    columns += [name for name in (files.patient, files.split) if name]
-    table = root / files.table
-    rows = list(table_rows(table, columns, f"{card.name}, as its card says"))
-    for name, column in files.metadata.items():
-        said = [row[column] for row in rows if row[column]]
-        if said and all(_value(name, text) is None for text in said):
-            raise BenchmdError(
-                f"{table}: none of the {len(said):,} values of the column {column} can be read as "
-                f"{name}: check metadata in the card of {card.name}."
-            )
-    for row in rows:
-        place = PurePosixPath(files.folder) / f"{row[files.path]}{files.suffix}"
-        path = inside(place.as_posix(), table)
-        labels, why = _labels(row, own, card) if several else ({}, "")
-        label = None
-        if not several:
-            label, why = _class_of(card, row[files.label])
-        if files.patient and not row[files.patient]:
-            why = why or NO_PATIENT
-        yield Named(
-            path,
-            label,
-            labels,
-            patient=row[files.patient] if files.patient else "",
-            split=row[files.split] if files.split else None,
-            excluded=why,
-            written="" if several else row[files.label],
-            metadata={name: _value(name, row[column]) for name, column in files.metadata.items()},
-        )
-
-
-def _class_of(card: DatasetCard, label: str) -> tuple[str | None, str]:
-    """The class of a label, or why there is none."""
-    if not label:
-        return None, NO_LABEL
-    if label in card.class_mapping:
-        name = card.class_mapping[label]
-        return name, "" if name else f"its label {shown(label)} has no class"
-    if label in card.classes and not card.class_mapping:
-        return label, ""
-    return None, NO_CLASS
-
-
-def _labels(
-    row: Mapping[str, str], columns: Sequence[str], card: DatasetCard
-) -> tuple[dict[str, int], str]:
-    """1, 0 or -1 of each class; of several columns of one class the highest."""
-    found = dict.fromkeys(card.classes, UNKNOWN)
-    for column in columns:
-        text = row[column].strip().lower()
-        if text and text not in TRUTHS:
-            return {}, f"its value of {column} is neither 1 nor 0"
-        name = card.class_mapping.get(column, column)
-        if name:
-            found[name] = max(found[name], TRUTHS.get(text, UNKNOWN))
-    known = any(value != UNKNOWN for value in found.values())
-    return found, "" if known else "none of its labels is known"
-
-
-def _value(name: str, text: str) -> float | str | None:
-    if name == "age":
-        return age(text)
-    return sex(text) if name == "sex" else text.strip() or None
-
-
 def _paths(folder: Path, card: DatasetCard, root: Path) -> Iterator[str]:
     """Files of the formats that the card names, and series, relative to the raw folder."""
     patterns = [f"*{suffix}" for suffix in _files(card).suffixes or suffixes(card.signal)]
@@ -222,18 +177,27 @@ def _paths(folder: Path, card: DatasetCard, root: Path) -> Iterator[str]:
                 yield (place / name).relative_to(root).as_posix()
 
 
-def _in_folders(root: Path, card: DatasetCard) -> Iterator[Named]:
-    """What the names of folders say of each file below them."""
+def _in_folders(root: Path, card: DatasetCard, names: FileNames) -> Iterator[Named]:
+    """What the names of folders say of each file below them.
+
+    Raises:
+        BenchmdError: The names of two files differ only in the form of Unicode.
+    """
     files = _files(card)
-    for path in _paths(root / files.folder, card, root):
+    real: dict[str, str] = {}
+    for file in _paths(root / names.real(files.folder), card, root):
+        path = composed(file)
+        if real.setdefault(path, file) != file:
+            raise names.clash([real[path], file])
         parts = PurePosixPath(path).relative_to(files.folder or ".").parts[:-1]
         if len(parts) < len(files.levels):
-            yield Named(path, excluded=f"it is in fewer than {len(files.levels)} folders")
+            yield Named(path, file, excluded=f"it is in fewer than {len(files.levels)} folders")
             continue
         said = dict(zip(files.levels, parts, strict=False))
-        label, why = _class_of(card, said.get("class", ""))
+        label, why = class_of(card, said.get("class", ""))
         yield Named(
             path,
+            file,
             label,
             patient=said.get("patient", ""),
             split=said.get("split"),
@@ -243,7 +207,7 @@ def _in_folders(root: Path, card: DatasetCard) -> Iterator[Named]:
 
 
 def _by_lists(
-    root: Path, card: DatasetCard, named: Sequence[Named]
+    root: Path, card: DatasetCard, named: Sequence[Named], names: FileNames
 ) -> tuple[list[Named], list[str]]:
     """The records with the split whose list names them, and what a list names and is not there.
 
@@ -265,7 +229,7 @@ def _by_lists(
     splits: dict[str, str] = {}
     missing = []
     for split, source in files.lists.items():
-        table = root / inside(source, root)
+        table = root / names.real(inside(source, root))
         for number, line in _lines(table, card):
             found = by_name.get(line, set())
             if not found:
@@ -291,7 +255,7 @@ def _lines(path: Path, card: DatasetCard) -> Iterator[tuple[int, str]]:
         ) from error
     for number, line in enumerate(text.splitlines(), 1):
         if line.strip():
-            yield number, line.strip()
+            yield number, composed(line.strip())
 
 
 def _splits(kept: Sequence[Named], card: DatasetCard) -> list[str]:
@@ -306,8 +270,7 @@ def _splits(kept: Sequence[Named], card: DatasetCard) -> list[str]:
             [_labels_of(one) for one in kept],
             {str(split): share for split, share in files.drawn.items()},
         )
-    names = {name: name for name in get_args(Split)} | files.splits
-    return [names.get(one.split or "", "") for one in kept]
+    return [stated_split(card, files, one) for one in kept]
 
 
 def _labels_of(one: Named) -> tuple[str, ...]:
@@ -350,7 +313,7 @@ def _shown(card: DatasetCard, path: str) -> str:
 
 def _item(card: DatasetCard, one: Named, split: str, name: str) -> RawItem:
     return RawItem(
-        path=one.path,
+        path=one.file,
         record_id=_record_id(card, name),
         group_id=hashed_patient(card.name, one.patient or one.path),
         split=split,

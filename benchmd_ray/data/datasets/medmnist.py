@@ -19,7 +19,7 @@ from benchmd_ray.data.records import Record, RecordError, hashed_patient
 from benchmd_ray.errors import BenchmdError
 from benchmd_ray.files import md5
 
-VERSION = 1
+VERSION = 2
 """Raised whenever the records, labels or splits change that the same files give."""
 SPLITS = {"train": "train", "validation": "val", "test": "test"}
 """Our split → how the arrays' names begin."""
@@ -127,12 +127,18 @@ def read(root: Path, item: RawItem, card: DatasetCard) -> Reading:
     """The record of one image, the channel first.
 
     Raises:
-        RecordError: The file cannot be read.
+        RecordError: The file cannot be read; or it is not an official one, and every value of the
+            image is the same.
     """
     rows = rows_of(root / item.path, f"{item.details['part']}_images")
     (pixels,) = rows.read(item.details["row"])
     channels = card.signal.stored_shape[0]
     signal = np.moveaxis(pixels, -1, 0) if channels > 1 else pixels[None]
+    flat = signal.reshape(channels, -1)
+    official = [layout.md5 for layout in card.layouts.values() if layout.md5]
+    if item.details["md5"] not in official and (flat == flat[:, :1]).all():
+        part, whole = ("voxel", "a volume") if signal.ndim == 4 else ("pixel", "an image")
+        raise RecordError(f"every {part} is the same; expected {whole}")
     record = Record(
         record_id=item.record_id,
         group_id=item.group_id,

@@ -26,7 +26,7 @@ from benchmd_ray.data.raw import (
     files,
     inside,
 )
-from benchmd_ray.data.records import RecordError, RecordExcluded, hashed_patient
+from benchmd_ray.data.records import OLDEST_AGE, RecordError, RecordExcluded, hashed_patient
 from benchmd_ray.data.tables import age, read_rows
 from benchmd_ray.errors import BenchmdError, shown
 
@@ -42,6 +42,8 @@ NOTED = (
 )  # fmt: skip
 """Columns that name leads, or say more, where something was noted."""
 SEXES = {"0": "male", "1": "female"}
+OVER_89 = ("300", "300.0")
+"""What PTB-XL writes for every age above 89."""
 CODE = re.compile(r"\s*(['\"])([\w ()/.+-]{1,40})\1\s*:\s*(\d{1,3}(?:\.\d{1,9})?)\s*", re.ASCII)
 """One of the ``scp_codes``, with its likelihood: ``'NORM': 100.0``."""
 
@@ -108,7 +110,7 @@ def _item(row: dict[str, str], path: str, split: str, label: str, card: DatasetC
         split=split,
         label=label,
         metadata={
-            "age": age(row["age"]),
+            "age": OLDEST_AGE if row["age"] in OVER_89 else age(row["age"]),
             "sex": SEXES.get(row["sex"]),
             "site": row["site"].removesuffix(".0") or None,
             "device": " ".join(row["device"].split()) or None,

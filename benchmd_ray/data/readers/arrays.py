@@ -18,8 +18,9 @@ import numpy.typing as npt
 
 from benchmd_ray.data.readers.bounded import ANY, BoundedFile
 from benchmd_ray.data.records import RecordError, shown_names
+from benchmd_ray.errors import composed
 
-VERSION = 1
+VERSION = 2
 """Raised whenever what it reads of the same file changes."""
 MAX_VALUES = 2**27
 """Larger arrays are refused."""
@@ -88,7 +89,8 @@ def _npz(path: Path, key: str) -> Array:
         BoundedFile(path, ANY, at_once=8 * MAX_VALUES) as file,
         zipfile.ZipFile(file) as archive,
     ):
-        entries = {name.removesuffix(".npy"): name for name in archive.namelist()[:MAX_MEMBERS]}
+        names = archive.namelist()[:MAX_MEMBERS]
+        entries = {composed(name.removesuffix(".npy")): name for name in names}
         entry = archive.getinfo(entries[_only(list(entries), key)])
         if entry.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
             raise RecordError("its array is compressed in a way that is not taken")
@@ -140,6 +142,8 @@ def _member(file: Any, key: str) -> Any:
     """A dataset that is in the file, plain or compressed by a filter of every HDF5 library."""
     held = file
     for name in key.strip("/").split("/"):
+        if isinstance(held, h5py.Group) and not name.isascii():
+            name = next((own for own in held if composed(own) == composed(name)), name)
         if not isinstance(held, h5py.Group) or name not in held:
             raise RecordError(f"it holds no array {key}; it has {shown_names(_datasets(file))}")
         if not isinstance(held.get(name, getlink=True), h5py.HardLink):
