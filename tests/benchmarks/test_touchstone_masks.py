@@ -566,7 +566,7 @@ def test_a_reason_says_which_side_it_is_of(tmp_path, pair):
     (tmp_path / "bad").mkdir()
     broken = tmp_path / "bad" / "reference.nii.gz"
     broken.write_bytes(b"no file")
-    with pytest.raises(RecordError, match=r"^reference: reference\.nii\.gz: it cannot be opened"):
+    with pytest.raises(RecordError, match=r"^reference: reference\.nii\.gz: it is not a NIfTI-1 file"):
         scores(tmp_path, broken, pair[1])
     other = write(tmp_path / "bad" / "other.nii.gz", boxes() * 5)
     with pytest.raises(RecordError, match=r"^prediction: other\.nii\.gz: labels 5, 10 .*-layout"):

@@ -9,9 +9,10 @@ import numpy as np
 import numpy.typing as npt
 from PIL import Image, ImageOps, UnidentifiedImageError
 
+from benchmd_ray.data.readers.tiff import Page, the_page
 from benchmd_ray.data.records import RecordError
 
-VERSION = 1
+VERSION = 2
 """Raised whenever what it reads of the same file changes."""
 
 Pixels = npt.NDArray[np.uint8]
@@ -29,7 +30,8 @@ def read_image(path: Path, channels: int) -> Pixels:
 
     It is turned upright as its EXIF orientation says, a palette is looked up, transparency is laid
     over black, and grey levels of more than 8 bits are scaled to 0–255 over the image's own range
-    (decision D6).
+    (decision D6). Grey levels whose zero is white (TIFF's WhiteIsZero) are inverted, in all depths;
+    of floats, which have no largest value, the larger is the darker within that range.
 
     Args:
         path: The file.
@@ -39,13 +41,21 @@ def read_image(path: Path, channels: int) -> Pixels:
         uint8, (y, x) for one channel, (y, x, 3) for three.
 
     Raises:
-        RecordError: The file is missing, damaged, too large or no image, or has more than 8 bits
-            per colour, of which Pillow would take the upper 8.
+        RecordError: The file is missing, damaged, too large or no image, has several pages or
+            frames, or has more than 8 bits per colour, of which Pillow would take the upper 8.
     """
+    page = None
     try:
+        page = the_page(path)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # faulty EXIF data, large images: checked here
-            with Image.open(path, formats=FORMATS) as image:
+            with Image.open(page.content if page else path, formats=FORMATS) as image:
+                if page:
+                    image.seek(page.number)
+                elif (frames := _frames(image)) > 1:
+                    raise RecordError(
+                        f"the image has {frames:,} frames, expected one: save each as a file"
+                    )
                 width, height = image.size
                 if width * height > MAX_PIXELS:
                     raise RecordError(
@@ -54,7 +64,7 @@ def read_image(path: Path, channels: int) -> Pixels:
                 if image.mode not in DEEP and any(_deep(tile[3]) for tile in image.tile):
                     raise RecordError("it has 16 bits per colour; expected 8 (or 16 of grey)")
                 image.load()
-                return _as_grey_levels(_upright(image), channels)
+                return _as_grey_levels(_upright(image), channels, page)
     except RecordError:
         raise
     except MemoryError:
@@ -64,6 +74,11 @@ def read_image(path: Path, channels: int) -> Pixels:
             f"the image has too many pixels, expected at most {MAX_PIXELS:,}"
         ) from error
     except UnidentifiedImageError as error:
+        if page:
+            raise RecordError(
+                f"TIFF pages of {page.samples} sample(s) of {page.bits} bits are not decoded in "
+                "this form: save it with 8 or 16 bits"
+            ) from error
         raise RecordError(
             f"it cannot be read as an image of {', '.join(FORMATS)}: it is another, or damaged"
         ) from error
@@ -82,15 +97,40 @@ def _deep(stated: object) -> bool:
     return ";16" in str(stated) or (isinstance(largest, int) and largest > 255)
 
 
+def _frames(image: Image.Image) -> int:
+    """Pictures of an animation, or of a panorama or stereo pair; not smaller copies (MPO)."""
+    if image.format != "MPO":
+        return getattr(image, "n_frames", 1)
+    entries = getattr(image, "mpinfo", {}).get(0xB002, [])
+    kinds = [str(entry.get("Attribute", {}).get("MPType", "")) for entry in entries[1:]]
+    return 1 + sum(kind.startswith("Multi-Frame") for kind in kinds)
+
+
 def _upright(image: Image.Image) -> Image.Image:
     turned = ImageOps.exif_transpose(image)
     return image if turned is None else turned
 
 
-def _as_grey_levels(image: Image.Image, channels: int) -> Pixels:
-    if image.mode in DEEP:
-        grey = to_grey_levels(np.asarray(image))
+def _deep_values(image: Image.Image, page: Page | None) -> npt.NDArray[np.generic] | None:
+    """Grey levels that are not of 0 to 255, larger ones lighter; None where they are."""
+    values = np.asarray(image)
+    if page and page.is_signed and image.mode == "L":
+        values = values.view(np.int8)
+    elif image.mode not in DEEP:
+        return None
+    if page and not page.is_signed and values.dtype == np.int32 and page.bits == 32:
+        values = values.view(np.uint32)
+    if page and page.is_inverted:
+        values = -values if values.dtype.kind == "f" else ~values
+    return values
+
+
+def _as_grey_levels(image: Image.Image, channels: int, page: Page | None) -> Pixels:
+    if (values := _deep_values(image, page)) is not None:
+        grey = to_grey_levels(values)
         return grey if channels == 1 else np.repeat(grey[..., None], 3, axis=2)
+    if page and page.is_inverted:
+        image = ImageOps.invert(image)
     if image.mode in ("RGBA", "LA", "PA") or "transparency" in image.info:
         image = image.convert("RGBA")
         image = Image.alpha_composite(Image.new("RGBA", image.size, (0, 0, 0, 255)), image)
