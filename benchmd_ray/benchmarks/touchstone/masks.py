@@ -20,7 +20,9 @@ import numpy.typing as npt
 from benchmd_ray.data.geometry import grid_of
 from benchmd_ray.data.itk import simple_itk
 from benchmd_ray.data.readers.bounded import ANY, BoundedFile, read_bounded
-from benchmd_ray.data.readers.dicom import numbers, open_dicom
+from benchmd_ray.data.readers.dicom import open_dicom
+from benchmd_ray.data.readers.dicom_begin import is_dicom
+from benchmd_ray.data.readers.dicom_values import numbers
 from benchmd_ray.data.readers.nifti import (
     HEADER_BYTES,
     MAX_BYTES,
@@ -133,15 +135,8 @@ def slices_of(folder: Path) -> list[Path]:
     return [
         path
         for path in sorted(folder.iterdir())
-        if path.name[0] != "." and suffix_of(path) not in others and _is_dicom(path)
+        if path.name[0] != "." and suffix_of(path) not in others and is_dicom(path)
     ]
-
-
-def _is_dicom(path: Path) -> bool:
-    if not path.is_file():
-        return False
-    with path.open("rb") as file:
-        return file.read(132)[128:] == b"DICM"
 
 
 def read_labels(path: Path) -> Labels:
