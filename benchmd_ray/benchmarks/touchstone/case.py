@@ -239,7 +239,7 @@ class _Reading:
         read = _read(path)
         self.notes.warnings += [f"{path.name}: {warning}" for warning in read.warnings]
         with _named(f"{path.name}: "):
-            return replace(read, values=whole_labels(read.values, read.slope))
+            return replace(read, values=whole_labels(read.values, read.scaling))
 
     def _mask(self, path: Path) -> Labels:
         read = self._labels_of(path)

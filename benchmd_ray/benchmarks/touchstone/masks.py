@@ -112,8 +112,8 @@ class Labels:
     values: Array
     """(z, y, x), of any type of numbers."""
     geometry: Geometry
-    slope: float = 1.0
-    """What stored numbers were multiplied by."""
+    scaling: tuple[float, float] = (1.0, 0.0)
+    """Slope and intercept that made the values of stored numbers."""
     warnings: tuple[str, ...] = ()
     """What is unusual about the file."""
 
@@ -222,7 +222,7 @@ def _of_voxels(voxels: Voxels) -> Labels:
         origin=voxels.grid.origin,
         direction=voxels.grid.direction,
     )
-    return Labels(voxels.values, geometry, voxels.slope, voxels.warnings)
+    return Labels(voxels.values, geometry, voxels.scaling, voxels.warnings)
 
 
 def _of_nrrd(path: Path) -> Labels:
@@ -261,6 +261,7 @@ def _of_series(folder: Path) -> Labels:
         raise RecordError("its slices are no regular grid: each is shifted within its plane")
     header = open_dicom(files[0], stop_before_pixels=True)
     (slope,) = numbers(header, "RescaleSlope", 1) or (1.0,)
+    (intercept,) = numbers(header, "RescaleIntercept", 1) or (0.0,)
     cosines = numbers(header, "ImageOrientationPatient", 6) or ()
     columns = (cosines[:3], cosines[3:], tuple(volume.normal))
     return Labels(
@@ -271,7 +272,7 @@ def _of_series(folder: Path) -> Labels:
             origin=tuple(volume.origins[0]),
             direction=tuple(np.array(columns).T.reshape(-1)),
         ),
-        slope,
+        (slope, intercept),
     )
 
 

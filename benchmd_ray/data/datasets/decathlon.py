@@ -171,7 +171,7 @@ def _whole(mask: Voxels) -> npt.NDArray[Any]:
         RecordError: They are not whole.
     """
     try:
-        return whole_labels(mask.values, mask.slope)
+        return whole_labels(mask.values, mask.scaling)
     except RecordError as error:
         raise RecordError(f"its mask: {error}") from error
 

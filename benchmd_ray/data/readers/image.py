@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import warnings
 from pathlib import Path
 
@@ -49,22 +50,7 @@ def read_image(path: Path, channels: int) -> Pixels:
         page = the_page(path)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # faulty EXIF data, large images: checked here
-            with Image.open(page.content if page else path, formats=FORMATS) as image:
-                if page:
-                    image.seek(page.number)
-                elif (frames := _frames(image)) > 1:
-                    raise RecordError(
-                        f"the image has {frames:,} frames, expected one: save each as a file"
-                    )
-                width, height = image.size
-                if width * height > MAX_PIXELS:
-                    raise RecordError(
-                        f"the image has {width} × {height} pixels, expected at most {MAX_PIXELS:,}"
-                    )
-                if image.mode not in DEEP and any(_deep(tile[3]) for tile in image.tile):
-                    raise RecordError("it has 16 bits per colour; expected 8 (or 16 of grey)")
-                image.load()
-                return _as_grey_levels(_upright(image), channels, page)
+            return _decoded(path, page, channels)
     except RecordError:
         raise
     except MemoryError:
@@ -77,7 +63,7 @@ def read_image(path: Path, channels: int) -> Pixels:
         if page:
             raise RecordError(
                 f"TIFF pages of {page.samples} sample(s) of {page.bits} bits are not decoded in "
-                "this form: save it with 8 or 16 bits"
+                "this form: save it as 8 or 16 bits of grey, or 8 bits of colour"
             ) from error
         raise RecordError(
             f"it cannot be read as an image of {', '.join(FORMATS)}: it is another, or damaged"
@@ -91,19 +77,53 @@ def read_image(path: Path, channels: int) -> Pixels:
         ) from error
 
 
+def _decoded(path: Path, page: Page | None, channels: int) -> Pixels:
+    with Image.open(page.content if page else path, formats=FORMATS) as image:
+        if page:
+            image.seek(page.number)
+        elif (frames := _frames(image, path)) > 1:
+            raise RecordError(f"the image has {frames:,} frames, expected one: save each as a file")
+        width, height = image.size
+        if width * height > MAX_PIXELS:
+            raise RecordError(
+                f"the image has {width} × {height} pixels, expected at most {MAX_PIXELS:,}"
+            )
+        if image.mode not in DEEP and any(_deep(tile[3]) for tile in image.tile):
+            raise RecordError("it has 16 bits per colour; expected 8 (or 16 of grey)")
+        image.load()
+        return _as_grey_levels(_upright(image), channels, page)
+
+
 def _deep(stated: object) -> bool:
     """Whether an image's tile has values of more than 8 bits; PPM files state the largest."""
     largest = stated[1] if isinstance(stated, tuple) and len(stated) == 2 else 0
     return ";16" in str(stated) or (isinstance(largest, int) and largest > 255)
 
 
-def _frames(image: Image.Image) -> int:
-    """Pictures of an animation, or of a panorama or stereo pair; not smaller copies (MPO)."""
+def _frames(image: Image.Image, path: Path) -> int:
+    """Pictures of an animation, a panorama, a stereo pair, or a PPM file; not smaller copies."""
+    if image.format == "PPM":
+        return _pictures_of_ppm(image, path)
     if image.format != "MPO":
         return getattr(image, "n_frames", 1)
     entries = getattr(image, "mpinfo", {}).get(0xB002, [])
     kinds = [str(entry.get("Attribute", {}).get("MPType", "")) for entry in entries[1:]]
     return 1 + sum(kind.startswith("Multi-Frame") for kind in kinds)
+
+
+def _pictures_of_ppm(image: Image.Image, path: Path) -> int:
+    """Pictures of a binary PBM, PGM or PPM file, which are one behind the other, of one size."""
+    decoder, _, offset, stated = image.tile[0]
+    if decoder == "ppm_plain":
+        return 1
+    width, height = image.size
+    line = (width + 7) // 8 if image.mode == "1" else width * len(image.getbands())
+    size = line * height * (1 + _deep(stated))
+    with path.open("rb") as file:
+        file.seek(offset + size)
+        is_followed = re.match(rb"\s*P[1-7]\s", file.read(64)) is not None
+        all_bytes = file.seek(0, 2)
+    return max(2, round(all_bytes / (offset + size))) if is_followed else 1
 
 
 def _upright(image: Image.Image) -> Image.Image:

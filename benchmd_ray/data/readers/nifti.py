@@ -65,8 +65,8 @@ class Voxels:
     values: Array
     """(z, y, x), slope and intercept applied."""
     grid: Grid
-    slope: float = 1.0
-    """What stored numbers were multiplied by."""
+    scaling: tuple[float, float] = (1.0, 0.0)
+    """Slope and intercept that made the values of stored numbers."""
     warnings: tuple[str, ...] = ()
     """What is unusual about the file."""
 
@@ -80,8 +80,8 @@ class Header:
     dtype: np.dtype[Any]
     offset: int
     """Byte where they begin."""
-    slope: float
-    intercept: float
+    scaling: tuple[float, float]
+    """Slope and intercept."""
     grid: Grid
     warnings: tuple[str, ...]
 
@@ -93,7 +93,7 @@ class Header:
     @property
     def value_type(self) -> np.dtype[Any]:
         """Of the values: that of the voxels, or floats where slope and intercept apply."""
-        if (self.slope, self.intercept) == (1.0, 0.0):
+        if self.scaling == (1.0, 0.0):
             return self.dtype.newbyteorder("=")
         is_wide = self.dtype.itemsize > (4 if self.dtype.kind == "f" else 2)
         return np.dtype(np.float64 if is_wide else np.float32)
@@ -139,27 +139,27 @@ def turned(image: Any) -> Any:
         raise RecordError("its directions are not at right angles") from error
 
 
-def whole_labels(voxels: Array, slope: float) -> Array:
-    """Labels, those that a slope moved off whole numbers rounded to them.
+def whole_labels(values: Array, scaling: tuple[float, float]) -> Array:
+    """Labels, those that a slope or intercept moved off whole numbers rounded to them.
 
     Args:
-        voxels: Of any type of numbers.
-        slope: What stored numbers were multiplied by; 1 changes nothing.
+        values: Of any type of numbers.
+        scaling: Slope and intercept that made them of stored numbers; (1, 0) changes nothing.
 
     Raises:
         RecordError: One is further from a whole number than half a step, or than `WHOLE`.
     """
-    if slope == 1 or voxels.dtype.kind != "f":
-        return voxels
-    values = np.asarray(voxels, np.float64)
-    nearest = np.rint(values)
+    if scaling == (1.0, 0.0) or values.dtype.kind != "f":
+        return values
+    exact = np.asarray(values, np.float64)
+    nearest = np.rint(exact)
     rounding = 1e-6 * float(np.abs(nearest).max())  # the header's numbers have 24 bits
-    moved = np.abs(values - nearest)
-    wrong = moved > min(WHOLE, max(abs(slope) / 2, rounding))
+    wrong = np.abs(exact - nearest) > min(WHOLE, max(abs(scaling[0]) / 2, rounding))
     if wrong.any():
         raise RecordError(
-            f"it has the value {values[wrong][0]:.10g} behind the slope {slope:.8g} of its header, "
-            "expected whole labels: write them without a slope"
+            f"it has the value {exact[wrong][0]:.6g} by slope {scaling[0]:.6g} and intercept "
+            f"{scaling[1]:.6g} of its header (scl_slope, scl_inter), expected whole labels: write "
+            "them without"
         )
     return nearest
 
@@ -193,7 +193,7 @@ def read_voxels(path: Path) -> Voxels:
         state = "compressed by gzip" if is_packed else "not compressed"
         warnings.append(f"it is {state}, and its name ends in {'.nii' if is_packed else '.nii.gz'}")
     values = _scaled(np.frombuffer(content, header.dtype).reshape(header.extents[::-1]), header)
-    return Voxels(values, header.grid, header.slope, tuple(warnings))
+    return Voxels(values, header.grid, header.scaling, tuple(warnings))
 
 
 def unpacked(file: BoundedFile) -> tuple[Any, bool]:
@@ -210,12 +210,13 @@ def _scaled(stored: Array, header: Header) -> Array:
         RecordError: Some are not finite.
     """
     values = np.empty(stored.shape, header.value_type)
+    slope, intercept = header.scaling
     for plane, out in zip(stored, values, strict=True):
-        if (header.slope, header.intercept) == (1.0, 0.0):
+        if header.scaling == (1.0, 0.0):
             out[:] = plane
             continue
         with np.errstate(over="ignore", invalid="ignore"):
-            out[:] = plane.astype(np.float64) * header.slope + header.intercept
+            out[:] = plane.astype(np.float64) * slope + intercept
     if values.dtype.kind == "f" and (wrong := int((~np.isfinite(values)).sum())):
         raise RecordError(f"{wrong:,} of its voxels are not finite numbers")
     return values
@@ -254,7 +255,7 @@ def read_header(header: bytes) -> Header:
         raise RecordError("its slope or intercept (scl_slope, scl_inter) is not a finite number")
     x, y, z = extents[:3]
     grid, warnings = _place(header, order, (x, y, z))
-    return Header((x, y, z), dtype, int(offset), slope, intercept, grid, warnings)
+    return Header((x, y, z), dtype, int(offset), (slope, intercept), grid, warnings)
 
 
 def _place(
