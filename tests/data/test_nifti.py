@@ -181,7 +181,7 @@ def test_labels_behind_a_slope_are_the_whole_numbers_that_were_meant(tmp_path, s
 def test_numbers_behind_a_slope_that_are_no_labels_are_refused_with_it(tmp_path, stored, scaling):
     values = np.array(stored, np.uint8).reshape(1, 1, -1)
     voxels = read_voxels(write(tmp_path / "x.nii", values, scaling=scaling))
-    with pytest.raises(RecordError, match=rf"the value 0\.\d+ by slope {scaling[0]:.4g}"):
+    with pytest.raises(RecordError, match=rf"the value 0\.\d+ by slope {scaling[0]:.6g}"):
         whole_labels(voxels.values, voxels.scaling)
 
 

@@ -25,6 +25,9 @@ FORMATS = ("JPEG", "PNG", "TIFF", "BMP", "PPM")
 DEEP = ("I", "F", "I;16", "I;16B", "I;16L", "I;16N")
 """Modes of more than 8 bits."""
 
+NATIVE = {"I;16BS": "I;16NS", "I;32BS": "I;32NS", "F;32BF": "F;32NF"}
+"""Raw modes of big-endian samples, and those that libtiff gives of them, which Pillow mixes up."""
+
 
 def read_image(path: Path, channels: int) -> Pixels:
     """Read an image.
@@ -90,6 +93,12 @@ def _decoded(path: Path, page: Page | None, channels: int) -> Pixels:
             )
         if image.mode not in DEEP and any(_deep(tile[3]) for tile in image.tile):
             raise RecordError("it has 16 bits per colour; expected 8 (or 16 of grey)")
+        image.tile = [
+            tile._replace(args=(NATIVE.get(tile.args[0], tile.args[0]), *tile.args[1:]))
+            if tile.codec_name == "libtiff"
+            else tile
+            for tile in image.tile
+        ]
         image.load()
         return _as_grey_levels(_upright(image), channels, page)
 

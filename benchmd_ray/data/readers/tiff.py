@@ -19,8 +19,8 @@ from benchmd_ray.data.records import RecordError
 
 VERSION = 1
 """Raised whenever what it reads of the same file changes."""
-CLASSIC, BIG = (b"II*\0", b"MM\0*"), (b"II+\0", b"MM\0+")
-"""How files begin; those of the latter have offsets of 64 bits."""
+CLASSIC, BIG = (b"II*\0", b"MM\0*", b"II\0*", b"MM*\0"), (b"II+\0", b"MM\0+")
+"""How files begin, some with swapped bytes; those of the latter have offsets of 64 bits."""
 SUBFILE, OLD_SUBFILE, BITS, PHOTOMETRIC, SAMPLES, FORMAT = 254, 255, 258, 262, 277, 339
 """Tags: what a page is, bits of a sample, what zero means, samples of a pixel, their type."""
 WIDTHS = {1: "B", 3: "H", 4: "I", 16: "Q"}
