@@ -154,7 +154,7 @@ def whole_labels(values: Array, scaling: tuple[float, float]) -> Array:
     exact = np.asarray(values, np.float64)
     nearest = np.rint(exact)
     rounding = 1e-6 * float(np.abs(nearest).max())  # the header's numbers have 24 bits
-    wrong = np.abs(exact - nearest) > min(WHOLE, max(abs(scaling[0]) / 2, rounding))
+    wrong = np.abs(exact - nearest) > min(WHOLE, abs(scaling[0]) / 2 + rounding)
     if wrong.any():
         raise RecordError(
             f"it has the value {exact[wrong][0]:.6g} by slope {scaling[0]:.6g} and intercept "
