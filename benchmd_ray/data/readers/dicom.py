@@ -210,7 +210,7 @@ def unusual(values: Stored, scaled: Stored, dataset: pydicom.Dataset) -> list[st
         dataset: Whose they are.
     """
     prefix = {"float32": "Float", "float64": "DoubleFloat"}.get(values.dtype.name, "")
-    bounds = []
+    bounds: list[float] = []
     for name in ("Value", "RangeLimit"):
         with suppress(RecordError):  # of an image that is read all the same
             bounds += numbers(dataset, f"{prefix}PixelPadding{name}", 1) or ()

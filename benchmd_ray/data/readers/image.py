@@ -5,10 +5,11 @@ from __future__ import annotations
 import re
 import warnings
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from PIL import Image, ImageOps, UnidentifiedImageError
+from PIL import Image, ImageFile, ImageOps, UnidentifiedImageError
 
 from benchmd_ray.data.readers.tiff import Page, the_page
 from benchmd_ray.data.records import RecordError
@@ -93,14 +94,17 @@ def _decoded(path: Path, page: Page | None, channels: int) -> Pixels:
             )
         if image.mode not in DEEP and any(_deep(tile[3]) for tile in image.tile):
             raise RecordError("it has 16 bits per colour; expected 8 (or 16 of grey)")
-        image.tile = [
-            tile._replace(args=(NATIVE.get(tile.args[0], tile.args[0]), *tile.args[1:]))
-            if tile.codec_name == "libtiff"
-            else tile
-            for tile in image.tile
-        ]
+        image.tile = [_in_native_order(tile) for tile in image.tile]
         image.load()
         return _as_grey_levels(_upright(image), channels, page)
+
+
+def _in_native_order(tile: Any) -> Any:
+    """A tile of Pillow with the raw mode that its decoder gives."""
+    if tile.codec_name != "libtiff":
+        return tile
+    mode, *others = tile.args
+    return tile._replace(args=(NATIVE.get(mode, mode), *others))
 
 
 def _deep(stated: object) -> bool:
@@ -109,7 +113,7 @@ def _deep(stated: object) -> bool:
     return ";16" in str(stated) or (isinstance(largest, int) and largest > 255)
 
 
-def _frames(image: Image.Image, path: Path) -> int:
+def _frames(image: ImageFile.ImageFile, path: Path) -> int:
     """Pictures of an animation, a panorama, a stereo pair, or a PPM file; not smaller copies."""
     if image.format == "PPM":
         return _pictures_of_ppm(image, path)
@@ -120,7 +124,7 @@ def _frames(image: Image.Image, path: Path) -> int:
     return 1 + sum(kind.startswith("Multi-Frame") for kind in kinds)
 
 
-def _pictures_of_ppm(image: Image.Image, path: Path) -> int:
+def _pictures_of_ppm(image: ImageFile.ImageFile, path: Path) -> int:
     """Pictures of a binary PBM, PGM or PPM file, which are one behind the other, of one size."""
     decoder, _, offset, stated = image.tile[0]
     if decoder == "ppm_plain":
