@@ -110,7 +110,7 @@ def test_a_broken_case_is_quarantined_with_its_reason_and_tried_again(tmp_path, 
     (predictions / "case001.nii.gz").write_bytes(b"no file")
     outcome = run(tmp_path, predictions, labels)
     assert set(outcome.quarantined) == {"case001"}
-    assert outcome.quarantined["case001"].startswith("prediction: case001.nii.gz: it cannot")
+    assert outcome.quarantined["case001"].startswith("prediction: case001.nii.gz: it is not")
     kept = json.loads((tmp_path / "run" / "quarantine.json").read_text())
     assert [entry["case"] for entry in kept] == ["case001"]
     assert set(read_scored(tmp_path / "run")["case"]) == {"case000", "case002"}
