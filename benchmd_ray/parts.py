@@ -116,7 +116,7 @@ PARTS: Mapping[str, Part] = {
         ),
     ),
     "segmentation scores": Part(
-        2,
+        3,
         (
             "benchmarks/touchstone/case.py",
             "benchmarks/touchstone/dicom_masks.py",

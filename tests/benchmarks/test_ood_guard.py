@@ -10,6 +10,8 @@ import pandas as pd
 import pytest
 from brief import train_briefly
 from click.testing import CliRunner
+from made_tiff import page
+from made_tiff import write as tiff
 from PIL import Image
 from safetensors.numpy import load_file, save_file
 
@@ -203,6 +205,17 @@ def test_files_that_a_header_names_are_not_ignored_and_a_constant_image_says_why
     (one,) = read_loose(tmp_path, ["grey.png"], film.signal, film.task)
     assert one.table is None
     assert one.reason == "every pixel is the same; expected an image"
+
+
+def test_new_pictures_of_both_polarities_are_one_and_several_pages_say_why(tmp_path):
+    film, ramp = dataset_card("vindr-cxr").modality, np.tile(np.arange(40, dtype=np.uint16), (9, 1))
+    tiff(tmp_path / "black.tif", page(ramp, 1))
+    tiff(tmp_path / "white.tif", page(~ramp, 0))
+    tiff(tmp_path / "pages.tif", page(ramp, 1), page(ramp, 1))
+    names = ["black.tif", "white.tif", "pages.tif"]
+    black, white, pages = read_loose(tmp_path, names, film.signal, film.task)
+    assert black.table["signal"].equals(white.table["signal"])
+    assert pages.reason == "it has 2 pages, expected one: save each page as a file"
 
 
 def test_tune_takes_folders_of_catalogs_and_names_the_next_command(run, place, monkeypatch):

@@ -1,6 +1,7 @@
 """Reading masks of one case: layouts, formats, geometry, and what is refused."""
 
 import dataclasses
+import gzip
 import os
 import struct
 import unicodedata
@@ -9,13 +10,16 @@ from pathlib import Path
 import numpy as np
 import pydicom
 import pytest
+import SimpleITK
 from made_masks import boxes, card, write, write_masks
+from made_nifti import nifti
 from pydicom.dataset import Dataset, FileMetaDataset
 from pydicom.uid import ExplicitVRLittleEndian, generate_uid
 
 from benchmd_ray.benchmarks.touchstone.case import score_case
 from benchmd_ray.benchmarks.touchstone.layouts import cases_of, files_of
 from benchmd_ray.benchmarks.touchstone.masks import (
+    NRRD_TYPES,
     Labels,
     axes_of,
     claimed,
@@ -393,12 +397,90 @@ def test_dicom_segmentations_of_different_slices_are_compared_on_all_of_them(tmp
     assert scores(tmp_path, other, own)[0]["near"]["dsc"] == expected["near"]["dsc"]
 
 
+def label_map(path, labels, *, numbers=(1, 2), background=0, described=(), bits=8, **elements):
+    """A DICOM label map of the slices that have any, on the same grid; near and far by numbers."""
+    values = np.full(labels.shape, background, np.uint8 if bits == 8 else np.uint16)
+    for label, number in enumerate(numbers, 1):
+        values[labels == label] = number
+    slices = [z for z in range(len(labels)) if labels[z].any()]
+    path = segmentation(path, labels)
+    dataset = pydicom.dcmread(path)
+    dataset.SOPClassUID, dataset.SegmentationType = "1.2.840.10008.5.1.4.1.1.66.7", "LABELMAP"
+    dataset.BitsAllocated = dataset.BitsStored = bits
+    dataset.HighBit, dataset.NumberOfFrames = bits - 1, len(slices)
+    for item, number in zip(dataset.SegmentSequence, numbers, strict=True):
+        item.SegmentNumber = number
+    for number in described:
+        item = Dataset()
+        item.SegmentNumber, item.SegmentLabel = number, f"other {number}"
+        dataset.SegmentSequence.append(item)
+    dataset.PerFrameFunctionalGroupsSequence = []
+    for z in slices:
+        group, place = Dataset(), Dataset()
+        place.ImagePositionPatient = [0, 0, 1.5 * z]
+        group.PlanePositionSequence = [place]
+        dataset.PerFrameFunctionalGroupsSequence.append(group)
+    dataset.PixelData = values[slices].tobytes()
+    for keyword, value in elements.items():
+        dataset.add_new(keyword, "US" if isinstance(value, int) else "CS", value)
+    return file_of(path, dataset)
+
+
+@pytest.mark.parametrize(
+    "how",
+    [
+        {},
+        {"described": (0,)},  # the background as a segment of its own
+        {"numbers": (7, 3), "described": (0, 9)},
+        {"numbers": (1, 700), "bits": 16},
+        {"background": 255, "PixelPaddingValue": 255},
+        {"PhotometricInterpretation": "PALETTE COLOR"},
+    ],
+)
+def test_a_dicom_label_map_scores_as_the_same_nifti(tmp_path, pair, how):
+    expected = scores(tmp_path, *pair)[0]
+    own = label_map(tmp_path / "own.dcm", boxes(), **how)
+    other = label_map(tmp_path / "other.dcm", boxes(shift=1), **how)
+    binary = segmentation(tmp_path / "binary.dcm", boxes())
+    for reference, prediction in ((pair[0], other), (own, pair[1]), (own, other), (binary, other)):
+        assert scores(tmp_path, reference, prediction)[0] == expected
+    assert claimed(own) == (7 * 14 * 16, how.get("bits", 8) // 8)
+
+
+def test_a_dicom_label_map_of_values_that_are_no_segments_is_refused(tmp_path, pair):
+    odd = boxes(shift=1)
+    odd[3, 3, 3] = 3
+    path = label_map(tmp_path / "x.dcm", odd)
+    dataset = pydicom.dcmread(path)
+    values = bytearray(dataset.PixelData)
+    values[0] = 9
+    dataset.PixelData = bytes(values)
+    file_of(path, dataset)
+    with pytest.raises(RecordError, match="its pixels have the values 9, which no segment is des"):
+        scores(tmp_path, pair[0], path)
+    for kind in ("BINARY", "FRACTIONAL"):
+        other = label_map(tmp_path / "y.dcm", boxes(), SegmentationType=kind)
+        with pytest.raises(RecordError, match="of the type BINARY or LABELMAP"):
+            scores(tmp_path, pair[0], other)
+
+
+@pytest.mark.parametrize("keeps_meta", [True, False])
+def test_slices_without_preamble_are_slices(tmp_path, pair, keeps_meta):
+    series = dicom_series(tmp_path / "series", boxes(shift=1))
+    (series / "notes.txt").write_bytes(b"\x08\0 no slice")
+    for path in series.glob("*.dcm"):
+        content = path.read_bytes()
+        start = 132 if keeps_meta else 144 + int.from_bytes(content[140:144], "little")
+        path.write_bytes(content[start:])
+    assert scores(tmp_path, pair[0], series)[0] == scores(tmp_path, *pair)[0]
+
+
 def test_a_dicom_segmentation_without_the_tasks_segments_is_refused(tmp_path, pair):
     other = segmentation(tmp_path / "x.dcm", boxes(), names=("heart", "lung"))
     with pytest.raises(RecordError, match="no segment that is named as a class"):
         scores(tmp_path, pair[0], other)
     fractional = segmentation(tmp_path / "y.dcm", boxes(), kind="FRACTIONAL")
-    with pytest.raises(RecordError, match="of the type BINARY"):
+    with pytest.raises(RecordError, match="of the type BINARY or LABELMAP"):
         scores(tmp_path, pair[0], fractional)
 
 
@@ -502,9 +584,80 @@ def test_a_header_that_contradicts_itself_is_refused(tmp_path, place, values, sa
         read_labels(changed_header(path, place, f"<{len(values)}f", *values))
 
 
-def test_a_place_in_another_space_is_no_contradiction(tmp_path):
-    path = changed_header(write(tmp_path / "x.nii", boxes()), QOFFSET, "<f", 50.0)
-    read_labels(changed_header(path, 252, "<h", 2))  # the qform is of another space than the sform
+def test_places_in_two_spaces_are_noted_and_the_sforms_is_taken(tmp_path, pair):
+    expected = scores(tmp_path, *pair)[0]
+    path = write(tmp_path / "x.nii", boxes(shift=1))
+    changed_header(changed_header(path, QOFFSET, "<f", 50.0), 252, "<h", 2)
+    found, notes = scores(tmp_path, pair[0], path)
+    assert found == expected
+    said = "x.nii: its qform (code 2) and sform (code 1) place voxels apart; the sform is taken"
+    assert notes.warnings == [said]
+
+
+def test_another_place_by_the_sform_is_refused_and_the_qform_named(tmp_path, pair):
+    """SimpleITK places both by their qforms, which are equal."""
+    path = changed_header(write(tmp_path / "x.nii", boxes(shift=1)), SROW_X + 12, "<f", 10.0)
+    changed_header(path, 254, "<h", 2)
+    reader = SimpleITK.ImageFileReader()
+    reader.SetFileName(str(path))
+    assert reader.Execute().GetOrigin() == (0, 0, 0)
+    said = r"first voxel at \(-10, 0, 0\) mm, expected \(0, 0, 0\) .* qform \(code 1\) and sform"
+    with pytest.raises(RecordError, match=said):
+        scores(tmp_path, pair[0], path)
+
+
+@pytest.mark.parametrize("kind", ["u1", "i1", "u2", "i2", "u4", "i4", "u8", "i8"])
+@pytest.mark.parametrize("name", ["x.nii.gz", "x.nrrd"])
+def test_labels_of_every_whole_type_score_alike(tmp_path, pair, kind, name):
+    expected = scores(tmp_path, *pair)[0]
+    if name == "x.nrrd":
+        path = write(tmp_path / name, boxes(shift=1).astype(kind))
+    else:
+        values = nifti(boxes(shift=1).astype(kind), spacing=(1, 0.8, 1.5), codes=(0, 0))
+        (tmp_path / name).write_bytes(gzip.compress(values))
+        path = tmp_path / name
+    assert scores(tmp_path, pair[0], path)[0] == expected
+    assert claimed(path) == (boxes().size, int(kind[1]))
+    folder = tmp_path / "masks" / "segmentations"
+    folder.mkdir(parents=True)
+    for label, own in enumerate(("near", "far"), 1):
+        write(folder / f"{own}.nrrd", (boxes(shift=1) == label).astype(kind))
+    assert scores(tmp_path, pair[0], folder.parent)[0] == expected
+
+
+def test_nrrd_types_are_read_by_all_their_names(tmp_path):
+    for name, size in NRRD_TYPES.items():
+        head = f"NRRD0004\ntype: {name}\ndimension: 3\nsizes: 2 1 1\nspacings: 1 1 1\n"
+        content = f"{head}encoding: raw\nendian: little\n\n".encode() + bytes(2 * size)
+        (tmp_path / "x.nrrd").write_bytes(content)
+        assert read_labels(tmp_path / "x.nrrd").values.tolist() == [[[0, 0]]], name
+
+
+@pytest.mark.parametrize("scaling", [(1.0000001, 0), (0.5, 0), (2 / 255, 0)])
+def test_labels_and_masks_behind_a_slope_score_as_those_without(tmp_path, pair, scaling):
+    expected = scores(tmp_path, *pair)[0]
+    place = {"spacing": (1, 0.8, 1.5), "codes": (0, 0), "scaling": scaling}
+
+    def stored(labels):
+        return np.rint(labels / scaling[0]).astype(np.uint8)
+
+    path = tmp_path / "x.nii"
+    path.write_bytes(nifti(stored(boxes(shift=1)), **place))
+    assert scores(tmp_path, pair[0], path)[0] == expected
+    assert claimed(path) == (boxes().size, 4)
+    folder = tmp_path / "masks"
+    folder.mkdir()
+    for label, own in enumerate(("near", "far"), 1):
+        values = stored(boxes(shift=1) == label)
+        (folder / f"{own}.nii").write_bytes(nifti(values, **place))
+    assert scores(tmp_path, pair[0], folder)[0] == expected
+
+
+def test_a_slope_that_makes_no_labels_is_named(tmp_path, pair):
+    path = tmp_path / "x.nii"
+    path.write_bytes(nifti(boxes(shift=1), spacing=(1, 0.8, 1.5), codes=(0, 0), scaling=(0.5, 0)))
+    with pytest.raises(RecordError, match=r"x\.nii: it has the value 0\.5 by slope 0\.5 and"):
+        scores(tmp_path, pair[0], path)
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
@@ -580,7 +733,7 @@ def test_a_reason_says_which_side_it_is_of(tmp_path, pair):
     (tmp_path / "bad").mkdir()
     broken = tmp_path / "bad" / "reference.nii.gz"
     broken.write_bytes(b"no file")
-    with pytest.raises(RecordError, match=r"^reference: reference\.nii\.gz: it cannot be opened"):
+    with pytest.raises(RecordError, match=r"^reference: reference\.nii\.gz: it is not a N"):
         scores(tmp_path, broken, pair[1])
     other = write(tmp_path / "bad" / "other.nii.gz", boxes() * 5)
     with pytest.raises(RecordError, match=r"^prediction: other\.nii\.gz: labels 5, 10 .*-layout"):

@@ -112,7 +112,7 @@ def test_a_broken_case_is_quarantined_with_its_reason_and_tried_again(tmp_path, 
     (predictions / "case001.nii.gz").write_bytes(b"no file")
     outcome = run(tmp_path, predictions, labels)
     assert set(outcome.quarantined) == {"case001"}
-    assert outcome.quarantined["case001"].startswith("prediction: case001.nii.gz: it cannot")
+    assert outcome.quarantined["case001"].startswith("prediction: case001.nii.gz: it is not")
     kept = json.loads((tmp_path / "run" / "quarantine.json").read_text())
     assert [entry["case"] for entry in kept] == ["case001"]
     assert set(read_scored(tmp_path / "run")["case"]) == {"case000", "case002"}
@@ -295,12 +295,12 @@ def test_a_decoder_that_crashes_costs_its_case_only(ray_cluster, tmp_path, monke
         "import os, signal, sys\n"
         "if 'benchmd_ray.benchmarks.touchstone.case' in ' '.join(sys.orig_argv):\n"
         "    from benchmd_ray.data.readers import nifti\n"
-        "    whole = nifti.require_nifti\n"
-        "    def require_nifti(path):\n"
+        "    whole = nifti.read_voxels\n"
+        "    def read_voxels(path):\n"
         "        if path.parent.name == 'predictions' and path.name == 'case001.nii.gz':\n"
         "            os.kill(os.getpid(), signal.SIGSEGV)\n"
-        "        whole(path)\n"
-        "    nifti.require_nifti = require_nifti\n"
+        "        return whole(path)\n"
+        "    nifti.read_voxels = read_voxels\n"
     )
     monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
     outcome = in_new_workers(tmp_path, predictions, labels)

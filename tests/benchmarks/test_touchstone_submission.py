@@ -256,7 +256,7 @@ def test_an_output_is_checked_as_any_prediction(tmp_path, monkeypatch):
     code = "import sys; open(sys.argv[2], 'w').write('no volume')"
     outcome = scored(tmp_path, code, monkeypatch)
     assert set(outcome.quarantined) == {"case0", "case1", "case2"}
-    assert "case0.nii.gz: it cannot be opened" in outcome.quarantined["case0"]
+    assert "case0.nii.gz: it is not a NIfTI-1 file" in outcome.quarantined["case0"]
 
 
 @pytest.mark.skipif(len(isolation()) < 5, reason="the system does not allow namespaces")

@@ -6,6 +6,7 @@ import dataclasses
 import gzip
 import math
 import struct
+from collections import Counter
 from pathlib import Path
 
 import h5py
@@ -14,12 +15,16 @@ import pyarrow as pa
 import pytest
 import torch
 from kinds import SIGNALS
+from made_nifti import nifti
 from PIL import Image
+from pydicom.dataset import FileDataset, FileMetaDataset
+from pydicom.uid import ExplicitVRLittleEndian, SecondaryCaptureImageStorage
 
 from benchmd_ray.data.card_files import Files
 from benchmd_ray.data.datasets.any_file import read_file
 from benchmd_ray.data.manifest import _sums
 from benchmd_ray.data.normalise import normaliser
+from benchmd_ray.data.readers.dicom_padding import WARNING
 from benchmd_ray.data.records import RecordError
 
 WRIST = dataclasses.replace(
@@ -227,6 +232,47 @@ def test_odd_nifti_files_are_refused(tmp_path, one_nifti, change, message, end):
     path.write_bytes(gzip.compress(data) if end == ".nii.gz" else data)
     with pytest.raises(RecordError, match=message):
         read_file(path, SCAN, Files())
+
+
+def padded_dicom(path: Path, values: np.ndarray) -> Path:
+    """A picture of unsigned 16 bits whose left half is padding, 0."""
+    meta = FileMetaDataset()
+    meta.TransferSyntaxUID = ExplicitVRLittleEndian
+    dataset = FileDataset("", {}, file_meta=meta, preamble=bytes(128))
+    dataset.SOPClassUID = meta.MediaStorageSOPClassUID = SecondaryCaptureImageStorage
+    dataset.SOPInstanceUID = meta.MediaStorageSOPInstanceUID = "2.25.1"
+    dataset.Rows, dataset.Columns = values.shape
+    dataset.SamplesPerPixel, dataset.PhotometricInterpretation = 1, "MONOCHROME2"
+    dataset.BitsAllocated, dataset.BitsStored, dataset.HighBit = 16, 16, 15
+    dataset.PixelRepresentation, dataset.PixelPaddingValue = 0, 0
+    values = values.copy()
+    values[:, : values.shape[1] // 2] = 0
+    dataset.PixelData = values.astype(np.uint16).tobytes()
+    dataset.save_as(path, enforce_file_format=True)
+    return path
+
+
+@pytest.mark.parametrize("dtype", ["int16", "uint8"])
+def test_padding_that_decides_the_range_of_a_picture_is_counted(tmp_path, dtype):
+    values = np.random.default_rng(8).integers(40_000, 41_000, (40, 20))
+    path = padded_dicom(tmp_path / "x.dcm", values)
+    signal = dataclasses.replace(FILM, dtype=dtype)
+    warnings = Counter[str]()
+    read_file(path, signal, Files(), warnings)
+    assert warnings == {WARNING: 1}
+    padded_dicom(path, values - 39_990)
+    read_file(path, signal, Files(), warnings)
+    assert warnings == {WARNING: 1}
+
+
+def test_a_place_that_a_nifti_header_has_twice_is_counted_once_for_its_windows(tmp_path):
+    values = np.random.default_rng(9).integers(0, 900, (20, 20, 24)).astype(np.int16)
+    moved = np.column_stack([np.eye(3), (10, -5, 3)])
+    (tmp_path / "x.nii").write_bytes(nifti(values, codes=(1, 2), matrix=moved))
+    warnings = Counter[str]()
+    assert len(read_file(tmp_path / "x.nii", SCAN, Files(), warnings)) == 3
+    said = "its qform (code 1) and sform (code 2) place voxels apart; the sform is taken"
+    assert warnings == {said: 1}
 
 
 def test_a_damaged_gzip_file_is_refused(tmp_path, one_nifti):

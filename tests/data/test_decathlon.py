@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import SimpleITK
 from in_process import build_in_process
+from made_nifti import nifti
 
 from benchmd_ray.data import build as building
 from benchmd_ray.data.cards import dataset_card
@@ -92,6 +93,41 @@ def test_masks_of_whole_floating_point_numbers_are_taken(tmp_path):
     record = first(pair(tmp_path, values, mask.astype(np.float32)))
     assert record.target.dtype == np.uint8
     assert record.target.sum() == mask.sum()
+
+
+def scaled_pair(root, stored, values, slope):
+    for folder, array, own in (("imagesTr", values, 1), ("labelsTr", stored, slope)):
+        (root / folder).mkdir()
+        (root / folder / "a.nii").write_bytes(nifti(array, codes=(0, 0), scaling=(own, 0)))
+    return root
+
+
+@pytest.mark.parametrize(("slope", "times"), [(1.0000001, 1), (0.5, 2)])
+def test_masks_behind_a_slope_are_those_that_were_meant(tmp_path, slope, times):
+    values, mask = drawn()
+    record = first(scaled_pair(tmp_path, mask * times, values, slope))
+    assert sorted(record.target[record.target > 0]) == sorted(mask[mask > 0])
+
+
+def test_a_slope_that_makes_no_mask_is_named(tmp_path):
+    values, mask = drawn()
+    root = scaled_pair(tmp_path, mask, values, 0.25)
+    with pytest.raises(RecordError, match=r"its mask: it has the value 0\.\d+ by slope 0\.25 and"):
+        first(root)
+
+
+def test_a_place_that_headers_have_twice_is_counted(tmp_path):
+    values, mask = drawn()
+    for folder, array in (("imagesTr", values), ("labelsTr", mask)):
+        (tmp_path / folder).mkdir()
+        moved = np.column_stack([np.eye(3), (10, -5, 3)])
+        content = nifti(array, codes=(1, 2), matrix=moved)
+        (tmp_path / folder / "a.nii").write_bytes(content)
+    item = decathlon.discover(tmp_path, CARD, OWN).items[0]
+    reading = decathlon.read(tmp_path, item, CARD)
+    said = "its qform (code 1) and sform (code 2) place voxels apart; the sform is taken"
+    assert reading.warnings == {said: 1, f"its mask: {said}": 1}
+    assert reading.records[0].geometry.file.origin == (-10, 5, 3)
 
 
 @pytest.mark.parametrize(

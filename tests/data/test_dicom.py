@@ -7,6 +7,7 @@ import random
 import struct
 import tracemalloc
 import zlib
+from collections import Counter
 from pathlib import Path
 
 import numpy as np
@@ -19,6 +20,9 @@ from pydicom.dataset import Dataset, FileDataset, FileMetaDataset
 from pydicom.encaps import encapsulate, get_frame
 from pydicom.sequence import Sequence
 
+from benchmd_ray.data.cards import dataset_card
+from benchmd_ray.data.datasets import images, vindr_cxr
+from benchmd_ray.data.raw import RawItem
 from benchmd_ray.data.readers import codec, dicom
 from benchmd_ray.data.readers.dicom import (
     numbers,
@@ -28,6 +32,7 @@ from benchmd_ray.data.readers.dicom import (
     rescaled,
     text,
 )
+from benchmd_ray.data.readers.dicom_padding import WARNING
 from benchmd_ray.data.records import RecordError
 
 PATIENT = "Somebody^Secret"
@@ -314,12 +319,127 @@ def test_missing_files_and_folders_are_refused(tmp_path):
             open_dicom(path)
 
 
-def test_dataset_without_its_preamble_is_never_guessed_at(tmp_path):
-    path = written(image(GRADIENT), tmp_path / "a.dcm")
-    path.write_bytes(path.read_bytes()[132:])
-    assert pydicom.dcmread(path, force=True).Rows == 48
-    with pytest.raises(RecordError, match="InvalidDicomError"):
+def bare(path: Path, *, meta: bool) -> Path:
+    """A file without its preamble, and its meta information unless that is kept."""
+    content = path.read_bytes()
+    start = 132 if meta else 144 + int.from_bytes(content[140:144], "little")
+    path.write_bytes(content[start:])
+    return path
+
+
+@pytest.mark.parametrize(
+    "syntax",
+    [uid.ImplicitVRLittleEndian, uid.ExplicitVRLittleEndian, uid.JPEG2000Lossless,
+     uid.DeflatedExplicitVRLittleEndian],
+)  # fmt: skip
+def test_without_its_preamble_a_file_is_read_as_its_meta_information_says(tmp_path, syntax):
+    path = bare(written(image(GRADIENT), tmp_path / "a.dcm", syntax), meta=True)
+    assert np.array_equal(pixels(open_dicom(path)), GRADIENT)
+
+
+@pytest.mark.parametrize("syntax", [uid.ImplicitVRLittleEndian, uid.ExplicitVRLittleEndian])
+def test_a_data_set_that_names_its_class_is_read_without_meta_information(tmp_path, syntax):
+    path = bare(written(image(GRADIENT, RescaleSlope="2"), tmp_path / "a.dcm", syntax), meta=False)
+    assert path.read_bytes().startswith(b"\x08\0\x16\0")
+    dataset = open_dicom(path)
+    assert np.array_equal(rescaled(pixels(dataset), dataset), GRADIENT * 2.0)
+    assert shows(read_dicom(path), GRADIENT)
+    assert open_dicom(path, stop_before_pixels=True).Rows == 48
+
+
+def test_compressed_pixels_without_meta_information_are_refused(tmp_path):
+    path = written(image(GRADIENT), tmp_path / "a.dcm", uid.RLELossless)
+    with pytest.raises(RecordError, match="compressed, and without a preamble nothing says how"):
+        read_dicom(bare(path, meta=False))
+
+
+def test_a_data_set_without_a_preamble_is_bounded_as_any_file(tmp_path, monkeypatch):
+    path = written(image(GRADIENT), tmp_path / "a.dcm", uid.DeflatedExplicitVRLittleEndian)
+    bare(path, meta=True)
+    monkeypatch.setattr(dicom, "MAX_INFLATED", 1000)
+    with pytest.raises(RecordError, match="it inflates to more than 1,000 bytes"):
         read_dicom(path)
+    monkeypatch.setattr(dicom, "MAX_BYTES", 100)
+    with pytest.raises(RecordError, match="bytes, expected at most 100"):
+        read_dicom(path)
+
+
+@pytest.mark.parametrize("elements", [{"SOPClassUID": None}, {"SOPClassUID": "1.2.3"},
+                                      {"SOPClassUID": "1.2.840.10008.1.3.10"}])  # fmt: skip
+def test_a_data_set_that_does_not_name_what_it_is_needs_its_preamble(tmp_path, elements):
+    dataset = image(GRADIENT, **elements)
+    path = written(dataset, tmp_path / "a.dcm", uid.ImplicitVRLittleEndian)
+    assert read_dicom(path).shape == GRADIENT.shape
+    with pytest.raises(RecordError, match="it has neither a preamble"):
+        read_dicom(bare(path, meta=False))
+
+
+@pytest.mark.parametrize("begin", [b"\x08\0", b"\x02\0", b"\x08\0\x16\0UI", b"\x02\0\0\0UL"])
+def test_other_files_that_begin_as_data_sets_do_are_refused(tmp_path, begin):
+    rng = np.random.default_rng(len(begin))
+    for number in range(50):
+        (tmp_path / "a.dcm").write_bytes(begin + rng.bytes(200 + 37 * number))
+        with pytest.raises(RecordError, match="it has neither a preamble"):
+            open_dicom(tmp_path / "a.dcm")
+
+
+# Padding around images.
+
+
+def padded(values: np.ndarray, padding: int) -> np.ndarray:
+    values = values.copy()
+    values[:, :10] = padding
+    return values
+
+
+@pytest.mark.parametrize(
+    ("values", "elements", "is_warned"),
+    [
+        (padded(GRADIENT, 0), {"PixelPaddingValue": 0}, False),  # next to the smallest value
+        (padded(GRADIENT + 20_000, 0), {"PixelPaddingValue": 0}, True),
+        (padded(GRADIENT + 20_000, 0), {}, False),
+        (padded(GRADIENT, 65_535), {"PixelPaddingValue": 65_535}, True),
+        (padded(GRADIENT, 60_003), {"PixelPaddingValue": 65_535}, False),
+        (padded(GRADIENT, 60_003),
+         {"PixelPaddingValue": 65_535, "PixelPaddingRangeLimit": 60_000}, True),
+        (padded(GRADIENT.astype(np.int16), -20_000), {"PixelPaddingValue": -20_000}, True),
+        (padded(GRADIENT.astype(np.int16), -20_000), {"PixelPaddingValue": 45_536}, True),
+        (GRADIENT, {"PixelPaddingValue": 65_535}, False),  # none of it is there
+    ],
+)  # fmt: skip
+def test_padding_that_most_of_the_range_is_for_is_warned_of(tmp_path, values, elements, is_warned):
+    path = tmp_path / "a.dcm"
+    dataset = image(values)
+    for keyword, value in elements.items():
+        dataset.add_new(keyword, "SS" if value < 0 else "US", value)
+    warnings = Counter[str]()
+    found = read_dicom(written(dataset, path), warnings=warnings)
+    assert warnings == (Counter({WARNING: 1}) if is_warned else Counter())
+    assert shows(found, values)  # the padding counts as any other value (decision D6)
+
+
+def test_padding_is_judged_behind_the_modality_lut(tmp_path):
+    """The table maps the far padding next to the rest."""
+    values = padded((GRADIENT // 60).astype(np.uint8), 255)
+    lut = Dataset()
+    lut.LUTDescriptor, lut.ModalityLUTType = [256, 0, 16], "US"
+    lut.LUTData = np.arange(256).clip(0, 90).astype(np.uint16).tobytes()
+    warnings = Counter[str]()
+    elements = {"PixelPaddingValue": 255, "ModalityLUTSequence": Sequence([lut])}
+    path = written(image(values, **elements), tmp_path / "a.dcm")
+    read_dicom(path, warnings=warnings)
+    assert not warnings
+
+
+@pytest.mark.parametrize("name", ["vindr-cxr", "cbis-ddsm"])
+def test_padding_is_counted_where_a_dataset_is_read(tmp_path, name):
+    values = padded(GRADIENT + 20_000, 0)
+    written(image(values, PixelPaddingValue=0), tmp_path / "a.dcm")
+    card = dataset_card(name)
+    item = RawItem("a.dcm", "a", "p", "test", label=card.classes[0],
+                   labels=dict.fromkeys(card.classes, 0))  # fmt: skip
+    read = vindr_cxr.read if name == "vindr-cxr" else images.read_dicom_image
+    assert read(tmp_path, item, card).warnings == {WARNING: 1}
 
 
 @pytest.mark.parametrize("syntax", [None, uid.JPEG2000Lossless, uid.DeflatedExplicitVRLittleEndian])

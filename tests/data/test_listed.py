@@ -12,6 +12,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import yaml
+from made_nifti import nifti
+from made_tiff import page
+from made_tiff import write as tiff
 from PIL import Image
 
 from benchmd_ray.card_folders import CARDS
@@ -406,3 +409,35 @@ def test_pipes_are_no_files(raw, card):
     (raw / "table.csv").write_text("path,label\na/pipe.png,a\na/a0.png,a\n")
     found = discover(raw, card({"table": "table.csv"}), Choices())
     assert (found.missing, set(splits(found))) == (["a/pipe.png"], {"a/a0.png"})
+
+
+def test_what_is_unusual_about_a_file_is_counted_with_its_records(card, tmp_path):
+    (tmp_path / "raw" / "a").mkdir(parents=True)
+    values = np.random.default_rng(1).integers(-900, 900, (30, 8, 8)).astype(np.int16)
+    moved = np.column_stack([np.eye(3), (10, -5, 3)])
+    (tmp_path / "raw" / "a" / "x.nii").write_bytes(nifti(values, codes=(1, 2), matrix=moved))
+    own = card({"levels": ["class"]}, modality="ldct")
+    (item,) = discover(tmp_path / "raw", own, Choices()).items
+    reading = read(tmp_path / "raw", item, own)
+    assert len(reading.records) == 2
+    said = "its qform (code 1) and sform (code 2) place voxels apart; the sform is taken"
+    assert reading.warnings == {said: 1}
+
+
+def test_pictures_of_both_polarities_are_one_record_each_and_pages_are_refused(card, tmp_path):
+    """A picture of 16 bits, its negative that says so, and a file of two pages."""
+    folder = tmp_path / "raw" / "a"
+    folder.mkdir(parents=True)
+    ramp = np.tile(np.arange(4, 252, 8, np.uint16) * 257, (31, 1))
+    tiff(folder / "black.tif", page(ramp, 1))
+    tiff(folder / "white.tif", page(~ramp, 0))
+    tiff(folder / "pages.tif", page(ramp, 1), page(ramp, 1))
+    own = card({"levels": ["class"]})
+    items = {item.record_id: item for item in discover(tmp_path / "raw", own, Choices()).items}
+    black, white = (
+        read(tmp_path / "raw", items[f"a/{n}"], own).records for n in ("black", "white")
+    )
+    assert np.array_equal(black[0].signal, white[0].signal)
+    assert (black[0].signal[0, 0, 0], black[0].signal[0, 0, -1]) == (0, 255)
+    with pytest.raises(RecordError, match="it has 2 pages, expected one"):
+        read(tmp_path / "raw", items["a/pages"], own)

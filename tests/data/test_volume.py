@@ -211,6 +211,15 @@ def test_mhd_is_what_simpleitk_wrote(tmp_path, write_mhd):
     assert not volume.flipped
 
 
+@pytest.mark.parametrize("kind", ["u1", "i1", "u2", "i2", "u4", "i4", "u8", "i8"])
+def test_mhd_of_every_whole_type_is_read(tmp_path, write_mhd, kind):
+    info = np.iinfo(kind)
+    values = np.array([[[info.min, 0], [1, info.max]]], kind)
+    found = np.stack(list(read_mhd(write_mhd(tmp_path / "a.mhd", values)).slices()))
+    assert found.dtype == values.dtype
+    assert np.array_equal(found, values)
+
+
 def test_slices_that_run_from_head_to_feet_are_turned(tmp_path, write_mhd):
     values = slices_of(4)
     down = (1, 0, 0, 0, 1, 0, 0, 0, -1)

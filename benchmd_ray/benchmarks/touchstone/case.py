@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +28,7 @@ from benchmd_ray.benchmarks.touchstone.masks import (
 from benchmd_ray.benchmarks.touchstone.planes import Planes, cut, packed
 from benchmd_ray.benchmarks.touchstone.tasks import LARGEST_LABEL, Layout, Task
 from benchmd_ray.data.apart import begin, serve
+from benchmd_ray.data.readers.nifti import whole_labels
 from benchmd_ray.data.records import RecordError
 from benchmd_ray.errors import shown
 from benchmd_ray.scores.overlap import Kinds, Masks, Segmentation, of_labels
@@ -52,6 +52,8 @@ class Notes:
     without_segment: list[str] = field(default_factory=list)
     """Classes that a DICOM segmentation has no segment of, so that they are empty there, and the
     segments that are of no class."""
+    warnings: list[str] = field(default_factory=list)
+    """What is unusual about the files, such as an sform and a qform that differ."""
 
 
 @dataclass(frozen=True)
@@ -178,8 +180,8 @@ class _Reading:
 
     def labels(self, path: Path, layout: Layout) -> Source:
         """A file with all classes."""
-        read = _read(path)
-        held = [Labels(_whole(read.values, path), read.geometry)]
+        read = self._labels_of(path)
+        held = [replace(read, values=_whole(read.values, path))]
 
         def on(grid: Geometry) -> Segmentation:
             values = _whole(self._fitted(held.pop(), grid, path).values, path)
@@ -192,13 +194,13 @@ class _Reading:
     def masks(self, paths: Mapping[str, Path]) -> Source:
         """A file for each class."""
         first = next(iter(paths.values()))
-        held = {first: _mask(first)}
+        held = {first: self._mask(first)}
         geometry = held[first].geometry
 
         def on(grid: Geometry) -> Segmentation:
             made = Masks(grid.shape, len(paths))
             for number, path in enumerate(paths.values()):
-                mask = held.pop(path, None) or _mask(path)
+                mask = held.pop(path, None) or self._mask(path)
                 _require_same(mask.geometry, geometry, path, f"as {first.name}")
                 made.add(number, self._fitted(mask, grid, path).values.astype(bool, copy=False))
             return made.segmentation()
@@ -232,12 +234,25 @@ class _Reading:
 
         return Source(segments.geometry, on, sparse=True)
 
+    def _labels_of(self, path: Path) -> Labels:
+        """A file's labels; those that a slope moved off whole numbers are rounded."""
+        read = _read(path)
+        self.notes.warnings += [f"{path.name}: {warning}" for warning in read.warnings]
+        with _named(f"{path.name}: "):
+            return replace(read, values=whole_labels(read.values, read.scaling))
+
+    def _mask(self, path: Path) -> Labels:
+        read = self._labels_of(path)
+        return replace(read, values=_binary(read.values, path))
+
     def _fitted(self, labels: Labels, grid: Geometry, path: Path) -> Labels:
         """Labels on a grid: as they are, or resampled where that was asked for."""
         if not labels.geometry.differences(grid):
             return labels
         if not self.resample:
-            _require_same(labels.geometry, grid, path, f"as the reference has it ({RESAMPLE})")
+            also = "".join(f"; {warning}" for warning in self.notes.warnings)
+            whose = f"as the reference has it ({RESAMPLE}){also}"
+            _require_same(labels.geometry, grid, path, whose)
         self.notes.resampled = True
         return resampled(labels, grid)
 
@@ -264,11 +279,6 @@ class _Reading:
 def _read(path: Path) -> Labels:
     with _named(f"{path.name}: "):
         return read_labels(path)
-
-
-def _mask(path: Path) -> Labels:
-    read = _read(path)
-    return Labels(_binary(read.values, path), read.geometry)
 
 
 class _named:
@@ -364,6 +374,4 @@ def _plain(name: str) -> str:
 
 
 if __name__ == "__main__":
-    # Directions that are nearly at right angles, as files may have them, are taken as if they were.
-    os.environ["ITK_NIFTI_SFORM_PERMISSIVE"] = "YES"
     serve(answer)

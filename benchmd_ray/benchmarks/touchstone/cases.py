@@ -78,7 +78,8 @@ class Manifest:
     """SHA-256 of `QUARANTINE`."""
     cases: dict[str, dict[str, Any]] = field(default_factory=dict)
     """What is noted of each case that was scored: `fingerprint` of its files, `overlapping` voxels,
-    `ignored` labels, whether it was `resampled`; of a command, `peak_mib` and `without_network`."""
+    `ignored` labels, whether it was `resampled`, `warnings` of its files; of a command, `peak_mib`
+    and `without_network`."""
     quarantined: int = 0
     """Cases without scores, see `QUARANTINE`."""
     unpredicted: tuple[str, ...] = ()

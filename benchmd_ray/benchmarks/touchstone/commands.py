@@ -170,6 +170,10 @@ def _print(outcome: Outcome, out: Path) -> None:
     if cases := sum(map(bool, without)):
         first = next(filter(None, without))[0]
         click.echo(f"segments missing in {count_of(cases, 'case')}, and so empty there: {first}")
+    unusual = [one.get("warnings") for one in manifest.cases.values()]
+    if cases := sum(map(bool, unusual)):
+        first = next(filter(None, unusual))[0]
+        click.echo(f"unusual files in {count_of(cases, 'case')}, such as {first}")
     if manifest.with_network:
         those = count_of(len(manifest.with_network), "case")
         click.echo(f"the command had network on {those}: the system does not let users cut it")

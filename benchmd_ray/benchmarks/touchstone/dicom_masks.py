@@ -1,11 +1,13 @@
-"""DICOM segmentations: binary masks of named segments, whose empty slices may be absent.
+"""DICOM segmentations: masks of named segments, whose empty slices may be absent.
 
+Either each frame is the mask of one segment (type BINARY), or its pixels are numbers of segments
+(type LABELMAP, of 2024). Those of type FRACTIONAL, which are probabilities, are refused.
 Format: DICOM PS3.3, A.51 (segmentation IOD) and C.8.20.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,12 +20,18 @@ from benchmd_ray.benchmarks.touchstone.masks import (
     SPACING_TOLERANCE,
     Geometry,
 )
-from benchmd_ray.data.readers.dicom import numbers, open_dicom, pixels, text
+from benchmd_ray.data.readers.dicom import Stored, open_dicom, pixels
+from benchmd_ray.data.readers.dicom_values import numbers, text
 from benchmd_ray.data.readers.volume import MAX_SLICES, MAX_VOXELS, SAME
 from benchmd_ray.data.records import RecordError
 
-STORAGE = "1.2.840.10008.5.1.4.1.1.66.4"
-"""SOP class of a segmentation."""
+BINARY, LABELMAP = "BINARY", "LABELMAP"
+"""Types of segmentations."""
+STORAGE = {
+    "1.2.840.10008.5.1.4.1.1.66.4": BINARY,
+    "1.2.840.10008.5.1.4.1.1.66.7": LABELMAP,
+}
+"""SOP classes of segmentations, and the type that is taken of each."""
 MAX_FRAMES = 2**16
 
 
@@ -33,19 +41,24 @@ class Segments:
 
     names: tuple[str, ...]
     """Their labels."""
-    planes: tuple[tuple[int, int, npt.NDArray[np.bool_]], ...]
-    """Number of the segment, number of the slice, and (y, x) mask, of each frame."""
+    numbers: tuple[int, ...]
+    """Their numbers, which the pixels of a label map are."""
+    planes: tuple[tuple[int | None, int, Stored], ...]
+    """Of each frame: place of its segment among these, None for all of them; number of the slice;
+    (y, x) mask, or numbers of segments."""
     geometry: Geometry
     """From the first slice that a frame has to the last."""
 
-    def mask(self, number: int, grid: Geometry) -> npt.NDArray[np.bool_]:
+    def mask(self, place: int, grid: Geometry) -> npt.NDArray[np.bool_]:
         """(z, y, x) of a segment on a grid that contains this one's slices, see `contained`."""
-        found = np.zeros(grid.shape, bool)
+        mask = np.zeros(grid.shape, bool)
         first = _offset(self.geometry, grid)
-        for segment, place, plane in self.planes:
-            if segment == number:
-                found[first + place] |= plane
-        return found
+        for segment, number, plane in self.planes:
+            if segment is None:
+                mask[first + number] |= plane == self.numbers[place]
+            elif segment == place:
+                mask[first + number] |= plane != 0
+        return mask
 
 
 def contained(own: Geometry, grid: Geometry) -> bool:
@@ -86,14 +99,15 @@ def _moved(own: Geometry, slices: int, count: int) -> Geometry:
 
 
 def read_segments(path: Path) -> Segments:
-    """Read a file of binary segments.
+    """Read a file of binary segments, or of a label map.
 
     Raises:
-        RecordError: It is damaged, too large, or not one of binary segments on parallel slices.
+        RecordError: It is damaged, too large, or not one of segments on parallel slices.
     """
     dataset = open_dicom(path)
-    if text(dataset, "SOPClassUID") != STORAGE or text(dataset, "SegmentationType") != "BINARY":
-        raise RecordError("expected a DICOM segmentation of the type BINARY")
+    kind = STORAGE.get(text(dataset, "SOPClassUID") or "")
+    if kind is None or text(dataset, "SegmentationType") != kind:
+        raise RecordError(f"expected a DICOM segmentation of the type {BINARY} or {LABELMAP}")
     frames = int((numbers(dataset, "NumberOfFrames", 1) or (0,))[0])
     rows, columns = (int((numbers(dataset, key, 1) or (0,))[0]) for key in ("Rows", "Columns"))
     if not 0 < frames <= MAX_FRAMES or frames * rows * columns > MAX_VOXELS:
@@ -106,22 +120,51 @@ def read_segments(path: Path) -> Segments:
     groups = _items(dataset, "PerFrameFunctionalGroupsSequence")
     if len(groups) != frames:
         raise RecordError(f"it describes {len(groups):,} frames of {frames:,}")
-    order = {number: place for place, number in enumerate(segments)}
-    owners, origins = [], []
+    owners = [None if kind == LABELMAP else _owner(group, shared, segments) for group in groups]
+    origins = []
     for group in groups:
-        named = _within(group, shared, "SegmentIdentificationSequence")
-        number = int((numbers(named, "ReferencedSegmentNumber", 1) or (0,))[0])
-        if number not in order:
-            raise RecordError("a frame is of a segment that is not described")
-        owners.append(order[number])
         place = numbers(_within(group, shared, "PlanePositionSequence"), "ImagePositionPatient", 3)
         origins.append(place or (0.0, 0.0, 0.0))
     geometry, places = _stacked(origins, groups, shared, (rows, columns))
     planes = tuple(
-        (owner, place, np.not_equal(pixels(dataset, frame=number), 0))
+        (owner, place, pixels(dataset, frame=number))
         for number, (owner, place) in enumerate(zip(owners, places, strict=True))
     )
-    return Segments(tuple(segments.values()), planes, geometry)
+    if kind == LABELMAP:
+        _require_described(planes, {*segments, 0, *_background(dataset)})
+    return Segments(tuple(segments.values()), tuple(segments), planes, geometry)
+
+
+def _owner(group: Any, shared: Any, segments: Mapping[int, str]) -> int:
+    """The place of a frame's segment among all.
+
+    Raises:
+        RecordError: It is not described.
+    """
+    named = _within(group, shared, "SegmentIdentificationSequence")
+    number = int((numbers(named, "ReferencedSegmentNumber", 1) or (0,))[0])
+    if number not in segments:
+        raise RecordError("a frame is of a segment that is not described")
+    return list(segments).index(number)
+
+
+def _background(dataset: Any) -> list[int]:
+    """The value of a label map's pixels that are of no segment."""
+    return [int(value) for value in numbers(dataset, "PixelPaddingValue", 1) or ()]
+
+
+def _require_described(planes: Iterable[tuple[Any, int, Stored]], values: set[int]) -> None:
+    """Refuse pixels of segments that a label map does not describe.
+
+    Raises:
+        RecordError: There are some.
+    """
+    there: set[int] = set()
+    for _, _, plane in planes:
+        there.update(np.unique(plane).tolist())
+    if odd := sorted(there - values):
+        some = ", ".join(map(str, odd[:10]))
+        raise RecordError(f"its pixels have the values {some}, which no segment is described for")
 
 
 def _stacked(

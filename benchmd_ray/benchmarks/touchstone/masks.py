@@ -6,10 +6,8 @@ crash all the same, so that `touchstone.case` reads in a process apart.
 
 from __future__ import annotations
 
-import gzip
 import math
 import re
-import struct
 import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -19,10 +17,20 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from benchmd_ray.data.geometry import grid_of
 from benchmd_ray.data.itk import simple_itk
 from benchmd_ray.data.readers.bounded import ANY, BoundedFile, read_bounded
-from benchmd_ray.data.readers.dicom import numbers, open_dicom
-from benchmd_ray.data.readers.nifti import HEADER_BYTES, MAX_BYTES, TYPES, require_nifti
+from benchmd_ray.data.readers.dicom import open_dicom
+from benchmd_ray.data.readers.dicom_begin import is_dicom
+from benchmd_ray.data.readers.dicom_values import numbers
+from benchmd_ray.data.readers.nifti import (
+    HEADER_BYTES,
+    MAX_BYTES,
+    Voxels,
+    read_header,
+    read_voxels,
+    unpacked,
+)
 from benchmd_ray.data.readers.volume import MAX_VOXELS, SAME, read_series
 from benchmd_ray.data.records import RecordError
 from benchmd_ray.errors import composed
@@ -45,6 +53,9 @@ NRRD_TYPES = {
     **dict.fromkeys(("unsigned short int",), 2),
     **dict.fromkeys(("int", "signed int", "int32", "int32_t", "uint", "unsigned int"), 4),
     **dict.fromkeys(("uint32", "uint32_t", "float"), 4),
+    **dict.fromkeys(("longlong", "long long", "long long int", "signed long long"), 8),
+    **dict.fromkeys(("signed long long int", "int64", "int64_t", "ulonglong"), 8),
+    **dict.fromkeys(("unsigned long long", "unsigned long long int", "uint64", "uint64_t"), 8),
     "double": 8,
 }
 """Bytes of a voxel, by its type."""
@@ -102,6 +113,10 @@ class Labels:
     values: Array
     """(z, y, x), of any type of numbers."""
     geometry: Geometry
+    scaling: tuple[float, float] = (1.0, 0.0)
+    """Slope and intercept that made the values of stored numbers."""
+    warnings: tuple[str, ...] = ()
+    """What is unusual about the file."""
 
 
 def suffix_of(path: Path) -> str:
@@ -121,15 +136,8 @@ def slices_of(folder: Path) -> list[Path]:
     return [
         path
         for path in sorted(folder.iterdir())
-        if path.name[0] != "." and suffix_of(path) not in others and _is_dicom(path)
+        if path.name[0] != "." and suffix_of(path) not in others and is_dicom(path)
     ]
-
-
-def _is_dicom(path: Path) -> bool:
-    if not path.is_file():
-        return False
-    with path.open("rb") as file:
-        return file.read(132)[128:] == b"DICM"
 
 
 def read_labels(path: Path) -> Labels:
@@ -145,11 +153,10 @@ def read_labels(path: Path) -> Labels:
         return _of_series(path)
     suffix = suffix_of(path)
     if suffix in NIFTI:
-        require_nifti(path)
-        return _of_image(path, "NiftiImageIO")
+        return _of_voxels(read_voxels(path))
     if suffix in NRRD:
         _require_nrrd(path)
-        return _of_image(path, "NrrdImageIO")
+        return _of_nrrd(path)
     raise RecordError(f"expected a file {', '.join((*NIFTI, *NRRD))}, or a folder of .dcm files")
 
 
@@ -182,15 +189,15 @@ def _claimed(path: Path) -> tuple[int, int]:
     try:
         if path.is_dir():
             files = slices_of(path)
-            return (len(files) * _frames(files[0]), RESCALED_BYTES) if files else (0, 0)
+            return (len(files) * _frames(files[0])[0], RESCALED_BYTES) if files else (0, 0)
         suffix = suffix_of(path)
         if suffix in NIFTI:
-            return _of_nifti(path, packed=suffix == NIFTI[0])
+            return _of_nifti(path)
         if suffix in DICOM:
-            return _frames(path), 1
+            return _frames(path)
         sizes, fields = _nrrd(path)
         return math.prod(sizes), NRRD_TYPES.get(fields.get("type", "").lower(), 0)
-    except (RecordError, OSError, EOFError, ValueError, zlib.error, struct.error):
+    except (RecordError, OSError, EOFError, ValueError, zlib.error):
         return 0, 0
 
 
@@ -208,30 +215,31 @@ def axes_of(direction: tuple[float, ...]) -> str:
     return "".join(letters) + ("" if straight else " " + _listed(direction, 3))
 
 
-def _of_image(path: Path, reads: str) -> Labels:
+def _of_voxels(voxels: Voxels) -> Labels:
+    x, y, z = voxels.grid.spacing
+    geometry = Geometry(
+        shape=voxels.grid.extents[::-1],  # type: ignore[arg-type]  # three
+        spacing=(_shortest(z), _shortest(y), _shortest(x)),
+        origin=voxels.grid.origin,
+        direction=voxels.grid.direction,
+    )
+    return Labels(voxels.values, geometry, voxels.scaling, voxels.warnings)
+
+
+def _of_nrrd(path: Path) -> Labels:
     itk = simple_itk()
     reader = itk.ImageFileReader()
-    reader.SetImageIO(reads)
+    reader.SetImageIO("NrrdImageIO")
     reader.SetFileName(str(path))
     try:
         image = reader.Execute()
-        if image.GetDimension() == 4:
-            image = image[..., 0]
     except RuntimeError as error:  # it raises that for whatever it meets, and quotes the path
         raise RecordError(
             "it cannot be read: it is damaged, or its directions are not at right angles"
         ) from error
     if image.GetDimension() != 3 or image.GetNumberOfComponentsPerPixel() != 1:
         raise RecordError("expected one number for each voxel of three axes")
-    x, y, z = image.GetSpacing()
-    values = itk.GetArrayFromImage(image)
-    geometry = Geometry(
-        shape=values.shape,
-        spacing=(_shortest(z), _shortest(y), _shortest(x)),
-        origin=tuple(image.GetOrigin()),
-        direction=tuple(image.GetDirection()),
-    )
-    return Labels(values, geometry)
+    return _of_voxels(Voxels(itk.GetArrayFromImage(image), grid_of(image)))
 
 
 def _image(values: Array, geometry: Geometry) -> Any:
@@ -253,6 +261,8 @@ def _of_series(folder: Path) -> Labels:
     if np.abs(volume.origins - expected).max() > max(ORIGIN_TOLERANCE, GRID_TOLERANCE * depth):
         raise RecordError("its slices are no regular grid: each is shifted within its plane")
     header = open_dicom(files[0], stop_before_pixels=True)
+    (slope,) = numbers(header, "RescaleSlope", 1) or (1.0,)
+    (intercept,) = numbers(header, "RescaleIntercept", 1) or (0.0,)
     cosines = numbers(header, "ImageOrientationPatient", 6) or ()
     columns = (cosines[:3], cosines[3:], tuple(volume.normal))
     return Labels(
@@ -263,24 +273,23 @@ def _of_series(folder: Path) -> Labels:
             origin=tuple(volume.origins[0]),
             direction=tuple(np.array(columns).T.reshape(-1)),
         ),
+        (slope, intercept),
     )
 
 
-def _frames(path: Path) -> int:
-    """Pixels of all frames of a DICOM file."""
+def _frames(path: Path) -> tuple[int, int]:
+    """Pixels of all frames of a DICOM file, and bytes of each."""
     header = open_dicom(path, stop_before_pixels=True)
     sizes = [numbers(header, key, 1) for key in ("Rows", "Columns", "NumberOfFrames")]
-    return int(math.prod((size or (1.0,))[0] for size in sizes))
+    (bits,) = numbers(header, "BitsAllocated", 1) or (8.0,)
+    return int(math.prod((size or (1.0,))[0] for size in sizes)), max(1, int(bits) // 8)
 
 
-def _of_nifti(path: Path, *, packed: bool) -> tuple[int, int]:
+def _of_nifti(path: Path) -> tuple[int, int]:
     with BoundedFile(path, ANY) as file:
-        stream: Any = gzip.GzipFile(fileobj=file) if packed else file
-        header = stream.read(HEADER_BYTES)
-    order = "<" if header[:4] == struct.pack("<i", HEADER_BYTES) else ">"
-    (kind,) = struct.unpack(f"{order}h", header[70:72])
-    extents = struct.unpack(f"{order}3h", header[42:48])
-    return math.prod(extents) if min(extents) > 0 else 0, TYPES.get(kind, 0)
+        stream, _ = unpacked(file)
+        header = read_header(stream.read(HEADER_BYTES))
+    return math.prod(header.extents), header.value_type.itemsize
 
 
 def _require_nrrd(path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import codecs
 import math
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -16,7 +17,7 @@ import pyarrow.csv
 from benchmd_ray.data.card_files import Files
 from benchmd_ray.data.readers.arrays import Array, read_array
 from benchmd_ray.data.readers.bounded import read_bounded
-from benchmd_ray.data.readers.dicom import open_dicom, pixels, read_dicom, rescaled
+from benchmd_ray.data.readers.dicom import open_dicom, pixels, read_dicom, rescaled, unusual
 from benchmd_ray.data.readers.edf import read_edf
 from benchmd_ray.data.readers.image import read_image
 from benchmd_ray.data.readers.metaimage import read_mhd
@@ -49,6 +50,8 @@ TIMES = ("t", "time", "timestamp", "seconds", "sample", "index", "")
 Values = npt.NDArray[np.float64]
 OverTime = tuple[Values, float | None]
 """(channel, time) in the signal's unit, and the rate in Hz where it is known."""
+Picture = tuple[Array, list[str]]
+"""(y, x) or (y, x, channel), and what is unusual about it."""
 
 
 class Part(NamedTuple):
@@ -91,7 +94,9 @@ def is_volume(signal: Signal) -> bool:
     return len(signal.axes) == 4
 
 
-def read_file(path: Path, signal: Signal, files: Files) -> list[Part]:
+def read_file(
+    path: Path, signal: Signal, files: Files, warnings: Counter[str] | None = None
+) -> list[Part]:
     """What a file gives: one part, or the segments or windows of a longer signal.
 
     - Signals over time, (channel, time), are resampled to the signal's rate and are in its unit:
@@ -106,6 +111,7 @@ def read_file(path: Path, signal: Signal, files: Files) -> list[Part]:
         path: The file, its format known by its ending; or the folder of a DICOM series.
         signal: What is stored.
         files: What the card says of the files.
+        warnings: Where what is unusual about the file is counted.
 
     Raises:
         RecordError: Its format is unknown or of other signals, or it cannot be read as the signal.
@@ -118,11 +124,19 @@ def read_file(path: Path, signal: Signal, files: Files) -> list[Part]:
             f"its name has another ending than files of {signal.name}: expected one of "
             f"{', '.join(formats)}"
         )
-    held = formats[end](path, signal, files)
+    content = formats[end](path, signal, files)
     if signal.axes[-1] == "time":
-        values, rate = held
+        values, rate = content
         return _over_time(values, rate or files.rate, signal, files)
-    return _volume(held, signal, files) if is_volume(signal) else [_image(held, signal)]
+    if is_volume(signal):
+        said = [name for one in content for name in getattr(one, "warnings", ())]
+        parts = _volume(content, signal, files)
+    else:
+        picture, said = content
+        parts = [_image(picture, signal)]
+    if warnings is not None:
+        warnings.update(dict.fromkeys(said, 1))
+    return parts
 
 
 def _formats(signal: Signal) -> dict[str, Callable[[Path, Signal, Files], Any]]:
@@ -292,7 +306,7 @@ def _samples(path: Path, signal: Signal, files: Files) -> OverTime:
     return np.asarray(values, np.float64), None
 
 
-def _plane(path: Path, signal: Signal, files: Files) -> Array:
+def _plane(path: Path, signal: Signal, files: Files) -> Picture:
     """An array (y, x), (y, x, channel) or (channel, y, x)."""
     values, count = read_array(path, files.key), signal.stored_shape[0]
     if values.ndim == 3 and values.shape[-1] != count == values.shape[0]:
@@ -301,7 +315,7 @@ def _plane(path: Path, signal: Signal, files: Files) -> Array:
         values = values[..., 0]
     if values.ndim not in (2, 3) or values.shape[2:] not in ((), (count,)):
         raise RecordError(f"its array has the shape {values.shape}, expected (y, x, {count})")
-    return np.ascontiguousarray(values)
+    return np.ascontiguousarray(values), []
 
 
 def _planes(path: Path, signal: Signal, files: Files) -> list[Array]:
@@ -352,15 +366,18 @@ def _first_line(text: bytes) -> str:
     return text[:4096].split(b"\n", 1)[0].decode("utf-8", "replace")
 
 
-def _pixels(path: Path, signal: Signal, _: Files) -> Array:
-    return read_image(path, signal.stored_shape[0])
+def _pixels(path: Path, signal: Signal, _: Files) -> Picture:
+    return read_image(path, signal.stored_shape[0]), []
 
 
-def _dicom(path: Path, signal: Signal, _: Files) -> Array:
+def _dicom(path: Path, signal: Signal, _: Files) -> Picture:
     if signal.dtype == "uint8":
-        return read_dicom(path, channels=signal.stored_shape[0])
+        warnings = Counter[str]()
+        return read_dicom(path, channels=signal.stored_shape[0], warnings=warnings), [*warnings]
     dataset = open_dicom(path)
-    return rescaled(pixels(dataset), dataset)
+    stored = pixels(dataset)
+    values = rescaled(stored, dataset)
+    return values, unusual(stored, values, dataset)
 
 
 def _series(path: Path, signal: Signal, _: Files) -> list[Volume]:
@@ -369,7 +386,7 @@ def _series(path: Path, signal: Signal, _: Files) -> list[Volume]:
 
 ARRAYS = (".npy", ".npz", ".h5", ".hdf5")
 PICTURES = (".png", ".jpg", ".jpeg", ".tif", ".tiff", ".bmp", ".pgm", ".ppm")
-IMAGES: dict[str, Callable[[Path, Signal, Files], Array]] = {
+IMAGES: dict[str, Callable[[Path, Signal, Files], Picture]] = {
     **dict.fromkeys(PICTURES, _pixels),
     **dict.fromkeys((".dcm", ".dicom"), _dicom),
     **dict.fromkeys(ARRAYS, _plane),

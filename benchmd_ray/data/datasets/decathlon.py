@@ -16,17 +16,17 @@ import numpy as np
 import numpy.typing as npt
 
 from benchmd_ray.data.cards import DatasetCard
-from benchmd_ray.data.geometry import Geometry, Grid, grid_of
+from benchmd_ray.data.geometry import Geometry, Grid, grid_of, image_of
 from benchmd_ray.data.itk import simple_itk
 from benchmd_ray.data.raw import DUPLICATE, Choices, Discovery, RawItem, Reading, by_key, files
-from benchmd_ray.data.readers.nifti import read_image, turned
+from benchmd_ray.data.readers.nifti import Voxels, read_voxels, turned, whole_labels
 from benchmd_ray.data.records import Record, RecordError, hashed_patient
 from benchmd_ray.data.splits import balanced_splits
 from benchmd_ray.data.transforms import quantise
 from benchmd_ray.errors import BenchmdError, shown
 from benchmd_ray.signals import valid_area
 
-VERSION = 1
+VERSION = 2
 """Raised whenever the records, labels or splits change that the same files give."""
 LAYOUT = "pairs"
 """Name of the one layout."""
@@ -134,9 +134,11 @@ def read(root: Path, item: RawItem, card: DatasetCard) -> Reading:
         RecordError: A file cannot be read, the two have different grids, the mask holds other
             labels, or the volume is larger than what is stored.
     """
-    image, mask = read_image(root / item.path), read_image(root / item.details["mask"])
-    file = grid_of(image)
-    _require_same(file, grid_of(mask))
+    own, other = read_voxels(root / item.path), read_voxels(root / item.details["mask"])
+    file = own.grid
+    _require_same(file, other.grid)
+    image = image_of(own.values, file)
+    mask = image_of(_whole(other), other.grid)
     image, mask = (_resampled(turned(each), item.details["spacing"], nearest=nearest)
                    for each, nearest in ((image, False), (mask, True)))  # fmt: skip
     values, labels = map(simple_itk().GetArrayFromImage, (image, mask))
@@ -157,7 +159,21 @@ def read(root: Path, item: RawItem, card: DatasetCard) -> Reading:
         target=target,
         geometry=Geometry(file, _padded(grid_of(image), area, card)),
     )
-    return Reading([record])
+    warnings = Counter(own.warnings)
+    warnings.update(f"its mask: {warning}" for warning in other.warnings)
+    return Reading([record], warnings=warnings)
+
+
+def _whole(mask: Voxels) -> npt.NDArray[Any]:
+    """Labels of a mask's file, those that a slope moved off whole numbers rounded.
+
+    Raises:
+        RecordError: They are not whole.
+    """
+    try:
+        return whole_labels(mask.values, mask.scaling)
+    except RecordError as error:
+        raise RecordError(f"its mask: {error}") from error
 
 
 def _require_same(image: Grid, mask: Grid) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -35,7 +37,9 @@ def read_dicom_image(root: Path, item: RawItem, card: DatasetCard) -> Reading:
     Raises:
         RecordError: It cannot be read as a DICOM image.
     """
-    return image_record(read_dicom(root / item.path, channels=1), item, card)
+    warnings = Counter[str]()
+    pixels = read_dicom(root / item.path, channels=1, warnings=warnings)
+    return replace(image_record(pixels, item, card), warnings=warnings)
 
 
 def image_record(pixels: Pixels, item: RawItem, card: DatasetCard) -> Reading:

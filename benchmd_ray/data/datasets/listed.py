@@ -329,7 +329,8 @@ def read(root: Path, item: RawItem, card: DatasetCard) -> Reading:
     Raises:
         RecordError: It cannot be read as the card's signal.
     """
-    parts = read_file(root / item.path, card.signal, _files(card))
+    warnings = Counter[str]()
+    parts = read_file(root / item.path, card.signal, _files(card), warnings)
     scans = card.task.scored == "scans"
     records, excluded = [], Counter[str]()
     for number, part in enumerate(parts):
@@ -349,4 +350,4 @@ def read(root: Path, item: RawItem, card: DatasetCard) -> Reading:
                 metadata=item.metadata,
             )
         )
-    return Reading(records, excluded)
+    return Reading(records, excluded, warnings)

@@ -23,7 +23,8 @@ from benchmd_ray.data.raw import (
     by_key,
     files,
 )
-from benchmd_ray.data.readers.dicom import open_dicom, read_dicom, text
+from benchmd_ray.data.readers.dicom import open_dicom, read_dicom
+from benchmd_ray.data.readers.dicom_values import text
 from benchmd_ray.data.records import hashed_patient
 from benchmd_ray.data.splits import TARGET_SPLIT
 from benchmd_ray.data.tables import age_string, read_rows, sex
@@ -64,8 +65,8 @@ def read(root: Path, item: RawItem, card: DatasetCard) -> Reading:
     Raises:
         RecordError: It cannot be read as a DICOM image.
     """
-    path = root / item.path
-    pixels = read_dicom(path, channels=1)
+    path, warnings = root / item.path, Counter[str]()
+    pixels = read_dicom(path, channels=1, warnings=warnings)
     header = open_dicom(path, stop_before_pixels=True)
     metadata: dict[str, float | str | None] = {
         "age": age_string(text(header, "PatientAge") or ""),
@@ -73,4 +74,4 @@ def read(root: Path, item: RawItem, card: DatasetCard) -> Reading:
         "view": text(header, "ViewPosition"),
         **item.metadata,
     }
-    return image_record(pixels, replace(item, metadata=metadata), card)
+    return replace(image_record(pixels, replace(item, metadata=metadata), card), warnings=warnings)

@@ -1,29 +1,23 @@
 """DICOM images by pydicom: stored values, and grey levels or colours as decision D6 has them.
 
-A file's header is parsed lazily, and its values are whatever the sender wrote; so values are taken
-with `numbers` and `text`, and no reason quotes one: it may name the patient.
 Format: DICOM PS3.3 (image pixel and modality LUT modules) and PS3.5 (transfer syntaxes).
 """
 
 from __future__ import annotations
 
 import copy
-import math
 import re
 import zlib
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections import Counter
+from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pydicom
 from PIL import Image
 from pydicom import uid
-from pydicom.dataelem import RawDataElement
 from pydicom.encaps import get_frame
-from pydicom.errors import InvalidDicomError
 from pydicom.pixels.decoders.base import get_decoder
 from pydicom.pixels.processing import apply_color_lut, apply_modality_lut
 
@@ -33,12 +27,14 @@ from benchmd_ray.data.readers.codec import (
     NotDecoded,
     decompress,
     frame_size,
-    silenced,
 )
+from benchmd_ray.data.readers.dicom_begin import PREAMBLE, has_preamble, state_syntax
+from benchmd_ray.data.readers.dicom_padding import WARNING, is_mostly_padding
+from benchmd_ray.data.readers.dicom_values import AGAIN, numbers, refusing, text
 from benchmd_ray.data.readers.image import MAX_PIXELS, Pixels, to_grey_levels
 from benchmd_ray.data.records import RecordError
 
-VERSION = 2
+VERSION = 3
 """Raised whenever what it reads of the same file changes."""
 
 Stored = npt.NDArray[np.generic]
@@ -75,14 +71,16 @@ MAX_INFLATED = 2**27
 """Bytes that a deflated file may inflate to."""
 MAX_READS = 2**20
 """Of the parts of a file, some three for each element of its header; a header has hundreds."""
-MAX_VALUE = 2**16
-"""Bytes of an element that is taken as numbers or text: they become objects a hundred times as
-large."""
-AGAIN = "Fetch it again."
 CONVERT = "convert the file to Explicit VR Little Endian"
 
 
-def read_dicom(path: Path, channels: int = 1, *, frame: int | None = None) -> Pixels:
+def read_dicom(
+    path: Path,
+    channels: int = 1,
+    *,
+    frame: int | None = None,
+    warnings: Counter[str] | None = None,
+) -> Pixels:
     """Read a DICOM image for display.
 
     Grey images: modality LUT (a table, or slope and intercept), scaled to 0–255 over the image's
@@ -93,6 +91,7 @@ def read_dicom(path: Path, channels: int = 1, *, frame: int | None = None) -> Pi
         path: The file.
         channels: 1 for grey levels (ITU-R BT.601 of a colour image), 3 for red, green, blue.
         frame: Which frame of an image of several, from 0. None takes only images of one frame.
+        warnings: Where what is unusual about the image is counted.
 
     Returns:
         uint8, (y, x) for one channel, (y, x, 3) for three.
@@ -105,13 +104,16 @@ def read_dicom(path: Path, channels: int = 1, *, frame: int | None = None) -> Pi
     values = pixels(dataset, frame=frame)
     kind = text(dataset, "PhotometricInterpretation")
     if kind in GREY:
-        grey = to_grey_levels(rescaled(values, dataset, frame=frame or 0))
+        scaled = rescaled(values, dataset, frame=frame or 0)
+        grey = to_grey_levels(scaled)
+        if warnings is not None:
+            warnings.update(unusual(values, scaled, dataset))
         if kind == "MONOCHROME1":
             grey = 255 - grey
         return grey if channels == 1 else np.repeat(grey[..., None], 3, axis=2)
     bits = _whole(dataset, "BitsStored")
     if kind == PALETTE:
-        with _refusing("its colour palette cannot be looked up"):
+        with refusing("its colour palette cannot be looked up"):
             values = apply_color_lut(values, _little_endian_palette(dataset))
         bits = 8 * values.dtype.itemsize
     colours = _eight_bits(values, bits)
@@ -124,15 +126,20 @@ def open_dicom(path: Path, *, stop_before_pixels: bool = False) -> pydicom.Datas
     Values are parsed when they are asked for, which may fail: take them with `numbers` and `text`.
 
     Args:
-        path: The file, with its preamble and file meta information.
+        path: The file. Without the preamble it is taken where it names its SOP class at once, in
+            the transfer syntax of its meta information; without that, in implicit VR
+            little-endian, or explicit VR where VRs are there.
         stop_before_pixels: Leave the pixel data, and all that stands behind it, unread.
 
     Raises:
         RecordError: The file is missing, damaged or no DICOM file.
     """
-    with _refusing("it cannot be read as a DICOM file"), _opened(path) as file:
-        _refuse_inflated(file)
-        dataset = pydicom.dcmread(file, stop_before_pixels=stop_before_pixels)
+    with refusing("it cannot be read as a DICOM file"), _opened(path) as file:
+        is_bare = not has_preamble(file)
+        _refuse_inflated(file, 0 if is_bare else PREAMBLE + 4)
+        dataset = pydicom.dcmread(file, stop_before_pixels=stop_before_pixels, force=is_bare)
+        if is_bare:
+            state_syntax(dataset)
     return dataset
 
 
@@ -158,7 +165,7 @@ def pixels(dataset: pydicom.Dataset, *, frame: int | None = None) -> Stored:
     if syntax in PLUGINS:
         values = _decompressed(dataset, syntax, frame or 0)
     else:
-        with _refusing("its pixel data cannot be read"):
+        with refusing("its pixel data cannot be read"):
             values, _ = get_decoder(syntax).as_array(dataset, index=frame or 0)
     if values.shape != shape:
         raise RecordError(f"decoding gives shape {values.shape}, the header says {shape}. {AGAIN}")
@@ -181,7 +188,7 @@ def rescaled(values: Stored, dataset: pydicom.Dataset, *, frame: int = 0) -> Sto
         RecordError: The table, slope or intercept cannot be used.
     """
     if "ModalityLUTSequence" in dataset:
-        with _refusing("its modality LUT cannot be used"):
+        with refusing("its modality LUT cannot be used"):
             values = apply_modality_lut(values, dataset)
         return values
     owner = _transformation(dataset, frame)
@@ -194,53 +201,26 @@ def rescaled(values: Stored, dataset: pydicom.Dataset, *, frame: int = 0) -> Sto
     return np.asarray(scaled + (intercept or (0.0,))[0])
 
 
-def numbers(dataset: pydicom.Dataset, keyword: str, count: int) -> tuple[float, ...] | None:
-    """The numbers of an element; None where it is absent or empty.
+def unusual(values: Stored, scaled: Stored, dataset: pydicom.Dataset) -> list[str]:
+    """Warnings of an image.
 
     Args:
-        dataset: A dataset or an item of a sequence.
-        keyword: The element's keyword, such as ``ImagePositionPatient``.
-        count: How many there must be.
-
-    Raises:
-        RecordError: There are others than ``count`` finite numbers.
+        values: As `pixels` gives them.
+        scaled: As `rescaled` gives them.
+        dataset: Whose they are.
     """
-    found: tuple[float, ...] = ()
-    with _refusing(f"{keyword} cannot be read"):
-        value = _value(dataset, keyword)
-        if value is None or value == "":
-            return None
-        found = tuple(map(float, [value] if isinstance(value, int | float) else value))
-    if len(found) != count or not all(map(math.isfinite, found)):
-        raise RecordError(f"{keyword} is not {count} finite number(s)")
-    return found
-
-
-def text(dataset: pydicom.Dataset, keyword: str) -> str | None:
-    """The text of an element without blanks around it; None where it is absent or empty.
-
-    Raises:
-        RecordError: It cannot be read.
-    """
-    found = ""
-    with _refusing(f"{keyword} cannot be read"):
-        value = _value(dataset, keyword)
-        found = "" if value is None else str(value).strip()
-    return found or None
-
-
-def _value(dataset: pydicom.Dataset, keyword: str) -> Any:
-    """Value of an element, parsed now unless it is too long; None where it is absent."""
-    raw = dataset.get_item(keyword) if keyword in dataset else None
-    if isinstance(raw, RawDataElement) and len(raw.value or b"") > MAX_VALUE:
-        raise RecordError(f"{keyword} has {len(raw.value or b''):,} bytes. {AGAIN}")
-    return dataset.get(keyword)
+    prefix = {"float32": "Float", "float64": "DoubleFloat"}.get(values.dtype.name, "")
+    bounds: list[float] = []
+    for name in ("Value", "RangeLimit"):
+        with suppress(RecordError):  # of an image that is read all the same
+            bounds += numbers(dataset, f"{prefix}PixelPadding{name}", 1) or ()
+    return [WARNING] if is_mostly_padding(values, scaled, bounds) else []
 
 
 def _transformation(dataset: pydicom.Dataset, frame: int) -> pydicom.Dataset:
     """Where slope and intercept stand: the dataset, or a functional group of an enhanced image."""
     owner = dataset
-    with _refusing("its functional groups cannot be read"):
+    with refusing("its functional groups cannot be read"):
         own = dataset.get("PerFrameFunctionalGroupsSequence") or []
         for group in [*(dataset.get("SharedFunctionalGroupsSequence") or []), *own[frame:][:1]]:
             found = group.get("PixelValueTransformationSequence")
@@ -335,7 +315,7 @@ def _decompressed(dataset: pydicom.Dataset, syntax: uid.UID, index: int) -> Stor
         "pixel_keyword": "PixelData",
     }
     frame = b""
-    with _refusing("its compressed pixel data cannot be read"):
+    with refusing("its compressed pixel data cannot be read"):
         frames = _whole(dataset, "NumberOfFrames", 1)
         frame = get_frame(dataset.PixelData, index, number_of_frames=frames)
     try:
@@ -356,9 +336,14 @@ def _opened(path: Path) -> BoundedFile:
     return BoundedFile(path, MAX_BYTES, reads=MAX_READS)
 
 
-def _refuse_inflated(file: BoundedFile) -> None:
-    """Refuse a deflated file that would inflate to more than `MAX_INFLATED`."""
-    file.seek(132)
+def _refuse_inflated(file: BoundedFile, start: int) -> None:
+    """Refuse a deflated file that would inflate to more than `MAX_INFLATED`.
+
+    Args:
+        file: The file.
+        start: Byte where its meta information begins.
+    """
+    file.seek(start)
     meta = pydicom.filereader.read_dataset(
         file, False, True, stop_when=lambda tag, vr, length: tag.group != 2
     )
@@ -369,21 +354,3 @@ def _refuse_inflated(file: BoundedFile) -> None:
         if held > MAX_INFLATED:
             raise RecordError(f"it inflates to more than {MAX_INFLATED:,} bytes")
     file.seek(0)
-
-
-@contextmanager
-def _refusing(reason: str) -> Iterator[None]:
-    """Turn what pydicom and the decoders raise into a `RecordError`, and keep them silent.
-
-    Their messages may quote the header, so neither these nor their warnings are passed on.
-    """
-    try:
-        with silenced():
-            yield
-    except (RecordError, MemoryError):
-        raise
-    except Exception as error:
-        # a file of another kind, or one that the system does not open, is not damaged
-        whole = isinstance(error, InvalidDicomError) or getattr(error, "errno", None)
-        again = "" if whole else f". {AGAIN}"
-        raise RecordError(f"{reason} ({type(error).__name__}){again}") from None

@@ -18,7 +18,7 @@ from benchmd_ray.data.itk import simple_itk
 from benchmd_ray.data.readers.volume import MAX_SLICES, MAX_VOXELS, SAME, Volume
 from benchmd_ray.data.records import RecordError
 
-VERSION = 1
+VERSION = 2
 """Raised whenever what it reads of the same file changes."""
 COORDINATE = r"-?[0-9]{1,7}(\.[0-9]{0,30})?([eE]-[0-9]{1,3})?"
 """A number of mm in a MetaImage header."""
@@ -36,6 +36,8 @@ ELEMENTS = {
     "MET_USHORT": 2,
     "MET_INT": 4,
     "MET_UINT": 4,
+    "MET_LONG_LONG": 8,
+    "MET_ULONG_LONG": 8,
 }
 """Bytes of a voxel of a MetaImage file, by its type; other types are not taken."""
 PLAIN = {

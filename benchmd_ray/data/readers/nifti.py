@@ -1,6 +1,8 @@
-"""NIfTI-1 files, ``.nii`` and ``.nii.gz``, by SimpleITK.
+"""NIfTI-1 files, ``.nii`` and ``.nii.gz``.
 
-What the header claims is checked before SimpleITK opens the file.
+Voxels are decoded here: where a qform and an sform differ, SimpleITK takes the qform unless the
+sform is that of the scanner, and it adds intercepts where slopes are 0, which the standard has mean
+that there are none. What a header claims is checked before voxels are read.
 Format: https://nifti.nimh.nih.gov/nifti-1/documentation.
 """
 
@@ -10,32 +12,91 @@ import gzip
 import math
 import struct
 import zlib
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
+from benchmd_ray.data.geometry import Grid, image_of
 from benchmd_ray.data.itk import simple_itk
 from benchmd_ray.data.readers.bounded import ANY, BoundedFile
 from benchmd_ray.data.readers.volume import MAX_SLICES, MAX_VOXELS, Volume
 from benchmd_ray.data.records import RecordError
 
-VERSION = 2
+VERSION = 3
 """Raised whenever what it reads of the same file changes."""
 HEADER_BYTES = 348
-FLOATS = {16: "f4", 64: "f8"}
-"""NumPy's names of the types that may hold what is not a number."""
+PACKED = b"\x1f\x8b"
+"""How files begin that are compressed by gzip."""
+TYPES = {
+    **{2: "u1", 256: "i1", 4: "i2", 512: "u2", 8: "i4", 768: "u4", 1024: "i8", 1280: "u8"},
+    **{16: "f4", 64: "f8"},
+}
+"""NumPy's names of the types of voxels that are taken: all whole and floating-point numbers."""
+OTHER_TYPES = {
+    **{1: "bits", 32: "complex numbers", 128: "colours (RGB)", 1536: "float128"},
+    **{1792: "complex numbers", 2048: "complex numbers", 2304: "colours (RGBA)"},
+}
+"""Those of the standard that are not."""
+MILLIMETRES = {0: 1.0, 1: 1e3, 2: 1.0, 3: 1e-3}
+"""mm of a unit of length, by its code; 0 is unknown."""
 ALIKE = 1e-3
 """How far directions may be from right angles, as a cosine; and sizes that a header has twice from
 each other, as a share."""
 MOVED = 0.5
 """Of a voxel: how far apart two places that a header has for it may be."""
-TYPES = {2: 1, 4: 2, 8: 4, 16: 4, 64: 8, 256: 1, 512: 2, 768: 4}
-"""Bytes of a voxel of the types that are taken: whole and floating-point numbers."""
+WHOLE = 0.01
+"""How far a label may be from a whole number where a slope made it; never over half a step."""
 MAX_BYTES = 2**31
 """Of a volume, which is held whole."""
 MAX_OFFSET = 2**20
-"""Where voxels may begin, behind header and extensions."""
+"""Where voxels may begin, behind header and extensions; and how much may be behind them."""
+
+Array = npt.NDArray[np.generic]
+Numbers = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Voxels:
+    """A volume as its file has it."""
+
+    values: Array
+    """(z, y, x), slope and intercept applied."""
+    grid: Grid
+    scaling: tuple[float, float] = (1.0, 0.0)
+    """Slope and intercept that made the values of stored numbers."""
+    warnings: tuple[str, ...] = ()
+    """What is unusual about the file."""
+
+
+@dataclass(frozen=True)
+class Header:
+    """What a header says of the voxels."""
+
+    extents: tuple[int, int, int]
+    """Along x, y and z."""
+    dtype: np.dtype[Any]
+    offset: int
+    """Byte where they begin."""
+    scaling: tuple[float, float]
+    """Slope and intercept."""
+    grid: Grid
+    warnings: tuple[str, ...]
+
+    @property
+    def size(self) -> int:
+        """Bytes of the voxels."""
+        return math.prod(self.extents) * self.dtype.itemsize
+
+    @property
+    def value_type(self) -> np.dtype[Any]:
+        """Of the values: that of the voxels, or floats where slope and intercept apply."""
+        if self.scaling == (1.0, 0.0):
+            return self.dtype.newbyteorder("=")
+        is_wide = self.dtype.itemsize > (4 if self.dtype.kind == "f" else 2)
+        return np.dtype(np.float64 if is_wide else np.float32)
 
 
 def read_nifti(path: Path) -> Volume:
@@ -50,7 +111,8 @@ def read_nifti(path: Path) -> Volume:
     Raises:
         RecordError: It is missing, damaged or too large, or no volume of three axes.
     """
-    image = turned(read_image(path))
+    voxels = read_voxels(path)
+    image = turned(image_of(voxels.values, voxels.grid))
     values = simple_itk().GetArrayFromImage(image)
     x, y, z = image.GetSpacing()
     directions = np.array(image.GetDirection()).reshape(3, 3)  # columns: x, y and z of the voxels
@@ -61,80 +123,107 @@ def read_nifti(path: Path) -> Volume:
         + np.arange(len(values))[:, None] * z * directions[:, 2],
         normal=directions[:, 2],
         read_slice=lambda number: np.asarray(values[number]),
+        warnings=voxels.warnings,
     )
 
 
-def read_image(path: Path) -> Any:
-    """Read a volume as a SimpleITK image, its axes and directions as the file has them.
-
-    Args:
-        path: A file that ends in ``.nii`` or ``.nii.gz``.
-
-    Raises:
-        RecordError: It is missing, damaged or too large, or no volume of three axes.
-    """
-    require_nifti(path)
-    reader: Any = simple_itk().ImageFileReader()
-    reader.SetImageIO("NiftiImageIO")
-    reader.SetFileName(str(path))
-    try:
-        image = reader.Execute()
-        return image[..., 0] if image.GetDimension() == 4 else image
-    except RuntimeError as error:  # it raises that for whatever it meets, and quotes the path
-        raise _unreadable() from error
-
-
 def turned(image: Any) -> Any:
-    """An image whose x runs to the left, y to the back and z to the head, by right angles.
+    """A SimpleITK image whose x runs to the left, y to the back and z to the head, by right angles.
 
     Raises:
         RecordError: Its directions are not at right angles.
     """
-    itk = simple_itk()
     try:
-        return itk.DICOMOrient(image, "LPS")
+        return simple_itk().DICOMOrient(image, "LPS")
     except RuntimeError as error:
-        raise _unreadable() from error
+        raise RecordError("its directions are not at right angles") from error
 
 
-def _unreadable() -> RecordError:
-    return RecordError(
-        "it cannot be read as NIfTI: it is damaged, or its directions are not at right angles"
-    )
+def whole_labels(values: Array, scaling: tuple[float, float]) -> Array:
+    """Labels, those that a slope or intercept moved off whole numbers rounded to them.
 
-
-def require_nifti(path: Path) -> None:
-    """Refuse what SimpleITK would believe: sizes, types, places, and a file that is cut off.
+    Args:
+        values: Of any type of numbers.
+        scaling: Slope and intercept that made them of stored numbers; (1, 0) changes nothing.
 
     Raises:
-        RecordError: The file is missing, or is not a whole volume of three axes.
+        RecordError: One is further from a whole number than half a step, or than `WHOLE`.
     """
-    packed = path.suffix.lower() == ".gz"
+    if scaling == (1.0, 0.0) or values.dtype.kind != "f":
+        return values
+    exact = np.asarray(values, np.float64)
+    nearest = np.rint(exact)
+    rounding = 1e-6 * float(np.abs(nearest).max())  # the header's numbers have 24 bits
+    wrong = np.abs(exact - nearest) > min(WHOLE, abs(scaling[0]) / 2 + rounding)
+    if wrong.any():
+        raise RecordError(
+            f"it has the value {exact[wrong][0]:.6g} by slope {scaling[0]:.6g} and intercept "
+            f"{scaling[1]:.6g} of its header (scl_slope, scl_inter), expected whole labels: write "
+            "them without"
+        )
+    return nearest
+
+
+def read_voxels(path: Path) -> Voxels:
+    """Read a volume, its axes as the file has them, its place by the sform before the qform.
+
+    Args:
+        path: A file that ends in ``.nii`` or ``.nii.gz``; whether it is compressed is seen by its
+            content.
+
+    Raises:
+        RecordError: It is missing, damaged or too large, or no volume of three axes.
+    """
     try:
         with BoundedFile(path, ANY) as file:
-            stream: Any = gzip.GzipFile(fileobj=file) if packed else file
-            header = stream.read(HEADER_BYTES)
-            expected, offset, dtype = _size(header)
-            stream.read(offset - HEADER_BYTES)
-            held, left, wrong = offset, b"", 0  # SimpleITK puts zeros where a file ends early
-            while held <= expected + MAX_OFFSET and (part := stream.read(2**20)):
-                held += len(part)
-                if dtype is not None:  # and where a number is not finite
-                    part = left + part
-                    whole = len(part) - len(part) % dtype.itemsize
-                    wrong += int((~np.isfinite(np.frombuffer(part[:whole], dtype))).sum())
-                    left = part[whole:]
+            stream, is_packed = unpacked(file)
+            header = read_header(stream.read(HEADER_BYTES))
+            stream.read(header.offset - HEADER_BYTES)
+            content = stream.read(header.size)
+            behind = 0
+            while behind <= MAX_OFFSET and (part := stream.read(2**16)):
+                behind += len(part)
     except (OSError, EOFError, zlib.error) as error:  # of gzip, which holds a checksum
         raise RecordError(f"it cannot be opened, or is damaged ({type(error).__name__})") from error
-    if not expected <= held <= expected + MAX_OFFSET:
-        what = "cut off" if held < expected else "longer than its header says"
-        raise RecordError(f"it is {what}: expected {expected:,} bytes")
-    if wrong:
+    if len(content) < header.size or behind > MAX_OFFSET:
+        what = "longer than its header says" if behind else "cut off"
+        raise RecordError(f"it is {what}: expected {header.offset + header.size:,} bytes")
+    warnings = list(header.warnings)
+    if is_packed != (path.suffix.lower() == ".gz"):
+        state = "compressed by gzip" if is_packed else "not compressed"
+        warnings.append(f"it is {state}, and its name ends in {'.nii' if is_packed else '.nii.gz'}")
+    values = _scaled(np.frombuffer(content, header.dtype).reshape(header.extents[::-1]), header)
+    return Voxels(values, header.grid, header.scaling, tuple(warnings))
+
+
+def unpacked(file: BoundedFile) -> tuple[Any, bool]:
+    """A file, and whether it is compressed, from its beginning: what reads its content."""
+    is_packed = file.read(len(PACKED)) == PACKED
+    file.seek(0)
+    return (gzip.GzipFile(fileobj=file) if is_packed else file), is_packed
+
+
+def _scaled(stored: Array, header: Header) -> Array:
+    """Values of stored numbers, (z, y, x).
+
+    Raises:
+        RecordError: Some are not finite.
+    """
+    values = np.empty(stored.shape, header.value_type)
+    slope, intercept = header.scaling
+    for plane, out in zip(stored, values, strict=True):
+        if header.scaling == (1.0, 0.0):
+            out[:] = plane
+            continue
+        with np.errstate(over="ignore", invalid="ignore"):
+            out[:] = plane.astype(np.float64) * slope + intercept
+    if values.dtype.kind == "f" and (wrong := int((~np.isfinite(values)).sum())):
         raise RecordError(f"{wrong:,} of its voxels are not finite numbers")
+    return values
 
 
-def _size(header: bytes) -> tuple[int, int, np.dtype[Any] | None]:
-    """Bytes of the file that a header describes, where its voxels begin, and their type if floats.
+def read_header(header: bytes) -> Header:
+    """What the first `HEADER_BYTES` of a file say.
 
     Raises:
         RecordError: It is no such header, or of no volume of three axes.
@@ -144,63 +233,118 @@ def _size(header: bytes) -> tuple[int, int, np.dtype[Any] | None]:
     order = "<" if struct.unpack("<i", header[:4])[0] == HEADER_BYTES else ">"
     count, *extents = struct.unpack(f"{order}8h", header[40:56])
     (kind,) = struct.unpack(f"{order}h", header[70:72])
-    (offset,) = struct.unpack(f"{order}f", header[108:112])
+    offset, slope, intercept = struct.unpack(f"{order}3f", header[108:120])
     spacing = struct.unpack(f"{order}3f", header[80:92])
     place = struct.unpack(f"{order}18f", header[256:328])
     if not (count == 3 or (count == 4 and extents[3] == 1)) or min(extents[:3]) < 1:
         shown = tuple(extents[: max(0, min(count, 7))])
         raise RecordError(f"it has the extents {shown}, expected those along x, y and z")
     if kind not in TYPES:
-        raise RecordError(f"its voxels are of type {kind}, expected one number each")
-    voxels = math.prod(extents[:3])
-    if voxels > MAX_VOXELS or extents[2] > MAX_SLICES or voxels * TYPES[kind] > MAX_BYTES:
+        named = f" ({OTHER_TYPES[kind]})" if kind in OTHER_TYPES else ""
+        raise RecordError(f"its voxels are of type {kind}{named}, expected one number each")
+    dtype, voxels = np.dtype(order + TYPES[kind]), math.prod(extents[:3])
+    if voxels > MAX_VOXELS or extents[2] > MAX_SLICES or voxels * dtype.itemsize > MAX_BYTES:
         raise RecordError(f"it has the extents {tuple(extents[:3])}, which are too large")
     if not HEADER_BYTES + 4 <= offset <= MAX_OFFSET:
         raise RecordError(f"its voxels begin at byte {offset:g}, expected behind the header")
     if not all(map(math.isfinite, (*spacing, *place))) or min(spacing) <= 0:
         raise RecordError("its directions or the size of its voxels are not numbers")
-    _require_one_place(header, order)
-    dtype = np.dtype(f"{order}{FLOATS[kind]}") if kind in FLOATS else None
-    return int(offset) + voxels * TYPES[kind], int(offset), dtype
+    if slope == 0 or math.isnan(slope):  # by the standard: stored numbers are the values
+        slope, intercept = 1.0, 0.0
+    if not (math.isfinite(slope) and math.isfinite(intercept)):
+        raise RecordError("its slope or intercept (scl_slope, scl_inter) is not a finite number")
+    x, y, z = extents[:3]
+    grid, warnings = _place(header, order, (x, y, z))
+    return Header((x, y, z), dtype, int(offset), (slope, intercept), grid, warnings)
 
 
-def _require_one_place(header: bytes, order: str) -> None:
-    """Refuse a header that says in two ways where voxels are, and not the same.
+def _place(
+    header: bytes, order: str, extents: tuple[int, int, int]
+) -> tuple[Grid, tuple[str, ...]]:
+    """The grid of a header, and warnings.
 
     A file may have a matrix (sform) and a quaternion (qform) with the voxels' sizes (pixdim); each
-    has a code that says of which space it is, 0 for none.
+    has a code that says of which space it is, 0 for none. The matrix is taken where there is one,
+    as in nibabel. SimpleITK takes the quaternion where both differ, unless the matrix is that of
+    the scanner (code 1). Without either, axes are taken to point to the left, back and head, as in
+    SimpleITK.
 
     Raises:
-        RecordError: The message says what differs.
+        RecordError: It says in two ways where voxels are in one space, and not the same; the
+            message says what differs.
     """
-    sign, *spacing = struct.unpack(f"{order}4f", header[76:92])
-    extents = np.array(struct.unpack(f"{order}3h", header[42:48]))
+    sizes = np.array(struct.unpack(f"{order}3f", header[80:92]))
     of_quaternion, of_matrix = struct.unpack(f"{order}2h", header[252:256])
-    numbers = struct.unpack(f"{order}18f", header[256:328])
-    if of_matrix <= 0:
-        return
-    matrix = np.array(numbers[6:]).reshape(3, 4)
+    matrix = np.array(struct.unpack(f"{order}12f", header[280:328])).reshape(3, 4)
+    turned_by = _quaternion(header, order)
+    other = np.column_stack([turned_by * sizes, struct.unpack(f"{order}3f", header[268:280])])
+    warnings: tuple[str, ...] = ()
+    if of_matrix > 0:
+        cosines = _cosines(matrix, sizes)
+        if of_quaternion > 0:
+            moved = _moved(matrix, other, extents)
+            if moved > MOVED * sizes.min():
+                if of_quaternion == of_matrix:
+                    raise RecordError(f"its qform and sform place voxels {moved:.3g} mm apart")
+                warnings = (
+                    f"its qform (code {of_quaternion}) and sform (code {of_matrix}) place voxels "
+                    "apart; the sform is taken",
+                )
+        origin = matrix[:, 3]
+    elif of_quaternion > 0:
+        cosines, origin = turned_by, other[:, 3]
+    else:
+        cosines, origin = np.diag([-1.0, -1.0, 1.0]), np.zeros(3)
+    scale = MILLIMETRES.get(header[123] & 7, 1.0)
+    to_left_and_back = np.array([-1.0, -1.0, 1.0])  # NIfTI's x and y run to the right and front
+    grid = Grid(
+        extents,
+        tuple((sizes * scale).tolist()),
+        tuple((origin * scale * to_left_and_back + 0.0).tolist()),
+        tuple((cosines * to_left_and_back[:, None] + 0.0).reshape(-1).tolist()),
+    )
+    return grid, warnings
+
+
+def _cosines(matrix: Numbers, spacing: Numbers) -> Numbers:
+    """Directions of an sform, (3, 3), made exactly perpendicular.
+
+    Raises:
+        RecordError: They are not at right angles, or the sizes of voxels are not those of pixdim.
+    """
     sizes = np.linalg.norm(matrix[:, :3], axis=0)
-    if (np.abs(sizes - spacing) > ALIKE * np.array(spacing)).any():
+    if (np.abs(sizes - spacing) > ALIKE * spacing).any():
         both = [" × ".join(f"{value:.4g}" for value in each) for each in (spacing, sizes)]
         raise RecordError(f"its voxels are {both[0]} mm by pixdim and {both[1]} mm by sform")
-    cosines = (matrix[:, :3] / sizes).T @ (matrix[:, :3] / sizes)
-    if np.abs(cosines - np.eye(3)).max() > ALIKE:
+    cosines = matrix[:, :3] / sizes
+    if np.abs(cosines.T @ cosines - np.eye(3)).max() > ALIKE:
         raise RecordError("its directions are not at right angles (sform)")
-    if of_quaternion == of_matrix:
-        b, c, d = numbers[:3]
-        a = math.sqrt(max(0.0, 1 - b * b - c * c - d * d))
-        turned = np.array(
-            [
-                [a * a + b * b - c * c - d * d, 2 * (b * c - a * d), 2 * (b * d + a * c)],
-                [2 * (b * c + a * d), a * a + c * c - b * b - d * d, 2 * (c * d - a * b)],
-                [2 * (b * d - a * c), 2 * (c * d + a * b), a * a + d * d - b * b - c * c],
-            ]
-        )
-        scaled = turned * np.array(spacing) * [1, 1, -1 if sign < 0 else 1]
-        other = np.column_stack([scaled, numbers[3:6]])
-        corners = np.column_stack([np.eye(3) * extents, np.zeros(3)])
-        corners = np.vstack([corners, [1, 1, 1, 1]])  # of each axis, and the first voxel
-        moved = np.abs((matrix - other) @ corners).max()
-        if moved > MOVED * min(spacing):
-            raise RecordError(f"its qform and sform place voxels {moved:.3g} mm apart")
+    left, _, right = np.linalg.svd(cosines)  # the nearest rotation
+    return np.asarray(left @ right)
+
+
+def _quaternion(header: bytes, order: str) -> Numbers:
+    """Directions of a qform, (3, 3)."""
+    (sign,) = struct.unpack(f"{order}f", header[76:80])
+    b, c, d = struct.unpack(f"{order}3f", header[256:268])
+    rest = 1 - (b * b + c * c + d * d)
+    if rest < 1e-7:  # half a turn, or rounded: as in the standard's own code
+        length = math.sqrt(b * b + c * c + d * d)
+        a, b, c, d = 0.0, b / length, c / length, d / length
+    else:
+        a = math.sqrt(rest)
+    cosines = np.array(
+        [
+            [a * a + b * b - c * c - d * d, 2 * (b * c - a * d), 2 * (b * d + a * c)],
+            [2 * (b * c + a * d), a * a + c * c - b * b - d * d, 2 * (c * d - a * b)],
+            [2 * (b * d - a * c), 2 * (c * d + a * b), a * a + d * d - b * b - c * c],
+        ]
+    )
+    return cosines * [1, 1, -1 if sign < 0 else 1]
+
+
+def _moved(matrix: Numbers, other: Numbers, extents: tuple[int, int, int]) -> float:
+    """The largest distance along an axis, in mm, between a corner's places by two matrices."""
+    corners = np.column_stack([np.eye(3) * extents, np.zeros(3)])
+    corners = np.vstack([corners, [1, 1, 1, 1]])  # of each axis, and the first voxel
+    return float(np.abs((matrix - other) @ corners).max())

@@ -16,7 +16,8 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from benchmd_ray.data.readers.dicom import numbers, open_dicom, pixels, rescaled, text
+from benchmd_ray.data.readers.dicom import open_dicom, pixels, rescaled
+from benchmd_ray.data.readers.dicom_values import numbers, text
 from benchmd_ray.data.records import RecordError
 
 VERSION = 1

@@ -1,0 +1,87 @@
+"""Values of DICOM headers, which are whatever the sender wrote.
+
+A file's header is parsed lazily; so values are taken with `numbers` and `text`, and no reason
+quotes one: it may name the patient.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pydicom
+from pydicom.dataelem import RawDataElement
+from pydicom.errors import InvalidDicomError
+
+from benchmd_ray.data.readers.codec import silenced
+from benchmd_ray.data.records import RecordError
+
+VERSION = 1
+"""Raised whenever what it reads of the same file changes."""
+MAX_VALUE = 2**16
+"""Bytes of an element that is taken as numbers or text: they become objects a hundred times as
+large."""
+AGAIN = "Fetch it again."
+
+
+def numbers(dataset: pydicom.Dataset, keyword: str, count: int) -> tuple[float, ...] | None:
+    """The numbers of an element; None where it is absent or empty.
+
+    Args:
+        dataset: A dataset or an item of a sequence.
+        keyword: The element's keyword, such as ``ImagePositionPatient``.
+        count: How many there must be.
+
+    Raises:
+        RecordError: There are others than ``count`` finite numbers.
+    """
+    found: tuple[float, ...] = ()
+    with refusing(f"{keyword} cannot be read"):
+        value = _value(dataset, keyword)
+        if value is None or value == "":
+            return None
+        found = tuple(map(float, [value] if isinstance(value, int | float) else value))
+    if len(found) != count or not all(map(math.isfinite, found)):
+        raise RecordError(f"{keyword} is not {count} finite number(s)")
+    return found
+
+
+def text(dataset: pydicom.Dataset, keyword: str) -> str | None:
+    """The text of an element without blanks around it; None where it is absent or empty.
+
+    Raises:
+        RecordError: It cannot be read.
+    """
+    found = ""
+    with refusing(f"{keyword} cannot be read"):
+        value = _value(dataset, keyword)
+        found = "" if value is None else str(value).strip()
+    return found or None
+
+
+def _value(dataset: pydicom.Dataset, keyword: str) -> Any:
+    """Value of an element, parsed now unless it is too long; None where it is absent."""
+    raw = dataset.get_item(keyword) if keyword in dataset else None
+    if isinstance(raw, RawDataElement) and len(raw.value or b"") > MAX_VALUE:
+        raise RecordError(f"{keyword} has {len(raw.value or b''):,} bytes. {AGAIN}")
+    return dataset.get(keyword)
+
+
+@contextmanager
+def refusing(reason: str) -> Iterator[None]:
+    """Turn what pydicom and the decoders raise into a `RecordError`, and keep them silent.
+
+    Their messages may quote the header, so neither these nor their warnings are passed on.
+    """
+    try:
+        with silenced():
+            yield
+    except (RecordError, MemoryError):
+        raise
+    except Exception as error:
+        # a file of another kind, or one that the system does not open, is not damaged
+        whole = isinstance(error, InvalidDicomError) or getattr(error, "errno", None)
+        again = "" if whole else f". {AGAIN}"
+        raise RecordError(f"{reason} ({type(error).__name__}){again}") from None
