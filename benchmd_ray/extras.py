@@ -23,7 +23,7 @@ class Extra:
 
 EXTRAS: Mapping[str, Extra] = {
     "ct": Extra(("SimpleITK",), "volumes in NIfTI, NRRD and MetaImage files; masks"),
-    "eeg": Extra(("mne", "edfio"), "recordings in EDF files"),
+    "eeg": Extra(("edfio",), "annotations of EDF files, the demo's EEGs"),
     "deepspeed": Extra(("deepspeed",), "training by several workers (execution.workers), and ZeRO"),
     "monai": Extra(("monai",), "networks of MONAI, segmentation"),
     "wandb": Extra(("wandb",), "Weights & Biases (--wandb)"),

@@ -28,7 +28,7 @@ WRITERS: dict[str, Callable[..., dict[str, Path]]] = {
 """By modality: (root, *, source_records, target_records, seed) writes the raw folder of each
 dataset, the source first, and returns them by the dataset's name."""
 
-PACKAGES = {"eeg": ("mne", "edfio"), "ldct": ("SimpleITK",)}
+PACKAGES = {"eeg": ("edfio",), "ldct": ("SimpleITK",)}
 """Of `extras.EXTRAS`: what writing and reading the data of a modality needs."""
 
 __all__ = [

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import datetime as dt
 import re
 from collections import Counter
 from pathlib import Path
@@ -129,16 +128,6 @@ def test_the_ending_of_the_file_does_not_matter(tmp_path, write_edf, noise):
     assert read_edf(path, ["C3"]).signals["C3"] == pytest.approx(by_hand(path, 0), abs=1e-9)
 
 
-def test_the_start_is_that_of_the_header(tmp_path, write_edf, noise):
-    recording = edfio.Recording(startdate=dt.date(2012, 3, 4))
-    path = write_edf(
-        tmp_path / "n.edf", {"C3": (noise, 200)}, recording=recording, starttime=dt.time(22, 5, 6)
-    )
-    start = read_edf(path, ["C3"]).start
-    assert start is not None
-    assert start.replace(tzinfo=None) == dt.datetime(2012, 3, 4, 22, 5, 6)
-
-
 def test_a_rate_comes_from_samples_and_duration(tmp_path, write_edf, noise):
     path = write_edf(tmp_path / "n.edf", {"C3": (noise, 62.5)}, data_record_duration=2)
     assert read_header(path).seconds == 2
@@ -149,7 +138,7 @@ def test_decoding_says_nothing_and_warns_of_nothing(tmp_path, write_edf, noise, 
     path = write_edf(tmp_path / "n.edf", {"C3": (noise, 200), "C4": (noise, 200)})
     patched(path, 168, "xx.xx.xx")  # no date
     patched(path, field(path, 0, "prefilter"), "HP:70Hz LP:30Hz", 80)
-    assert read_edf(path, ["C3", "C4"]).start is None
+    assert set(read_edf(path, ["C3", "C4"]).signals) == {"C3", "C4"}
     assert not recwarn.list
     assert capfd.readouterr() == ("", "")
 
@@ -231,27 +220,10 @@ def test_a_channel_that_is_too_long_is_refused_before_it_is_decoded(
 ):
     path = write_edf(tmp_path / "n.edf", {"C3": (noise, 200)})
     monkeypatch.setattr(edf, "MAX_SAMPLES", 1999)
-    monkeypatch.setattr(edf, "_decode", None)
+    monkeypatch.setattr(np, "memmap", None)
     with pytest.raises(
         RecordError, match="its channels have 2,000 samples, expected at most 1,999"
     ):
-        read_edf(path, ["C3"])
-
-
-def test_what_mne_raises_is_a_record_error_but_for_memory(tmp_path, write_edf, noise, monkeypatch):
-    path = write_edf(tmp_path / "n.edf", {"C3": (noise, 200)})
-
-    def fail(error):
-        def read(*_, **__):
-            raise error
-
-        monkeypatch.setattr(mne.io, "read_raw_edf", read)
-
-    fail(AssertionError("where"))
-    with pytest.raises(RecordError, match=r"cannot be read as EDF \(AssertionError\)$"):
-        read_edf(path, ["C3"])
-    fail(MemoryError())
-    with pytest.raises(MemoryError):
         read_edf(path, ["C3"])
 
 
