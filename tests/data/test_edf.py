@@ -80,7 +80,8 @@ def test_values_are_those_of_the_bytes_at_each_channels_own_rate(tmp_path, write
 @pytest.mark.parametrize(
     ("unit", "microvolts"),
     [
-        ("uV", 1), ("UV", 1), (b"\xb5V", 1), (b"\xc2\xb5V", 1), (b"\x83\xcaV", 1), ("mV", 1e3),
+        ("uV", 1), ("UV", 1), (b"\xb5V", 1), (b"\xc2\xb5V", 1), (b"\xce\xbcV", 1),
+        (b"\x83\xcaV", 1), (b"\xa6\xccV", 1), ("mV", 1e3),
         ("MV", 1e3), ("V", 1e6), ("v", 1e6), ("nV", 1e-3),
     ],
 )  # fmt: skip
@@ -225,6 +226,74 @@ def test_a_channel_that_is_too_long_is_refused_before_it_is_decoded(
         RecordError, match="its channels have 2,000 samples, expected at most 1,999"
     ):
         read_edf(path, ["C3"])
+
+
+# --- channels that are not wanted ----------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "width"),
+    [
+        ("unit", "mmHg", 8),
+        ("unit", b"\xb0C", 8),
+        ("physical maximum", "-400", 8),  # an empty range
+        ("physical minimum", "none", 8),
+        ("physical minimum", "nan", 8),
+        ("digital maximum", "", 8),
+        ("digital minimum", "99999", 8),
+        ("label", b"Gef\xe4\xdf", 16),
+        ("label", "C3 ", 16),
+        ("transducer", b"\xff\xfe\x00", 80),
+        ("prefilter", b"HP:\xb50,1 LP:zwei", 80),
+        ("reserved", b"\xe4\xf6\xfc", 32),
+    ],
+)
+def test_what_is_wrong_with_another_channel_does_not_matter(
+    tmp_path, write_edf, noise, name, text, width
+):
+    path = write_edf(
+        tmp_path / "n.edf",
+        {"EEG": (noise, 200), "Pleth": (noise[:500], 50), "EOG": (-noise, 200)},
+        annotations=[edfio.EdfAnnotation(0, 30, "Wake")],
+    )
+    expected = mne.io.read_raw_edf(path, include=["EEG", "EOG"], verbose="ERROR").get_data() * 1e6
+    patched(path, field(path, 1, name), text, width)
+    recording = read_edf(path, ["EEG", "EOG"])
+    assert recording.rates == {"EEG": 200.0, "EOG": 200.0}
+    assert np.stack(list(recording.signals.values())) == pytest.approx(expected, abs=1e-9)
+    assert [annotation.text for annotation in read_annotations(path)] == ["Wake"]
+
+
+def test_a_channel_without_samples_matters_only_where_it_is_wanted(tmp_path, write_edf, noise):
+    """Written by hand: no library writes one."""
+    path = write_edf(tmp_path / "n.edf", {"EEG": (noise, 200), "none": (noise[:10], 1)})
+    data = np.frombuffer(path.read_bytes()[768:], "<i2").reshape(10, 201)
+    path.write_bytes(path.read_bytes()[:768] + data[:, :200].tobytes())
+    patched(path, field(path, 1, "samples"), "0")
+    assert read_edf(path, ["EEG"]).signals["EEG"] == pytest.approx(by_hand(path, 0), abs=1e-9)
+    with pytest.raises(RecordError, match=r"channel none: it has 0 samples in a data record"):
+        read_edf(path, ["none"])
+
+
+def test_text_that_is_not_ascii_is_read_wherever_it_is(tmp_path, write_edf, noise):
+    path = write_edf(tmp_path / "N.EDF", {"C3": (noise, 200), "C4": (noise, 200)})
+    patched(path, 8, "Müller, geb. Größe".encode("latin-1"), 80)
+    patched(path, 88, b"\xff\x00\xe9", 80)
+    patched(path, field(path, 0, "label"), "Mü".encode(), 16)
+    patched(path, field(path, 1, "label"), "Mü-2".encode("latin-1"), 16)
+    for index, name in enumerate(("mü", "MÜ-2")):
+        assert read_edf(path, [name]).signals[name] == pytest.approx(by_hand(path, index), abs=1e-9)
+
+
+def test_a_range_that_no_number_holds_is_refused(tmp_path, write_edf, noise):
+    path = write_edf(tmp_path / "n.edf", {"C3": (noise, 200)})
+    for name, text in (("physical minimum", "-1e308"), ("physical maximum", "1e308")):
+        patched(path, field(path, 0, name), text)
+    with pytest.raises(RecordError, match="stand for values from -1e\\+308 to 1e\\+308"):
+        read_edf(path, ["C3"])
+
+
+# --- annotations ---------------------------------------------------------------------------------
 
 
 def test_annotations_are_those_that_were_written(tmp_path, write_edf, noise):
