@@ -17,7 +17,7 @@ from torch.nn import functional
 from benchmd_ray import plugins
 from benchmd_ray.cli.allowed import _named
 from benchmd_ray.errors import BenchmdError
-from benchmd_ray.models import hub_networks
+from benchmd_ray.models import hub_configs
 from benchmd_ray.models.encoder import make_encoder
 from benchmd_ray.settings import EncoderSettings
 from benchmd_ray.ssl import technique_named
@@ -303,7 +303,7 @@ def test_a_masked_autoencoder_is_the_vit_that_it_trained(saved):
 
 
 def test_a_network_that_draws_is_refused(saved, monkeypatch):
-    monkeypatch.setattr(hub_networks, "SAME_AS", {})
+    monkeypatch.setattr(hub_configs, "SAME_AS", {})
     config = transformers.ViTMAEConfig(**{**VIT.to_dict(), "model_type": "vit_mae"})
     with pytest.raises(BenchmdError, match="gives other features of the same image each time"):
         brought(saved(transformers.ViTMAEModel(config)), SIGNALS["cxr"])
