@@ -150,7 +150,11 @@ def hub_settings(folder: Path) -> EncoderSettings:
     config = config_of(path.read_text("utf-8-sig", errors="replace"), str(path))
     text = text_of(config)
     held = sum((folder / name).stat().st_size for name in _files_of(folder))
-    if held and (count := _weights_of(text)) > held:
+    try:
+        count = _weights_of(text)
+    except BenchmdError as error:
+        raise BenchmdError(f"{path}: {error}") from error
+    if held and count > held:
         raise BenchmdError(
             f"{path} describes a network of {count:,} weights, and the folder's safetensors have "
             f"{held:,} bytes, too few for them: expected the {CONFIG} that belongs to the weights. "
@@ -347,8 +351,8 @@ def _counted() -> Iterator[dict[str, int]]:
         counts[what] += number
         if counts[what] > most[what]:
             raise BenchmdError(
-                f"the network that {CONFIG} describes has more than {most[what]:,} {what}: "
-                "expected one of that size or smaller. Correct its numbers of layers and widths."
+                f"the network that the config describes has more than {most[what]:,} {what}, "
+                "expected at most as many: correct its numbers of layers and widths."
             )
 
     def tensor(_: nn.Module, __: str, value: torch.Tensor | None) -> None:
