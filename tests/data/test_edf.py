@@ -289,7 +289,15 @@ def test_a_range_that_no_number_holds_is_refused(tmp_path, write_edf, noise):
     path = write_edf(tmp_path / "n.edf", {"C3": (noise, 200)})
     for name, text in (("physical minimum", "-1e308"), ("physical maximum", "1e308")):
         patched(path, field(path, 0, name), text)
-    with pytest.raises(RecordError, match="stand for values from -1e\\+308 to 1e\\+308"):
+    with pytest.raises(RecordError, match="channel C3: a step of its samples stands for inf µV"):
+        read_edf(path, ["C3"])
+    for name, text in (("physical minimum", "-1e-99"), ("physical maximum", "1e-99")):
+        patched(path, field(path, 0, name), text)
+    with pytest.raises(RecordError, match=r"stands for 3\.05.*e-104 µV; expected 1e-12 to 1e\+12"):
+        read_edf(path, ["C3"])
+    for name, text in (("physical minimum", "-2e30"), ("physical maximum", "-2.1e30")):
+        patched(path, field(path, 0, name), text)
+    with pytest.raises(RecordError, match="expected 1e-12 to 1e\\+12"):
         read_edf(path, ["C3"])
 
 

@@ -251,6 +251,8 @@ def test_a_record_of_several_files_and_fewer_samples_than_they_hold(tmp_path, ec
         ("1000/mV", "1e999/mV", "signal 1 is not described as one"),
         ("1000/mV", "1E3/mV", "signal 1 is not described as one"),
         ("1000/mV", "-5/mV", "a gain of -5 steps per unit"),
+        ("1000/mV", "1e-20/mV", r"channel I: a step of its samples stands for 1e\+23 µV; expected"),
+        ("1000/mV", "1e20/nV", r"stands for 1e-23 µV; expected 1e-12 to 1e\+12"),
         ("1000/mV", "1000(9999999999)/mV", "signal 1 is not described as one"),
         (" 500 ", " 1e999 ", "does not begin with one"),
         (" 500 ", " 0.0 ", "a sampling rate of 0 Hz"),

@@ -20,7 +20,13 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from benchmd_ray.data.readers.headers import VOLTAGES, decoded, microvolts, printable
+from benchmd_ray.data.readers.headers import (
+    VOLTAGES,
+    decoded,
+    microvolts,
+    printable,
+    require_step,
+)
 from benchmd_ray.data.records import RecordError, require_once
 from benchmd_ray.extras import importing
 
@@ -266,11 +272,13 @@ def _scale(channel: Channel) -> tuple[float, float]:
     lowest, highest = (_number(text, "digital range") for text in channel.digital)
     step = (high - low) / ((highest - lowest) or 1) * unit
     offset = low * unit - lowest * step
-    if low == high or lowest >= highest or not math.isfinite(offset):
+    if low == high or lowest >= highest:
         raise RecordError(
             f"channel {channel.name}: samples from {lowest:g} to {highest:g} stand for values from "
             f"{low:g} to {high:g}; expected two ranges that are not empty"
         )
+    require_step(f"channel {channel.name}", step)
+    require_step(f"channel {channel.name}", abs(step) + abs(offset) / 2**16)
     return step, offset
 
 

@@ -22,6 +22,26 @@ MICROVOLTS = {
 VOLTAGES = "V, mV, µV, nV"
 """The units, for messages."""
 
+STEPS = (1e-12, 1e12)
+"""µV that a step of a sample may stand for; those of recorders are of 0.001 to 10."""
+
+
+def require_step(channel: str, step: float) -> None:
+    """Refuse a scale that no recorder has, and that float32 may not hold.
+
+    Args:
+        channel: What the message is of.
+        step: µV of one step, above or below zero.
+
+    Raises:
+        RecordError: It is not within `STEPS`.
+    """
+    if not STEPS[0] <= abs(step) <= STEPS[1]:
+        raise RecordError(
+            f"{channel}: a step of its samples stands for {step:g} µV; expected {STEPS[0]:g} to "
+            f"{STEPS[1]:g}"
+        )
+
 
 def microvolts(unit: str) -> float | None:
     """µV in one unit of voltage, whose case does not matter; None where it is not a voltage."""

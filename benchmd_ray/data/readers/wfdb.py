@@ -26,7 +26,13 @@ from benchmd_ray.data.readers.wfdb_header import (
     scale_of,
     segment_header,
 )
-from benchmd_ray.data.readers.wfdb_samples import FORMATS, INVALID, channels_of, frames_of
+from benchmd_ray.data.readers.wfdb_samples import (
+    FORMATS,
+    INVALID,
+    Samples,
+    channels_of,
+    frames_of,
+)
 from benchmd_ray.data.records import RecordError
 
 VERSION = 2
@@ -35,7 +41,9 @@ MAX_SAMPLES = 2**26
 """Of a record, over all channels of the files that are read; 12 leads at 500 Hz have so many in
 three hours."""
 
-Digital = npt.NDArray[np.int64]
+LOWEST, HIGHEST = -(2**31), 2**31 - 1
+
+Digital = npt.NDArray[np.int32]
 
 
 @dataclass(frozen=True)
@@ -187,27 +195,33 @@ def _read_part(header: Header, places: Sequence[int]) -> tuple[Digital, npt.NDAr
     length = header.frames - max(signal.skew for signal in wanted)
     if length < 1:
         raise RecordError("its channels are skewed by more samples than they have")
-    values: dict[int, Digital] = {}
+    values: dict[int, Samples] = {}
     for name in dict.fromkeys(signal.file for signal in wanted):
         own = [place for place, signal in enumerate(header.signals) if signal.file == name]
         first = [scales[place].first if place in scales else 0 for place in own]
         path = header.path.with_name(name)
         decoded = channels_of(path, _at(header, own), header.frames, first)
         values |= {place: decoded[own.index(place)] for place in places if place in own}
-    samples = np.empty((len(places), length * wanted[0].frame), np.int64)
+    samples = np.empty((len(places), length * wanted[0].frame), np.int32)
     for row, place in enumerate(places):
         signal, scale = header.signals[place], scales[place]
         _verify_checksum(values[place], signal, scale)
-        samples[row] = values[place][signal.skew * signal.frame :][: samples.shape[1]]
-        if missing := int(np.count_nonzero(samples[row] == INVALID[signal.format])):
+        kept = values[place][signal.skew * signal.frame :][: samples.shape[1]]
+        if missing := int(np.count_nonzero(kept == INVALID[signal.format])):
             raise RecordError(
                 f"{signal.label}: {missing:,} samples are marked invalid (NaN); expected none"
             )
-        samples[row] -= scale.baseline
+        lowest, highest = (int(bound) - scale.baseline for bound in (kept.min(), kept.max()))
+        if lowest < LOWEST or highest > HIGHEST:
+            raise RecordError(
+                f"{signal.label}: its samples are from {lowest:,} to {highest:,} steps from zero; "
+                "expected whole numbers of 32 bits"
+            )
+        samples[row] = kept.astype(np.int64) - scale.baseline
     return samples, np.array([scales[place].per_mv for place in places])
 
 
-def _verify_checksum(values: Digital, signal: Described, scale: Scale) -> None:
+def _verify_checksum(values: Samples, signal: Described, scale: Scale) -> None:
     """Compare with the header's 16-bit sum of all samples, written signed or unsigned."""
     found = int(values.sum(dtype=np.int64))
     if scale.checksum is not None and (found - scale.checksum) % 65536:

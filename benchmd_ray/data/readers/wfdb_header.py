@@ -17,6 +17,7 @@ from benchmd_ray.data.readers.headers import (
     in_any_case,
     microvolts,
     printable,
+    require_step,
     text_of,
 )
 from benchmd_ray.data.records import LONGEST_NAME, RecordError
@@ -263,4 +264,5 @@ def scale_of(signal: Described) -> Scale:
         raise RecordError(
             f"{signal.label}: unit {signal.unit!r} is not a voltage; expected one of {VOLTAGES}"
         )
+    require_step(signal.label, scale / gain)
     return Scale(gain / (scale / 1e3), baseline, first or 0, checksum)
