@@ -32,7 +32,9 @@ PARTS: Mapping[str, Part] = {
     "resnet": Part(1, ("models/drop_path.py", "models/resnet.py")),
     "xresnet": Part(1, ("models/drop_path.py", "models/resnet.py", "models/xresnet.py")),
     "monai": Part(1, ("models/monai_networks.py",)),
-    "transformers": Part(1, ("models/hub_networks.py",)),
+    "transformers": Part(
+        1, ("models/evaluating.py", "models/hub_configs.py", "models/hub_networks.py")
+    ),
     "imagenet": Part(1, ("models/imagenet.py",)),
     "heads": Part(1, ("models/heads.py",)),
     "nearest neighbours": Part(1, ("models/neighbours.py",)),

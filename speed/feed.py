@@ -207,10 +207,10 @@ class RawSignals:
 
     def __call__(self, item: Any) -> Any:
         """(lead, time) int16."""
-        from benchmd_ray.data.datasets.ecg import stored_signal
+        from benchmd_ray.data.datasets.ecg import stored_signal, twelve_leads
         from benchmd_ray.data.readers.wfdb import read_wfdb
 
-        return stored_signal(read_wfdb(self._raw / item.path))[0]
+        return stored_signal(read_wfdb(self._raw / item.path, twelve_leads))[0]
 
     def header_share(self, items: Sequence[Any]) -> float:
         """Share of the time of reading records that their headers take."""

@@ -17,12 +17,12 @@ from benchmd_ray.data.any_table import parquet_columns, table_rows
 from benchmd_ray.data.apart import begin, serve
 from benchmd_ray.data.datasets.any_file import ARRAYS, IMAGES, OVER_TIME, TIMES, VOLUMES
 from benchmd_ray.data.raw import walk
+from benchmd_ray.data.readers import edf, wfdb_header
 from benchmd_ray.data.readers.arrays import Array, read_array
-from benchmd_ray.data.readers.edf import read_header
+from benchmd_ray.data.readers.headers import microvolts
 from benchmd_ray.data.readers.image import read_image
 from benchmd_ray.data.readers.metaimage import read_mhd
 from benchmd_ray.data.readers.nifti import read_nifti
-from benchmd_ray.data.readers.wfdb import read_wfdb
 from benchmd_ray.data.records import METADATA, RecordError
 from benchmd_ray.data.tables import header_of, is_number
 from benchmd_ray.errors import BenchmdError, composed, shown
@@ -342,19 +342,27 @@ def _time_signal(
 def _over_time(path: Path, end: str) -> tuple[list[str], float | None, str]:
     """Channels, rate and unit of a file."""
     if end == ".hea":
-        held = read_wfdb(path)
-        return list(held.names), held.rate, "mV"
+        header = wfdb_header.read_header(path)
+        rates = [(each.name, header.rate * each.frame, each.unit) for each in header.signals]
+        return *_voltages(rates), "mV"
     if end == ".edf":
-        header = read_header(path)
-        rate = header.channels[0].samples / header.seconds
-        names = [c.name for c in header.channels if c.samples / header.seconds == rate]
-        return names, rate, "µV"
+        held = edf.read_header(path)
+        rates = [(each.name, each.samples / held.seconds, each.unit) for each in held.channels]
+        return *_voltages(rates), "µV"
     names = header_of(path)[0]
     if not any(names):
         raise RecordError("it is empty; expected a row for each sample")
     if all(map(is_number, names)):
         return [""] * len(names), None, "1"
     return [name for name in names if name.lower() not in TIMES], None, "1"
+
+
+def _voltages(channels: Sequence[tuple[str, float, str]]) -> tuple[list[str], float]:
+    """Names of the channels, each with its rate and unit, that are voltages of one rate."""
+    usable = [(name, rate) for name, rate, unit in channels if microvolts(unit) is not None]
+    if not usable:
+        raise RecordError("none of its channels is a voltage")
+    return [name for name, rate in usable if rate == usable[0][1]], usable[0][1]
 
 
 if __name__ == "__main__":

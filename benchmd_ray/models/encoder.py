@@ -16,6 +16,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from benchmd_ray.errors import BenchmdError, first_line
 from benchmd_ray.models.drop_path import DropPath
+from benchmd_ray.models.evaluating import evaluating
 from benchmd_ray.models.hub_networks import HubNetwork
 from benchmd_ray.models.monai_networks import MONAI_NETWORKS, MonaiNetwork
 from benchmd_ray.models.networks import KIND, NETWORK, TRANSFORMERS
@@ -166,22 +167,21 @@ def make_encoder(signal: Signal, size: EncoderSettings, *, recorded: str | None 
 def _width(made: nn.Module, signal: Signal, name: str) -> int:
     """Number of features that a network makes of a signal, which is tried on zeros.
 
-    It leaves random states and running statistics as they are.
+    It leaves modes, random states and running statistics as they are.
 
     Raises:
         BenchmdError: It makes no features of a signal.
     """
-    training = made.training
     place = next((p.device for p in made.parameters()), torch.device("cpu"))
-    with torch.random.fork_rng(devices=[]), torch.no_grad():
-        try:
-            found = made.eval()(torch.zeros(2, *signal.input_shape, device=place))
-        except (RuntimeError, ValueError, TypeError) as error:
-            raise BenchmdError(
-                f"the encoder network {name} cannot take signals of shape "
-                f"(batch, {', '.join(map(str, signal.input_shape))}): {error}."
-            ) from error
-    made.train(training)
+    try:
+        with evaluating(made):
+            found = made(torch.zeros(2, *signal.input_shape, device=place))
+    except Exception as error:  # whatever a module of the user does
+        raise BenchmdError(
+            f"the encoder network {name} cannot take signals of shape "
+            f"(batch, {', '.join(map(str, signal.input_shape))}): {type(error).__name__}: "
+            f"{first_line(error)}."
+        ) from error
     shape = tuple(found.shape) if isinstance(found, torch.Tensor) else type(found).__name__
     if not isinstance(found, torch.Tensor) or found.ndim != 2 or len(found) != 2:
         raise BenchmdError(

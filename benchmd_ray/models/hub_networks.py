@@ -18,36 +18,41 @@ transformers is an extra of the package (``benchmd-ray[transformers]``).
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import re
 import tempfile
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 from torch.nn import functional
+from torch.nn.modules import module as registration
 
-from benchmd_ray.errors import BenchmdError, first_line, shown
-from benchmd_ray.extras import importing
+from benchmd_ray.errors import BenchmdError, first_line
+from benchmd_ray.models.evaluating import evaluating
+from benchmd_ray.models.hub_configs import (
+    LARGEST_CONFIG,
+    config_of,
+    extent_of,
+    quiet,
+    text_of,
+)
 from benchmd_ray.models.networks import TRANSFORMERS
+from benchmd_ray.models.resnet import replace_norms
 from benchmd_ray.settings import EncoderSettings, updated
 from benchmd_ray.signals import Signal
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
 
-LARGEST_CONFIG = 2**20
-"""Bytes of a config.json, at most."""
-DEEPEST = 1024
-"""Layers of a network, at most, as of ours."""
-BARRED = re.compile("attn_implementation|backbone|kernel_config|quantization|auto_map|name_or_path")
-"""Fields that name other code, files or places."""
-SAME_AS = {"vit_mae": "vit"}
-"""Types whose encoder is that of another, which masks nothing."""
+MOST_WEIGHTS = 2**33
+"""Of a network, at most: 32 GiB. The largest of DINOv3 has 7e9."""
+MOST_PARTS = 2**17
+"""Modules of a network, at most; a ViT of 24 layers has about 400."""
 PART = re.compile(r"[\w.-]+\.safetensors")
 """Name of a file of weights, without a folder."""
 CONFIG, WEIGHTS = "config.json", "model.safetensors"
@@ -77,20 +82,20 @@ class HubNetwork(nn.Module):
         super().__init__()
         _require_images(signal)
         self.signal = signal
-        config = _config(updated(HubOptions(), size.options).config)
-        network = _network(config)
-        self.network = _without_pooling(network)
+        config = config_of(updated(HubOptions(), size.options).config)
         self.channels = int(getattr(config, "num_channels", 3))
-        self.extent = _extent(config)
-        self.has_cls = any(name.rpartition(".")[2] in CLS for name in network.state_dict())
-        self.width = self._width(config)
+        self.extent = extent_of(config, self.channels)
+        probe = _without_values(config)
+        self.has_cls = any(name.rpartition(".")[2] in CLS for name in probe.state_dict())
+        self.width = self._width(probe, config)
+        self.network = _without_pooling(_network(config))
+        replace_norms(self.network)
 
-    def _width(self, config: PreTrainedConfig) -> int:
+    def _width(self, probe: nn.Module, config: PreTrainedConfig) -> int:
         """Features of an image: of one without values, so that nothing is computed."""
+        extent = self.extent or self.signal.input_shape[1:]
         try:
-            with torch.device("meta"):
-                probe = _without_pooling(_network(config))
-                extent = self.extent or self.signal.input_shape[1:]
+            with evaluating(probe), torch.device("meta"):
                 return int(self._features(probe, torch.zeros(1, self.channels, *extent)).shape[1])
         except BenchmdError:
             raise
@@ -131,7 +136,7 @@ def hub_settings(folder: Path) -> EncoderSettings:
 
     Raises:
         BenchmdError: There is no such folder, transformers is not installed, or the config is none
-            that it takes.
+            that it takes, or of a larger network than that of the weights.
     """
     path = folder / CONFIG
     if not path.is_file():
@@ -142,8 +147,20 @@ def hub_settings(folder: Path) -> EncoderSettings:
         )
     if path.stat().st_size > LARGEST_CONFIG:
         raise BenchmdError(f"{path} has more than {LARGEST_CONFIG:,} bytes: expected a config.")
-    config = _config(path.read_text("utf-8", errors="replace"), str(path))
-    return EncoderSettings(network=TRANSFORMERS, options={"config": _text_of(config)})
+    config = config_of(path.read_text("utf-8-sig", errors="replace"), str(path))
+    text = text_of(config)
+    held = sum((folder / name).stat().st_size for name in _files_of(folder))
+    try:
+        count = _weights_of(text)
+    except BenchmdError as error:
+        raise BenchmdError(f"{path}: {error}") from error
+    if held and count > held:
+        raise BenchmdError(
+            f"{path} describes a network of {count:,} weights, and the folder's safetensors have "
+            f"{held:,} bytes, too few for them: expected the {CONFIG} that belongs to the weights. "
+            "Save both by save_pretrained, or download both again."
+        )
+    return EncoderSettings(network=TRANSFORMERS, options={"config": text})
 
 
 def load_hub_weights(network: HubNetwork, folder: Path) -> None:
@@ -158,7 +175,7 @@ def load_hub_weights(network: HubNetwork, folder: Path) -> None:
             infinite, or the network gives other features of the same image each time.
     """
     own = network.network
-    with _staged(folder, own.config) as staged, _quiet() as transformers:  # type: ignore[arg-type]
+    with _staged(folder, own.config) as staged, quiet() as transformers:  # type: ignore[arg-type]
         try:
             loaded, info = transformers.AutoModel.from_pretrained(
                 staged,
@@ -167,26 +184,50 @@ def load_hub_weights(network: HubNetwork, folder: Path) -> None:
                 trust_remote_code=False,
                 use_safetensors=True,
                 output_loading_info=True,
+                ignore_mismatched_sizes=True,  # they are refused below
                 dtype=torch.float32,
             )
         except Exception as error:  # whatever a class of transformers does with weights
             raise _unreadable(folder, error) from error
-    wanted = own.state_dict()
+    _require_all(own, info, folder)
+    own.load_state_dict(_without_pooling(loaded).state_dict())
+    _require_repeatable(network, folder)
+
+
+def _require_all(network: nn.Module, info: Mapping[str, Any], folder: Path) -> None:
+    """Refuse weights that are not those of the network.
+
+    Args:
+        network: Made by the folder's config.
+        info: What transformers says of loading them.
+        folder: Where they are, for messages.
+    """
+    wanted = network.state_dict()
+    remedy = (
+        f"expected the {CONFIG} that belongs to the weights. Save both by save_pretrained, or "
+        "download both again."
+    )
+    if other := sorted(each for each in info["mismatched_keys"] if each[0] in wanted):
+        name, held, described = other[0]
+        raise BenchmdError(
+            f"{folder} holds {len(other)} of {len(wanted)} weights of other sizes than its "
+            f"{CONFIG} describes, such as {name}: {tuple(held)} in {WEIGHTS}, {tuple(described)} "
+            f"by {CONFIG}; {remedy}"
+        )
     if missing := sorted(set(info["missing_keys"]) & set(wanted)):
         raise BenchmdError(
             f"{folder} lacks {len(missing)} of {len(wanted)} weights of the network that its "
-            f"{CONFIG} describes, such as {missing[0]}: expected all of them in {WEIGHTS}."
+            f"{CONFIG} describes, such as {missing[0]}: expected all of them in {WEIGHTS}, or "
+            f"{remedy.removeprefix('expected ')}"
         )
-    parts = {name for name, _ in own.named_children()}
-    prefix = f"{own.base_model_prefix}."
+    parts = {name for name, _ in network.named_children()}
+    prefix = f"{network.base_model_prefix}."
     more = [name.removeprefix(prefix) for name in info["unexpected_keys"]]
     if foreign := sorted(name for name in more if name.split(".")[0] in parts):
         raise BenchmdError(
             f"{folder} holds {len(foreign)} weights that the network of its {CONFIG} does not "
-            f"have, such as {foreign[0]}: expected the config that belongs to them."
+            f"have, such as {foreign[0]}: {remedy}"
         )
-    own.load_state_dict(_without_pooling(loaded).state_dict())
-    _require_repeatable(network, folder)
 
 
 def _require_repeatable(network: HubNetwork, folder: Path) -> None:
@@ -196,10 +237,8 @@ def _require_repeatable(network: HubNetwork, folder: Path) -> None:
             f"{folder} has NaN or infinite values in {unfit[0]}: expected finite weights."
         )
     noise = torch.randn(1, *network.signal.input_shape, generator=torch.Generator().manual_seed(0))
-    training = network.training
-    with torch.no_grad(), torch.random.fork_rng(devices=[]):
-        first, second = network.eval()(noise), network(noise)
-    network.train(training)
+    with evaluating(network):
+        first, second = network(noise), network(noise)
     if not torch.equal(first, second):
         raise BenchmdError(
             f"the network of {folder} gives other features of the same image each time, as those "
@@ -214,14 +253,23 @@ def _staged(folder: Path, config: PreTrainedConfig) -> Iterator[Path]:
     Raises:
         BenchmdError: There are no such weights.
     """
-    names = [WEIGHTS]
-    if not (folder / WEIGHTS).is_file():
-        names = [INDEX, *_parts_of(folder / INDEX)]
+    names = _files_of(folder)
+    if not names:
+        raise _unreadable(folder, FileNotFoundError(f"no {WEIGHTS}"))
+    if names != [WEIGHTS]:
+        names = [INDEX, *names]
     with tempfile.TemporaryDirectory() as made:
         for name in names:
             (Path(made) / name).symlink_to((folder / name).resolve())
-        (Path(made) / CONFIG).write_text(_text_of(config), "utf-8")
+        (Path(made) / CONFIG).write_text(text_of(config), "utf-8")
         yield Path(made)
+
+
+def _files_of(folder: Path) -> list[str]:
+    """Names of a folder's safetensors: one, or those that its index names; none without either."""
+    if (folder / WEIGHTS).is_file():
+        return [WEIGHTS]
+    return _parts_of(folder / INDEX) if (folder / INDEX).is_file() else []
 
 
 def _parts_of(index: Path) -> list[str]:
@@ -246,108 +294,17 @@ def _require_images(signal: Signal) -> None:
         )
 
 
-@contextlib.contextmanager
-def _quiet() -> Iterator[Any]:
-    """The library, which says nothing within.
-
-    Raises:
-        BenchmdError: It is not installed.
-    """
-    with importing("transformers", "an encoder of transformers"):
-        import transformers
-    messages: Any = transformers.utils.logging
-    constants: Any = import_module("huggingface_hub.constants")
-    before, bar = messages.get_verbosity(), messages.is_progress_bar_enabled()
-    offline, constants.HF_HUB_OFFLINE = constants.HF_HUB_OFFLINE, True
-    messages.set_verbosity_error()
-    messages.disable_progress_bar()
-    try:
-        yield transformers
-    finally:
-        constants.HF_HUB_OFFLINE = offline
-        messages.set_verbosity(before)
-        if bar:
-            messages.enable_progress_bar()
-
-
-def _config(text: str, where: str = "encoder.options.config") -> PreTrainedConfig:
-    """The config of a text, with nothing but what its class of transformers has of its own.
-
-    Raises:
-        BenchmdError: It is not a JSON object, transformers has none of that type, or refuses its
-            values.
-    """
-    try:
-        given = dict(json.loads(text))
-    except (ValueError, TypeError, RecursionError) as error:
-        raise BenchmdError(
-            f"{where} is {shown(text)}, expected the content of a config.json."
-        ) from error
-    kind = SAME_AS.get(str(given.get("model_type")), given.get("model_type"))
-    with _quiet() as transformers:
-        if not isinstance(kind, str) or kind not in transformers.CONFIG_MAPPING:
-            raise BenchmdError(
-                f"{where} has the model_type {kind!r}, which transformers "
-                f"{transformers.__version__} does not know: expected that of a config.json, such "
-                "as 'vit'. Code in a folder is not run."
-            )
-        try:
-            made = transformers.CONFIG_MAPPING[kind]
-            own = made().to_dict().keys() - transformers.PreTrainedConfig().to_dict().keys()
-            plain = {key: value for key, value in given.items() if key in own and _is_plain(value)}
-            _require_bounded(plain, where)
-            allowed = {key: value for key, value in plain.items() if not BARRED.search(key)}
-            config: PreTrainedConfig = made(**allowed)
-        except BenchmdError:
-            raise
-        except Exception as error:  # whatever a class of transformers does with values
-            raise BenchmdError(
-                f"{where} is none that transformers' {kind} takes: {first_line(error)}."
-            ) from error
-    return config
-
-
-def _is_plain(value: object) -> bool:
-    """Whether a value is a number, a short text, or a list of such."""
-    if isinstance(value, list):
-        return len(value) <= DEEPEST and all(_is_plain(each) for each in value)
-    return (
-        value is None
-        or isinstance(value, int | float)
-        or (isinstance(value, str) and re.fullmatch(r"\w{1,40}", value) is not None)
-    )
-
-
-def _require_bounded(fields: Mapping[str, Any], where: str) -> None:
-    """Refuse networks that are deeper than any published one, before one is made."""
-    for key, value in fields.items():
-        numbers = value if isinstance(value, list) else [value]
-        most = DEEPEST if re.search("layer|depth|stage", key) else 2**20
-        if any(isinstance(n, int | float) and abs(n) > most for n in numbers):
-            raise BenchmdError(f"{where} has {key} {shown(value)}, expected at most {most:,}.")
-
-
-def _text_of(config: PreTrainedConfig) -> str:
-    """A config as JSON: what its class has of its own."""
-    with _quiet() as transformers:
-        common = transformers.PreTrainedConfig().to_dict().keys()
-    fields = {
-        key: value
-        for key, value in config.to_dict().items()
-        if key not in common and not BARRED.search(key) and _is_plain(value)
-    }
-    return json.dumps(fields | {"model_type": config.model_type}, sort_keys=True)
-
-
 def _network(config: PreTrainedConfig) -> nn.Module:
     """The network of a config, with random weights.
 
     Raises:
         BenchmdError: It takes more than images.
     """
-    with _quiet() as transformers:
+    with quiet() as transformers:
         try:
             network: nn.Module = transformers.AutoModel.from_config(config, trust_remote_code=False)
+        except BenchmdError:
+            raise
         except Exception as error:  # likewise
             raise BenchmdError(
                 f"transformers cannot make a network of the model_type {config.model_type}: "
@@ -362,6 +319,57 @@ def _network(config: PreTrainedConfig) -> nn.Module:
     return network.float()
 
 
+def _without_values(config: PreTrainedConfig) -> nn.Module:
+    """The network of a config, of tensors that have a shape and take no memory.
+
+    Raises:
+        BenchmdError: It has more weights or parts than any published one, or as `_network`.
+    """
+    with _counted() as counts, torch.device("meta"):
+        network = _without_pooling(_network(config))
+    if not counts["weights"]:
+        raise BenchmdError(f"the network of the model_type {config.model_type} has no weights.")
+    return network
+
+
+@functools.lru_cache(maxsize=16)
+def _weights_of(text: str) -> int:
+    """Weights of the network of a config."""
+    return sum(value.numel() for value in _without_values(config_of(text)).state_dict().values())
+
+
+@contextlib.contextmanager
+def _counted() -> Iterator[dict[str, int]]:
+    """Counts the weights and the parts of a network while it is made.
+
+    Raises:
+        BenchmdError: There are more than `MOST_WEIGHTS` or `MOST_PARTS`.
+    """
+    counts, most = {"weights": 0, "parts": 0}, {"weights": MOST_WEIGHTS, "parts": MOST_PARTS}
+
+    def add(what: str, number: int) -> None:
+        counts[what] += number
+        if counts[what] > most[what]:
+            raise BenchmdError(
+                f"the network that the config describes has more than {most[what]:,} {what}, "
+                "expected at most as many: correct its numbers of layers and widths."
+            )
+
+    def tensor(_: nn.Module, __: str, value: torch.Tensor | None) -> None:
+        add("weights", 0 if value is None else value.numel())
+
+    hooks = [
+        registration.register_module_parameter_registration_hook(tensor),
+        registration.register_module_buffer_registration_hook(tensor),
+        registration.register_module_module_registration_hook(lambda *_: add("parts", 1)),
+    ]
+    try:
+        yield counts
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
 def _without_pooling(network: nn.Module) -> nn.Module:
     """The network without a layer that pools by weights of its own."""
     for name in ("pooler", "head"):
@@ -371,15 +379,6 @@ def _without_pooling(network: nn.Module) -> nn.Module:
             if hasattr(network, "use_head"):
                 network.use_head = False  # type: ignore[assignment]
     return network
-
-
-def _extent(config: PreTrainedConfig) -> tuple[int, int] | None:
-    """Pixels along y and x that the network takes; None where it takes any."""
-    size = getattr(config, "image_size", None)
-    if size is None:
-        return None
-    y, x = (size, size) if isinstance(size, int) else size
-    return int(y), int(x)
 
 
 def _unreadable(folder: Path, error: Exception) -> BenchmdError:

@@ -28,11 +28,15 @@ from typing import Any
 import torch
 from torch import nn
 from torch.nn import functional
-from torch.nn.modules.batchnorm import _BatchNorm
 
 from benchmd_ray.errors import BenchmdError
 from benchmd_ray.extras import importing
-from benchmd_ray.models.resnet import BatchNorm, ResNetOptions, places_after, refuse_resizing
+from benchmd_ray.models.resnet import (
+    ResNetOptions,
+    places_after,
+    refuse_resizing,
+    replace_norms,
+)
 from benchmd_ray.settings import EncoderSettings, updated
 from benchmd_ray.signals import Signal
 
@@ -126,7 +130,7 @@ class MonaiNetwork(nn.Module):
         self.signal, self._extents, self._resized = signal, extents, bool(options.resize)
         channels = signal.input_shape[0]
         self.network, self.width = kind.make(monai_nets(size.network), len(extents), channels)
-        _replace_norms(self.network)
+        replace_norms(self.network)
         self.dropout = nn.Dropout(options.dropout)
         self.largest_map = max(
             channels * places_after(2**halvings, extents)
@@ -156,18 +160,6 @@ def monai_nets(network: str) -> Any:
     with importing("monai", f"encoder.network {network}", "Or choose another network."):
         from monai.networks import nets
     return nets
-
-
-def _replace_norms(module: nn.Module) -> None:
-    """Put in a batch normalisation that also takes one value of a channel (`BatchNorm`).
-
-    The last batch of an epoch can have one example, whose maps shrink to a point.
-    """
-    for name, part in module.named_children():
-        if isinstance(part, _BatchNorm):
-            setattr(module, name, BatchNorm(part.num_features, part.eps, part.momentum))
-        else:
-            _replace_norms(part)
 
 
 def _require_extents(signal: Signal, network: str, extents: list[int], least: int) -> None:

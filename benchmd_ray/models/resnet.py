@@ -164,6 +164,22 @@ class BatchNorm(_BatchNorm):
         """Any number of axes."""
 
 
+def replace_norms(module: nn.Module) -> None:
+    """Put in a `BatchNorm` for each batch normalisation of another library's network.
+
+    The last batch of an epoch can have one example, whose maps shrink to a point.
+    """
+    for name, part in module.named_children():
+        if isinstance(part, _BatchNorm):
+            own = BatchNorm(
+                part.num_features, part.eps, part.momentum, part.affine, part.track_running_stats
+            )
+            own.load_state_dict(part.state_dict())
+            setattr(module, name, own)
+        else:
+            replace_norms(part)
+
+
 class Residual(nn.Module):
     """ReLU of a body and a shortcut, added."""
 

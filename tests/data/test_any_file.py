@@ -518,3 +518,31 @@ def test_values_that_cannot_be_stored_are_refused(tmp_path, worst):
         np.save(tmp_path / f"{name}.npy", values)
         with pytest.raises(RecordError, match="not finite, or too large for float32"):
             read_file(tmp_path / f"{name}.npy", signal, Files(rate=50.0))
+
+
+VOLTS = dataclasses.replace(WRIST, name="leads", unit="mV", channels=("II", "V"), rate=100.0)
+
+
+def test_other_channels_of_a_recording_do_not_matter(tmp_path, write_edf):
+    """A pulse in no volts, of another rate, or without a sample, next to two leads."""
+    values = np.round(np.random.default_rng(0).normal(0, 1, (2, 100)), 2)
+    pulse = np.full((1, 100), -32768)
+    steps = np.concatenate([np.rint(values * 200).astype(int), pulse])
+    (tmp_path / "X.DAT").write_bytes(steps.T.astype("<i2").tobytes())
+    lines = [f"x.dat 16 200/{unit} 16 0 0" for unit in ("mV", "mV", "NU")]
+    lines = [f"{line} {int(own.sum()) % 65536} 0" for line, own in zip(lines, steps, strict=True)]
+    text = "\n".join([f"{line} {name}" for line, name in zip(lines, ("II", "V", "P"), strict=True)])
+    (tmp_path / "X.HEA").write_bytes(b"x 3 100 100\n" + text.encode() + b"\n# \xe4lter\n")
+    edf = write_edf(
+        tmp_path / "x.edf", {"V": (values[1] * 1e3, 100), "P": (values[0, :50], 50),
+                             "II": (values[0] * 1e3, 100)}, limit=5e3,
+    )  # fmt: skip
+    content = edf.read_bytes().replace(b"uV      uV      uV      ", b"uV      mmHg    uV      ")
+    edf.write_bytes(content)
+    for path in (tmp_path / "X.HEA", edf):
+        (part,) = read_file(path, VOLTS, Files())
+        assert values_of(part) == pytest.approx(values, abs=0.08 if path == edf else 1e-3)
+    with pytest.raises(RecordError, match="channel P: unit 'NU' is not a voltage"):
+        read_file(tmp_path / "X.HEA", dataclasses.replace(VOLTS, channels=("II", "P")), Files())
+    with pytest.raises(RecordError, match="channel P: unit 'mmHg' is not a voltage"):
+        read_file(edf, dataclasses.replace(VOLTS, channels=("II", "P")), Files())

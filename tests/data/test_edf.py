@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import datetime as dt
 import re
 from collections import Counter
 from pathlib import Path
@@ -81,7 +80,8 @@ def test_values_are_those_of_the_bytes_at_each_channels_own_rate(tmp_path, write
 @pytest.mark.parametrize(
     ("unit", "microvolts"),
     [
-        ("uV", 1), ("UV", 1), (b"\xb5V", 1), (b"\xc2\xb5V", 1), (b"\x83\xcaV", 1), ("mV", 1e3),
+        ("uV", 1), ("UV", 1), (b"\xb5V", 1), (b"\xc2\xb5V", 1), (b"\xce\xbcV", 1),
+        (b"\x83\xcaV", 1), (b"\xa6\xccV", 1), ("mV", 1e3),
         ("MV", 1e3), ("V", 1e6), ("v", 1e6), ("nV", 1e-3),
     ],
 )  # fmt: skip
@@ -129,16 +129,6 @@ def test_the_ending_of_the_file_does_not_matter(tmp_path, write_edf, noise):
     assert read_edf(path, ["C3"]).signals["C3"] == pytest.approx(by_hand(path, 0), abs=1e-9)
 
 
-def test_the_start_is_that_of_the_header(tmp_path, write_edf, noise):
-    recording = edfio.Recording(startdate=dt.date(2012, 3, 4))
-    path = write_edf(
-        tmp_path / "n.edf", {"C3": (noise, 200)}, recording=recording, starttime=dt.time(22, 5, 6)
-    )
-    start = read_edf(path, ["C3"]).start
-    assert start is not None
-    assert start.replace(tzinfo=None) == dt.datetime(2012, 3, 4, 22, 5, 6)
-
-
 def test_a_rate_comes_from_samples_and_duration(tmp_path, write_edf, noise):
     path = write_edf(tmp_path / "n.edf", {"C3": (noise, 62.5)}, data_record_duration=2)
     assert read_header(path).seconds == 2
@@ -149,7 +139,7 @@ def test_decoding_says_nothing_and_warns_of_nothing(tmp_path, write_edf, noise, 
     path = write_edf(tmp_path / "n.edf", {"C3": (noise, 200), "C4": (noise, 200)})
     patched(path, 168, "xx.xx.xx")  # no date
     patched(path, field(path, 0, "prefilter"), "HP:70Hz LP:30Hz", 80)
-    assert read_edf(path, ["C3", "C4"]).start is None
+    assert set(read_edf(path, ["C3", "C4"]).signals) == {"C3", "C4"}
     assert not recwarn.list
     assert capfd.readouterr() == ("", "")
 
@@ -231,28 +221,87 @@ def test_a_channel_that_is_too_long_is_refused_before_it_is_decoded(
 ):
     path = write_edf(tmp_path / "n.edf", {"C3": (noise, 200)})
     monkeypatch.setattr(edf, "MAX_SAMPLES", 1999)
-    monkeypatch.setattr(edf, "_decode", None)
+    monkeypatch.setattr(np, "memmap", None)
     with pytest.raises(
         RecordError, match="its channels have 2,000 samples, expected at most 1,999"
     ):
         read_edf(path, ["C3"])
 
 
-def test_what_mne_raises_is_a_record_error_but_for_memory(tmp_path, write_edf, noise, monkeypatch):
+# --- channels that are not wanted ----------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "width"),
+    [
+        ("unit", "mmHg", 8),
+        ("unit", b"\xb0C", 8),
+        ("physical maximum", "-400", 8),  # an empty range
+        ("physical minimum", "none", 8),
+        ("physical minimum", "nan", 8),
+        ("digital maximum", "", 8),
+        ("digital minimum", "99999", 8),
+        ("label", b"Gef\xe4\xdf", 16),
+        ("label", "C3 ", 16),
+        ("transducer", b"\xff\xfe\x00", 80),
+        ("prefilter", b"HP:\xb50,1 LP:zwei", 80),
+        ("reserved", b"\xe4\xf6\xfc", 32),
+    ],
+)
+def test_what_is_wrong_with_another_channel_does_not_matter(
+    tmp_path, write_edf, noise, name, text, width
+):
+    path = write_edf(
+        tmp_path / "n.edf",
+        {"EEG": (noise, 200), "Pleth": (noise[:500], 50), "EOG": (-noise, 200)},
+        annotations=[edfio.EdfAnnotation(0, 30, "Wake")],
+    )
+    expected = mne.io.read_raw_edf(path, include=["EEG", "EOG"], verbose="ERROR").get_data() * 1e6
+    patched(path, field(path, 1, name), text, width)
+    recording = read_edf(path, ["EEG", "EOG"])
+    assert recording.rates == {"EEG": 200.0, "EOG": 200.0}
+    assert np.stack(list(recording.signals.values())) == pytest.approx(expected, abs=1e-9)
+    assert [annotation.text for annotation in read_annotations(path)] == ["Wake"]
+
+
+def test_a_channel_without_samples_matters_only_where_it_is_wanted(tmp_path, write_edf, noise):
+    """Written by hand: no library writes one."""
+    path = write_edf(tmp_path / "n.edf", {"EEG": (noise, 200), "none": (noise[:10], 1)})
+    data = np.frombuffer(path.read_bytes()[768:], "<i2").reshape(10, 201)
+    path.write_bytes(path.read_bytes()[:768] + data[:, :200].tobytes())
+    patched(path, field(path, 1, "samples"), "0")
+    assert read_edf(path, ["EEG"]).signals["EEG"] == pytest.approx(by_hand(path, 0), abs=1e-9)
+    with pytest.raises(RecordError, match=r"channel none: it has 0 samples in a data record"):
+        read_edf(path, ["none"])
+
+
+def test_text_that_is_not_ascii_is_read_wherever_it_is(tmp_path, write_edf, noise):
+    path = write_edf(tmp_path / "N.EDF", {"C3": (noise, 200), "C4": (noise, 200)})
+    patched(path, 8, "Müller, geb. Größe".encode("latin-1"), 80)
+    patched(path, 88, b"\xff\x00\xe9", 80)
+    patched(path, field(path, 0, "label"), "Mü".encode(), 16)
+    patched(path, field(path, 1, "label"), "Mü-2".encode("latin-1"), 16)
+    for index, name in enumerate(("mü", "MÜ-2")):
+        assert read_edf(path, [name]).signals[name] == pytest.approx(by_hand(path, index), abs=1e-9)
+
+
+def test_a_range_that_no_number_holds_is_refused(tmp_path, write_edf, noise):
     path = write_edf(tmp_path / "n.edf", {"C3": (noise, 200)})
-
-    def fail(error):
-        def read(*_, **__):
-            raise error
-
-        monkeypatch.setattr(mne.io, "read_raw_edf", read)
-
-    fail(AssertionError("where"))
-    with pytest.raises(RecordError, match=r"cannot be read as EDF \(AssertionError\)$"):
+    for name, text in (("physical minimum", "-1e308"), ("physical maximum", "1e308")):
+        patched(path, field(path, 0, name), text)
+    with pytest.raises(RecordError, match="channel C3: a step of its samples stands for inf µV"):
         read_edf(path, ["C3"])
-    fail(MemoryError())
-    with pytest.raises(MemoryError):
+    for name, text in (("physical minimum", "-1e-99"), ("physical maximum", "1e-99")):
+        patched(path, field(path, 0, name), text)
+    with pytest.raises(RecordError, match=r"stands for 3\.05.*e-104 µV; expected 1e-12 to 1e\+12"):
         read_edf(path, ["C3"])
+    for name, text in (("physical minimum", "-2e30"), ("physical maximum", "-2.1e30")):
+        patched(path, field(path, 0, name), text)
+    with pytest.raises(RecordError, match="expected 1e-12 to 1e\\+12"):
+        read_edf(path, ["C3"])
+
+
+# --- annotations ---------------------------------------------------------------------------------
 
 
 def test_annotations_are_those_that_were_written(tmp_path, write_edf, noise):

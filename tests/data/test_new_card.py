@@ -95,6 +95,20 @@ def test_recordings_in_folders_named_by_class(tmp_path, monkeypatch, build_here)
     assert counts(catalog) == {"cat": 6, "dog": 6}
 
 
+def test_of_a_recording_only_voltages_are_guessed_to_be_wanted(tmp_path, monkeypatch, build_here):
+    raw, rng = tmp_path / "raw", np.random.default_rng(1)
+    for kind in KINDS[:2]:
+        (raw / kind).mkdir(parents=True)
+        for number in range(6):
+            wfdb.wrsamp(
+                f"{kind}{number}", 40, ["NU", "mV", "mmHg"], ["P", "II", "ABP"],
+                p_signal=rng.normal(size=(400, 3)), fmt=["16"] * 3, write_dir=str(raw / kind),
+            )  # fmt: skip
+    catalog, _ = build("waves", raw, tmp_path, monkeypatch, build_here)
+    assert (catalog.signal.channels, catalog.signal.rate) == (("II",), 40)
+    assert counts(catalog) == {"cat": 6, "dog": 6}
+
+
 def test_a_rate_that_no_file_states_is_said(tmp_path, monkeypatch, build_here):
     raw = tmp_path / "raw"
     for kind in KINDS[:2]:

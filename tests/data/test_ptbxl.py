@@ -141,6 +141,14 @@ def test_missing_files_are_named(raw):
     assert len(found.items) == 139
 
 
+def test_case_of_file_names_does_not_matter(raw):
+    named = raw / "records500/00000/00007_hr.hea"
+    named.rename(named.with_name("00007_HR.HEA"))
+    found = ptbxl.discover(raw, CARD, Choices())
+    assert found.missing == []
+    assert "records500/00000/00007_HR.HEA" in [item.path for item in found.items]
+
+
 def test_released_takes_split_and_label_from_its_table(raw, tmp_path):
     split_table = tmp_path / "ptbxl_splits.csv"
     split_table.write_text("patient,split,label\nHR00001,val,2\nHR00002,train,6\nHR90000,train,0\n")

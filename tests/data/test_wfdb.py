@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 from pathlib import Path
 
 import numpy as np
 import pytest
+import soundfile
 import wfdb
 from scipy.io import loadmat
 
+from benchmd_ray.data.readers import wfdb as reader
+from benchmd_ray.data.readers import wfdb_header
 from benchmd_ray.data.readers.wfdb import read_comments, read_wfdb
 from benchmd_ray.data.records import RecordError
 
@@ -148,7 +152,7 @@ def test_empty_comment_does_not_take_the_next_line(tmp_path: Path):
 
 
 def test_header_that_is_no_text_is_refused(tmp_path):
-    (tmp_path / "E1.hea").write_bytes(b"\xff\xfe# Dx: 1\n")
+    (tmp_path / "E1.hea").write_bytes(b"\xff\xfe# Dx: 1\n\0")
     with pytest.raises(RecordError, match="the header cannot be read"):
         read_comments(tmp_path / "E1.hea")
 
@@ -232,9 +236,11 @@ def test_a_record_of_several_files_and_fewer_samples_than_they_hold(tmp_path, ec
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [
-        (" 16+24 ", " 212+24 ", "of a format that is not decoded here; expected format 16"),
-        (" 16+24 ", " 16x4+24 ", "of a format that is not decoded here"),
-        (" 16+24 ", " 16:3+24 ", "of a format that is not decoded here"),
+        (" 16+24 ", " 17+24 ", "of a format that is not decoded here; expected one of 8, 16"),
+        (" 16+24 ", " 16x4+24 ", "is cut off: 120,000 bytes of samples, expected 480,000"),
+        (" 16+24 ", " 32+24 ", "is cut off: 120,000 bytes of samples, expected 240,000"),
+        (" 16+24 ", " 516 ", "format 516 is FLAC, and it is not"),
+        (" 16+24 ", " 16:5000+24 ", "skewed by more samples than they have"),
         (" 16+24 ", " 16+999999999 ", "is cut off: -9"),
         (" 16+24 ", " 16+" + "9" * 400, "signal 1 is not described as one"),
         (" 5000\n", " 999999999999\n", "999,999,999,999 samples of each channel; expected 1 to 5,"),
@@ -245,10 +251,11 @@ def test_a_record_of_several_files_and_fewer_samples_than_they_hold(tmp_path, ec
         ("1000/mV", "1e999/mV", "signal 1 is not described as one"),
         ("1000/mV", "1E3/mV", "signal 1 is not described as one"),
         ("1000/mV", "-5/mV", "a gain of -5 steps per unit"),
+        ("1000/mV", "1e-20/mV", r"channel I: a step of its samples stands for 1e\+23 µV; expected"),
+        ("1000/mV", "1e20/nV", r"stands for 1e-23 µV; expected 1e-12 to 1e\+12"),
         ("1000/mV", "1000(9999999999)/mV", "signal 1 is not described as one"),
         (" 500 ", " 1e999 ", "does not begin with one"),
         (" 500 ", " 0.0 ", "a sampling rate of 0 Hz"),
-        (" I\n", "\n", "a signal without a name"),
     ],
 )
 def test_impossible_headers_are_refused(tmp_path, write_cinc, ecg_signal, old, new, message):
@@ -291,3 +298,367 @@ def test_messages_quote_nothing_that_may_name_a_patient(tmp_path, write_cinc, ec
                     messages.append(str(error))
     assert len(messages) > 300
     assert not [message for message in messages if "Doe" in message]
+
+
+# --- formats of samples, against bits that are packed by hand ------------------------------------
+
+
+def twelve_bits(values: list[int]) -> bytes:
+    """Format 212: two samples in three bytes."""
+    content = bytearray()
+    for first, second in zip(values[::2], [*values[1::2], 0], strict=False):
+        low, high = first % 4096, second % 4096
+        content += bytes([low % 256, low // 256 + 16 * (high // 256), high % 256])
+    return bytes(content)
+
+
+def ten_bits_of_words(values: list[int]) -> bytes:
+    """Format 310: three samples in two words of 16 bits; the third shares the words' high bits."""
+    content = bytearray()
+    for start in range(0, len(values), 3):
+        first, second, third = ([*values[start : start + 3], 0, 0][i] % 1024 for i in range(3))
+        content += (2 * first + 2048 * (third % 32)).to_bytes(2, "little")
+        content += (2 * second + 2048 * (third // 32)).to_bytes(2, "little")
+    return bytes(content)
+
+
+def ten_bits_in_a_row(values: list[int]) -> bytes:
+    """Format 311: three samples in 30 of 32 bits."""
+    content = bytearray()
+    for start in range(0, len(values), 3):
+        own = [value % 1024 for value in [*values[start : start + 3], 0, 0][:3]]
+        content += (own[0] + 1024 * own[1] + 1024**2 * own[2]).to_bytes(4, "little")
+    return bytes(content)
+
+
+def whole(size: int, order: str, offset: int = 0):
+    return lambda values: b"".join(
+        (value + offset).to_bytes(size, order, signed=not offset) for value in values
+    )
+
+
+PACKED = {
+    "16": (whole(2, "little"), 16),
+    "24": (whole(3, "little"), 24),
+    "32": (whole(4, "little"), 32),
+    "61": (whole(2, "big"), 16),
+    "80": (whole(1, "little", 128), 8),
+    "160": (whole(2, "little", 2**15), 16),
+    "212": (twelve_bits, 12),
+    "310": (ten_bits_of_words, 10),
+    "311": (ten_bits_in_a_row, 10),
+}
+"""What writes a format, and the bits of a sample."""
+
+
+def described(folder: Path, form: str, values: np.ndarray, *, name="r", gain="200/mV") -> Path:
+    """A header of signals c0, c1, … in one file, with their checksums."""
+    lines = [f"{name} {len(values)} 360 {values.shape[1]}"]
+    for place, own in enumerate(values):
+        numbers = f"16 0 {own[0]} {int(own.sum()) % 65536} 0"
+        lines.append(f"{name}.dat {form} {gain} {numbers} c{place}")
+    (folder / f"{name}.hea").write_text("\n".join(lines) + "\n")
+    return folder / f"{name}.hea"
+
+
+@pytest.mark.parametrize("form", PACKED)
+def test_every_format_gives_the_samples_that_were_packed(tmp_path, form):
+    """One to three channels; the last block of bits may be cut."""
+    pack, bits = PACKED[form]
+    largest = 2 ** (bits - 1) - 1
+    rng = np.random.default_rng(3)
+    for channels, count in itertools.product((1, 2, 3), (7, 8, 9)):
+        values = rng.integers(-largest, largest, (channels, count), endpoint=True)
+        values[0, :2] = (-largest, largest)
+        (tmp_path / "r.dat").write_bytes(pack(values.T.ravel().tolist()))
+        header = described(tmp_path, form, values)
+        assert np.array_equal(read_wfdb(header).samples, values)
+        theirs = wfdb.rdrecord(str(tmp_path / "r"))
+        assert theirs.p_signal.T * 200 == pytest.approx(values)
+        if values.size % 6 == 0:  # whole blocks, in all formats: no length says all that there are
+            replaced(header, f" 360 {count}", " 360")
+            assert np.array_equal(read_wfdb(header).samples, values)
+
+
+@pytest.mark.parametrize("form", PACKED)
+def test_the_lowest_number_of_a_format_is_no_sample(tmp_path, form):
+    pack, bits = PACKED[form]
+    values = np.array([[3, -(2 ** (bits - 1)), 5], [1, 2, 3]])
+    (tmp_path / "r.dat").write_bytes(pack(values.T.ravel().tolist()))
+    header = described(tmp_path, form, values)
+    with pytest.raises(RecordError, match=r"channel c0: 1 samples are marked invalid"):
+        read_wfdb(header)
+    assert read_wfdb(header, lambda _: [1]).samples.tolist() == [[1, 2, 3]]
+
+
+def test_differences_add_up_to_the_samples(tmp_path):
+    values = np.array([[100, 90, 95, 95, -20], [-7, -7, 120, 0, 1]])
+    steps = np.diff(values, axis=1, prepend=values[:, :1]).T.ravel()  # the first is the header's
+    (tmp_path / "r.dat").write_bytes(steps.astype(np.int8).tobytes())
+    assert np.array_equal(read_wfdb(described(tmp_path, "8", values)).samples, values)
+
+
+@pytest.mark.parametrize(("form", "kind", "bits"), [("516", "PCM_16", 16), ("524", "PCM_24", 24)])
+def test_compressed_samples_are_read_as_they_were_written(tmp_path, form, kind, bits):
+    values = np.random.default_rng(1).integers(-(2 ** (bits - 2)), 2 ** (bits - 2), (3, 4000))
+    scaled = (values.T << (16 if bits == 16 else 8)).astype(np.int32)  # to the highest bits
+    soundfile.write(tmp_path / "r.dat", scaled, 360, kind, format="FLAC")
+    header = described(tmp_path, form, values)
+    assert np.array_equal(read_wfdb(header).samples, values)
+    replaced(header, " 360 4000", " 360 4001")
+    with pytest.raises(RecordError, match=r"4,000 samples of each channel, expected 4,001"):
+        read_wfdb(header)
+
+
+def test_a_holter_of_two_leads_in_twelve_bits_is_in_millivolts(tmp_path):
+    """As the MIT-BIH Arrhythmia Database has them: 360 Hz, 11 bits over 10 mV, zero at 1024."""
+    time = np.arange(3600) / 360
+    millivolts = np.stack([np.sin(6 * time), 2 * np.cos(40 * time)])
+    values = np.rint(1024 + 200 * millivolts).astype(int)
+    assert values.min() > 0
+    assert values.max() < 2048
+    (tmp_path / "100.dat").write_bytes(twelve_bits(values.T.ravel().tolist()))
+    lines = ["100 2 360 3600 0:0:0"]
+    for name, own in zip(("MLII", "V5"), values, strict=True):
+        lines.append(f"100.dat 212 200 11 1024 {own[0]} {int(own.sum()) % 65536} 0 {name}")
+    (tmp_path / "100.hea").write_text("\n".join([*lines, "# 69 M 1085 1629 x1", ""]))
+    waveform = read_wfdb(tmp_path / "100.hea")
+    found = waveform.samples / waveform.steps_per_mv[:, None]
+    assert np.abs(found - millivolts).max() <= 0.5 / 200 + 1e-12
+    assert (waveform.names, waveform.rate) == (("MLII", "V5"), 360.0)
+
+
+def test_frames_of_several_samples_and_skewed_signals(tmp_path):
+    """Of each frame the file has four samples of c0 and one of c1, which is two frames late."""
+    fast, slow = np.arange(40), np.arange(10) * 100
+    flat = np.concatenate([[*fast[4 * i :][:4], slow[i]] for i in range(10)])
+    (tmp_path / "r.dat").write_bytes(flat.astype("<i2").tobytes())
+    text = "r 2 50 10\nr.dat 16x4 200 16 0 0 780 0 c0\nr.dat 16:2 200 16 0 0 4500 0 c1\n"
+    (tmp_path / "r.hea").write_text(text)
+    first = read_wfdb(tmp_path / "r.hea", lambda names: [names.index("c0")])
+    assert (first.rate, first.samples[0].tolist()) == (200.0, fast.tolist())
+    second = read_wfdb(tmp_path / "r.hea", lambda _: [1])
+    assert (second.rate, second.samples[0].tolist()) == (50.0, slow[2:].tolist())
+    with pytest.raises(RecordError, match="have 1 and 4 samples in a frame; expected channels of"):
+        read_wfdb(tmp_path / "r.hea")
+
+
+# --- signals that are not wanted -----------------------------------------------------------------
+
+
+def one_more(folder: Path, line: str, values: np.ndarray, third: np.ndarray) -> Path:
+    """Two leads and a third signal, in a file."""
+    header = described(folder, "16", values, name="m")
+    (folder / "m.dat").write_bytes(np.stack([*values, third]).T.astype("<i2").tobytes())
+    header.write_text(header.read_text().replace("m 2 ", "m 3 ") + line + "\n")
+    return header
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "m.dat 16 200/NU 16 0 0 0 0 PLETH",
+        "m.dat 16 200/mmHg 16 0 0 0 0 ABP",
+        "m.dat 16 200/°C 16 0 0 0 0 Temp",
+        "m.dat 16 200/l/min 16 0 0 0 0 Flow",
+        "m.dat 16 -1/mV 16 0 0 0 0 turned",
+        "m.dat 16 nan(x)/mV twelve",
+        "m.dat 16",
+        "m.dat 16 200/mV 16 0 0 12345 0 c0x",  # another checksum
+        "gone.dat 16 200/mV 16 0 0 0 0 elsewhere",
+        "gone.dat 99x7:3 200/mV 16 0 0 0 0 elsewhere",
+    ],
+)
+def test_what_is_wrong_with_other_signals_does_not_matter(tmp_path, line):
+    values = np.random.default_rng(0).integers(-900, 900, (2, 500))
+    third = np.full(500, -(2**15))  # no sample is valid
+    header = one_more(tmp_path, line, values, third)
+    if line.startswith("gone"):
+        (tmp_path / "m.dat").write_bytes(values.T.astype("<i2").tobytes())
+    waveform = read_wfdb(header, lambda names: [names.index("c1"), names.index("c0")])
+    assert np.array_equal(waveform.samples, values[::-1])
+    assert waveform.names == ("c1", "c0")
+    with pytest.raises(RecordError):
+        read_wfdb(header)
+
+
+def test_a_file_that_is_cut_off_has_no_lead_whole(tmp_path):
+    values = np.random.default_rng(0).integers(-900, 900, (2, 500))
+    header = one_more(tmp_path, "m.dat 16 200/NU 16 0 0 0 0 PLETH", values, values[0])
+    (tmp_path / "m.dat").write_bytes((tmp_path / "m.dat").read_bytes()[:-2])
+    with pytest.raises(RecordError, match="is cut off"):
+        read_wfdb(header, lambda _: [0, 1])
+
+
+# --- text of headers -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "encoded",
+    [
+        lambda text: text.encode("utf-8"),
+        lambda text: text.encode("utf-8-sig"),
+        lambda text: text.encode("utf-16"),
+        lambda text: text.encode("latin-1"),
+        lambda text: text.replace("\n", "\r\n").encode("latin-1"),
+        lambda text: (text + "# 5 µm\n").encode("utf-8") + b"# caf\xe9 \x85 twelve leads\n",
+    ],
+)
+def test_headers_are_read_in_any_encoding(tmp_path, write_cinc, ecg_signal, encoded):
+    header = write_cinc(tmp_path, "E1", ecg_signal, comments=["# Gerät: älter", "# Dx: 1"])
+    header.write_bytes(encoded(header.read_text("utf-8")))
+    assert np.array_equal(read_wfdb(header).samples, ecg_signal)
+    assert read_comments(header)["dx"] == "1"
+
+
+@pytest.mark.parametrize(
+    "unit",
+    ["uV", "\u00b5V", "\u03bcV", "\u00b5v", "\u03bcv", "UV", b"\xb5V"],  # two signs for micro
+)
+def test_microvolts_are_a_thousandth_of_a_millivolt(tmp_path, write_cinc, ecg_signal, unit):
+    header = write_cinc(tmp_path, "E1", ecg_signal, gain="5/XX")
+    encoded = unit if isinstance(unit, bytes) else unit.encode()
+    header.write_bytes(header.read_bytes().replace(b"XX", encoded))
+    assert read_wfdb(header).steps_per_mv == pytest.approx(np.full(12, 5000.0))
+
+
+@pytest.mark.parametrize(
+    ("header", "stated", "stored"),
+    [
+        ("E1.HEA", "E1.mat", "E1.mat"),
+        ("E1.hea", "E1.dat", "E1.DAT"),
+        ("E1.HEA", "E1.DAT", "e1.dat"),
+    ],
+)
+def test_case_of_file_names_does_not_matter(
+    tmp_path, write_cinc, ecg_signal, header, stated, stored
+):
+    written = replaced(write_cinc(tmp_path, "E1", ecg_signal), "E1.mat", stated)
+    (tmp_path / "E1.mat").rename(tmp_path / stored)
+    path = written.rename(tmp_path / header)
+    assert np.array_equal(read_wfdb(path).samples, ecg_signal)
+
+
+def test_of_files_that_differ_in_case_the_named_one_is_read_or_none(
+    tmp_path, write_cinc, ecg_signal
+):
+    header = write_cinc(tmp_path, "E1", ecg_signal)
+    (tmp_path / "e1.MAT").write_bytes(b"")
+    assert np.array_equal(read_wfdb(header).samples, ecg_signal)
+    (tmp_path / "E1.mat").rename(tmp_path / "E1.MAT")
+    with pytest.raises(RecordError, match="cannot be opened"):
+        read_wfdb(header)
+
+
+# --- records of several segments -----------------------------------------------------------------
+
+
+@pytest.fixture
+def segments(tmp_path) -> list[np.ndarray]:
+    """Three segments of two channels, s0 to s2, of 300, 200 and 100 samples."""
+    rng = np.random.default_rng(5)
+    values = [rng.integers(-900, 900, (2, count)) for count in (300, 200, 100)]
+    for number, own in enumerate(values):
+        (tmp_path / f"s{number}.dat").write_bytes(own.T.astype("<i2").tobytes())
+        described(tmp_path, "16", own, name=f"s{number}")
+    return values
+
+
+def joined(folder: Path, *lines: str, total: int = 600, channels: int = 2) -> Path:
+    text = "\n".join([f"joined/{len(lines)} {channels} 360 {total}", *lines, "# Dx: 7"])
+    (folder / "joined.hea").write_text(text + "\n")
+    return folder / "joined.hea"
+
+
+FIXED = ("s0 300", "s1 200", "s2 100")
+"""Lines of a record of the three segments."""
+
+
+def test_segments_of_one_layout_follow_one_another(tmp_path, segments):
+    header = joined(tmp_path, *FIXED)
+    waveform = read_wfdb(header)
+    assert np.array_equal(waveform.samples, np.concatenate(segments, axis=1))
+    assert (waveform.names, waveform.rate) == (("c0", "c1"), 360.0)
+    assert read_comments(header) == {"dx": "7"}
+    theirs = wfdb.rdrecord(str(header.with_suffix("")))
+    assert np.allclose(theirs.p_signal.T, waveform.samples / waveform.steps_per_mv[:, None])
+
+
+def test_gains_and_zeros_may_change_between_segments(tmp_path, segments):
+    replaced(tmp_path / "s1.hea", "200/mV 16 0", "0.5(40)/uV 16 0")
+    header = joined(tmp_path, *FIXED)
+    waveform = read_wfdb(header, lambda _: [1, 0])
+    first, second, third = segments
+    expected = np.concatenate([first / 200, (second - 40) / 500, third / 200], axis=1)[::-1]
+    assert np.allclose(waveform.samples / waveform.steps_per_mv[:, None], expected, atol=1e-12)
+
+
+def test_segments_of_a_variable_layout_are_joined_by_names(tmp_path, segments):
+    """The first segment only describes the signals; the others have them in any order, or more."""
+    layout = "layout 3 360 0\n~ 0 200/mV 16 0 0 0 0 c1\n~ 0 1/NU 8 0 0 0 0 RESP\n"
+    (tmp_path / "layout.hea").write_text(layout + "~ 0 200/mV 16 0 0 0 0 c0\n")
+    lines = (tmp_path / "s1.hea").read_text().splitlines()
+    (tmp_path / "s1.hea").write_text("\n".join([lines[0], lines[1], lines[2], ""]))
+    own = np.stack([segments[2][1], segments[2][0], segments[2][0] * 0 + 3])
+    (tmp_path / "s2.dat").write_bytes(own.T.astype("<i2").tobytes())
+    described(tmp_path, "16", own, name="s2")
+    text = (tmp_path / "s2.hea").read_text()
+    text = text.replace(" c0\n", " X\n").replace(" c1\n", " c0\n").replace(" X\n", " c1\n")
+    (tmp_path / "s2.hea").write_text(text.replace("c2", "RESP"))
+    header = joined(tmp_path, "layout 0", *FIXED, channels=3)
+    waveform = read_wfdb(header, lambda names: [names.index("c0"), names.index("c1")])
+    assert np.array_equal(waveform.samples, np.concatenate(segments, axis=1))
+    theirs = wfdb.rdrecord(str(header.with_suffix("")), channel_names=["c0", "c1"])
+    assert np.allclose(theirs.p_signal.T, waveform.samples / 200)
+    with pytest.raises(RecordError, match=r"channel RESP: 300 of 600 samples are missing .segment"):
+        read_wfdb(header)
+
+
+def test_a_gap_between_segments_is_missing_samples(tmp_path, segments):
+    header = joined(tmp_path, "s0 300", "~ 50", "s1 200", total=550)
+    with pytest.raises(
+        RecordError, match=r"every channel: 50 of 550 samples are missing .segment 2"
+    ):
+        read_wfdb(header)
+
+
+@pytest.mark.parametrize(
+    ("lines", "total", "message"),
+    [
+        (("s0 300", "s1 201"), 501, "segment 2 has 200 samples .* the record's header says 201"),
+        (("s0 300", "s1 200"), 600, "its segments have 500 samples .* its header says 600"),
+        (("s0 300", "gone 200"), 500, "the header cannot be opened"),
+        (("s0 300", "../s1 200"), 500, "segment 2 is not described as one of the header's own"),
+        (("/etc/s0 300", "s1 200"), 500, "segment 1 is not described as one of the header's own"),
+        (("s0 300", "joined 300"), 600, "segment 2 has segments itself"),
+        (("~ 300", "~ 200"), 500, "it has no segment with samples"),
+        (("s0 300", "s1"), 500, "segment 2 is not described"),
+    ],
+)
+def test_segments_that_cannot_be_are_refused(tmp_path, segments, lines, total, message):
+    with pytest.raises(RecordError, match=message):
+        read_wfdb(joined(tmp_path, *lines, total=total))
+
+
+def test_segments_of_other_channels_or_rates_are_refused(tmp_path, segments):
+    header = joined(tmp_path, *FIXED)
+    replaced(tmp_path / "s1.hea", " c1\n", " V1\n")
+    with pytest.raises(RecordError, match="segment 2 has other channels than those before"):
+        read_wfdb(header)
+    replaced(tmp_path / "s1.hea", "s1 2 360", "s1 2 500")
+    with pytest.raises(RecordError, match=r"segment 2 is sampled at 500 Hz, the record at 360 Hz"):
+        read_wfdb(header)
+
+
+def test_samples_of_all_segments_are_bounded_before_one_is_read(tmp_path, segments, monkeypatch):
+    header = joined(tmp_path, *["s0 300"] * 4, total=1200)
+    monkeypatch.setattr(reader, "MAX_SAMPLES", 2399)
+    monkeypatch.setattr(reader, "channels_of", None)
+    with pytest.raises(RecordError, match="2,400 samples; expected at most 2,399"):
+        read_wfdb(header)
+
+
+def test_more_segments_than_any_record_has_are_refused(tmp_path, segments, monkeypatch):
+    monkeypatch.setattr(wfdb_header, "MAX_SEGMENTS", 2)
+    with pytest.raises(RecordError, match="names 3 segments and describes 3; expected as many, 1"):
+        read_wfdb(joined(tmp_path, *FIXED))

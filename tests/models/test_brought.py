@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import socket
 import sys
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -12,12 +13,14 @@ import torch
 import transformers
 from kinds import SIGNALS
 from safetensors.torch import load_file, save_file
+from torch import nn
 from torch.nn import functional
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from benchmd_ray import plugins
 from benchmd_ray.cli.allowed import _named
 from benchmd_ray.errors import BenchmdError
-from benchmd_ray.models import hub_networks
+from benchmd_ray.models import hub_configs, hub_networks
 from benchmd_ray.models.encoder import make_encoder
 from benchmd_ray.settings import EncoderSettings
 from benchmd_ray.ssl import technique_named
@@ -303,7 +306,7 @@ def test_a_masked_autoencoder_is_the_vit_that_it_trained(saved):
 
 
 def test_a_network_that_draws_is_refused(saved, monkeypatch):
-    monkeypatch.setattr(hub_networks, "SAME_AS", {})
+    monkeypatch.setattr(hub_configs, "SAME_AS", {})
     config = transformers.ViTMAEConfig(**{**VIT.to_dict(), "model_type": "vit_mae"})
     with pytest.raises(BenchmdError, match="gives other features of the same image each time"):
         brought(saved(transformers.ViTMAEModel(config)), SIGNALS["cxr"])
@@ -346,3 +349,110 @@ def test_weights_in_parts_are_read(saved, vit, tmp_path):
 def test_a_network_of_the_package_was_not_trained_elsewhere():
     with pytest.raises(BenchmdError, match=r"resnet18 is a network of the package"):
         own_encoder("model:resnet18")
+
+
+# --- sizes that do not fit the images, the weights or any machine --------------------------------
+
+
+def test_a_network_whose_last_maps_are_a_point_is_read_and_trained(saved):
+    """Of 28 pixels five halvings leave one: only in evaluation can one image be normalised."""
+    torch.manual_seed(0)
+    config = transformers.ResNetConfig(embedding_size=4, layer_type="bottleneck", **STAGES)
+    own = transformers.ResNetModel(config)
+    shape = (1, 28, 28)
+    signal = replace(SIGNALS["cxr"], stored_shape=shape, input_shape=shape, patch=(7, 7))
+    network, _ = brought(saved(own), signal)
+    seen = images(signal).expand(-1, 3, -1, -1)
+    with torch.no_grad():
+        maps = own.eval()(seen).last_hidden_state
+        assert maps.shape[2:] == (1, 1)
+        torch.testing.assert_close(network(images(signal)), maps.flatten(1))
+    assert make_encoder(signal, own_encoder(saved(own))).training
+    norms = [m for m in network.train().modules() if isinstance(m, _BatchNorm)]
+    before = [norm.running_mean.clone() for norm in norms]
+    network(images(signal)[:1]).sum().backward()  # the last batch of an epoch may be one image
+    assert all(torch.isfinite(p.grad).all() for p in network.parameters() if p.grad is not None)
+    assert torch.equal(norms[-1].running_mean, before[-1])  # one value has no variance
+    network(images(signal))
+    assert not any(torch.equal(n.running_mean, b) for n, b in zip(norms, before, strict=True))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (
+            {"intermediate_size": 36},
+            r"net holds 6 of \d+ weights of other sizes than its config\.json describes, such as "
+            r"\S+: \(32,\) in model\.safetensors, \(36,\) by config\.json; expected the "
+            r"config\.json that belongs to the weights\. Save both",
+        ),
+        (
+            {"num_hidden_layers": 3},
+            r"net lacks 16 of \d+ weights .*expected all of them .*download",
+        ),
+        (
+            {"num_hidden_layers": 1},
+            r"net holds 16 weights that the network .* not have.* Save both",
+        ),
+        (
+            {"hidden_size": 256},
+            r"config\.json describes a network of [\d,]+ weights, and the folder's safetensors "
+            r"have [\d,]+ bytes, too few for them: expected the config\.json that belongs",
+        ),
+        (
+            {"hidden_size": 12288, "num_hidden_layers": 1000},
+            r"net/config\.json: the network that the config describes has more than 8,589,934,592 "
+            r"weights, expected at most as many: correct its numbers of layers and widths",
+        ),
+    ],
+)
+def test_a_config_of_other_sizes_than_the_weights_is_refused(
+    saved, vit, tmp_path, changes, message
+):
+    technique = saved(vit)
+    edited(tmp_path, **changes)
+    with pytest.raises(BenchmdError, match=message):
+        brought(technique, SIGNALS["cxr"])
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        (
+            {"model_type": "vit", "num_hidden_layers": 900, "hidden_size": 12288},
+            "more than .* weig",
+        ),
+        ({"model_type": "resnet", "hidden_sizes": [2**20] * 4}, "more than 8,589,934,592 weights"),
+        (
+            {"model_type": "swin", "window_size": 2**12},
+            "more than 8,589,934,592 weights",
+        ),  # buffers
+        ({"model_type": "resnet", "depths": [400, 400, 400, 400]}, "at most 1,024 layers"),
+        ({"model_type": "resnet", "depths": [1] * 2000}, "depths with 2,000 entries, expected at"),
+        ({"model_type": "resnet", "depths": [[1] * 40] * 40}, "depths with 1,600 entries"),
+        ({"model_type": "convnext", "image_size": 2**15}, "3 channels and 32768 x 32768 pixels"),
+        ({"model_type": "convnext", "num_channels": 2**12}, "4096 channels and 224 x 224 pixels"),
+        ({"model_type": "vit", "image_size": [48, 48, 48]}, "expected one or two whole numbers"),
+        ({"model_type": "vit", "image_size": float("nan")}, "image_size nan, expected at most"),
+        ({"model_type": "resnet", "depths": [1] * 10**6}, "expected the content of a config"),
+    ],
+)
+def test_a_config_larger_than_any_network_is_refused_before_one_is_made(
+    monkeypatch, config, message
+):
+    made = []
+    monkeypatch.setattr(nn.Module, "float", lambda self: made.append(self) or self)
+    size = EncoderSettings(network="transformers", options={"config": json.dumps(config)})
+    with pytest.raises(BenchmdError, match=message):
+        make_encoder(SIGNALS["cxr"], size)
+    assert not made  # not even without values
+
+
+def test_parts_are_counted_and_only_while_a_network_is_made(monkeypatch):
+    size = EncoderSettings(network="transformers", options={"config": VIT.to_json_string()})
+    parts = sum(1 for _ in make_encoder(SIGNALS["cxr"], size).network.modules())
+    monkeypatch.setattr(hub_networks, "MOST_PARTS", parts // 2)
+    with pytest.raises(BenchmdError, match=rf"has more than {parts // 2} parts"):
+        make_encoder(SIGNALS["cxr"], size)
+    monkeypatch.setattr(hub_networks, "MOST_PARTS", 0)
+    assert len(nn.Sequential(nn.Identity())) == 1

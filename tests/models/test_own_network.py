@@ -44,6 +44,23 @@ class Wrong(Small):
         return super().forward(signals[:, :, :3])
 
 
+class Frozen(Small):
+    def __init__(self, signal, size):
+        super().__init__(signal, size)
+        self.norm.eval()
+
+
+class Point(Small):
+    def forward(self, signals):
+        maps = self.layer(signals)
+        return self.norm(maps.mean((2, 3), keepdim=True)).flatten(1)
+
+
+class Asserting(Small):
+    def forward(self, signals):
+        assert signals.shape[-1] == 7, "seven pixels only"
+
+
 def text(signal, size):
     return "no module"
 """
@@ -53,7 +70,7 @@ def text(signal, size):
 def own(tmp_path, monkeypatch):
     (tmp_path / "own_networks.py").write_text(MODULE)
     monkeypatch.syspath_prepend(tmp_path)
-    names = ("Small", "Maps", "Wrong", "text")
+    names = ("Small", "Maps", "Wrong", "Frozen", "Point", "Asserting", "text")
     monkeypatch.setenv(plugins.ALLOWED, ",".join(f"own_networks:{name}" for name in names))
     sys.modules.pop("own_networks", None)
     yield
@@ -85,12 +102,23 @@ def test_forward_is_enough_and_nothing_is_changed_by_trying_it(name):
     [
         ("Maps", r"makes \(2, 6, \d+, \d+\) of two signals, expected features of shape \(2, width"),
         ("Wrong", r"cannot take signals of shape \(batch, 3, 224, 224\)"),
+        ("Asserting", r"cannot take signals .*: AssertionError: seven pixels only"),
         ("text", "made a str: expected a torch module"),
     ],
 )
 def test_what_makes_no_features_is_refused(name, message):
     with pytest.raises(BenchmdError, match=message):
         make_encoder(SIGNALS["derm"], EncoderSettings(network=f"own_networks:{name}"))
+
+
+def test_a_part_that_is_kept_in_evaluation_stays_in_it():
+    made = make_encoder(SIGNALS["derm"], EncoderSettings(network="own_networks:Frozen"))
+    assert (made.training, made.norm.training, made.dropout.training) == (True, False, True)
+
+
+def test_one_value_of_a_channel_is_enough_to_be_tried():
+    made = make_encoder(SIGNALS["derm"], EncoderSettings(network="own_networks:Point"))
+    assert (made.width, made.training) == (6, True)
 
 
 def test_techniques_of_tokens_refuse_it():

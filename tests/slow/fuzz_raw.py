@@ -94,8 +94,8 @@ def image(pixels: Any) -> None:
 
 
 def waveform(found: Any) -> None:
-    """Fail unless it is a waveform: whole samples of named channels."""
-    assert found.samples.dtype == np.int32
+    """Fail unless it is a waveform: samples of named channels, whole unless their gains change."""
+    assert found.samples.dtype in (np.int32, np.float64)
     assert found.samples.shape[0] == len(found.names) == len(found.steps_per_mv)
     finite(found.samples, 2)
     finite(found.steps_per_mv, 1)

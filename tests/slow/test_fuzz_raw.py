@@ -22,6 +22,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import wfdb
 import yaml
 from in_process import build_in_process
 from PIL import Image
@@ -133,8 +134,25 @@ def test_images(real_data, tmp_path, fuzzed, ending):
     fuzzed("image", [*files, *(sorted(tmp_path.glob("*.png")) if ending == "png" else ())])
 
 
+def _packed(folder: Path) -> Iterator[list[Path]]:
+    """Records in formats whose samples share bytes, or are compressed, and one of both."""
+    for form in ("212", "310", "311", "8", "24"):
+        text = "\n".join([f"r{form} 2 250 60", *[f"r{form}.dat {form} 200/mV 12 1024"] * 2])
+        (folder / f"r{form}.hea").write_text(text)
+        (folder / f"r{form}.dat").write_bytes(np.random.default_rng(0).bytes(400))
+        yield [folder / f"r{form}.hea", folder / f"r{form}.dat"]
+    samples = np.random.default_rng(0).integers(-500, 500, (600, 2))
+    wfdb.wrsamp(
+        "r516", 250, ["mV"] * 2, ["II", "V"], d_signal=samples, fmt=["516"] * 2,
+        adc_gain=[200.0] * 2, baseline=[0] * 2, write_dir=str(folder),
+    )  # fmt: skip
+    yield [folder / "r516.hea", folder / "r516.dat"]
+    (folder / "both.hea").write_text("both/3 2 250 180\nr212 60\nr311 60\nr212 60\n")
+    yield [folder / "both.hea", *folder.glob("r212.*"), *folder.glob("r311.*")]
+
+
 @pytest.mark.data
-def test_wfdb(real_data, fuzzed):
+def test_wfdb(real_data, tmp_path, fuzzed):
     headers = [
         *sorted((real_data / "ptb-xl-500" / "records500").rglob("*_hr.hea"))[:3],
         *sorted((real_data / "cinc2021" / "sample-data").rglob("*.hea"))[::10],
@@ -143,6 +161,7 @@ def test_wfdb(real_data, fuzzed):
     for header in headers:
         siblings = [header.with_suffix(end) for end in (".dat", ".mat")]
         groups.append([header, *(path for path in siblings if path.is_file())])
+    groups += [*_packed(tmp_path)]
     fuzzed("wfdb", groups)
 
 

@@ -19,6 +19,7 @@ from benchmd_ray.data.readers.arrays import Array, read_array
 from benchmd_ray.data.readers.bounded import read_bounded
 from benchmd_ray.data.readers.dicom import open_dicom, pixels, read_dicom, rescaled, unusual
 from benchmd_ray.data.readers.edf import read_edf
+from benchmd_ray.data.readers.headers import VOLTAGES, microvolts
 from benchmd_ray.data.readers.image import read_image
 from benchmd_ray.data.readers.metaimage import read_mhd
 from benchmd_ray.data.readers.nifti import read_nifti
@@ -42,8 +43,6 @@ VERSION = 3
 PACKAGES = {"SimpleITK": (".nii", ".nii.gz", ".mhd"), "mne": (".edf",)}
 """What is needed to read files, by the endings of their names."""
 MAX_CSV_BYTES = 2**28
-MICROVOLTS = {"µV": 1.0, "uV": 1.0, "mV": 1e3, "V": 1e6}
-"""Of a unit of voltage, which EDF files are read in."""
 TIMES = ("t", "time", "timestamp", "seconds", "sample", "index", "")
 """Names of columns of samples, in lower case, that are not a channel unless the card says so."""
 
@@ -263,10 +262,9 @@ def _plain_name(name: str) -> str:
 
 
 def _wfdb(path: Path, signal: Signal, files: Files) -> OverTime:
-    held = read_wfdb(path.with_suffix(".hea"))
-    rows = _chosen(held.names, signal, files)
-    millivolts = held.samples[rows] / held.steps_per_mv[rows][:, None]
-    return millivolts * 1e3 / _microvolts(signal), held.rate
+    read = read_wfdb(path, lambda names: _chosen(names, signal, files))
+    millivolts = read.samples / read.steps_per_mv[:, None]
+    return millivolts * (1e3 / _microvolts(signal)), read.rate
 
 
 def _edf(path: Path, signal: Signal, files: Files) -> OverTime:
@@ -286,12 +284,14 @@ def _edf(path: Path, signal: Signal, files: Files) -> OverTime:
 
 
 def _microvolts(signal: Signal) -> float:
-    if signal.unit not in MICROVOLTS:
+    """µV in one unit of a signal."""
+    unit = microvolts(signal.unit)
+    if unit is None:
         raise RecordError(
             f"its channels are voltages, and {signal.name} is in {signal.unit}: expected one of "
-            f"{', '.join(MICROVOLTS)}"
+            f"{VOLTAGES}"
         )
-    return MICROVOLTS[signal.unit]
+    return unit
 
 
 def _samples(path: Path, signal: Signal, files: Files) -> OverTime:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -22,7 +22,7 @@ from benchmd_ray.data.transforms import quantise, resample, segments
 from benchmd_ray.errors import BenchmdError
 from benchmd_ray.modalities import modality
 
-VERSION = 1
+VERSION = 2
 """Raised whenever the records, labels or splits change that the same files give."""
 ECG = modality("ecg")
 SIGNAL = ECG.signal
@@ -92,16 +92,16 @@ def released_labels(path: Path | None, card: DatasetCard) -> dict[str, tuple[str
         ) from error
 
 
-def twelve_leads(waveform: Waveform) -> npt.NDArray[np.int64]:
-    """Rows of the waveform that hold `LEADS`, in that order, found by name.
+def twelve_leads(names: Sequence[str]) -> list[int]:
+    """Places of `LEADS`, in their order, among the names of a record's channels.
 
     Raises:
         RecordError: A lead is missing or there twice.
     """
-    names = [name.strip().lower() for name in waveform.names]
+    plain = [name.strip().lower() for name in names]
     for lead in LEADS:
-        require_once("lead", lead, names.count(lead.lower()), waveform.names)
-    return np.array([names.index(lead.lower()) for lead in LEADS])
+        require_once("lead", lead, plain.count(lead.lower()), names)
+    return [plain.index(lead.lower()) for lead in LEADS]
 
 
 def stored_signal(waveform: Waveform) -> tuple[npt.NDArray[np.int16], float]:
@@ -117,12 +117,12 @@ def stored_signal(waveform: Waveform) -> tuple[npt.NDArray[np.int16], float]:
         raise RecordError(
             f"sampled at {waveform.rate:g} Hz; expected {RATES[0]:g} to {RATES[1]:g} Hz"
         )
-    rows = twelve_leads(waveform)
+    rows = twelve_leads(waveform.names)
     samples, steps = waveform.samples[rows], waveform.steps_per_mv[rows]
     if (samples.max(axis=1) == samples.min(axis=1)).all():
         raise RecordError("every lead is constant; expected an ECG")
     assert SIGNAL.rate is not None
-    fits = int(np.abs(samples).max()) <= 32767
+    fits = samples.dtype.kind == "i" and int(np.abs(samples).max()) <= 32767
     if waveform.rate == SIGNAL.rate and (steps == steps[0]).all() and fits:
         return samples.astype(np.int16), float(1 / steps[0])
     return quantise(resample(samples / steps[:, None], waveform.rate, SIGNAL.rate))
@@ -137,7 +137,7 @@ def read_records(root: Path, item: RawItem, card: DatasetCard) -> Reading:
         RecordError: The file cannot be read as a 12-lead ECG, or a segment is constant.
         RecordExcluded: It is shorter than 10 s.
     """
-    signal, scale = stored_signal(read_wfdb(root / item.path))
+    signal, scale = stored_signal(read_wfdb(root / item.path, twelve_leads))
     length = SIGNAL.stored_shape[1]
     parts = segments(signal, length)
     if not parts:

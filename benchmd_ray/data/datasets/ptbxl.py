@@ -30,7 +30,7 @@ from benchmd_ray.data.records import OLDEST_AGE, RecordError, RecordExcluded, ha
 from benchmd_ray.data.tables import age, read_rows
 from benchmd_ray.errors import BenchmdError, shown
 
-VERSION = 1
+VERSION = 2
 """Raised whenever the records, labels or splits change that the same files give."""
 DATABASE = "ptbxl_database.csv"
 COLUMNS = (
@@ -68,13 +68,15 @@ def discover(root: Path, card: DatasetCard, choices: Choices) -> Discovery:
             "Put the file of PTB-XL 1.0.3 (PhysioNet) there, or build with --policy released."
         )
     layout = "physionet" if (root / "records500").is_dir() else "cinc"
-    paths = files(root, card.layouts["cinc"].pattern) if layout == "cinc" else []
-    found, duplicates = by_key(paths, lambda path: path.stem)
+    paths = files(root, card.layouts["cinc"].pattern if layout == "cinc" else "*.hea")
+    by_place = {path.relative_to(root).as_posix().lower(): path for path in paths}
+    found, duplicates = by_key(paths if layout == "cinc" else [], lambda path: path.stem)
     released = released_labels(choices.split_table, card) if by_table else {}
     items, missing, excluded = [], [], +Counter({DUPLICATE: duplicates})
     for row in rows:
         name = record_name(row)
-        path = root / inside(f"{row['filename_hr']}.hea", root / DATABASE)
+        place = inside(f"{row['filename_hr']}.hea", root / DATABASE)
+        path = by_place.get(place.lower(), root / place)
         if layout == "cinc":
             path = found.pop(name, root / f"{name}.hea")
         if not path.is_file():

@@ -1,44 +1,40 @@
 """EDF and EDF+ files: signals in µV, each with its own sampling rate, and annotations.
 
 Format: https://www.edfplus.info/specs/edf.html and https://www.edfplus.info/specs/edfplus.html.
-``mne`` decodes the signals and ``edfio`` the annotations. This module first holds the header
-against the size of the file, so that no header makes them allocate what is not there, and finds
-channels by name. The ending of a file does not matter: ISRUC calls its EDF files ``.rec``.
+``mne`` decodes the samples of the channels that are asked for, and gets no others: of these only
+the name and the number of samples matter. ``edfio`` decodes annotations. Before that the header is
+held against the size of the file, so that it makes nothing allocate what is not there. The ending
+of a file does not matter: ISRUC calls its EDF files ``.rec``.
 """
 
 from __future__ import annotations
 
-import datetime as dt
+import io
 import math
-import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
+from benchmd_ray.data.readers.headers import (
+    VOLTAGES,
+    decoded,
+    microvolts,
+    printable,
+    require_step,
+)
 from benchmd_ray.data.records import RecordError, require_once
 from benchmd_ray.extras import importing
 
-VERSION = 1
+VERSION = 2
 """Raised whenever what it reads of the same file changes."""
 
 Samples = npt.NDArray[np.float64]
 
-MICROVOLTS = {
-    "v": 1e6,
-    "mv": 1e3,
-    "uv": 1.0,
-    "µv": 1.0,
-    "âµv": 1.0,  # µV written in UTF-8
-    "\x83êv": 1.0,  # in Shift JIS
-    "nv": 1e-3,
-}
-"""µV in one unit, by the unit's name in lower case, read as Latin-1 like all of a header."""
-MNE_FACTORS = {"µV": 1e-6, "\x83ÊV": 1e-6, "uV": 1e-6, "mV": 1e-3}
-"""What ``mne`` multiplies with to get volts, by the unit as it is written; 1 for any other."""
 READING = "reading EDF files"
 """What needs `mne` and `edfio`, for messages."""
 ANNOTATIONS = "EDF Annotations"
@@ -63,6 +59,8 @@ class Channel:
     unit: str
     samples: int
     """In each data record."""
+    start: int
+    """Samples of other channels before its own, in each data record."""
     physical: tuple[str, str]
     """Smallest and largest value in the unit, as written."""
     digital: tuple[str, str]
@@ -90,8 +88,6 @@ class Recording:
     """(time,) in µV, by the name that was asked for."""
     rates: dict[str, float]
     """Sampling rate of each in Hz."""
-    start: dt.datetime | None
-    """When the recording began, where the file says so."""
 
 
 class Annotation(NamedTuple):
@@ -158,28 +154,22 @@ def read_edf(path: Path, channels: Sequence[str]) -> Recording:
     if header.discontinuous:
         raise RecordError("it is discontinuous (EDF+D); expected a recording without gaps")
     found = {name: _find(header, name) for name in channels}
-    by_samples: dict[int, list[str]] = {}
-    for channel in dict.fromkeys(found.values()):
-        _require_usable(channel)
-        by_samples.setdefault(channel.samples, []).append(channel.name)
     held = header.records * sum(channel.samples for channel in set(found.values()))
     if held > MAX_SAMPLES:
         raise RecordError(f"its channels have {held:,} samples, expected at most {MAX_SAMPLES:,}")
-    decoded: dict[str, Samples] = {}
-    start = None
-    for samples, names in by_samples.items():  # mne would resample channels of mixed rates
-        values, start = _decode(path, names)
-        expected = (len(names), samples * header.records)
-        if values.shape != expected or not np.isfinite(values).all():
-            raise RecordError(
-                f"its channels decode to an array of shape {values.shape}, expected {expected} and "
-                "finite values"
-            )
-        decoded |= dict(zip(names, values, strict=True))
+    scales = {name: _scale(channel) for name, channel in found.items()}
+    start = 256 * (len(header.channels) + 1)
+    shape = (header.records, sum(channel.samples for channel in header.channels))
+    try:
+        data = np.memmap(path, "<i2", "r", start, shape)
+    except (OSError, ValueError) as error:  # it has become shorter
+        raise RecordError(f"it cannot be read as EDF ({type(error).__name__})") from error
     return Recording(
-        signals={name: _microvolts(decoded[c.name], c) for name, c in found.items()},
+        signals={
+            name: _decoded(data[:, c.start : c.start + c.samples]) * step + offset
+            for (name, c), (step, offset) in zip(found.items(), scales.values(), strict=True)
+        },
         rates={name: channel.samples / header.seconds for name, channel in found.items()},
-        start=start,
     )
 
 
@@ -199,7 +189,7 @@ def read_annotations(path: Path) -> list[Annotation]:
         import edfio
     try:
         with path.open("rb") as file:
-            found = edfio.read_edf(file).annotations
+            found = edfio.read_edf(file, header_encoding="latin-1").annotations
         read = (Annotation(a.onset, a.duration, a.text) for a in found)
         return sorted(read, key=lambda annotation: annotation.onset)
     except MemoryError:
@@ -220,15 +210,17 @@ def _channels(table: bytes, signals: int) -> tuple[Channel, ...]:
     for name, width in _SIGNAL_FIELDS:
         fields[name] = [table[start + i * width :][:width] for i in range(signals)]
         start += signals * width
-    text = {name: [v.strip().decode("latin-1") for v in fields[name]] for name in fields}
+    text = {name: [decoded(value.strip(b"\0 \t\r\n")) for value in fields[name]] for name in fields}
     samples = [_whole(value, "number of samples") for value in fields["samples"]]
-    if min(samples) < 1:
+    if min(samples) < 0 or max(samples) == 0:
         raise RecordError(f"a signal has {min(samples)} samples in a data record; expected some")
+    starts = [0, *accumulate(samples)]
     return tuple(
         Channel(
-            name=text["label"][i],
+            name=printable(text["label"][i]),
             unit=text["unit"][i],
             samples=samples[i],
+            start=starts[i],
             physical=(text["physical minimum"][i], text["physical maximum"][i]),
             digital=(text["digital minimum"][i], text["digital maximum"][i]),
         )
@@ -262,52 +254,60 @@ def _find(header: Header, name: str) -> Channel:
     return found[0]
 
 
-def _require_usable(channel: Channel) -> None:
-    """Refuse a channel whose samples cannot be turned into µV.
+def _scale(channel: Channel) -> tuple[float, float]:
+    """What turns the samples of a channel into µV: they are multiplied, then added to.
 
     Raises:
-        RecordError: It has another unit or an empty range.
+        RecordError: It has no samples, another unit or an empty range.
     """
-    if channel.unit.lower() not in MICROVOLTS:
+    if channel.samples == 0:
+        raise RecordError(
+            f"channel {channel.name}: it has 0 samples in a data record; expected some"
+        )
+    unit = microvolts(channel.unit)
+    if unit is None:
         raise RecordError(
             f"channel {channel.name}: unit {channel.unit!r} is not a voltage; "
-            "expected one of V, mV, µV, nV"
+            f"expected one of {VOLTAGES}"
         )
-    low, high = (_number(text.encode("latin-1"), "physical range") for text in channel.physical)
-    lowest, highest = (_number(text.encode("latin-1"), "digital range") for text in channel.digital)
+    low, high = (_number(text, "physical range") for text in channel.physical)
+    lowest, highest = (_number(text, "digital range") for text in channel.digital)
+    step = (high - low) / ((highest - lowest) or 1) * unit
+    offset = low * unit - lowest * step
     if low == high or lowest >= highest:
         raise RecordError(
             f"channel {channel.name}: samples from {lowest:g} to {highest:g} stand for values from "
             f"{low:g} to {high:g}; expected two ranges that are not empty"
         )
+    require_step(f"channel {channel.name}", step)
+    require_step(f"channel {channel.name}", abs(step) + abs(offset) / 2**16)
+    return step, offset
 
 
-def _decode(path: Path, names: list[str]) -> tuple[Samples, dt.datetime | None]:
-    """Channels of one rate in what ``mne`` takes for volts, (channel, time), and the start."""
+def _decoded(data: npt.NDArray[np.int16]) -> Samples:
+    """Samples of a channel, (time,), of its part of each data record: (records, samples).
+
+    It is decoded as an EDF file of its own, whose unit is a step.
+
+    Raises:
+        RecordError: mne decodes something else.
+    """
     with importing("mne", READING):
         import mne
-    try:
-        with warnings.catch_warnings(), path.open("rb") as file:
-            warnings.simplefilter("ignore")  # odd dates, filters, units: checked where they matter
-            raw = mne.io.read_raw_edf(  # a file object, so that its ending does not matter
-                file,
-                include=names,
-                preload=True,
-                stim_channel=None,
-                encoding="latin1",
-                verbose="ERROR",
-            )
-            rows = [raw.ch_names.index(name) for name in names]
-            return np.asarray(raw.get_data()[rows], np.float64), raw.info["meas_date"]
-    except MemoryError:
-        raise
-    except Exception as error:  # mne raises whatever its parsing meets, and may quote the header
-        raise RecordError(f"it cannot be read as EDF ({type(error).__name__})") from None
-
-
-def _microvolts(values: Samples, channel: Channel) -> Samples:
-    unit = MICROVOLTS[channel.unit.lower()] / MNE_FACTORS.get(channel.unit, 1.0)
-    return values * unit
+    records, samples = data.shape
+    own = dict.fromkeys(("physical minimum", "digital minimum"), "-32768")
+    own |= dict.fromkeys(("physical maximum", "digital maximum"), "32767")
+    own |= {"label": "0", "unit": "uV", "samples": str(samples)}
+    fixed = (("0", 168), ("01.01.85", 8), ("00.00.00", 8), ("512", 8), ("", 44), (records, 8))
+    head = [*fixed, ("1", 8), ("1", 4)] + [(own.get(name, ""), n) for name, n in _SIGNAL_FIELDS]
+    content = "".join(str(text).ljust(width) for text, width in head).encode("ascii")
+    raw = mne.io.read_raw_edf(
+        io.BytesIO(content + data.tobytes()), preload=True, stim_channel=None, verbose="ERROR"
+    )
+    values = np.rint(raw.get_data()[0] * 1e6)  # volts
+    if values.shape != (records * samples,):
+        raise RecordError(f"its channel decodes to {len(values):,} samples, not those it has")
+    return np.asarray(values, np.float64)
 
 
 def _whole(text: bytes, what: str) -> int:
@@ -318,10 +318,11 @@ def _whole(text: bytes, what: str) -> int:
         raise _faulty(what) from None
 
 
-def _number(text: bytes, what: str) -> float:
+def _number(text: str | bytes, what: str) -> float:
     """A finite number of a header; some are written with a decimal comma."""
+    text = text.decode("latin-1") if isinstance(text, bytes) else text
     try:
-        value = float(text.decode("latin-1").split("\0")[0].replace(",", "."))
+        value = float(text.split("\0")[0].replace(",", "."))
     except ValueError:
         raise _faulty(what) from None
     if not math.isfinite(value):

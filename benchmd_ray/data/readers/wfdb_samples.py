@@ -1,0 +1,160 @@
+"""Files of samples of WFDB records, in every format that the ``wfdb`` package decodes.
+
+Format: https://physionet.org/physiotools/wag/signal-5.htm. A file is opened once it is known to
+have as many samples as the header claims, so that no header makes the package allocate what is not
+there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from fractions import Fraction
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+from wfdb.io import _signal
+
+from benchmd_ray.data.readers.headers import in_any_case
+from benchmd_ray.data.records import RecordError
+
+VERSION = 1
+"""Raised whenever what it reads of the same file changes."""
+FORMATS: tuple[str, ...] = tuple(_signal.DAT_FMTS)
+COMPRESSED: tuple[str, ...] = tuple(_signal.COMPRESSED_FMTS)
+"""Of these, FLAC: the offset is in samples."""
+INVALID: dict[str, int | None] = _signal.INVALID_SAMPLE_VALUE
+"""What a sample that was not recorded is stored as, by format."""
+
+Samples = npt.NDArray[Any]
+"""Whole numbers of the format's size."""
+
+
+class Stored(Protocol):
+    """How a signal is stored in a file."""
+
+    @property
+    def format(self) -> str:
+        """One of `FORMATS`."""
+
+    @property
+    def frame(self) -> int:
+        """Samples of each frame."""
+
+    @property
+    def offset(self) -> int:
+        """Bytes before the samples; samples, where `COMPRESSED`."""
+
+
+def frames_of(path: Path, signals: Sequence[Stored], stated: int, most: int) -> int:
+    """Frames that are read from a file, once it has them.
+
+    Args:
+        path: The file; the case of its name does not matter.
+        signals: All signals of the file, in their order.
+        stated: Frames that the header says; 0 takes all that there are.
+        most: Frames that there may be.
+
+    Raises:
+        RecordError: It cannot be opened or is cut off, or there are more frames or none.
+    """
+    form, offset = signals[0].format, signals[0].offset
+    size = sum(signal.frame for signal in signals)
+    try:
+        held = _held(in_any_case(path), form) - offset
+    except OSError as error:
+        why = type(error).__name__
+        raise RecordError(
+            f"its samples' file, next to the header, cannot be opened ({why})"
+        ) from error
+    if form in COMPRESSED:
+        unit, frames = "samples of each channel", stated or held // signals[0].frame
+        needed = frames * signals[0].frame
+    else:
+        per_sample = Fraction(_signal.BYTES_PER_SAMPLE[form]).limit_denominator(3)
+        unit, frames = "bytes of samples", stated or int(held / per_sample) // size
+        needed = _signal._required_byte_num("read", form, frames * size)
+    if not 0 < frames <= most:
+        raise RecordError(f"{frames:,} samples of each channel; expected 1 to {most:,}")
+    if held < needed:
+        raise RecordError(
+            f"its samples' file is cut off: {held:,} {unit}, expected {needed:,}. Fetch it again."
+        )
+    return frames
+
+
+def channels_of(
+    path: Path, signals: Sequence[Stored], frames: int, first: Sequence[int]
+) -> list[Samples]:
+    """Digital samples of every signal of a file, each (frames x its samples of a frame,).
+
+    Args:
+        path: The file; the case of its name does not matter.
+        signals: All signals of the file, in their order.
+        frames: How many are read, from `frames_of`.
+        first: The first sample of each signal, for the format of differences.
+
+    Raises:
+        RecordError: The file is not of the format.
+    """
+    path, form, offset = in_any_case(path), signals[0].format, signals[0].offset
+    each = [signal.frame for signal in signals]
+    try:
+        if form in COMPRESSED:
+            stored = _signal._rd_compressed_file(
+                path.name,
+                str(path.parent.resolve()),
+                None,
+                form,
+                offset,
+                len(each),
+                each,
+                0,
+                frames,
+            )
+        else:
+            kind = np.dtype(_signal.DATA_LOAD_TYPES[form])
+            needed = _signal._required_byte_num("read", form, frames * sum(each))
+            stored = np.fromfile(path, kind, needed // kind.itemsize, offset=offset)
+        channels: list[Samples] = _signal._rd_dat_signals(
+            file_name=path.name,
+            dir_name=None,
+            pn_dir=None,
+            fmt=form,
+            n_sig=len(each),
+            sig_len=frames,
+            byte_offset=0,
+            samps_per_frame=each,
+            skew=[0] * len(each),
+            init_value=list(first),
+            sampfrom=0,
+            sampto=frames,
+            no_file=True,
+            sig_data=stored,
+        )
+    except MemoryError:
+        raise
+    except Exception as error:  # whatever its decoding meets, which may quote the header
+        raise RecordError(f"not a readable WFDB record ({type(error).__name__})") from error
+    return channels
+
+
+def _held(path: Path, form: str) -> int:
+    """Bytes of a file; samples of each channel, where it is compressed.
+
+    Raises:
+        OSError: It cannot be opened.
+        RecordError: It is not a FLAC file.
+    """
+    held = path.stat().st_size
+    if form not in COMPRESSED or not path.is_file():
+        return held
+    import soundfile
+
+    try:
+        return int(soundfile.info(str(path)).frames)
+    except RuntimeError as error:
+        raise RecordError(
+            f"its samples' file cannot be read: format {form} is FLAC, and it is not"
+        ) from error

@@ -1,0 +1,169 @@
+"""Configs of networks of transformers, of which only numbers and short words are believed.
+
+Which class of transformers a config is of is said by its ``model_type``; only that class's own
+fields are read, so that nothing else in it can name code, files or places. Its numbers are bounded
+before anything is made of them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import re
+from collections.abc import Iterator, Mapping
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from benchmd_ray.errors import BenchmdError, first_line, shown
+from benchmd_ray.extras import importing
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig
+
+LARGEST_CONFIG = 2**20
+"""Bytes of a config.json, at most."""
+DEEPEST = 1024
+"""Layers of a network, at most, as of ours; and numbers of a list."""
+MOST_VALUES = 2**26
+"""Of an image, over all channels, as a network takes it, at most."""
+BARRED = re.compile("attn_implementation|backbone|kernel_config|quantization|auto_map|name_or_path")
+"""Fields that name other code, files or places."""
+LAYERS = re.compile("depth|layers$|blocks$|num_stages")
+"""Fields that count layers, of each stage or of all."""
+SAME_AS = {"vit_mae": "vit"}
+"""Types whose encoder is that of another, which masks nothing."""
+
+
+@contextlib.contextmanager
+def quiet() -> Iterator[Any]:
+    """The library, which says nothing within.
+
+    Raises:
+        BenchmdError: It is not installed.
+    """
+    with importing("transformers", "an encoder of transformers"):
+        import transformers
+    messages: Any = transformers.utils.logging
+    constants: Any = import_module("huggingface_hub.constants")
+    before, bar = messages.get_verbosity(), messages.is_progress_bar_enabled()
+    offline, constants.HF_HUB_OFFLINE = constants.HF_HUB_OFFLINE, True
+    messages.set_verbosity_error()
+    messages.disable_progress_bar()
+    try:
+        yield transformers
+    finally:
+        constants.HF_HUB_OFFLINE = offline
+        messages.set_verbosity(before)
+        if bar:
+            messages.enable_progress_bar()
+
+
+def config_of(text: str, where: str = "encoder.options.config") -> PreTrainedConfig:
+    """The config of a text, with nothing but what its class of transformers has of its own.
+
+    Raises:
+        BenchmdError: It is not a JSON object, transformers has none of that type, or refuses its
+            values.
+    """
+    try:
+        if len(text) > LARGEST_CONFIG:
+            raise ValueError("it is too long")
+        given = dict(json.loads(text))
+    except (ValueError, TypeError, RecursionError) as error:
+        raise BenchmdError(
+            f"{where} is {shown(text)}, expected the content of a config.json."
+        ) from error
+    kind = SAME_AS.get(str(given.get("model_type")), given.get("model_type"))
+    with quiet() as transformers:
+        if not isinstance(kind, str) or kind not in transformers.CONFIG_MAPPING:
+            raise BenchmdError(
+                f"{where} has the model_type {kind!r}, which transformers "
+                f"{transformers.__version__} does not know: expected that of a config.json, such "
+                "as 'vit'. Code in a folder is not run."
+            )
+        try:
+            made = transformers.CONFIG_MAPPING[kind]
+            own = made().to_dict().keys() - transformers.PreTrainedConfig().to_dict().keys()
+            stated = {key: value for key, value in given.items() if key in own}
+            _require_bounded(stated, where)
+            plain = {key: value for key, value in stated.items() if _is_plain(value)}
+            allowed = {key: value for key, value in plain.items() if not BARRED.search(key)}
+            config: PreTrainedConfig = made(**allowed)
+        except BenchmdError:
+            raise
+        except Exception as error:  # whatever a class of transformers does with values
+            raise BenchmdError(
+                f"{where} is none that transformers' {kind} takes: {first_line(error)}."
+            ) from error
+    return config
+
+
+def _is_plain(value: object) -> bool:
+    """Whether a value is a number, a short text, or a list of such."""
+    if isinstance(value, list):
+        return all(_is_plain(each) for each in value)
+    return (
+        value is None
+        or isinstance(value, int | float)
+        or (isinstance(value, str) and re.fullmatch(r"\w{1,40}", value) is not None)
+    )
+
+
+def _require_bounded(fields: Mapping[str, Any], where: str) -> None:
+    """Refuse numbers that no published network has, before one is made."""
+    for key, value in fields.items():
+        entries = list(_entries(value))
+        if len(entries) > DEEPEST:
+            raise BenchmdError(
+                f"{where} has {key} with {len(entries):,} entries, expected at most {DEEPEST:,}."
+            )
+        numbers = [abs(n) for n in entries if isinstance(n, int | float)]
+        if not all(number <= 2**20 for number in numbers):  # nor NaN
+            raise BenchmdError(f"{where} has {key} {shown(value)}, expected at most {2**20:,}.")
+        if LAYERS.search(key) and sum(numbers) > DEEPEST:
+            raise BenchmdError(
+                f"{where} has {key} {shown(value)}, expected at most {DEEPEST:,} layers."
+            )
+
+
+def _entries(value: object) -> Iterator[object]:
+    """What a list holds, and the lists in it; of anything else itself."""
+    if isinstance(value, list):
+        for each in value:
+            yield from _entries(each)
+    else:
+        yield value
+
+
+def text_of(config: PreTrainedConfig) -> str:
+    """A config as JSON: what its class has of its own."""
+    with quiet() as transformers:
+        common = transformers.PreTrainedConfig().to_dict().keys()
+    fields = {
+        key: value
+        for key, value in config.to_dict().items()
+        if key not in common and not BARRED.search(key) and _is_plain(value)
+    }
+    return json.dumps(fields | {"model_type": config.model_type}, sort_keys=True)
+
+
+def extent_of(config: PreTrainedConfig, channels: int) -> tuple[int, int] | None:
+    """Pixels along y and x that the network takes; None where it takes any.
+
+    Raises:
+        BenchmdError: They are no numbers of pixels, or more than any image has.
+    """
+    size = getattr(config, "image_size", None)
+    if size is None:
+        return None
+    sides = list(size) if isinstance(size, list | tuple) else [size, size]
+    if len(sides) != 2 or not all(isinstance(n, int) and n > 0 for n in sides):
+        raise BenchmdError(
+            f"the config has image_size {shown(size)}, expected one or two whole numbers of pixels."
+        )
+    if channels * sides[0] * sides[1] > MOST_VALUES:
+        raise BenchmdError(
+            f"the config has images of {channels} channels and {sides[0]} x {sides[1]} pixels, "
+            f"expected at most {MOST_VALUES:,} values."
+        )
+    return sides[0], sides[1]
