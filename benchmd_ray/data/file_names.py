@@ -24,7 +24,7 @@ class FileNames:
             root: The folder.
             hidden: Whether names are not written into messages, as they name patients.
         """
-        self._root, self._hidden = root, hidden
+        self.root, self._hidden = root, hidden
         self._folders: dict[str, dict[str, list[str]]] = {}
 
     def real(self, name: str) -> str:
@@ -36,7 +36,7 @@ class FileNames:
         Raises:
             BenchmdError: Several have that name.
         """
-        if name.isascii() and (self._root / name).exists():
+        if name.isascii() and (self.root / name).exists():
             return name
         places = [""]
         for part in PurePosixPath(name).parts:
@@ -50,7 +50,7 @@ class FileNames:
         """An error for files that have one name in different forms of Unicode."""
         which = "files" if self._hidden else f"the files {paths[0]!a} and {paths[1]!a}"
         return BenchmdError(
-            f"{self._root} holds {which} whose names differ only in the form of Unicode (composed, "
+            f"{self.root} holds {which} whose names differ only in the form of Unicode (composed, "
             "NFC, or decomposed, NFD), in which names are not told apart: rename or remove one."
         )
 
@@ -59,6 +59,6 @@ class FileNames:
         if folder not in self._folders:
             names = self._folders[folder] = {}
             with suppress(OSError):
-                for name in sorted(os.listdir(self._root / folder)):
+                for name in sorted(os.listdir(self.root / folder)):
                     names.setdefault(composed(name), []).append(name)
         return self._folders[folder]

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from difflib import get_close_matches
 from pathlib import Path, PurePosixPath
@@ -60,12 +60,12 @@ def discover(root: Path, card: DatasetCard, choices: Choices) -> Discovery:
             file contradict each other, or names of files cannot be told apart.
     """
     files, names = _files(card), FileNames(root, hidden=card.hides_names)
-    rows = list(_rows(root, card, names) if files.table else _in_folders(root, card, names))
-    named = each_once(card, files, rows, lambda one: _record_id(card, _stem(card, one.path)))
+    rows = list(_rows(card, names) if files.table else _in_folders(card, names))
+    named = each_once(card, files, rows, name=lambda one: _record_id(card, _stem(card, one.path)))
     excluded = Counter({DUPLICATE: len(rows) - len(named)})
     missing: list[str] = []
     if files.lists:
-        named, missing = _by_lists(root, card, named, names)
+        named, missing = _by_lists(card, named, names)
     kept = []
     for one in named:
         if files.table and not _is_there(root / one.file):
@@ -76,7 +76,10 @@ def discover(root: Path, card: DatasetCard, choices: Choices) -> Discovery:
             excluded[NO_PATIENT] += 1
         else:
             kept.append(one)
-    _require_any(root, card, names, named, missing, excluded)
+    if files.table and named and len(missing) == len(named):
+        raise BenchmdError(_no_file(card, names, missing))
+    if named and excluded[NO_CLASS] == len(named):
+        raise BenchmdError(_no_class(root, card, named))
     used = [pair for pair in zip(kept, _splits(kept, card), strict=True) if pair[1]]
     excluded[NOWHERE] += len(kept) - len(used)
     if kept and not used and not files.lists:
@@ -99,29 +102,14 @@ def discover(root: Path, card: DatasetCard, choices: Choices) -> Discovery:
     )
 
 
-def _rows(root: Path, card: DatasetCard, names: FileNames) -> Iterator[Named]:
+def _rows(card: DatasetCard, names: FileNames) -> Iterator[Named]:
     files = _files(card)
-    return rows_of(root / names.real(files.table), card, files, names.real)
+    return rows_of(names.root / names.real(files.table), card, files, real=names.real)
 
 
 def _is_there(path: Path) -> bool:
     """Whether a file or a folder is there; a pipe or a device is neither."""
     return path.is_file() or path.is_dir()
-
-
-def _require_any(
-    root: Path,
-    card: DatasetCard,
-    names: FileNames,
-    named: Sequence[Named],
-    missing: Sequence[str],
-    excluded: Mapping[str, int],
-) -> None:
-    """Refuse a table none of whose files is there, and records none of which has a class."""
-    if _files(card).table and named and len(missing) == len(named):
-        raise BenchmdError(_no_file(root, card, names, missing))
-    if named and excluded.get(NO_CLASS) == len(named):
-        raise BenchmdError(_no_class(root, card, named))
 
 
 def _no_split(root: Path, card: DatasetCard) -> str:
@@ -133,9 +121,9 @@ def _no_split(root: Path, card: DatasetCard) -> str:
     )
 
 
-def _no_file(root: Path, card: DatasetCard, names: FileNames, missing: Sequence[str]) -> str:
+def _no_file(card: DatasetCard, names: FileNames, missing: Sequence[str]) -> str:
     files = _files(card)
-    folder = root / names.real(files.folder)
+    root, folder = names.root, names.root / names.real(files.folder)
     if not folder.is_dir():
         near = get_close_matches(files.folder, [p.name for p in root.iterdir() if p.is_dir()], 1)
         meant = f" Did you mean {near[0]!r}?" if near else ""
@@ -177,7 +165,7 @@ def _paths(folder: Path, card: DatasetCard, root: Path) -> Iterator[str]:
                 yield (place / name).relative_to(root).as_posix()
 
 
-def _in_folders(root: Path, card: DatasetCard, names: FileNames) -> Iterator[Named]:
+def _in_folders(card: DatasetCard, names: FileNames) -> Iterator[Named]:
     """What the names of folders say of each file below them.
 
     Raises:
@@ -185,7 +173,7 @@ def _in_folders(root: Path, card: DatasetCard, names: FileNames) -> Iterator[Nam
     """
     files = _files(card)
     real: dict[str, str] = {}
-    for file in _paths(root / names.real(files.folder), card, root):
+    for file in _paths(names.root / names.real(files.folder), card, names.root):
         path = composed(file)
         if real.setdefault(path, file) != file:
             raise names.clash([real[path], file])
@@ -207,7 +195,7 @@ def _in_folders(root: Path, card: DatasetCard, names: FileNames) -> Iterator[Nam
 
 
 def _by_lists(
-    root: Path, card: DatasetCard, named: Sequence[Named], names: FileNames
+    card: DatasetCard, named: Sequence[Named], names: FileNames
 ) -> tuple[list[Named], list[str]]:
     """The records with the split whose list names them, and what a list names and is not there.
 
@@ -229,7 +217,7 @@ def _by_lists(
     splits: dict[str, str] = {}
     missing = []
     for split, source in files.lists.items():
-        table = root / names.real(inside(source, root))
+        table = names.root / names.real(inside(source, names.root))
         for number, line in _lines(table, card):
             found = by_name.get(line, set())
             if not found:

@@ -54,7 +54,7 @@ class Named:
 
 
 def rows_of(
-    table: Path, card: DatasetCard, files: Files, real: Callable[[str], str]
+    table: Path, card: DatasetCard, files: Files, *, real: Callable[[str], str]
 ) -> Iterator[Named]:
     """What each row of a card's table says.
 
@@ -216,7 +216,7 @@ def stated_split(card: DatasetCard, files: Files, one: Named) -> str:
 
 
 def each_once(
-    card: DatasetCard, files: Files, records: Sequence[Named], name: Callable[[Named], str]
+    card: DatasetCard, files: Files, records: Sequence[Named], *, name: Callable[[Named], str]
 ) -> list[Named]:
     """The first of the rows of each file, which must agree in patient, split and label.
 
