@@ -1,6 +1,7 @@
 """Score runs: what they write, how they resume, and what is quarantined."""
 
 import contextlib
+import gzip
 import json
 import os
 import signal
@@ -456,6 +457,19 @@ def test_a_command_needs_the_layout_of_what_it_will_write(tmp_path, here):
     question = asked(tmp_path, labels, labels, layouts=("plain", ""), submission=own, name="own")
     with pytest.raises(BenchmdError, match="the predictions are files with labels of all classes"):
         score(question, say=print)
+
+
+def test_what_is_unusual_about_files_is_said_with_the_first_case(tmp_path, here):
+    predictions, labels = sides(tmp_path, 3)
+    for number in (1, 2):
+        path = predictions / f"case00{number}.nii.gz"
+        path.write_bytes(gzip.decompress(path.read_bytes()))
+    words = ["score", predictions, labels, "--task", card(tmp_path), "--out", tmp_path / "run"]
+    words += ["--labels-layout", "plain", "--predictions-layout", "plain"]
+    found = CliRunner().invoke(segment, [*map(str, words)])
+    assert found.exit_code == 0, found.output
+    said = "case001.nii.gz: it is not compressed, and its name ends in .nii.gz"
+    assert f"unusual files in 2 cases, such as {said}" in found.output
 
 
 def test_a_folders_whole_name_is_the_algorithms(tmp_path, here):

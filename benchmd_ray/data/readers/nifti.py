@@ -143,7 +143,7 @@ def whole_labels(values: Array, scaling: tuple[float, float]) -> Array:
     """Labels, those that a slope or intercept moved off whole numbers rounded to them.
 
     Args:
-        values: Of any type of numbers.
+        values: (z, y, x), of any type of numbers.
         scaling: Slope and intercept that made them of stored numbers; (1, 0) changes nothing.
 
     Raises:
@@ -151,17 +151,19 @@ def whole_labels(values: Array, scaling: tuple[float, float]) -> Array:
     """
     if scaling == (1.0, 0.0) or values.dtype.kind != "f":
         return values
-    exact = np.asarray(values, np.float64)
-    nearest = np.rint(exact)
-    rounding = 1e-6 * float(np.abs(nearest).max())  # the header's numbers have 24 bits
-    wrong = np.abs(exact - nearest) > min(WHOLE, abs(scaling[0]) / 2 + rounding)
-    if wrong.any():
-        raise RecordError(
-            f"it has the value {exact[wrong][0]:.6g} by slope {scaling[0]:.6g} and intercept "
-            f"{scaling[1]:.6g} of its header (scl_slope, scl_inter), expected whole labels: write "
-            "them without"
-        )
-    return nearest
+    whole = np.empty_like(values)
+    for plane, out in zip(values, whole, strict=True):
+        exact = plane.astype(np.float64)
+        np.rint(plane, out=out)
+        rounding = 1e-6 * float(np.abs(out).max())  # the header's numbers have 24 bits
+        wrong = np.abs(exact - out) > min(WHOLE, abs(scaling[0]) / 2 + rounding)
+        if wrong.any():
+            raise RecordError(
+                f"it has the value {exact[wrong][0]:.6g} by slope {scaling[0]:.6g} and intercept "
+                f"{scaling[1]:.6g} of its header (scl_slope, scl_inter), expected whole labels: "
+                "write them without"
+            )
+    return whole
 
 
 def read_voxels(path: Path) -> Voxels:
@@ -209,14 +211,14 @@ def _scaled(stored: Array, header: Header) -> Array:
     Raises:
         RecordError: Some are not finite.
     """
-    values = np.empty(stored.shape, header.value_type)
-    slope, intercept = header.scaling
-    for plane, out in zip(stored, values, strict=True):
-        if header.scaling == (1.0, 0.0):
-            out[:] = plane
-            continue
-        with np.errstate(over="ignore", invalid="ignore"):
-            out[:] = plane.astype(np.float64) * slope + intercept
+    if header.scaling == (1.0, 0.0):
+        values = stored.astype(header.value_type, copy=False)
+    else:
+        values = np.empty(stored.shape, header.value_type)
+        slope, intercept = header.scaling
+        for plane, out in zip(stored, values, strict=True):
+            with np.errstate(over="ignore", invalid="ignore"):
+                out[:] = plane.astype(np.float64) * slope + intercept
     if values.dtype.kind == "f" and (wrong := int((~np.isfinite(values)).sum())):
         raise RecordError(f"{wrong:,} of its voxels are not finite numbers")
     return values
