@@ -214,7 +214,7 @@ class RawSignals:
 
     def header_share(self, items: Sequence[Any]) -> float:
         """Share of the time of reading records that their headers take."""
-        from benchmd_ray.data.readers.wfdb import read_header
+        from benchmd_ray.data.readers.wfdb_header import read_header
 
         headers = [self._raw / item.path for item in items]
         parsed = measure.seconds_of(lambda: [read_header(header) for header in headers])
