@@ -8,14 +8,13 @@ place of progress and prose. Of a store on S3 it is in this machine's mirror.
 from __future__ import annotations
 
 import fcntl
-import json
 import logging
 import os
-import sys
 import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -26,6 +25,7 @@ from benchmd_ray.results.storage.history import now
 from benchmd_ray.results.storage.history import reason as reason_of
 from benchmd_ray.service.outcome import Again
 from benchmd_ray.service.plan import Item, Plan
+from benchmd_ray.terminal import echo, json_text
 
 LOG = "log.jsonl"
 VARIABLE = "BENCHMD_LOG"
@@ -59,8 +59,8 @@ class Log:
         """
         known = {key: _plain(value) for key, value in about.items() if value not in ("", None)}
         content = {"time": now(), "level": level, "event": event, "session": self.session, **known}
-        line = json.dumps(content, ensure_ascii=False)
-        for put in (self._print, self._append) if self._printed else (self._append,):
+        line = json_text(content)
+        for put in (partial(echo, err=True), self._append) if self._printed else (self._append,):
             try:
                 put(line)
             except OSError as error:  # such as a full disk
@@ -68,10 +68,6 @@ class Log:
                     told = logging.getLogger(__name__)
                     told.warning("%s cannot be written: %s", self._path, error)
                 self._broken = True
-
-    def _print(self, line: str) -> None:
-        sys.stderr.write(f"{line}\n")
-        sys.stderr.flush()
 
     def _append(self, line: str) -> None:
         flags = os.O_RDWR | os.O_CREAT | os.O_APPEND
