@@ -13,6 +13,7 @@ import click
 from benchmd_ray import __version__
 from benchmd_ray.cli.allowed import Command, verbose
 from benchmd_ray.errors import BenchmdError, Stopped
+from benchmd_ray.files import FULL, full_number
 from benchmd_ray.interrupts import stoppable
 from benchmd_ray.terminal import echo, guarded, traceback_lines, visible
 
@@ -24,8 +25,10 @@ REMEDIES = {
     errno.ENOTDIR: "a part of the path is a file, choose another folder",
     errno.EISDIR: "expected a file, or a path that is free",
     errno.ENOENT: "check the path; its folder does not exist or cannot be made",
-    errno.ENOSPC: "make room, then start the same command again",
-    errno.EDQUOT: "make room, then start the same command again",
+    **{
+        number: f"{remedy}, then start the same command again"
+        for number, (_, remedy) in FULL.items()
+    },
 }
 """What to do where the system refuses, by its number of the error."""
 
@@ -135,10 +138,11 @@ def _visible_usage() -> Iterator[None]:
 
 def _of_system(error: OSError) -> str:
     """What the system refused, where, and what to do."""
-    place = error.filename2 or error.filename
+    place, number = error.filename2 or error.filename, full_number(error)
+    remedy = REMEDIES.get(number or error.errno or 0)
     if place is None:
-        return str(error)
-    remedy = REMEDIES.get(error.errno or 0, "check the path, and that you may write there")
+        return f"{error}: {remedy}." if number else str(error)
+    remedy = remedy or "check the path, and that you may write there"
     return f"{place}: {(error.strerror or 'it failed').lower()}: {remedy}."
 
 

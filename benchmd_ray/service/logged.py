@@ -19,7 +19,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from benchmd_ray.files import open_regular, without_home
+from benchmd_ray.errors import DiskFull
+from benchmd_ray.files import append, open_regular, without_home
 from benchmd_ray.head import last_words
 from benchmd_ray.results.storage.history import now
 from benchmd_ray.results.storage.history import reason as reason_of
@@ -63,7 +64,7 @@ class Log:
         for put in (partial(echo, err=True), self._append) if self._printed else (self._append,):
             try:
                 put(line)
-            except OSError as error:  # such as a full disk
+            except (OSError, DiskFull) as error:
                 if not self._broken:
                     told = logging.getLogger(__name__)
                     told.warning("%s cannot be written: %s", self._path, error)
@@ -71,12 +72,12 @@ class Log:
 
     def _append(self, line: str) -> None:
         flags = os.O_RDWR | os.O_CREAT | os.O_APPEND
-        with os.fdopen(open_regular(self._path, flags), "ab+") as file:
+        with os.fdopen(open_regular(self._path, flags), "ab+", buffering=0) as file:
             fcntl.flock(file, fcntl.LOCK_EX)
             size = file.seek(0, os.SEEK_END)
             if size and os.pread(file.fileno(), 1, size - 1) != b"\n":
                 line = f"\n{line}"  # another command was killed amid its line
-            file.write(f"{line}\n".encode())
+            append(file, f"{line}\n".encode(), self._path)
 
 
 def _plain(value: Any) -> Any:

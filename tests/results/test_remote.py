@@ -1039,7 +1039,7 @@ def test_a_full_disk_ends_what_is_pulled(s3, machine, monkeypatch):
     store = machine("b")
     with monkeypatch.context() as patch:
         patch.setattr(Bucket, "download", full)
-        with pytest.raises(DiskFull, match=r"cannot be copied .*Free some space"):
+        with pytest.raises(DiskFull, match=r"cannot be copied .*free some space"):
             read_stores([store])
     assert runs([store])[0].finished
 

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmd_ray.errors import BenchmdError, BucketError, Busy, DiskFull
-from benchmd_ray.files import MAX_BYTES, TEMPORARY, flush, is_disk_full, locked, remove
+from benchmd_ray.files import MAX_BYTES, TEMPORARY, flush, full_remedy, is_disk_full, locked, remove
 from benchmd_ray.integrity import (
     SUFFIX,
     Damaged,
@@ -229,7 +229,7 @@ def _explained(mirror: Mirror) -> Iterator[None]:
     except OSError as error:
         place = f"{mirror.address} cannot be copied to {mirror.folder}: {error}"
         if is_disk_full(error, mirror.folder):
-            raise DiskFull(f"{place}. Free some space and run the command again.") from error
+            raise DiskFull(f"{place}. To continue, {full_remedy(error)}.") from error
         remedy = "Check who may write there."
         if isinstance(error, FileExistsError | IsADirectoryError | NotADirectoryError):
             remedy = (
