@@ -26,6 +26,8 @@ TEMPORARY = ".partial-"
 """Prefix of names under which files and folders are written before they are renamed."""
 MAX_BYTES = 2**33
 """Of a file that is read whole; a shard has less than 100 MB."""
+MAX_VALUES = 2**20
+"""Of a JSON text; the manifest of a catalog of 10,000 shards has a tenth."""
 LOOK_SECONDS = 0.1
 """Longer than a look at a lock takes."""
 FULL = {
@@ -172,6 +174,21 @@ def remove_partial(folder: Path) -> None:
 def json_bytes(content: Any) -> bytes:
     """A JSON file's content."""
     return (json.dumps(content, indent=1, ensure_ascii=False) + "\n").encode()
+
+
+def parse_json(data: bytes | str) -> Any:
+    """The value of a JSON text, which is looked at before anything is made of it.
+
+    Raises:
+        ValueError: It is no JSON, or may hold more than `MAX_VALUES` values: an empty list takes
+            three characters there, and twenty times as much here.
+        RecursionError: It is nested deeper than Python can follow.
+    """
+    marks = ",[{" if isinstance(data, str) else (b",", b"[", b"{")
+    values = sum(map(data.count, marks))  # type: ignore[arg-type]
+    if values > MAX_VALUES:
+        raise ValueError(f"about {values:,} values, expected at most {MAX_VALUES:,}")
+    return json.loads(data)
 
 
 def write_json(path: Path, content: Any) -> None:

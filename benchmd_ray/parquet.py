@@ -57,8 +57,8 @@ def opened(
         most: Bytes that a file of ours may hold decoded; None for another's, or a shard.
 
     Raises:
-        Damaged: It is no such file, claims more than `MAX_ROWS`, ``most`` or `MAX_BYTES`, or has a column of
-            an extension type or one twice.
+        Damaged: It is no such file, claims more than `MAX_ROWS`, ``most`` or `MAX_BYTES`, or has a
+            column of an extension type or one twice.
     """
     if isinstance(source, Path) and source.exists() and not source.is_file():
         raise Damaged(path, "it is not a regular file", remedy)

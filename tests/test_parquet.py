@@ -35,13 +35,11 @@ BOMBS = {
     "missing numbers": lambda: (pa.nulls(10 * ROWS, pa.float64()), {}),
     "one long text often": texts,
     "texts by what they share": lambda: (
-        pa.array([f"{'x' * 20_000}{n}" for n in range(20_000)]),
+        pa.array([f"{'x' * 15_000}{n}" for n in range(10_000)]),
         {"use_dictionary": False, "column_encoding": "DELTA_BYTE_ARRAY"},
     ),
     "lists of one text": lambda: (
-        pa.ListArray.from_arrays(
-            pa.array([0, 20_000], pa.int32()), pa.array(["y" * 9_000] * 20_000)
-        ),
+        pa.ListArray.from_arrays(pa.array([0, 9_000], pa.int32()), pa.repeat("y" * 20_000, 9_000)),
         {},
     ),
 }
@@ -58,7 +56,6 @@ def test_a_small_file_that_decodes_to_much_is_refused_before_it_fills_the_memory
     with pytest.raises(Damaged, match=r"is damaged: it (claims|decodes to more than) .* Remove it"):
         read_table(path, path, "Remove it.")
     assert pa.total_allocated_bytes() - before < 2**22
-    assert pa.default_memory_pool().max_memory() >= 0
 
 
 def plain(rows=1000):
@@ -83,9 +80,8 @@ def test_what_was_written_is_read_with_its_types_and_metadata(tmp_path, monkeypa
     path, table = tmp_path / "a.parquet", plain(rows)
     pq.write_table(table, path, row_group_size=300)
     found = read_table(path, path, "")
-    assert found.equals(pq.read_table(path), check_metadata=False)
     assert found.equals(table)
-    assert found.schema.equals(table.schema, check_metadata=True)
+    assert found.equals(pq.read_table(path), check_metadata=True)
     assert read_table(path, path, "", columns=["age", "id"]).column_names == ["age", "id"]
     with pytest.raises(Damaged, match="it lacks the columns none"):
         read_table(path, path, "", columns=["id", "none"])

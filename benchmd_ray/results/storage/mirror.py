@@ -311,7 +311,7 @@ def download(mirror: Mirror, names: Sequence[str], objects: Mapping[str, Object]
     try:
         for name in names:
             path, there = mirror.folder / name, objects[name]
-            if mirror.bucket.download(mirror.key(name), path):
+            if mirror.bucket.download(mirror.key(name), path, there.size):
                 os.utime(path, (there.modified, there.modified))  # when a session last wrote it
                 pulled[name] = [there.etag, *state(path.stat())]
             else:
@@ -357,10 +357,10 @@ def _pull_checkpoint(mirror: Mirror, name: str, objects: Mapping[str, Object]) -
     partial = mirror.folder / CHECKPOINTS / f"{TEMPORARY}{step}"
     remove(partial)
     start = f"{CHECKPOINTS}/{name}/"
-    for key in objects:
+    for key, there in objects.items():
         file = key.removeprefix(start)
         if key.startswith(start) and _harmless(file):
-            if not mirror.bucket.download(mirror.key(key), partial / file):
+            if not mirror.bucket.download(mirror.key(key), partial / file, there.size):
                 raise BucketError(f"{mirror.key(key)} vanished while it was read: try again.")
     flush(partial)
     partial.rename(partial.with_name(step))
