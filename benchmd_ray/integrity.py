@@ -129,7 +129,7 @@ def parsed_json(data: bytes, path: object, remedy: str) -> dict[str, Any]:
     try:
         content = parse_json(data)
     except (ValueError, RecursionError) as error:  # nested deeper than Python can follow
-        raise Damaged(path, f"it is not JSON ({error})", remedy) from error
+        raise Damaged(path, f"it is not JSON of ours ({error})", remedy) from error
     if not isinstance(content, dict):
         raise Damaged(path, f"it holds {type(content).__name__}, expected an object", remedy)
     return content

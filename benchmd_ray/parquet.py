@@ -158,10 +158,10 @@ def _claimed(column: Any, part: Any, *, ours: bool) -> int:
     values, stored = int(part.num_values), int(part.total_uncompressed_size)
     if min(values, stored) < 0:
         return -1
-    nested = column.max_repetition_level > 0
+    nested = bool(column.max_repetition_level > 0)
     levels = values * LEVELS * nested
     if part.physical_type != "BYTE_ARRAY":
-        return levels + values * WIDTHS.get(part.physical_type, column.length)
+        return levels + values * WIDTHS.get(part.physical_type, int(column.length))
     encodings = {*part.encodings} - AS_LONG_AS_STORED
     repeated = ours and (encodings if nested else encodings - BY_NUMBER)  # else see `read_table`
     return levels + LEVELS * values + (values * stored if repeated else stored)

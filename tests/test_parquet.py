@@ -24,8 +24,8 @@ def lists(fixed):
 
 
 def texts(**how):
-    numbers = pa.array(np.zeros(50_000, np.int32))
-    return pa.DictionaryArray.from_arrays(numbers, pa.array(["x" * 100_000])), how
+    numbers = pa.array(np.zeros(20_000, np.int32))
+    return pa.DictionaryArray.from_arrays(numbers, pa.array(["x" * 50_000])), how
 
 
 BOMBS = {
