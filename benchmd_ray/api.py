@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from benchmd_ray.errors import BenchmdError
+from benchmd_ray.terminal import echo
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -284,7 +285,7 @@ def report(
     out: PathLike = "report",
     resamples: int = 1000,
     figures: Literal["main", "all", "none"] = "main",
-    say: Say = print,
+    say: Say = echo,
 ) -> Path:
     """Write a report: the page, its tables and its figures.
 
@@ -457,7 +458,7 @@ def tune(
     search_only: bool = False,
     address: str | None = None,
     cpus: int | None = None,
-    say: Say = print,
+    say: Say = echo,
 ) -> None:
     """Search settings on a source's own records; train the start and what was chosen.
 

@@ -22,6 +22,7 @@ from benchmd_ray.head import watched
 from benchmd_ray.interrupts import deferred
 from benchmd_ray.plugins import ALLOWED, NAMED
 from benchmd_ray.private_parts import private_part, replaced
+from benchmd_ray.terminal import echo
 
 ENVIRONMENT = {
     "RAY_USAGE_STATS_ENABLED": "0",
@@ -293,7 +294,7 @@ def _asked_for(nodes: list[dict[str, float]]) -> Iterator[None]:
     wanted = sum(map(Counter, nodes), Counter())
     request_resources(bundles=nodes)
     try:
-        sys.stderr.write(f"waiting up to {NODES_SECONDS:g} s for the nodes of {NODES}\n")
+        echo(f"waiting up to {NODES_SECONDS:g} s for the nodes of {NODES}", err=True)
         deadline = time.monotonic() + NODES_SECONDS
         while time.monotonic() < deadline:
             there = ray.cluster_resources()

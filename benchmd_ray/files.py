@@ -5,9 +5,11 @@ from __future__ import annotations
 import errno
 import fcntl
 import hashlib
+import io
 import json
 import os
 import re
+import resource
 import shutil
 import stat
 import time
@@ -24,8 +26,18 @@ TEMPORARY = ".partial-"
 """Prefix of names under which files and folders are written before they are renamed."""
 MAX_BYTES = 2**33
 """Of a file that is read whole; a shard has less than 100 MB."""
+MAX_VALUES = 2**20
+"""Of a JSON text; the manifest of a catalog of 10,000 shards has a tenth."""
 LOOK_SECONDS = 0.1
 """Longer than a look at a lock takes."""
+FULL = {
+    errno.ENOSPC: ("no space left", "free some space"),
+    errno.EDQUOT: ("no space left within the disk quota", "free some space, or have it raised"),
+    errno.EFBIG: ("no space left within the largest size of a file", "raise it (`ulimit -f`)"),
+}
+"""The system's errors where a file cannot become longer: what is full, and what to do."""
+CUT_OFF = re.compile(r"\d+ requested and \d+ written")
+"""What NumPy says of it, without a number."""
 
 
 def cache_folder() -> Path:
@@ -68,32 +80,74 @@ def removed_on_failure(partial: Path, path: Path) -> Iterator[None]:
     """Remove ``partial``, which is to become ``path``, when writing it fails.
 
     Raises:
-        DiskFull: There is no space left.
+        DiskFull: There is no space left, within the disk, its quota or the largest size of a file.
     """
     try:
         yield
-    except BaseException as error:
-        full = is_disk_full(error, path.parent)
+    except DiskFull:
         remove(partial)
-        if not full:
+        raise
+    except BaseException as error:
+        number = 0
+        if isinstance(error, Exception):
+            number = errno.EFBIG * _at_limit(partial) or full_number(error)
+            number = number or errno.ENOSPC * _is_full(path.parent)
+        remove(partial)
+        if not number:
             raise
-        raise DiskFull(
-            f"no space left while writing {path} ({shutil.disk_usage(path.parent).free:,} bytes "
-            "free). Nothing half-written was kept: free some space and run the command again."
-        ) from error
+        raise disk_full(number, path) from error
+
+
+def disk_full(number: int, path: Path) -> DiskFull:
+    """The error of a file that could not be written, by its number in `FULL`."""
+    what, remedy = FULL[number]
+    return DiskFull(
+        f"{what} while writing {path} ({shutil.disk_usage(path.parent).free:,} bytes free). "
+        f"Nothing half-written was kept: {remedy} and run the command again."
+    )
+
+
+def full_remedy(error: BaseException) -> str:
+    """What to do after an error of a full disk."""
+    _, remedy = FULL[full_number(error) or errno.ENOSPC]
+    return f"{remedy} and run the command again"
+
+
+def full_number(error: BaseException | None) -> int:
+    """The number in `FULL` of an error, or of what caused it; 0 where it is another.
+
+    Libraries that write by themselves raise errors of their own, of which some only say it.
+    """
+    while isinstance(error, Exception) and not isinstance(error, BenchmdError):
+        text = str(error)
+        for number in FULL:
+            if getattr(error, "errno", None) == number or os.strerror(number) in text:
+                return number
+        if CUT_OFF.search(text):
+            return errno.ENOSPC
+        error = error.__cause__ or error.__context__
+    return 0
 
 
 def is_disk_full(error: BaseException, folder: Path) -> bool:
-    """Whether an error while writing into a folder is that of a full disk.
+    """Whether an error while writing into a folder is that of a full disk, quota or file.
 
-    Libraries that write by themselves raise errors of their own; those count when the disk has
-    less than a mebibyte left.
+    Others count when the disk has less than a mebibyte left.
     """
-    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
-        return True
-    if not isinstance(error, Exception) or not folder.is_dir():
-        return False
-    return shutil.disk_usage(folder).free < 2**20
+    return bool(full_number(error)) or (isinstance(error, Exception) and _is_full(folder))
+
+
+def _is_full(folder: Path) -> bool:
+    return folder.is_dir() and shutil.disk_usage(folder).free < 2**20
+
+
+def _at_limit(partial: Path) -> bool:
+    """Whether a file is as long as this process may make one."""
+    limit, _ = resource.getrlimit(resource.RLIMIT_FSIZE)
+    files = [partial] if partial.is_file() else partial.rglob("*")
+    return limit != resource.RLIM_INFINITY and any(
+        file.is_file() and file.stat().st_size >= limit for file in files
+    )
 
 
 def flush(path: Path) -> None:
@@ -122,6 +176,21 @@ def json_bytes(content: Any) -> bytes:
     return (json.dumps(content, indent=1, ensure_ascii=False) + "\n").encode()
 
 
+def parse_json(data: bytes | str) -> Any:
+    """The value of a JSON text, which is looked at before anything is made of it.
+
+    Raises:
+        ValueError: It is no JSON, or may hold more than `MAX_VALUES` values: an empty list takes
+            three characters there, and twenty times as much here.
+        RecursionError: It is nested deeper than Python can follow.
+    """
+    marks = ",[{" if isinstance(data, str) else (b",", b"[", b"{")
+    values = sum(map(data.count, marks))  # type: ignore[arg-type]
+    if values > MAX_VALUES:
+        raise ValueError(f"about {values:,} values, expected at most {MAX_VALUES:,}")
+    return json.loads(data)
+
+
 def write_json(path: Path, content: Any) -> None:
     """Write JSON, whole or not at all."""
     with replacing(path) as partial:
@@ -129,14 +198,32 @@ def write_json(path: Path, content: Any) -> None:
 
 
 def append_text(path: Path, text: str) -> None:
-    """Write at the end of a file, which is made where there is none.
+    """Write at the end of a file, which is made where there is none: all of it or nothing.
 
     Raises:
         BenchmdError: It is a link or not a regular file.
+        DiskFull: There is no space left.
     """
     flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND
-    with os.fdopen(open_regular(path, flags), "a", encoding="utf-8") as file:
-        file.write(text)
+    with os.fdopen(open_regular(path, flags), "ab", buffering=0) as file:
+        append(file, text.encode(), path)
+
+
+def append(file: io.FileIO, data: bytes, path: Path) -> None:
+    """Write at the end of an opened file that nobody else writes: all of it or nothing.
+
+    Raises:
+        DiskFull: There is no space left.
+    """
+    before, left = file.seek(0, os.SEEK_END), memoryview(data)
+    try:
+        while left:
+            left = left[file.write(left) :]
+    except BaseException as error:
+        file.truncate(before)
+        if number := full_number(error):
+            raise disk_full(number, path) from error
+        raise
 
 
 def open_regular(path: Path, flags: int) -> int:

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 
 from benchmd_ray.repeating import repeating
+from benchmd_ray.terminal import echo
 
 VARIABLE = "RAY_gcs_rpc_server_reconnect_timeout_s"
 PATIENCE = 60.0
@@ -59,9 +60,10 @@ def watched(address: str) -> Iterator[None]:
             )
         if not warned:
             warned = True
-            sys.stderr.write(
+            echo(
                 f"the head of the Ray cluster at {address} does not answer; waiting for it for "
-                f"{patience:.0f} s\n"
+                f"{patience:.0f} s",
+                err=True,
             )
 
     with repeating(look, min(LOOK_SECONDS, patience / 4)):
@@ -82,8 +84,7 @@ def _end(reason: str) -> None:
     for take in _last_words:
         with suppress(Exception):
             take(reason)
-    sys.stderr.write(f"error: {reason}\n")
-    for stream in (sys.stdout, sys.stderr):
-        with suppress(Exception):
-            stream.flush()
+    echo(f"error: {reason}", err=True)
+    with suppress(Exception):
+        sys.stdout.flush()
     os._exit(1)

@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 from benchmd_ray.errors import BenchmdError, count_of, shown
-from benchmd_ray.files import digest, replacing, sha256, write_json
+from benchmd_ray.files import digest, parse_json, replacing, sha256, write_json
 
 HASH = "sha256"
 """Key of a JSON file's own hash."""
@@ -104,7 +104,7 @@ def read_json(path: Path, remedy: str) -> dict[str, Any]:
         remedy: What to do where it is damaged.
 
     Raises:
-        Damaged: It is missing, too large, or no JSON object.
+        Damaged: It is missing, has too many bytes or values, or is no JSON object.
     """
     if _regular(path, remedy).st_size > MAX_JSON_BYTES:
         raise Damaged(path, f"it has more than {MAX_JSON_BYTES:,} bytes", remedy)
@@ -129,9 +129,9 @@ def _regular(path: Path, remedy: str) -> os.stat_result:
 def parsed_json(data: bytes, path: object, remedy: str) -> dict[str, Any]:
     """The JSON object that a file holds; see `read_json`."""
     try:
-        content = json.loads(data)
+        content = parse_json(data)
     except (ValueError, RecursionError) as error:  # nested deeper than Python can follow
-        raise Damaged(path, f"it is not JSON ({error})", remedy) from error
+        raise Damaged(path, f"it is not JSON of ours ({error})", remedy) from error
     if not isinstance(content, dict):
         raise Damaged(path, f"it holds {type(content).__name__}, expected an object", remedy)
     return content
@@ -273,7 +273,7 @@ def checked(values: Mapping[str, Any]) -> dict[str, Any]:
 def read_line(text: str) -> dict[str, Any] | None:
     """What `line` was made of; None where it was cut off or damaged."""
     try:
-        return unchecked(json.loads(text))
+        return unchecked(parse_json(text))
     except (ValueError, RecursionError):
         return None
 

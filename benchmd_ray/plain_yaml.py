@@ -42,7 +42,7 @@ def read_yaml(text: str, what: str) -> Any:
             raise ValueError(f"it has more than {MAX_CHARACTERS:,} characters")
         return yaml.load(text, _PlainValues)
     except (yaml.YAMLError, ValueError, OverflowError) as error:  # the last two: 0x_, "\UFFFFFFFF"
-        raise BenchmdError(f"cannot read {what}: {error}") from error
+        raise BenchmdError(f"cannot read {what}: {' '.join(str(error).split())}") from error
 
 
 def read_yaml_file(path: Path, what: str) -> Any:

@@ -9,6 +9,8 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Protocol
 
+from benchmd_ray.terminal import echo, visible
+
 shown = True
 """Whether this process shows any."""
 
@@ -39,12 +41,14 @@ class TerminalProgress:
     def __init__(self, what: str, total: int, unit: str, done: int = 0) -> None:
         from tqdm import tqdm  # only who shows a bar needs it
 
+        what, unit = visible(what), visible(unit)
         self._bar = tqdm(total=total, initial=done, desc=what, unit=f" {unit}", leave=True)
 
     def update(self, done: int, values: Mapping[str, float] | None = None) -> None:
         """Move the bar."""
         if values:
-            self._bar.set_postfix({k: f"{v:.4g}" for k, v in values.items()}, refresh=False)
+            texts = {visible(k): f"{v:.4g}" for k, v in values.items()}
+            self._bar.set_postfix(texts, refresh=False)
         self._bar.update(done - self._bar.n)
 
     def close(self) -> None:
@@ -83,11 +87,11 @@ class LineProgress:
         left = f"{duration((self._total - self._done) / rate)} left" if rate > 0 else "starting"
         values = "".join(f", {k} {v:.4g}" for k, v in self._values.items())
         share = self._done / max(1, self._total)
-        sys.stderr.write(
+        echo(
             f"{self._what}: {self._done}/{self._total} {self._unit} ({share:.0%}), "
-            f"{rate:.3g}/s, {left}{values}\n"
+            f"{rate:.3g}/s, {left}{values}",
+            err=True,
         )
-        sys.stderr.flush()
 
 
 def duration(seconds: float) -> str:
@@ -145,7 +149,7 @@ class TerminalBoard:
     def show(self, done: int, text: str) -> None:
         """Move the bar."""
         self._bar.n = done
-        self._bar.set_description_str(text)  # refreshes too
+        self._bar.set_description_str(visible(text))  # refreshes too
 
     def close(self) -> None:
         """Leave the bar as it stands."""
@@ -174,8 +178,7 @@ class LineBoard:
 
     def _write(self) -> None:
         self._shown, self._written = time.monotonic(), self._line
-        sys.stderr.write(f"{self._line}\n")
-        sys.stderr.flush()
+        echo(self._line, err=True)
 
 
 def board(total: int | None, unit: str) -> Board:

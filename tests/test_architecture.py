@@ -36,7 +36,7 @@ FOUNDATION |= {
     "tasks",
     "telemetry",
 }
-FOUNDATION |= {"ranges", "telemetry", "training_log", "typed"}
+FOUNDATION |= {"ranges", "telemetry", "terminal", "training_log", "typed"}
 ROOMS = {
     "storage": {"errors", "extras", "files", "repeating", "storage"},
     "data": FOUNDATION | {"cluster", "data"},

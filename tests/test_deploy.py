@@ -206,9 +206,26 @@ def test_the_image_installs_the_lock_and_the_wheel():
     text = (ROOT / "docs/deploy/Dockerfile").read_text("utf-8")
     assert "--require-hashes -r /tmp/requirements.lock" in text
     assert "--no-deps /tmp/*.whl" in text
-    images = {pod["containers"][0]["image"] for pod, _ in pods()}
-    assert len(images) == 1
-    assert images.pop() in text
+    assert re.findall("^(?:ARG|FROM) .*", text, re.M) == ["ARG PYTHON", "FROM ${PYTHON}"]
+
+
+def test_images_are_named_by_a_digest_that_has_to_be_filled_in():
+    (image,) = {pod["containers"][0]["image"] for pod, _ in pods()}
+    name, _, digest = image.partition("@")
+    assert digest == "sha256:DIGEST"
+    assert f"docker push {name}:" in (ROOT / "docs/deploy/Dockerfile").read_text("utf-8")
+    assert "REQUIRED" in (ROOT / KUBERAY).read_text("utf-8")
+    for path in (ROOT / "docs/deploy").iterdir():
+        for line in path.read_text("utf-8").splitlines():
+            if re.match(r"\s*(- )?(image:|FROM )", line):
+                assert "@sha256:" in line or line == "FROM ${PYTHON}", line
+
+
+def test_python_looks_for_no_module_in_the_folder_it_is_started_in():
+    """``-m`` searches the working folder first, which may hold what others wrote."""
+    for path in (ROOT / "cluster.yaml", *(ROOT / "docs/deploy").iterdir()):
+        started = re.findall(r"\bpython[\d.]* -.*", path.read_text("utf-8"))
+        assert [line for line in started if not re.match(r"python[\d.]* -P ", line)] == [], path
 
 
 def normal(name):

@@ -3,20 +3,24 @@ import json
 import shutil
 import subprocess
 import sys
+import tracemalloc
 
 import pytest
 
 from benchmd_ray.errors import BenchmdError
 from benchmd_ray.files import (
+    MAX_VALUES,
     TEMPORARY,
     digest,
     locked,
+    parse_json,
     remove_partial,
     replacing,
     sha256,
     without_home,
     write_json,
 )
+from benchmd_ray.integrity import MAX_JSON_BYTES, Damaged, read_json, read_line
 
 
 def test_a_file_appears_when_it_is_whole(tmp_path):
@@ -174,3 +178,28 @@ def test_the_home_folder_is_told_as_a_tilde(monkeypatch, text, told):
     assert without_home(text) == told
     monkeypatch.setenv("HOME", "/")
     assert without_home(text) == text
+
+
+@pytest.mark.parametrize("item", ["[]", "{}", '{"a":[]}', "0"])
+def test_json_of_very_many_values_is_refused_before_it_fills_the_memory(tmp_path, item):
+    path, most = tmp_path / "run.json", MAX_JSON_BYTES // (len(item) + 1) - 10
+    path.write_text('{"a": [' + ",".join([item] * most) + "]}")
+    assert 2**23 < path.stat().st_size < MAX_JSON_BYTES
+    tracemalloc.start()
+    with pytest.raises(
+        Damaged, match=r"run\.json is damaged: .*about [\d,]+ values, expected at mo"
+    ):
+        read_json(path, "Remove it.")
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 1.1 * MAX_JSON_BYTES  # its own bytes
+    assert read_line('{"a": [' + ",".join(["[]"] * (MAX_VALUES + 1)) + "]}") is None
+
+
+def test_json_of_many_values_is_read(tmp_path):
+    content = {"a": [[n, {}] for n in range(100_000)], "b": ",[{" * 1000}
+    write_json(tmp_path / "a.json", content)
+    assert read_json(tmp_path / "a.json", "") == content
+    assert parse_json(json.dumps(content)) == content
+    with pytest.raises(ValueError, match="Expecting value"):
+        parse_json("")

@@ -112,6 +112,55 @@ def test_that_search_finds(source):
     assert len(list(faults(source))) == 1
 
 
+PRINTING = re.compile(
+    r"print|pprint|click\.(echo|secho|style|prompt|confirm|progressbar|echo_via_pager|pause)"
+    r"|(sys\.)?(stdout|stderr)(\.buffer)?\.write(lines)?|.*\.print_(exc|exception|stack)"
+    r"|tqdm\.write|os\.write"
+)
+"""Calls that reach a terminal without `terminal.echo`."""
+MAY_PRINT = {"terminal.py"}
+
+
+def prints(source):
+    """Lines of a source that print, or hand on a function that does."""
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Call):
+            for part in (node.func, *node.args, *(word.value for word in node.keywords)):
+                if PRINTING.fullmatch(ast.unparse(part)):
+                    yield node.lineno, ast.unparse(part)
+        if isinstance(node, ast.FunctionDef):
+            defaults = (*node.args.defaults, *filter(None, node.args.kw_defaults))
+            yield from ((node.lineno, "print") for each in defaults if ast.unparse(each) == "print")
+
+
+def test_everything_is_printed_by_one_function():
+    found = {
+        path.relative_to(PACKAGE).as_posix(): list(prints(path.read_text("utf-8")))
+        for path in MODULES
+        if path.relative_to(PACKAGE).as_posix() not in MAY_PRINT
+    }
+    assert {path: lines for path, lines in found.items() if lines} == {}
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "print(1)",
+        "click.echo(text)",
+        "f(say=click.echo)",
+        "run(out, click.echo)",
+        "def f(say=print): pass",
+        "def f(*, say=print): pass",
+        "sys.stderr.write(text)",
+        "sys.stdout.buffer.write(text)",
+        "traceback.print_exc()",
+        "map(print, lines)",
+    ],
+)
+def test_that_search_for_printing_finds(source):
+    assert len(list(prints(source))) == 1
+
+
 def test_yaml_holds_plain_values_only():
     assert read_yaml("a: [1, two]", "it") == {"a": [1, "two"]}
     for text in ("!!python/object/apply:os.system [true]", "!!python/name:os.system"):

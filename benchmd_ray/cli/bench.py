@@ -9,6 +9,7 @@ import click
 
 from benchmd_ray.cli.group import main
 from benchmd_ray.cli.options import JSON, print_json
+from benchmd_ray.terminal import echo
 
 if TYPE_CHECKING:
     from benchmd_ray.benchmarks.benchmark import Benchmark
@@ -33,9 +34,9 @@ def bench_list(*, as_json: bool) -> None:
         return
     width = max(map(len, benchmarks()))
     for name, each in benchmarks().items():
-        click.echo(f"{name:{width}}  {each.title}")
+        echo(f"{name:{width}}  {each.title}")
     for why in broken_benchmarks().values():
-        click.echo(f"note: {why}", err=True)
+        echo(f"note: {why}", err=True)
 
 
 def _data(each: Benchmark) -> dict[str, Any]:
@@ -81,5 +82,5 @@ def bench_show(name: str) -> None:
     if own.published is not None:
         said = f"published: {own.published.source}. {own.published.words}"
         lines += ["", *textwrap.wrap(said, 96)]
-    click.echo("\n".join(lines))
-    click.echo(f"\nrun it: benchmd run --bench {name} --dry-run")
+    for line in (*lines, "", f"run it: benchmd run --bench {name} --dry-run"):
+        echo(line)

@@ -8,6 +8,7 @@ import click
 
 from benchmd_ray.cli.group import main
 from benchmd_ray.cli.options import Real
+from benchmd_ray.terminal import echo
 
 
 @main.group()
@@ -28,9 +29,9 @@ def cache_list() -> None:
     found = entries()
     for entry in found:
         name = entry.path.relative_to(cache_folder())
-        click.echo(f"{_when(entry.used)}  {entry.bytes:>16,}  {name}")
+        echo(f"{_when(entry.used)}  {entry.bytes:>16,}  {name}")
     count = f"{len(found)} entr{'y' if len(found) == 1 else 'ies'}"
-    click.echo(f"{cache_folder()}: {count}, {sum(each.bytes for each in found):,} bytes")
+    echo(f"{cache_folder()}: {count}, {sum(each.bytes for each in found):,} bytes")
 
 
 @cache.command("prune")
@@ -50,9 +51,9 @@ def cache_prune(keep_gib: float, dry_run: bool) -> None:
 
     removed = prune(keep_gib * GIB, dry_run=dry_run)
     for entry in removed:
-        click.echo(f"  {entry.path.name}, {entry.bytes:,} bytes")
+        echo(f"  {entry.path.name}, {entry.bytes:,} bytes")
     verb = "would free" if dry_run else "freed"
-    click.echo(f"{verb} {sum(entry.bytes for entry in removed):,} bytes")
+    echo(f"{verb} {sum(entry.bytes for entry in removed):,} bytes")
 
 
 def _when(seconds: float) -> str:

@@ -21,6 +21,7 @@ from benchmd_ray.cli.options import (
     raw_options,
 )
 from benchmd_ray.errors import count_of
+from benchmd_ray.terminal import echo
 
 if TYPE_CHECKING:
     from benchmd_ray.storage.location import Location
@@ -46,10 +47,11 @@ def catalog_list(*, as_json: bool) -> None:
     if as_json:
         print_json([asdict(card) for card in cards().values()])
     else:
-        click.echo(list_cards(cards().values()))
+        for line in list_cards(cards().values()):
+            echo(line)
     broken = dict.fromkeys([*broken_packages().values(), *broken_modalities().values()])
     for why in (*broken, *broken_cards().values()):
-        click.echo(f"broken: {why}", err=True)
+        echo(f"broken: {why}", err=True)
 
 
 @catalog.command("show")
@@ -77,16 +79,17 @@ def catalog_show(name: str, figures: Path | None, *, as_json: bool) -> None:
         found = named(name)
         print_json(found.manifest if isinstance(found, Catalog) else asdict(found))
     else:
-        click.echo(show(name, figures is not None))
+        for line in show(name, figures is not None):
+            echo(line)
     if figures is not None:
         from benchmd_ray.results.catalogs.figures import write_figures
         from benchmd_ray.storage.location import location
 
         opened = open_catalog(location(name))
         for path in write_figures(opened, figures):
-            click.echo(f"written: {path}")
+            echo(f"written: {path}")
         terms = opened.card.licence or "not stated in its card"
-        click.echo(f"the examples are records; the dataset's terms: {terms}")
+        echo(f"the examples are records; the dataset's terms: {terms}")
 
 
 @catalog.command("new")
@@ -106,12 +109,12 @@ def catalog_new(name: str, folder: Path, out: Path) -> None:
 
     paths, guess = new_card(name, folder, out)
     for path in paths:
-        click.echo(f"written: {path}")
+        echo(f"written: {path}")
     for what in guess.guessed:
-        click.echo(f"guessed: {what}")
+        echo(f"guessed: {what}")
     for what in guess.unknown:
-        click.echo(f"not known: {what}")
-    click.echo(f"next: benchmd catalog build {name} --cards {out} --raw {folder} --out …")
+        echo(f"not known: {what}")
+    echo(f"next: benchmd catalog build {name} --cards {out} --raw {folder} --out …")
 
 
 @catalog.command("build")
@@ -149,7 +152,8 @@ def catalog_build(name: str, raw: Path, out: Location, cpus: int | None, **optio
     from benchmd_ray.data.build import build
     from benchmd_ray.results.catalogs.describe_catalog import describe_catalog
 
-    click.echo(describe_catalog(build(name, raw, out, cpus=cpus or 1, **options)))
+    for line in describe_catalog(build(name, raw, out, cpus=cpus or 1, **options)):
+        echo(line)
 
 
 @catalog.command("files")
@@ -166,7 +170,8 @@ def catalog_files(name: str, raw: Path, **options: Any) -> None:
     from benchmd_ray.data.discovery import chosen
 
     card = dataset_card(name)
-    click.echo("\n".join(files_to_fetch(raw, card, chosen(card, **options))))
+    for path in files_to_fetch(raw, card, chosen(card, **options)):
+        echo(path)
 
 
 @catalog.command("locate")
@@ -184,7 +189,7 @@ def catalog_locate(name: str, records: tuple[str, ...], raw: Path, **options: An
     from benchmd_ray.data.locate import locate
 
     for record, path in locate(name, raw, records, **options).items():
-        click.echo(f"{record}  {path}")
+        echo(f"{record}  {path}")
 
 
 @catalog.command("verify")
@@ -200,13 +205,13 @@ def catalog_verify(path: Location) -> None:
     opened = open_catalog(path)
     result = verify(opened)
     for note in result.notes:
-        click.echo(f"note: {note}")
+        echo(f"note: {note}")
     for fault in result.faults:
-        click.echo(f"fault: {fault}", err=True)
+        echo(f"fault: {fault}", err=True)
     if result.faults:
         sys.exit(1)
     shards = len(opened.manifest["shards"])
-    click.echo(f"{path}: {opened.dataset}, {shards} shards, digest {opened.digest[:16]}: whole")
+    echo(f"{path}: {opened.dataset}, {shards} shards, digest {opened.digest[:16]}: whole")
 
 
 @catalog.command("export")
@@ -224,7 +229,7 @@ def catalog_export(path: Location, out: Path) -> None:
     opened = open_catalog(path)
     export_hdf5(opened, out)
     rows = sum(held["records"] for held in opened.manifest["splits"].values())
-    click.echo(f"{out}: {opened.dataset}, {count_of(rows, 'record')}, digest {opened.digest[:16]}")
+    echo(f"{out}: {opened.dataset}, {count_of(rows, 'record')}, digest {opened.digest[:16]}")
 
 
 @catalog.command("import")
@@ -239,4 +244,5 @@ def catalog_import(file: Path, out: Path) -> None:
     from benchmd_ray.data.hdf5 import import_hdf5
     from benchmd_ray.results.catalogs.describe_catalog import describe_catalog
 
-    click.echo(describe_catalog(import_hdf5(file, out)))
+    for line in describe_catalog(import_hdf5(file, out)):
+        echo(line)

@@ -10,6 +10,7 @@ import click
 from benchmd_ray.cli.group import main
 from benchmd_ray.cli.options import FOLDER, MODALITY
 from benchmd_ray.cli.report import print_report
+from benchmd_ray.terminal import echo
 
 NEXT = """\
 made: {out}/catalogs of raw files in {out}/raw, runs in {out}/runs
@@ -51,10 +52,10 @@ def demo(out: Path, modalities: tuple[str, ...], everything: bool, address: str 
     if everything and modalities:
         raise click.UsageError("--all takes all modalities: leave --modality out.")
     chosen = () if everything else modalities or USUAL
-    whole = run_demo(out, click.echo, address, chosen, on_ray=everything)
+    whole = run_demo(out, echo, address, chosen, on_ray=everything)
     if not whole:
         sys.exit(1)
     print_report([out / "runs"], out / "report", brief=True)  # earlier calls' modalities, too
-    click.echo()
-    for line in NEXT.format(out=out).splitlines():
-        click.echo(line)
+    echo()
+    for line in NEXT.splitlines():
+        echo(line.format(out=out))

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import sys
 
-import click
-
 from benchmd_ray.cli.group import main
 from benchmd_ray.cli.options import JSON, print_json
+from benchmd_ray.terminal import echo
 
 
 @main.command()
@@ -24,8 +23,8 @@ def doctor(*, as_json: bool) -> None:
     if as_json:
         print_json([vars(each) for each in found])
     else:
-        for each in found:
-            click.echo(each.line)
+        for line in (line for each in found for line in each.lines):
+            echo(line)
     if missing := [each.what for each in found if each.state == "missing"]:
-        click.echo(f"missing: {', '.join(missing)}", err=True)
+        echo(f"missing: {', '.join(missing)}", err=True)
         sys.exit(1)

@@ -10,6 +10,7 @@ import click
 from benchmd_ray.cli.allowed import ALLOW
 from benchmd_ray.cli.group import main
 from benchmd_ray.cli.options import CATALOG, FOLDER, STORE
+from benchmd_ray.terminal import echo
 
 if TYPE_CHECKING:
     from benchmd_ray.storage.location import Location
@@ -44,5 +45,5 @@ def export(
 
     done = export_run(read_run(run), out, catalog=catalog, torch_export=torch_export, onnx=onnx)
     for each in done.programs:
-        click.echo(f"{each.file} {each.checked}")
-    click.echo(f"written: {done.folder}")
+        echo(f"{each.file} {each.checked}")
+    echo(f"written: {done.folder}")

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import errno
 import signal
-import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import click
@@ -12,7 +13,9 @@ import click
 from benchmd_ray import __version__
 from benchmd_ray.cli.allowed import Command, verbose
 from benchmd_ray.errors import BenchmdError, Stopped
+from benchmd_ray.files import FULL, full_number
 from benchmd_ray.interrupts import stoppable
+from benchmd_ray.terminal import echo, guarded, traceback_lines, visible
 
 NOT_ALLOWED = "choose a folder that you may write to, or change its permissions"
 REMEDIES = {
@@ -22,8 +25,10 @@ REMEDIES = {
     errno.ENOTDIR: "a part of the path is a file, choose another folder",
     errno.EISDIR: "expected a file, or a path that is free",
     errno.ENOENT: "check the path; its folder does not exist or cannot be made",
-    errno.ENOSPC: "make room, then start the same command again",
-    errno.EDQUOT: "make room, then start the same command again",
+    **{
+        number: f"{remedy}, then start the same command again"
+        for number, (_, remedy) in FULL.items()
+    },
 }
 """What to do where the system refuses, by its number of the error."""
 
@@ -97,30 +102,47 @@ class Commands(click.Group):
                 with formatter.section(title):
                     formatter.write_dl(rows)
 
+    def main(self, *args: Any, **named: Any) -> Any:
+        """Parse a command line and run what it names; see `click.Command.main`."""
+        with guarded():
+            return super().main(*args, **named)
+
     def invoke(self, ctx: click.Context) -> Any:
         """Run a command."""
         try:
-            with stoppable():
+            with stoppable(), _visible_usage():
                 return super().invoke(ctx)
         except BenchmdError as error:
             if verbose():
-                traceback.print_exc()
-            click.echo(f"error: {error}", err=True)
+                for line in traceback_lines(error):
+                    echo(line, err=True)
+            echo(f"error: {error}", err=True)
         except KeyboardInterrupt as interrupt:
-            click.echo("interrupted: the same command resumes where it stopped", err=True)
+            echo("interrupted: the same command resumes where it stopped", err=True)
             number = interrupt.args[0] if isinstance(interrupt, Stopped) else signal.SIGINT
             ctx.exit(128 + number)
         except OSError as error:  # a full disk, a folder that cannot be written, …
-            click.echo(f"error: {_of_system(error)}", err=True)
+            echo(f"error: {_of_system(error)}", err=True)
         ctx.exit(1)
+
+
+@contextmanager
+def _visible_usage() -> Iterator[None]:
+    """Escape what click's errors quote of a command line: click prints them by itself."""
+    try:
+        yield
+    except click.ClickException as error:
+        vars(error)["message"] = visible(error.message)
+        raise
 
 
 def _of_system(error: OSError) -> str:
     """What the system refused, where, and what to do."""
-    place = error.filename2 or error.filename
+    place, number = error.filename2 or error.filename, full_number(error)
+    remedy = REMEDIES.get(number or error.errno or 0)
     if place is None:
-        return str(error)
-    remedy = REMEDIES.get(error.errno or 0, "check the path, and that you may write there")
+        return f"{error}: {remedy}." if number else str(error)
+    remedy = remedy or "check the path, and that you may write there"
     return f"{place}: {(error.strerror or 'it failed').lower()}: {remedy}."
 
 

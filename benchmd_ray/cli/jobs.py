@@ -12,6 +12,7 @@ import click
 
 from benchmd_ray.cli.group import main
 from benchmd_ray.errors import BenchmdError, unknown_name
+from benchmd_ray.terminal import echo
 
 ADDRESS = click.option(
     "--address",
@@ -78,7 +79,7 @@ def submit(
     job = service.submit(
         arguments, address=address, files=files, variables=variables, nodes=nodes, name=name
     )
-    click.echo(job)
+    echo(job)
     if following:
         _follow(ctx, job, address)
 
@@ -188,15 +189,36 @@ def _follow(ctx: click.Context, job: str, address: str | None) -> None:
     from benchmd_ray.service.submit import follow
 
     try:
-        code = follow(job, lambda text: click.echo(text, nl=False), address)
+        with _Printed() as printed:
+            code = follow(job, printed.take, address)
     except KeyboardInterrupt:
-        click.echo(
-            f"\nthe job continues; see it: benchmd jobs logs --follow {job}; "
+        echo(
+            f"the job continues; see it: benchmd jobs logs --follow {job}; "
             f"end it: benchmd jobs stop {job}",
             err=True,
         )
         ctx.exit(130)
     ctx.exit(code)
+
+
+class _Printed:
+    """Prints the lines of a text that arrives in pieces; within, until its last line is whole."""
+
+    def __init__(self) -> None:
+        self._rest = ""
+
+    def __enter__(self) -> _Printed:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._rest:
+            echo(self._rest)
+
+    def take(self, text: str) -> None:
+        """Print the lines that are whole with this piece."""
+        *lines, self._rest = f"{self._rest}{text}".split("\n")
+        for line in lines:
+            echo(line.removesuffix("\r"))
 
 
 @main.group()
@@ -212,7 +234,7 @@ def jobs_list(address: str | None) -> None:
 
     for job in submitted(address):
         command = (job.metadata or {}).get("command") or job.entrypoint
-        click.echo(f"{job.submission_id}  {_state(job)}  {command}")
+        echo(f"{job.submission_id}  {_state(job)}  {command}")
 
 
 @jobs.command("status")
@@ -223,9 +245,10 @@ def jobs_status(address: str | None, job: str) -> None:
     from benchmd_ray.service.submit import details
 
     about = details(job, address)
-    click.echo(_state(about))
+    echo(_state(about))
     if about.status == "FAILED":
-        click.echo(about.message or "no message", err=True)
+        for line in (about.message or "no message").splitlines():
+            echo(line, err=True)
         sys.exit(1)
 
 
@@ -240,7 +263,8 @@ def jobs_logs(ctx: click.Context, address: str | None, following: bool, job: str
 
     if following:
         _follow(ctx, job, address)
-    click.echo(output(job, address), nl=False)
+    with _Printed() as printed:
+        printed.take(output(job, address))
 
 
 @jobs.command("stop")
@@ -253,7 +277,7 @@ def jobs_stop(address: str | None, job: str) -> None:
     """
     from benchmd_ray.service.submit import stop
 
-    click.echo(f"{job}: {_state(stop(job, address))}")
+    echo(f"{job}: {_state(stop(job, address))}")
 
 
 def _state(job: Any) -> str:

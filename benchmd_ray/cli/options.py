@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import json
 import math
 import os
 from collections.abc import Callable, Mapping
@@ -13,6 +12,7 @@ from typing import Any, TypeVar
 import click
 
 from benchmd_ray.cli.allowed import ALLOW
+from benchmd_ray.terminal import echo, json_text
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -304,7 +304,9 @@ def print_json(value: Any) -> None:
             return [finite(each) for each in part]
         return None if isinstance(part, float) and not math.isfinite(part) else part
 
-    click.echo(json.dumps(finite(value), indent=1, default=str, allow_nan=False))
+    text = json_text(finite(value), indent=1, default=str, allow_nan=False)
+    for line in text.split("\n"):
+        echo(line)
 
 
 def assigned(ctx: click.Context, param: click.Parameter, values: tuple[str, ...]) -> dict[str, str]:

@@ -13,6 +13,7 @@ import click
 from benchmd_ray.cli.group import main
 from benchmd_ray.cli.options import FOLDER, JSON, STORE, or_runs, print_json, wandb_options
 from benchmd_ray.errors import count_of
+from benchmd_ray.terminal import echo
 
 if TYPE_CHECKING:
     from benchmd_ray.results.dashboard import Dashboard
@@ -85,7 +86,7 @@ def report(
         synthetic = print_report(list(paths), out, **asked, as_json=as_json, sent=sent)
         tracker = Tracker(out, dashboard)
         tracker.reported(sent, synthetic=synthetic)
-        click.echo(tracker.closed(), err=as_json)
+        echo(tracker.closed(), err=as_json)
 
 
 def print_report(
@@ -115,7 +116,7 @@ def print_report(
         Whether any of it rests on synthetic data.
     """
     from benchmd_ray.results.report.analysis import analyse_stores
-    from benchmd_ray.results.report.matrix import matrix_of, matrix_text
+    from benchmd_ray.results.report.matrix import matrix_lines, matrix_of
     from benchmd_ray.results.report.notes import synthetic
     from benchmd_ray.results.report.tables import main_table
     from benchmd_ray.results.report.write import write_report
@@ -124,24 +125,25 @@ def print_report(
     matrix, main = matrix_of(analysis), main_table(analysis)
     if as_json:
         frame = main.data(analysis) if matrix is None else matrix.frame
-        page = write_report(analysis, out, figures, partial(click.echo, err=True), sent=sent)
+        page = write_report(analysis, out, figures, partial(echo, err=True), sent=sent)
         rows = frame.to_dict("records")
         print_json({"page": page, "main": rows, "notes": analysis.notes})
         return bool(synthetic(analysis.rows))
     if matrix is not None:
-        click.echo(matrix_text(matrix))
+        for line in matrix_lines(matrix):
+            echo(line)
     else:
         print_table(main.printed(analysis) if main.printed else None)
         if warning := synthetic(analysis.rows):
-            click.echo(warning)
-    click.echo()
+            echo(warning)
+    echo()
     if brief:
-        click.echo(f"{count_of(len(analysis.notes), 'note')} on these results: see the page")
+        echo(f"{count_of(len(analysis.notes), 'note')} on these results: see the page")
         write_report(analysis, out, figures, lambda line: None, sent=sent)
         return bool(synthetic(analysis.rows))
     for note in analysis.notes:
-        click.echo(note)
-    write_report(analysis, out, figures, click.echo, sent=sent)
+        echo(note)
+    write_report(analysis, out, figures, echo, sent=sent)
     return bool(synthetic(analysis.rows))
 
 
@@ -160,26 +162,27 @@ def _follow(paths: list[Path], out: Path, *, resamples: int, figures: Which) -> 
                 if state != seen:
                     seen, curves = state, figures != "none"
                     analysis = analyse_stores(paths, resamples=resamples, curves=curves)
-                    click.echo(time.strftime("%H:%M:%S"))
-                    write_report(analysis, out, figures, click.echo, refresh=FOLLOW_SECONDS)
+                    echo(time.strftime("%H:%M:%S"))
+                    write_report(analysis, out, figures, echo, refresh=FOLLOW_SECONDS)
             except (BenchmdError, FileNotFoundError) as error:  # nothing yet, or just being written
                 if str(error) != said:
                     said = str(error)
-                    click.echo(f"{time.strftime('%H:%M:%S')} waiting: {said}")
+                    echo(f"{time.strftime('%H:%M:%S')} waiting: {said}")
             time.sleep(FOLLOW_SECONDS)
     finally:
         if analysis is not None:  # a page that does not load itself again
-            write_report(analysis, out, figures, click.echo)
+            write_report(analysis, out, figures, echo)
 
 
 def print_table(table: Table | None) -> None:
     """Print a table, if there is one, with its caption above."""
     from benchmd_ray.results.report.table import plain
-    from benchmd_ray.results.written import text
+    from benchmd_ray.results.written import aligned
 
     if table is not None:
         shown, caption = plain(table)
-        click.echo(f"{caption}\n{text(shown)}")
+        for line in (caption, *aligned(shown)):
+            echo(line)
 
 
 @main.command()
@@ -216,14 +219,14 @@ def compare(paths: tuple[Path, ...], out: Path | None, everything: bool, resampl
     chosen = frame if everything else frame[frame["reason"] == ""].reset_index(drop=True)
     if len(chosen):
         print_table(comparison(chosen))
-        click.echo()
+        echo()
     for line in summary(frame):
-        click.echo(line)
+        echo(line)
     if len(chosen) < len(frame):
-        click.echo("Show what is not comparable with --all.")
+        echo("Show what is not comparable with --all.")
     for note in stored.notes:
-        click.echo(note)
+        echo(note)
     if out is not None:
         with replacing(out) as partial:
             partial.write_text(csv_text(frame), "utf-8")
-        click.echo(f"written: {out}")
+        echo(f"written: {out}")

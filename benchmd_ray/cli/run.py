@@ -26,6 +26,7 @@ from benchmd_ray.cli.options import (
     print_json,
     wandb_options,
 )
+from benchmd_ray.terminal import echo
 
 if TYPE_CHECKING:
     from benchmd_ray.service.choice import Choice
@@ -159,7 +160,8 @@ def _show(choice: Choice, store: Path, options: dict[str, Any]) -> None:
     if options["as_json"]:
         print_json(found)
     else:
-        click.echo(found)
+        for line in found:
+            echo(line)
 
 
 def _execute(choice: Choice, store: Path, options: dict[str, Any]) -> None:
@@ -175,15 +177,15 @@ def _execute(choice: Choice, store: Path, options: dict[str, Any]) -> None:
 
     def execute(plan: Plan) -> Any:
         for note in plan.notes:
-            click.echo(f"note: {note}", err=True)
+            echo(f"note: {note}", err=True)
         return run_plan(
             plan,
             store,
-            say=click.echo,
+            say=echo,
             address=options["address"],
             weights=choice.weights,
             cpus=options["cpus"],
-            observers=observers(store, options["dashboard"], plan, click.echo),
+            observers=observers(store, options["dashboard"], plan, echo),
         )
 
     if embedded(options["address"]):
@@ -193,18 +195,18 @@ def _execute(choice: Choice, store: Path, options: dict[str, Any]) -> None:
             device = _device_of_cluster()
             plan = plan_for(device)
             if device == "cpu" and any(i.settings.execution.device == "auto" for i in plan.items):
-                click.echo(
+                echo(
                     "note: the cluster has no GPU now, so this is for CPUs: where GPU nodes come "
                     "later, stop and name --set execution.device=cuda",
                     err=True,
                 )
             outcome = execute(plan)
     for line in outcome.lines():
-        click.echo(line)
+        echo(line)
     if outcome.folders:
-        click.echo(f"next: benchmd report {shown(store)}")
+        echo(f"next: benchmd report {shown(store)}")
     if not outcome.whole:
-        click.echo("run the same command again for what failed; the rest is not repeated")
+        echo("run the same command again for what failed; the rest is not repeated")
         sys.exit(1)
 
 

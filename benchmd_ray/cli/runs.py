@@ -17,6 +17,7 @@ from benchmd_ray.cli.options import (
     complete_technique,
     execution_options,
 )
+from benchmd_ray.terminal import echo
 
 if TYPE_CHECKING:
     from benchmd_ray.storage.location import Location
@@ -68,8 +69,8 @@ def pretrain(
     run = pretrain_run(technique, path, store, settings, address, weights=weights)
     if held := run.description.get("weights"):
         skipped = ", ".join(held["skipped"]) or "nothing"
-        click.echo(f"from {held['file']}, without: {skipped}", err=True)
-    click.echo(shown(run.folder))
+        echo(f"from {held['file']}, without: {skipped}", err=True)
+    echo(shown(run.folder))
 
 
 @main.command()
@@ -111,7 +112,7 @@ def transfer(
 
     settings = load_settings(settings_file, assignments, transfer_settings(path, upstream))
     run = transfer_run(path, store, settings, upstream=upstream, targets=targets, address=address)
-    click.echo(shown(run.folder))
+    echo(shown(run.folder))
 
 
 @main.command()
@@ -131,4 +132,4 @@ def evaluate(
     opened = read_run(run)
     settings = load_settings(assignments=assignments, base=opened.settings)
     for path in paths:
-        click.echo(evaluate_run(opened, path, settings, address))
+        echo(evaluate_run(opened, path, settings, address))

@@ -10,6 +10,7 @@ from click.shell_completion import get_completion_class
 
 from benchmd_ray.cli.group import main
 from benchmd_ray.cli.options import FILE, complete_modality, complete_setting
+from benchmd_ray.terminal import echo
 
 
 @main.command()
@@ -45,9 +46,11 @@ def settings(
 
     chosen = load_settings(settings_file, assignments, default_settings(kind_of(modality_name)))
     if explain:
-        click.echo("\n".join(explained(chosen)))
+        for line in explained(chosen):
+            echo(line)
         return
-    click.echo(yaml.safe_dump(as_dict(chosen), sort_keys=False), nl=False)
+    for line in yaml.safe_dump(as_dict(chosen), sort_keys=False).splitlines():
+        echo(line)
 
 
 @main.command()
@@ -60,4 +63,5 @@ def completion(shell: str) -> None:
     """
     found = get_completion_class(shell)
     assert found is not None  # the choices are click's own
-    click.echo(found(main, {}, "benchmd", "_BENCHMD_COMPLETE").source())
+    for line in found(main, {}, "benchmd", "_BENCHMD_COMPLETE").source().splitlines():
+        echo(line)

@@ -9,6 +9,9 @@ import click
 
 from benchmd_ray.cli.group import main
 from benchmd_ray.cli.options import JSON, STORE, or_runs, print_json
+from benchmd_ray.terminal import echo
+
+LEAVE = "Ctrl-C ends this view, and nothing else."
 
 
 @main.command("list")
@@ -43,10 +46,10 @@ def list_runs(stores: tuple[Path, ...], states: tuple[str, ...], *, as_json: boo
         return
     for each in found:
         if not states or each.state in states:
-            click.echo(each.line)
+            echo(each.line)
     for why in stored.damaged.values():
-        click.echo(f"damaged: {why}")
-    click.echo(counts(found, len(stored.damaged)))
+        echo(f"damaged: {why}")
+    echo(counts(found, len(stored.damaged)))
 
 
 @main.command()
@@ -82,7 +85,7 @@ def prune(stores: tuple[Path, ...], keep: str, dry_run: bool, mirror: bool) -> N
     from benchmd_ray.results.store import shown
 
     for store in stores:
-        click.echo(shown(store))
+        echo(shown(store))
         if mirror:
             pruned = drop_copies(store, dry_run=dry_run)
         else:
@@ -96,12 +99,12 @@ def print_pruned(pruned: Any, *, dry_run: bool) -> None:
 
     for removal in pruned.removals:
         names = ", ".join(removal.names) if removal.kind != "checkpoints" else removal.kind
-        click.echo(f"  {removal.run}: {names}, {removal.bytes:,} bytes")
+        echo(f"  {removal.run}: {names}, {removal.bytes:,} bytes")
     for line in pruned.left:
-        click.echo(f"  left alone: {line}")
+        echo(f"  left alone: {line}")
     verb = "would free" if dry_run else "freed"
     each = ", ".join(f"{kind} {pruned.bytes_of(kind):,}" for kind in KINDS)
-    click.echo(f"  {verb} {sum(map(pruned.bytes_of, KINDS)):,} bytes ({each})")
+    echo(f"  {verb} {sum(map(pruned.bytes_of, KINDS)):,} bytes ({each})")
 
 
 @main.command()
@@ -130,12 +133,13 @@ def watch(stores: tuple[Path, ...], once: bool, every: float) -> None:
     from benchmd_ray.results.watching import watched
 
     while True:
-        text = watched(stores)
-        if once or not sys.stdout.isatty():
-            click.echo(text)
+        lines = watched(stores)
+        once = once or not sys.stdout.isatty()
+        if not once:
+            click.clear()
+            lines = [f"{time.strftime('%H:%M:%S')}  {lines[0]}", *lines[1:], "", LEAVE]
+        for line in lines:
+            echo(line)
+        if once:
             return
-        click.clear()
-        click.echo(
-            f"{time.strftime('%H:%M:%S')}  {text}\n\nCtrl-C ends this view, and nothing else."
-        )
         time.sleep(every)

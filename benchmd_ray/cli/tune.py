@@ -29,6 +29,7 @@ from benchmd_ray.cli.options import (
     execution_options,
     wandb_options,
 )
+from benchmd_ray.terminal import echo
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -191,18 +192,19 @@ def tune(store: Path, address: str | None, dashboard: Dashboard, **options: Any)
     tuning = _tuning(options)
     if options["dry_run"]:
         used = {name: options[name] for name in ("cpus", "gpus", "tflops")}
-        click.echo(tuning_dry_run([tuning], store, address=address, **used))
+        for line in tuning_dry_run([tuning], store, address=address, **used):
+            echo(line)
         if not options["catalogs"]:
-            click.echo("To search, build catalogs (`benchmd catalog build`): --catalog names them.")
+            echo("To search, build catalogs (`benchmd catalog build`): --catalog names them.")
         return
     chosen = {name: options[name] for name in asked}
     whole = search_and_train(
-        tuning, store, say=click.echo, dashboard=dashboard, address=address, **chosen
+        tuning, store, say=echo, dashboard=dashboard, address=address, **chosen
     )
     if not whole:
         sys.exit(1)
     following = "watch" if options["search_only"] else "report"  # which shows what runs scored
-    click.echo(f"next: benchmd {following} {shown(store)}")
+    echo(f"next: benchmd {following} {shown(store)}")
 
 
 def _learn(stores: Sequence[Path]) -> None:
@@ -215,17 +217,17 @@ def _learn(stores: Sequence[Path]) -> None:
     for store in stores:
         if not store.is_dir():
             raise click.UsageError(f"--learn: there is no store {store}.")
-    portfolio, place = learned_in(stores, click.echo), location_of(stores[0]) / SHIPPED
+    portfolio, place = learned_in(stores, echo), location_of(stores[0]) / SHIPPED
     write_portfolio(place, portfolio)
     datasets = sorted({candidate.dataset for candidate in portfolio.candidates})
-    click.echo(
+    echo(
         f"{len(portfolio.candidates)} settings that scored above their start on "
         f"{', '.join(datasets)}: {place}"
     )
     if isinstance(place, Address):
-        click.echo("next: download it, and benchmd tune … --portfolio FILE")
+        echo("next: download it, and benchmd tune … --portfolio FILE")
     else:
-        click.echo(f"next: benchmd tune … --portfolio {place}")
+        echo(f"next: benchmd tune … --portfolio {place}")
 
 
 def _tuning(options: dict[str, Any]) -> Tuning:

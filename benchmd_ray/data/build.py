@@ -331,15 +331,16 @@ def _require_readable(parts: list[dict[str, Any]], allowed: float, out: Location
     quarantined = [entry for part in parts for entry in part["quarantined"]]
     total = sum(part["items"] for part in parts)
     if len(quarantined) > allowed * total:
-        reasons = "".join(
-            f"\n  {q['file'] or 'record ' + q['record']}: {q['reason']}" for q in quarantined[:5]
+        reasons = "; ".join(
+            f"{q['file'] or 'record ' + q['record']}: {q['reason'].rstrip('.')}"
+            for q in quarantined[:5]
         )
         for part in parts:
             if part["quarantined"]:  # read these files again next time: they may be mended by then
                 delete([out / PARTS / f"{part['name']}.json"])
         raise BenchmdError(
             f"{len(quarantined)} of {total} records cannot be read, more than the accepted share "
-            f"of {allowed:.1%}:{reasons}\nMend the files, or accept more with --max-quarantined."
+            f"of {allowed:.1%}: {reasons}. Mend the files, or accept more with --max-quarantined."
         )
 
 
@@ -350,5 +351,5 @@ def _require_records(parts: list[dict[str, Any]], found: Discovery, out: Locatio
     for part in parts:
         excluded.update(part["excluded"])
         excluded.update(entry["reason"] for entry in part["quarantined"])
-    reasons = "".join(f"\n  {count}: {reason}" for reason, count in sorted(excluded.items()))
-    raise BenchmdError(f"the catalog {out} would be empty; no record can be used:{reasons}")
+    reasons = "; ".join(f"{count}: {reason}" for reason, count in sorted(excluded.items()))
+    raise BenchmdError(f"the catalog {out} would be empty; no record can be used: {reasons}")

@@ -5,6 +5,7 @@ How the file looks: `hdf5_layout`.
 
 from __future__ import annotations
 
+import io
 import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -84,15 +85,56 @@ def export_hdf5(catalog: Catalog, path: Path) -> None:
         "unit": card.signal.unit,
         "axes": json.dumps(card.signal.axes),
     } | {key: manifest[key] for key in ("policy", "digest")}
-    with replacing(path) as partial, h5py.File(partial, "w", libver=("v110", "v110")) as file:
-        file.attrs.update(attributes)
-        held = np.frombuffer(json.dumps(manifest, ensure_ascii=False).encode(), np.uint8)
-        file.create_dataset("manifest", data=held)
-        for split, stated in manifest["splits"].items():
-            _write_split(file.create_group(split), catalog, split, stated["records"])
+    with replacing(path) as partial, _Written(partial) as written:
+        with h5py.File(written, "w", libver=("v110", "v110")) as file:
+            file.attrs.update(attributes)
+            held = np.frombuffer(json.dumps(manifest, ensure_ascii=False).encode(), np.uint8)
+            file.create_dataset("manifest", data=held)
+            for split, stated in manifest["splits"].items():
+                _write_split(file.create_group(split), catalog, split, stated["records"], written)
+        written.require_whole()
 
 
-def _write_split(group: Any, catalog: Catalog, split: str, rows: int) -> None:
+class _Written(io.FileIO):
+    """A file that HDF5 writes, which never sees a write fail: its library crashes or aborts then.
+
+    The first error is kept for `require_whole`; what comes after it is dropped.
+    """
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path, "w+")
+        self._error: OSError | None = None
+
+    def write(self, data: Any) -> int:
+        """Write all of it, unless something failed before."""
+        left = memoryview(data).cast("B")
+        size = len(left)
+        try:
+            while left and self._error is None:
+                left = left[super().write(left) :]
+        except OSError as error:
+            self._error = error
+        return size
+
+    def truncate(self, size: int | None = None) -> int:
+        """Make it so long."""
+        try:
+            return super().truncate(size)
+        except OSError as error:
+            self._error = self._error or error
+            return size or 0
+
+    def require_whole(self) -> None:
+        """Raise the first error.
+
+        Raises:
+            OSError: Something could not be written.
+        """
+        if self._error is not None:
+            raise self._error
+
+
+def _write_split(group: Any, catalog: Catalog, split: str, rows: int, file: _Written) -> None:
     """The datasets of a split, filled shard by shard."""
     widths = _widths(catalog, split)
     for name, column in columns_of(catalog.card).items():
@@ -106,6 +148,7 @@ def _write_split(group: Any, catalog: Catalog, split: str, rows: int) -> None:
             held = group[name]
             # numpy's own byte strings are ASCII to HDF5, which does not turn them into UTF-8
             held[first:last] = values.astype(held.dtype) if values.dtype.kind == "S" else values
+        file.require_whole()
         first = last
 
 

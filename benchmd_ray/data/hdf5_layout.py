@@ -8,7 +8,6 @@ says how the catalog was built; attributes for whoever looks into the file.
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -24,6 +23,7 @@ from benchmd_ray.data.manifest_form import described
 from benchmd_ray.data.readers.arrays import dataset_fault
 from benchmd_ray.data.records import METADATA, schema
 from benchmd_ray.errors import BenchmdError
+from benchmd_ray.files import parse_json
 
 FORMAT = "benchmd-catalog-1"
 """Layout of the file."""
@@ -84,7 +84,7 @@ def stated_manifest(file: Any, path: Path) -> tuple[dict[str, Any], DatasetCard]
     whole = held.chunks is None  # of chunks there could be one for each byte
     if not whole or held.dtype != np.uint8 or held.ndim != 1 or len(held) > LARGEST_MANIFEST:
         raise foreign(path, "its manifest is not text")
-    stated = json.loads(held[()].tobytes().decode())
+    stated = parse_json(held[()].tobytes())
     if not isinstance(stated, dict):
         raise foreign(path, "its manifest is not an object")
     card, fault = described(stated)

@@ -13,9 +13,10 @@ from benchmd_ray.data.cards import DatasetCard
 from benchmd_ray.data.raw import RawItem
 from benchmd_ray.data.records import RecordError
 from benchmd_ray.errors import BenchmdError
+from benchmd_ray.files import FULL
 
 TRANSIENT = {errno.EIO, errno.ESTALE, errno.ENFILE, errno.EMFILE, errno.ENOMEM}
-TRANSIENT |= {errno.ENOSPC, errno.EDQUOT}
+TRANSIENT |= {*FULL}
 """Errors of the system that say nothing of the file: a failing disk or mount, too many open files,
 no space for what a reader keeps for a while."""
 

@@ -50,7 +50,7 @@ def sparkline(values: Sequence[float], width: int = WIDTH) -> str:
     return "".join(map(bar, means))
 
 
-def watched(stores: Sequence[Path]) -> str:
+def watched(stores: Sequence[Path]) -> list[str]:
     """What happens in stores, in lines.
 
     Args:
@@ -78,14 +78,7 @@ def watched(stores: Sequence[Path]) -> str:
     ):
         if found := list(parts):
             lines += ["", title, *(f"  {line}" for line in found)]
-    return "\n".join(map(_plain, lines))
-
-
-def _plain(line: str) -> str:
-    """A line of a terminal: what a store says moves no cursor."""
-    return "".join(
-        letter if letter.isprintable() else "\N{REPLACEMENT CHARACTER}" for letter in line
-    )
+    return lines
 
 
 def _working(runs: Sequence[Listed]) -> Iterator[str]:

@@ -8,6 +8,8 @@ from collections.abc import Sequence
 
 import pandas as pd
 
+from benchmd_ray.terminal import visible
+
 LATEX = {
     "\\": r"\textbackslash{}",
     "&": r"\&",
@@ -63,9 +65,9 @@ def _inert(cell: object) -> object:
     return f"'{cell}" if isinstance(cell, str) and cell.startswith(FORMULA) else cell
 
 
-def text(frame: pd.DataFrame) -> str:
-    """A frame as aligned text, columns of numbers to the right."""
-    rows = _rows(frame)
+def aligned(frame: pd.DataFrame) -> list[str]:
+    """The lines of a frame as text for a terminal, columns of numbers to the right."""
+    rows = [[*map(visible, row)] for row in _rows(frame)]
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
     right = _right(frame)
     lines = [
@@ -74,7 +76,7 @@ def text(frame: pd.DataFrame) -> str:
         ).rstrip()
         for row in rows
     ]
-    return "\n".join([lines[0], "  ".join("-" * w for w in widths), *lines[1:]])
+    return [lines[0], "  ".join("-" * w for w in widths), *lines[1:]]
 
 
 def markdown(frame: pd.DataFrame) -> str:

@@ -39,10 +39,10 @@ class Finding:
     """What to do about it; empty where nothing is to be done."""
 
     @property
-    def line(self) -> str:
+    def lines(self) -> list[str]:
         """For a terminal."""
         text = f"{self.state:<8} {self.what:<16} {self.found}"
-        return f"{text}\n{'':25} {self.remedy}" if self.remedy else text
+        return [text, f"{'':25} {self.remedy}"] if self.remedy else [text]
 
 
 def findings() -> Iterator[Finding]:

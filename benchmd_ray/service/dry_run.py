@@ -13,7 +13,7 @@ from benchmd_ray.cluster import connected, embedded, own_cpus
 from benchmd_ray.errors import BenchmdError, count_of
 from benchmd_ray.models.imagenet import FILE, REPOSITORY
 from benchmd_ray.progress import duration
-from benchmd_ray.results.written import text
+from benchmd_ray.results.written import aligned
 from benchmd_ray.service.capacity import cluster_capacity
 from benchmd_ray.service.plan import Choice, Item, Plan, make_plan, own_gpus
 from benchmd_ray.service.simulate import Resources, simulate
@@ -44,7 +44,7 @@ def dry_run(
     items: bool = False,
     as_data: bool = False,
 ) -> Any:
-    """A plan, what of it is done and how long the rest takes, as text or for programs.
+    """A plan, what of it is done and how long the rest takes, in lines or for programs.
 
     Args:
         choice: What is chosen.
@@ -54,7 +54,7 @@ def dry_run(
         gpus: GPUs that would be used; None takes all.
         tflops: As in `make_plan`.
         items: One line for each item, too.
-        as_data: Give `data_of` instead of text.
+        as_data: Give `data_of` instead of lines.
 
     Raises:
         BenchmdError: See `make_plan`; or the cluster cannot be reached.
@@ -121,8 +121,8 @@ def _downloaded_weights() -> Path | None:
 
 def describe(
     plan: Plan, resources: Resources, held: Status | None = None, *, items: bool = False
-) -> str:
-    """A plan as people read it.
+) -> list[str]:
+    """The lines of a plan as people read it.
 
     Args:
         plan: The plan.
@@ -133,7 +133,7 @@ def describe(
     held = held or Status()
     left = [item for item in plan.items if item.name not in held.done]
     on_gpu = any(item.gpus > 0 for item in plan.items)
-    parts = [_headline(plan), "", text(_table(plan, held, on_gpu)), ""]
+    parts = [_headline(plan), "", *aligned(_table(plan, held, on_gpu)), ""]
     parts += [_wall(left, resources), _disk(left, resources), _done(plan, held)]
     parts.append(f"Estimates: {plan.basis}")
     if any(item.catalog is None for item in plan.items):
@@ -144,8 +144,8 @@ def describe(
     if plan.notes:
         parts += ["", "To know:", *(f"- {note}" for note in plan.notes)]
     if items:
-        parts += ["", text(_lines(plan, held))]
-    return "\n".join(parts)
+        parts += ["", *aligned(_lines(plan, held))]
+    return parts
 
 
 def data_of(plan: Plan, resources: Resources, held: Status) -> dict[str, Any]:

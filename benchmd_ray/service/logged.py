@@ -8,24 +8,25 @@ place of progress and prose. Of a store on S3 it is in this machine's mirror.
 from __future__ import annotations
 
 import fcntl
-import json
 import logging
 import os
-import sys
 import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from benchmd_ray.files import open_regular, without_home
+from benchmd_ray.errors import DiskFull
+from benchmd_ray.files import append, open_regular, without_home
 from benchmd_ray.head import last_words
 from benchmd_ray.results.storage.history import now
 from benchmd_ray.results.storage.history import reason as reason_of
 from benchmd_ray.service.outcome import Again
 from benchmd_ray.service.plan import Item, Plan
+from benchmd_ray.terminal import echo, json_text
 
 LOG = "log.jsonl"
 VARIABLE = "BENCHMD_LOG"
@@ -59,28 +60,24 @@ class Log:
         """
         known = {key: _plain(value) for key, value in about.items() if value not in ("", None)}
         content = {"time": now(), "level": level, "event": event, "session": self.session, **known}
-        line = json.dumps(content, ensure_ascii=False)
-        for put in (self._print, self._append) if self._printed else (self._append,):
+        line = json_text(content)
+        for put in (partial(echo, err=True), self._append) if self._printed else (self._append,):
             try:
                 put(line)
-            except OSError as error:  # such as a full disk
+            except (OSError, DiskFull) as error:
                 if not self._broken:
                     told = logging.getLogger(__name__)
                     told.warning("%s cannot be written: %s", self._path, error)
                 self._broken = True
 
-    def _print(self, line: str) -> None:
-        sys.stderr.write(f"{line}\n")
-        sys.stderr.flush()
-
     def _append(self, line: str) -> None:
         flags = os.O_RDWR | os.O_CREAT | os.O_APPEND
-        with os.fdopen(open_regular(self._path, flags), "ab+") as file:
+        with os.fdopen(open_regular(self._path, flags), "ab+", buffering=0) as file:
             fcntl.flock(file, fcntl.LOCK_EX)
             size = file.seek(0, os.SEEK_END)
             if size and os.pread(file.fileno(), 1, size - 1) != b"\n":
                 line = f"\n{line}"  # another command was killed amid its line
-            file.write(f"{line}\n".encode())
+            append(file, f"{line}\n".encode(), self._path)
 
 
 def _plain(value: Any) -> Any:

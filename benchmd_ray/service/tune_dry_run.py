@@ -15,7 +15,7 @@ from benchmd_ray.data.inner import FOLDS, splits_seen
 from benchmd_ray.errors import count_of
 from benchmd_ray.progress import duration
 from benchmd_ray.results.storage.places import backing_of
-from benchmd_ray.results.written import text
+from benchmd_ray.results.written import aligned
 from benchmd_ray.service.capacity import Capacity
 from benchmd_ray.service.datasets import Dataset
 from benchmd_ray.service.dry_run import figure, resources_of
@@ -55,8 +55,8 @@ def tuning_dry_run(
     cpus: float | None = None,
     gpus: float | None = None,
     tflops: float | None = None,
-) -> str:
-    """Searches as people read them.
+) -> list[str]:
+    """The lines of searches as people read them.
 
     Args:
         tunings: What was asked for; without catalogs it is planned from the cards of datasets.
@@ -79,15 +79,16 @@ def tuning_dry_run(
             device = plan.starts[0].execution.device
             whole = make_plan(started(tuning, plan), store, device=device, tflops=tflops)
             lines, cost = _described(tuning, plan, whole, store, capacity)
-            parts.append("\n".join(lines))
+            parts += [*lines, ""]
             costs.append(cost)
     if len(costs) > 1:
-        parts.append(_total(costs))
+        parts += [_total(costs), ""]
     if not all(tuning.choice.catalogs for tuning in tunings):
-        parts.append(
-            "Planned from the datasets' cards, with about the records of complete downloads."
-        )
-    return "\n\n".join(parts)
+        parts += [
+            "Planned from the datasets' cards, with about the records of complete downloads.",
+            "",
+        ]
+    return parts[:-1]
 
 
 def _total(costs: Sequence[_Cost]) -> str:
@@ -113,7 +114,7 @@ def _described(
         f"{_budget(tuning.budget)}, {place.at_once} at once, sampler {plan.method.sampler}, "
         f"{_stopping(plan)}.",
         "",
-        text(_space(plan)),
+        *aligned(_space(plan)),
         "",
         *times,
         f"Estimates: {whole.basis}",

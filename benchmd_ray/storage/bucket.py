@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import functools
 import importlib
+import io
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -305,20 +306,25 @@ class Bucket:
             self._client.upload_fileobj(file, *named.values())
             return str(self._client.head_object(**named)["ETag"])
 
-    def download(self, key: str, path: Path) -> bool:
+    def download(self, key: str, path: Path, size: int) -> bool:
         """Write an object's content into a file, whole or not at all.
+
+        Args:
+            key: Its key.
+            path: The file.
+            size: Bytes that a listing gave it: it may have become another, but no longer.
 
         Returns:
             Whether there is such an object.
 
         Raises:
-            BucketError: It cannot be read.
+            BucketError: It cannot be read, or is longer.
         """
         from botocore.exceptions import ClientError
 
         with _explained("read from", self.address):
             try:
-                with replacing(path) as partial, partial.open("wb") as file:
+                with replacing(path) as partial, _Listed(partial, size, self._named(key)) as file:
                     self._client.download_fileobj(*self._named(key).values(), file)
             except ClientError as error:
                 if _code(error) in MISSING:
@@ -335,6 +341,27 @@ class Bucket:
         with _explained("delete from", self.address):
             for key in keys:  # one by one: not every server knows to delete several
                 self._client.delete_object(**self._named(key))
+
+
+class _Listed(io.BufferedWriter):
+    """A file that becomes as long as a listing said, and no longer."""
+
+    def __init__(self, path: Path, size: int, named: Mapping[str, str]) -> None:
+        super().__init__(io.FileIO(path, "wb"))
+        self._size, self._address = size, f"s3://{named['Bucket']}/{named['Key']}"
+
+    def write(self, data: Any) -> int:
+        """Write at the place of the file.
+
+        Raises:
+            BucketError: It would become longer.
+        """
+        if self.tell() + len(data) > self._size:
+            raise BucketError(
+                f"{self._address} is longer than the {self._size:,} bytes that were listed: it was "
+                "replaced meanwhile. Run the same command again, which lists it anew."
+            )
+        return super().write(data)
 
 
 def _files(page: dict[str, Any]) -> list[dict[str, Any]]:

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from benchmd_ray.errors import BenchmdError, BucketError, Busy, Transient
-from benchmd_ray.files import write_json
+from benchmd_ray.files import parse_json, write_json
 from benchmd_ray.repeating import repeating
 from benchmd_ray.storage.bucket import Content
 
@@ -220,7 +220,7 @@ def _held(found: Content) -> bool:
 def _content(data: bytes) -> dict[str, Any]:
     """What a lease or a note of one says; nothing where it is damaged."""
     try:
-        content = json.loads(data)
+        content = parse_json(data)
     except (ValueError, RecursionError):
         return {}
     return content if isinstance(content, dict) else {}

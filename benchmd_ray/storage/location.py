@@ -147,14 +147,14 @@ def put_file(path: Path, to: Address) -> None:
         _bucket(to.parent).upload(file, path.stat().st_size, to.name)
 
 
-def get_file(file: Address, path: Path) -> bool:
-    """Copy what lies at an address into a file; whether there is something.
+def get_file(file: Address, path: Path, size: int = MAX_BYTES) -> bool:
+    """Copy what is at an address, of the listed size, into a file; whether there is something.
 
     Raises:
-        BenchmdError: The disk is full, or the bucket cannot be reached.
+        BenchmdError: The disk is full, the bucket cannot be reached, or the object is longer.
     """
     bucket, name = _bucket(file.parent), file.name
-    return patiently(lambda: bucket.download(name, path))
+    return patiently(lambda: bucket.download(name, path, size))
 
 
 def log_at(address: Address, most: int) -> Segments:

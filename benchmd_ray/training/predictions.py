@@ -23,6 +23,7 @@ from benchmd_ray.data.catalog import Catalog
 from benchmd_ray.data.provenance import PROVENANCES, together
 from benchmd_ray.data.records import PERSON, decode_targets
 from benchmd_ray.errors import BenchmdError, shown
+from benchmd_ray.files import parse_json
 from benchmd_ray.hardware import Hardware, from_json
 from benchmd_ray.integrity import (
     OF,
@@ -125,7 +126,7 @@ class Predictions:
     @property
     def task(self) -> Task:
         """What was predicted; of the dataset's classes."""
-        task: Task = typed(Task, json.loads(self.description["task"]), "task")
+        task: Task = typed(Task, parse_json(self.description["task"]), "task")
         return task
 
 
@@ -313,9 +314,9 @@ def _description(schema: pa.Schema, path: Path, form: Form) -> dict[str, str]:
     try:
         description = {key: held[key.encode()].decode() for key in DESCRIPTION}
         for key, kind in (("options", dict), ("warnings", dict), ("also", dict)):
-            if not isinstance(json.loads(description[key]), kind):
+            if not isinstance(parse_json(description[key]), kind):
                 raise ValueError(f"{key} is of another type")
-        if not all(type(count) is int for count in json.loads(description["warnings"]).values()):
+        if not all(type(count) is int for count in parse_json(description["warnings"]).values()):
             raise ValueError("a count of its warnings is not one")
         version = int(description["version"])
         if not all(
@@ -326,7 +327,7 @@ def _description(schema: pa.Schema, path: Path, form: Form) -> dict[str, str]:
             raise ValueError(f"its provenance is {description['provenance']!r}")
         if description["role"] not in ROLES:
             raise ValueError(f"its role is {description['role']!r}")
-        typed(Task, json.loads(description["task"]), "task")
+        typed(Task, parse_json(description["task"]), "task")
         from_json(description["hardware"])
     except (KeyError, ValueError, RecursionError, BenchmdError) as error:
         why = f"it does not say what predictions say ({type(error).__name__}: {error})"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import sys
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -13,6 +12,7 @@ from typing import Any, Literal
 from benchmd_ray.errors import first_line
 from benchmd_ray.files import append_text
 from benchmd_ray.progress import above
+from benchmd_ray.terminal import echo
 
 RESTARTS = "restarts.jsonl"
 """In a run's folder, where workers were lost: one line for each loss and each new start."""
@@ -72,5 +72,4 @@ def record(folder: Path, event: str, line: str, **values: Any) -> None:
     time = datetime.now(UTC).isoformat(timespec="milliseconds")
     append_text(folder / RESTARTS, json.dumps({"event": event, "time": time, **values}) + "\n")
     with above():
-        sys.stderr.write(f"{time} {line}\n")
-        sys.stderr.flush()
+        echo(f"{time} {line}", err=True)

@@ -93,7 +93,7 @@ class Archive:
                 return
             if 2 * size > shutil.disk_usage(self._folder).free:
                 logger.warning("there is no room for the %s bytes of %s", f"{size:,}", at)
-            elif get_file(at, packed):
+            elif get_file(at, packed, size):
                 _unpack(packed, found)
                 if worked_seconds(found) > worked_seconds(self._folder):
                     remove(self._folder)

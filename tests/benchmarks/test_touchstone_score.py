@@ -18,11 +18,14 @@ import pytest
 import shared_ray
 from click.testing import CliRunner
 from made_masks import SPACING, boxes, card, score_in_process, sides, write, write_masks
+from touchstone_scores import CLASSES, algorithm
 
 from benchmd_ray.benchmarks.touchstone import files
 from benchmd_ray.benchmarks.touchstone.cases import SCHEMA, read_manifest, read_scored
 from benchmd_ray.benchmarks.touchstone.commands import segment
 from benchmd_ray.benchmarks.touchstone.files import Asked, score
+from benchmd_ray.benchmarks.touchstone.joining import joined
+from benchmd_ray.benchmarks.touchstone.scored import read_scores
 from benchmd_ray.benchmarks.touchstone.submission import Submission
 from benchmd_ray.benchmarks.touchstone.tasks import read_task
 from benchmd_ray.errors import BenchmdError, Stopped
@@ -61,6 +64,29 @@ def test_a_run_has_a_row_for_each_case_and_class(tmp_path, here):
     assert (manifest.task.name, manifest.tolerance) == ("two", {"near": 1.5, "far": 1.5})
     assert manifest.quarantined == 0
     assert not (tmp_path / "run" / "parts").exists()
+
+
+@pytest.mark.parametrize("name", ["a$b", "a\nb", "a\x1b[2Jb", "a\u202eb", "a" * 501])
+def test_a_name_that_no_comparison_takes_is_refused_before_anything_is_scored(
+    tmp_path, monkeypatch, name
+):
+    monkeypatch.setattr(files, "work", None)
+    predictions, labels = sides(tmp_path, 1)
+    with pytest.raises(BenchmdError, match=r"--name: the algorithm is named .* without"):
+        run(tmp_path, predictions, labels, name=name)
+    if len(name) < 256:
+        renamed = predictions.rename(tmp_path / name)
+        with pytest.raises(BenchmdError, match=r"the algorithm is named .* without"):
+            run(tmp_path, renamed, labels)
+    assert not (tmp_path / "run").exists()
+    with pytest.raises(BenchmdError, match=r"the algorithm is named .* without"):
+        joined([algorithm(name, [[0.5] * len(CLASSES)] * 3)])
+
+
+def test_other_names_are_scored_and_compared(tmp_path, here):
+    outcome = run(tmp_path, *sides(tmp_path, 1), name="Ünet #2 (µ, 50 %)")
+    assert outcome.manifest.algorithm == "Ünet #2 (µ, 50 %)"
+    assert read_scores([tmp_path / "run"]).algorithms == ("Ünet #2 (µ, 50 %)",)
 
 
 def test_a_rerun_scores_only_what_is_new_or_changed(tmp_path, here, monkeypatch):

@@ -255,7 +255,7 @@ def test_too_many_unreadable_records_stop_the_build_and_can_be_mended(georgia, t
     content = (georgia / "E00002.mat").read_bytes()
     (georgia / "E00002.mat").write_bytes(content[:1000])
     out = tmp_path / "out"
-    message = r"1 of 20 records .* 4\.9%:\n  E00002\.hea: its samples' file is cut off"
+    message = r"1 of 20 records .* 4\.9%: E00002\.hea: its samples' file is cut off"
     with pytest.raises(BenchmdError, match=message):
         build_georgia(georgia, out, max_quarantined=0.049)
     assert not (out / "manifest.json").exists()
@@ -270,7 +270,7 @@ def test_too_many_unreadable_records_stop_the_build_and_can_be_mended(georgia, t
 def test_catalog_without_records_says_why(georgia, tmp_path):
     for path in georgia.glob("*.hea"):
         path.write_text(re.sub("Dx: .*", "Dx: 999", path.read_text()))
-    with pytest.raises(BenchmdError, match=r"would be empty.*\n  20: its codes map to no class"):
+    with pytest.raises(BenchmdError, match=r"would be empty.* 20: its codes map to no class"):
         build_georgia(georgia, tmp_path / "out")
 
 

@@ -6,6 +6,8 @@ import errno
 import json
 import os
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import h5py
@@ -172,6 +174,33 @@ def test_full_disk_leaves_nothing_behind(file, tmp_path, monkeypatch):
 
     monkeypatch.setattr(pq, "write_table", full)
     refused(file, tmp_path / "out", "no space left while writing")
+
+
+EXPORT = """
+import resource, sys
+from pathlib import Path
+from benchmd_ray.data.catalog import open_catalog
+from benchmd_ray.data.hdf5 import export_hdf5
+catalog, path, limit = sys.argv[1:]
+resource.setrlimit(resource.RLIMIT_FSIZE, (int(limit),) * 2)
+try:
+    export_hdf5(open_catalog(Path(catalog)), Path(path))
+except Exception as error:
+    print(type(error).__name__, error)
+"""
+
+
+@pytest.mark.parametrize("share", [0.01, 0.5, 0.999])
+def test_an_export_that_reaches_the_largest_size_of_a_file_says_so(two_scans, tmp_path, share):
+    """HDF5's library ends the process where a write fails: none may."""
+    catalog, whole = two_scans
+    limit = int(whole.stat().st_size * share)
+    command = [sys.executable, "-c", EXPORT, catalog.path, tmp_path / "a.h5", limit]
+    done = subprocess.run([*map(str, command)], capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
+    expected = f"DiskFull no space left within the largest size of a file while writing {tmp_path}"
+    assert done.stdout.startswith(expected)
+    assert not list(tmp_path.iterdir())
 
 
 def test_files_that_are_none_of_ours_are_refused(file, tmp_path):

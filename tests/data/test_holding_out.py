@@ -146,7 +146,7 @@ def test_the_conditions_are_counted(catalog, expected):
     counts = catalog.manifest["splits"][HELD_OUT]["conditions"]
     own = [name for _, names in expected.values() for name in names]
     assert counts == {name: own.count(name) for name in sorted(set(own))}
-    said = " ".join(describe_catalog(catalog).split())
+    said = " ".join(" ".join(describe_catalog(catalog)).split())
     assert f"held out of all training: {catalog.rows(HELD_OUT)} records" in said
     assert f"static_noise {counts['static_noise']}" in said
 

@@ -48,6 +48,14 @@ WHOLE = DatasetCard(
 """Every field has a value of its own."""
 
 
+def card_text(card):
+    return "\n".join(describe_card(card))
+
+
+def catalog_text(catalog):
+    return "\n".join(describe_catalog(catalog))
+
+
 def squeezed(text: str) -> str:
     return " ".join(text.split())
 
@@ -82,7 +90,7 @@ def said(card: DatasetCard) -> list[str]:
 @pytest.mark.parametrize("card", [*cards().values(), WHOLE], ids=lambda card: card.name)
 def test_every_field_of_a_card_is_in_its_text_whose_lines_fit(card):
     """A line is longer only where one word is."""
-    text = describe_card(card)
+    text = card_text(card)
     assert [part for part in said(card) if part not in squeezed(text)] == []
     for line in text.splitlines():
         assert len(line) <= WIDTH or " " not in line.strip().removeprefix("- "), line
@@ -107,15 +115,15 @@ def test_no_field_is_forgotten(field):
         "expected": {"clean": {"test": {"grade a": 99}}},
         "notes": ("Another.",),
     }.get(field.name, "something else")
-    assert describe_card(dataclasses.replace(WHOLE, **{field.name: other})) != describe_card(WHOLE)
+    assert card_text(dataclasses.replace(WHOLE, **{field.name: other})) != card_text(WHOLE)
 
 
 def test_the_tree_keeps_its_lines():
-    assert "\n      FOLDER\n      └── 1.png\n" in describe_card(WHOLE)
+    assert "\n      FOLDER\n      └── 1.png\n" in card_text(WHOLE)
 
 
 def test_codes_are_counted_by_class():
-    text = squeezed(describe_card(dataset_card("georgia")))
+    text = squeezed(card_text(dataset_card("georgia")))
     table = (Path(__file__).parents[2] / "data_catalog/tables/ecg_snomed.csv").read_text("utf-8")
     for name in ("normal", "hypertrophy"):
         held = len(re.findall(rf"^georgia,.*,{name}$", table, re.MULTILINE))
@@ -135,7 +143,7 @@ def test_codes_are_counted_by_class():
 )
 def test_a_card_with_the_least_says_its_splits_and_nothing_empty(files, role, rule):
     card = DatasetCard("skin", modality("derm"), role=role, files=files, module="m" * (not files))
-    text = describe_card(card)
+    text = card_text(card)
     assert text.startswith("skin\n====\n\nWhat it is")
     assert "Where to get it" not in text
     assert "\n\n\n" not in text
@@ -143,7 +151,7 @@ def test_a_card_with_the_least_says_its_splits_and_nothing_empty(files, role, ru
 
 
 def test_datasets_are_listed_by_modality_with_sources_first():
-    lines = list_cards([*cards().values(), WHOLE]).splitlines()
+    lines = list_cards([*cards().values(), WHOLE])
     columns = [re.split(r"\s{2,}", line) for line in lines]
     assert columns[0] == ["name", "modality", "role", "access", "title"]
     assert ["whole", "fundus", "target", "registration", "A Card with Everything"] in columns
@@ -189,7 +197,7 @@ def manifest(**changes):
 
 
 def test_a_catalog_tells_its_counts_options_and_what_is_missing(tmp_path):
-    text = squeezed(describe_catalog(Catalog(tmp_path, manifest(), LIDC)))
+    text = squeezed(catalog_text(Catalog(tmp_path, manifest(), LIDC)))
     for part in (
         "lidc-idri, policy clean, layout tcia, which=this, digest 0123456789abcdef",
         "records 5,000 scans 400 patients 390 small nodule 1,234 large nodule 7",
@@ -206,7 +214,7 @@ def test_image_statistics_are_shown(tmp_path):
     held = {"mean": [120.5, 80.25, 10.0], "std": [1.0, 2.0, 3.0]}
     splits = {"train": {"records": 3, "patients": 3, "classes": dict.fromkeys(MELANOMA, 1)}}
     shown = Catalog(tmp_path, manifest(statistics=held, splits=splits), dataset_card("ham10000"))
-    assert "mean 120.50 80.25 10.00, standard deviation 1.00 2.00 3.00" in describe_catalog(shown)
+    assert "mean 120.50 80.25 10.00, standard deviation 1.00 2.00 3.00" in catalog_text(shown)
 
 
 MELANOMA = ("mel", "nev", "bcc", "akiec", "other")
@@ -217,7 +225,7 @@ def test_quarantine_names_records_where_files_are_private_and_ends(tmp_path):
         {"record": f"r{n}", "file": None if n else "folder/file.dcm", "reason": "it is cut off"}
         for n in range(QUARANTINE_SHOWN + 5)
     ]
-    text = describe_catalog(Catalog(tmp_path, manifest(quarantined=entries), LIDC))
+    text = catalog_text(Catalog(tmp_path, manifest(quarantined=entries), LIDC))
     assert "- folder/file.dcm: it is cut off" in text
     assert "- record r1: it is cut off" in text
     assert "quarantined: 25" in text
@@ -228,12 +236,12 @@ def test_quarantine_names_records_where_files_are_private_and_ends(tmp_path):
 def test_records_that_stand_for_patients_are_told(tmp_path):
     raw = {"records": 1, "expected": 1, "missing": 0}
     raw |= {"grouped_by": "record", "provenance": "synthetic"}
-    text = describe_catalog(Catalog(tmp_path, manifest(raw=raw), LIDC))
+    text = catalog_text(Catalog(tmp_path, manifest(raw=raw), LIDC))
     assert "the source names no patients" in text
     assert "provenance: synthetic" in text
 
 
 def test_nothing_is_said_of_other_splits_where_there_are_none():
-    text = squeezed(describe_card(dataset_card("vindr-cxr")))
+    text = squeezed(card_text(dataset_card("vindr-cxr")))
     assert "nothing is trained on it" in text
     assert "the others" not in text

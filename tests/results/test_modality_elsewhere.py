@@ -113,6 +113,6 @@ def test_commands_need_no_card(store, tmp_path, command):
 def test_a_dataset_with_a_modality_of_its_own_is_listed():
     own = replace(dataset_card("georgia"), name="steps", modality=WRIST)
     first = replace(dataset_card("georgia"), name="vowels", modality=FIRST)
-    names = [line.split()[0] for line in list_cards([*cards().values(), own, first]).splitlines()]
+    names = [line.split()[0] for line in list_cards([*cards().values(), own, first])]
     assert names[1] == "vowels"
     assert names.index("lidc-idri") < names.index("steps") < names.index("breastmnist")

@@ -659,6 +659,44 @@ def test_an_object_that_fits_into_no_memory_is_refused(s3, monkeypatch):
     assert s3.read("fitting", beginning=100).data == bytes(100)
 
 
+@pytest.mark.parametrize("size", [1000, buckets.SMALL + 1000])
+def test_an_object_that_grew_since_it_was_listed_is_not_downloaded(s3, tmp_path, size):
+    """A large one comes in parts at the same time."""
+    s3.write("log", b"x" * size)
+    listed, path = s3.objects()["log"], tmp_path / "log"
+    assert s3.download("log", path, listed.size)
+    assert path.read_bytes() == b"x" * size
+    s3.write("log", b"y" * (size + 1))
+    message = rf"one/log is longer than the {size:,} bytes that were listed: .* same command again"
+    with pytest.raises(BucketError, match=message):
+        s3.download("log", path, listed.size)
+    assert [each.name for each in tmp_path.iterdir()] == ["log"]
+    assert path.read_bytes() == b"x" * size
+    s3.write("log", b"z")
+    assert s3.download("log", path, listed.size)
+    assert path.read_bytes() == b"z"
+
+
+def test_a_mirror_takes_no_more_of_a_run_than_was_listed(s3, machine, monkeypatch, tmp_path):
+    run = open_run(machine("a"), "r", ABOUT)
+    work = begin(run)
+    train(run, b"weights")
+    work.__exit__(None, None, None)
+    real, key = Bucket.objects, f"{run.folder.name}/metrics.jsonl"
+
+    def objects(bucket, below=""):
+        listed = real(bucket, below)
+        s3.write(key, b"longer than any listing" * 100)
+        return listed
+
+    monkeypatch.setattr(Bucket, "objects", objects)
+    with pytest.raises(
+        BucketError, match=r"metrics\.jsonl is longer than the 12 bytes that were l"
+    ):
+        open_run(machine("b"), "r", ABOUT)
+    assert not list(tmp_path.joinpath("b").rglob("metrics.jsonl"))
+
+
 def test_a_lease_that_is_too_long_is_held_until_it_has_expired(s3, machine, monkeypatch):
     run = open_run(machine("a"), "r", ABOUT)
     monkeypatch.setattr(buckets, "MAX_BYTES", 10_000)
@@ -935,10 +973,10 @@ def test_a_run_that_was_pulled_in_part_is_not_finished_here(s3, machine, monkeyp
         train(run)
     download = Bucket.download
 
-    def failing(bucket, key, path):
+    def failing(bucket, key, path, size):
         if key.endswith("model.json"):
             raise BucketError("cannot read")
-        return download(bucket, key, path)
+        return download(bucket, key, path, size)
 
     store = machine("b")
     with monkeypatch.context() as patch:
@@ -957,8 +995,8 @@ def test_what_a_killed_process_was_pulling_is_pulled_again(s3, machine, monkeypa
     publication.push()
     download, note = Bucket.download, Mirror.note
 
-    def dying(bucket, key, path):
-        download(bucket, key, path)
+    def dying(bucket, key, path, size):
+        download(bucket, key, path, size)
         if key.endswith("metrics.jsonl"):
             monkeypatch.setattr(Mirror, "note", lambda *_: None)
             raise Killed
@@ -1039,7 +1077,7 @@ def test_a_full_disk_ends_what_is_pulled(s3, machine, monkeypatch):
     store = machine("b")
     with monkeypatch.context() as patch:
         patch.setattr(Bucket, "download", full)
-        with pytest.raises(DiskFull, match=r"cannot be copied .*Free some space"):
+        with pytest.raises(DiskFull, match=r"cannot be copied .*free some space"):
             read_stores([store])
     assert runs([store])[0].finished
 

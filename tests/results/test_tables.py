@@ -26,7 +26,7 @@ from benchmd_ray.results.report.table import Column, Table, plain, shown
 from benchmd_ray.results.report.table_files import write_tables
 from benchmd_ray.results.report.tables import declared
 from benchmd_ray.results.store import open_run
-from benchmd_ray.results.written import text
+from benchmd_ray.results.written import aligned
 from benchmd_ray.scores.metrics import METRICS
 from benchmd_ray.training.predictions import predictions_path
 
@@ -352,7 +352,7 @@ def test_a_column_of_which_one_is_chosen_always_keeps_the_rows_of_the_first_choi
     texts, caption = plain(table)
     assert texts.to_dict("list") == {"value": ["1.000", "–"]}
     assert caption == "What it is. Metric: b."
-    assert text(texts).splitlines() == ["value", "-----", "1.000", "    –"]
+    assert aligned(texts) == ["value", "-----", "1.000", "    –"]
 
 
 def test_seeds_are_one_row_with_their_mean_and_spread(report_analysis):
@@ -423,7 +423,7 @@ def test_unfinished_runs_are_excluded_and_named(tmp_path):
 
 def test_text_columns_line_up(tmp_path):
     run, *_ = make_run(tmp_path)
-    lines = text(shown_rows(analyse([run], resamples=20))).splitlines()
+    lines = aligned(shown_rows(analyse([run], resamples=20)))
     start = lines[0].index("technique")
     assert lines[2][start:].startswith("shed")
 

@@ -17,11 +17,11 @@ from benchmd_ray.results.report.table import plain
 from benchmd_ray.results.report.table_files import write_tables
 from benchmd_ray.results.written import (
     LATEX,
+    aligned,
     csv_text,
     latex,
     latex_text,
     markdown,
-    text,
 )
 
 ODD = r"50 % of a_b & c #1 {x} ~ ^ $ \ <0.001 | −0.1 ± – τ → …"
@@ -100,7 +100,7 @@ def test_markdown_keeps_its_columns():
 
 
 def test_text_has_numbers_to_the_right():
-    lines = text(FRAME).splitlines()
+    lines = aligned(FRAME)
     assert [line[-2:] for line in lines[2:]] == [" 1", "22"]
     assert len(lines) == 4
 

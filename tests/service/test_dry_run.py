@@ -33,7 +33,7 @@ def row(text, name):
 
 
 def test_the_table_counts_each_modality_and_all(full):
-    text = describe(full, Resources(16, 1))
+    text = "\n".join(describe(full, Resources(16, 1)))
     assert row(text, "ecg")[:7] == ["ecg", "ptb-xl", "clean", "3", "20", "60", "0"]
     assert row(text, "fundus")[3:6] == ["5", "30", "60"]
     assert row(text, "all")[1:5] == ["29", "180", "310", "0"]
@@ -46,7 +46,8 @@ def test_the_table_counts_each_modality_and_all(full):
 
 def test_time_and_disk_are_those_of_the_simulated_schedule(full):
     resources = Resources(4, 2)
-    text, schedule = describe(full, resources), simulate(full.items, resources)
+    text = "\n".join(describe(full, resources))
+    schedule = simulate(full.items, resources)
     assert f"Time: about {module.duration(schedule.seconds)} on 4 CPUs and 2 GPUs." in text
     kept = size(sum(item.disk_bytes for item in full.items))
     assert f"{kept} more when all is done, at most {size(schedule.peak_bytes)} on the way" in text
@@ -55,31 +56,31 @@ def test_time_and_disk_are_those_of_the_simulated_schedule(full):
 
 def test_what_is_done_is_neither_counted_nor_waited_for(full):
     ecg = frozenset(item.name for item in full.items if item.modality == "ecg")
-    text = describe(full, Resources(4, 2), Status(done=ecg))
+    text = "\n".join(describe(full, Resources(4, 2), Status(done=ecg)))
     assert row(text, "ecg")[6:] == ["83", "0", "0 B"]
     assert "Done already: 83 of 519." in text
     everything = Status(done=frozenset(item.name for item in full.items))
-    assert "Nothing is left to do." in describe(full, Resources(4, 2), everything)
+    assert "Nothing is left to do." in "\n".join(describe(full, Resources(4, 2), everything))
 
 
 def test_notes_and_items_are_listed(full):
-    text = describe(full, Resources(4, 2), items=True)
+    text = "\n".join(describe(full, Resources(4, 2), items=True))
     reason = "ImageNet weights are for 2-D images of 224 × 224 pixels (ecg, eeg, ldct)."
     assert f"- imagenet: skipped, {reason}" in text
     listed = [line.split()[0] for line in text.splitlines() if "/clean/" in line]
     assert listed == [item.name for item in full.items]
-    assert "/clean/" not in describe(full, Resources(4, 2))
+    assert "/clean/" not in "\n".join(describe(full, Resources(4, 2)))
 
 
 def test_a_plan_that_does_not_fit_says_so():
     choice = Choice(modalities=("ecg",), assignments=("execution.workers=8",))
-    text = describe(make_plan(choice, device="cuda", tflops=1.0), Resources(8, 4))
+    text = "\n".join(describe(make_plan(choice, device="cuda", tflops=1.0), Resources(8, 4)))
     assert re.search(r"It cannot run on 8 CPUs and 4 GPUs: .* needs 8 GPUs at once", text)
 
 
 def test_hours_are_those_of_cpus_where_there_is_no_gpu():
     plan = make_plan(Choice(modalities=("ecg",)), device="cpu", tflops=0.1)
-    assert "CPU-hours left" in describe(plan, Resources(2))
+    assert "CPU-hours left" in "\n".join(describe(plan, Resources(2)))
 
 
 @pytest.mark.parametrize(
@@ -121,7 +122,7 @@ def test_the_status_is_what_the_store_holds(sources, tmp_path):
     second = transfer_run(linear.catalog, store, linear.settings, upstream=first.folder)
     evaluate_run(second, georgia.catalog, georgia.settings)
     assert status(plan, store).done == {item.name for item in plan.items}
-    text = dry_run(choice, store, cpus=2, gpus=0)
+    text = "\n".join(dry_run(choice, store, cpus=2, gpus=0))
     assert "Nothing is left to do." in text
     assert "measured speed of runs like them" in text
 
@@ -138,5 +139,5 @@ def test_nothing_is_downloaded_to_look(write_manifest, tmp_path, monkeypatch):
     (tmp_path / "runs").mkdir()
     held = status(plan, tmp_path / "runs")
     assert held.unknown == {item.name for item in plan.items}
-    text = describe(plan, Resources(2), held)
+    text = "\n".join(describe(plan, Resources(2), held))
     assert f"not looked up, without --weights: {len(plan.items)}" in text

@@ -127,7 +127,7 @@ def test_the_command_learns_and_a_plan_uses_it(store, write_manifest):
         assert bool(first) == (given is portfolio)
     assert names[0] != names[1]  # what is tried first decides a search
     made = Tuning(choice, ("linear",), portfolio=portfolio)
-    said = tuning_dry_run([made], store, cpus=1, gpus=0, tflops=0.1)
+    said = "\n".join(tuning_dry_run([made], store, cpus=1, gpus=0, tflops=0.1))
     assert "First, after the start: 1 setting learned on shhs." in said
 
 

@@ -607,7 +607,7 @@ def test_a_dry_run_says_what_would_be_searched(write_manifest, tmp_path):
     catalogs = sources(write_manifest, "ptb-xl", "georgia")
     made = Tuning(Choice(catalogs, techniques=("mae",)), budget=Budget(trials=12))
     plans = planned_searches(made, gpu=False)
-    text = tuning_dry_run([made], tmp_path, cpus=4, gpus=0, tflops=0.1)
+    text = "\n".join(tuning_dry_run([made], tmp_path, cpus=4, gpus=0, tflops=0.1))
     assert plans[0].name in text
     assert "At most 12 trials, 4 at once, sampler tpe, up to 3 evaluations of a trial" in text
     assert "early stopping by racing" in text
@@ -625,7 +625,7 @@ def test_a_dry_run_counts_a_shared_pretraining_once(write_manifest, tmp_path, mo
 
     def after(setting):
         made = Tuning(Choice(catalogs, techniques=("mae",)), searched=(setting,))
-        text = tuning_dry_run([made], tmp_path, cpus=4, gpus=0, tflops=0.1)
+        text = "\n".join(tuning_dry_run([made], tmp_path, cpus=4, gpus=0, tflops=0.1))
         (line,) = (each for each in text.splitlines() if "Afterwards" in each)
         return float(re.search(r"<([\d.]+)>", line)[1]), text
 
@@ -642,7 +642,7 @@ def test_a_dry_run_on_medmnist_names_both_splits_that_are_seen(write_manifest, t
     chosen = Choice(catalogs, techniques=("scratch",), assignments=small)
     made = Tuning(chosen, searched=("finetune-full",), budget=Budget(trials=3))
     (plan,) = planned_searches(made, gpu=False)
-    text = tuning_dry_run([made], tmp_path, cpus=1, gpus=0, tflops=0.1)
+    text = "\n".join(tuning_dry_run([made], tmp_path, cpus=1, gpus=0, tflops=0.1))
     seen = "1 / 5 of the 624 train and validation records of breastmnist, by patient"
     assert f"Scored by AUROC on {seen}." in text
     assert "one of transformer, resnet18, resnet50" in text
@@ -655,7 +655,7 @@ def test_a_dry_run_on_medmnist_names_both_splits_that_are_seen(write_manifest, t
 def test_a_dry_run_from_scratch_on_ecgs_names_the_networks_over_time(write_manifest, tmp_path):
     chosen = Choice((write_manifest("ptb-xl"),), techniques=("scratch",))
     made = Tuning(chosen, searched=("finetune-small",), budget=Budget(trials=3))
-    text = tuning_dry_run([made], tmp_path, cpus=1, gpus=0, tflops=0.1)
+    text = "\n".join(tuning_dry_run([made], tmp_path, cpus=1, gpus=0, tflops=0.1))
     assert "one of transformer, resnet18-1d, xresnet1d101" in text
     assert "encoder.options.width" in text
 
@@ -667,7 +667,7 @@ def test_a_dry_run_adds_up_what_all_searches_take(tmp_path, monkeypatch):
     choice = Choice((), datasets=datasets, bench="medmnist", seeds=(0, 1, 2))
     choice = replace(choice, techniques=("scratch",))
     made = Tuning(choice, ("finetune-full",), budget=Budget(trials=10))
-    text = tuning_dry_run([made, made], tmp_path, cpus=64, gpus=8, tflops=60)
+    text = "\n".join(tuning_dry_run([made, made], tmp_path, cpus=64, gpus=8, tflops=60))
     *_, total, basis = text.split("\n\nA search: ")[-1].split("\n\n")
     searches = re.findall(r"of finalists about <([\d.]+)>", text)
     after = re.findall(r"fewer, about <([\d.]+)>", text)

@@ -12,6 +12,7 @@ from benchmd_ray.cli.allowed import ALLOW
 from benchmd_ray.cli.group import Commands
 from benchmd_ray.cli.options import CPUS, FILE, FOLDER, GPUS, HELD, STORE, TFLOPS
 from benchmd_ray.cli.report import RESAMPLES, print_report, print_table
+from benchmd_ray.terminal import echo
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -123,23 +124,24 @@ def tune_files(
     if gpus is not None and not dry_run:
         raise click.UsageError("--gpus goes with --dry-run: nothing was started.")
     any_md5, store = asked.pop("any_md5"), out / "runs"
-    found = cards_of(files, click.echo) if files else {}
+    found = cards_of(files, echo) if files else {}
     chosen = [card for card, _ in found.values()] if found else usual_cards()
     tunings = file_tunings(chosen, None if dry_run else out / "catalogs", **asked)
     if dry_run:
         asked_for = [tuning for _, tuning in tunings]
         used: dict[str, Any] = {"cpus": cpus, "gpus": gpus, "tflops": tflops}
-        click.echo(tuning_dry_run(asked_for, store, address=address, **used))
+        for line in tuning_dry_run(asked_for, store, address=address, **used):
+            echo(line)
         return
     # All catalogs first, which takes minutes: a file that is refused ends it before any search.
     for name in dict.fromkeys(card.name for card, _ in tunings):
         card, file = found[name]
-        built(card, file.parent, out / "catalogs" / name, click.echo, any_md5=any_md5, cpus=cpus)
+        built(card, file.parent, out / "catalogs" / name, echo, any_md5=any_md5, cpus=cpus)
     whole = True
     for _, tuning in tunings:
-        whole &= search_and_train(tuning, store, say=click.echo, address=address, cpus=cpus)
+        whole &= search_and_train(tuning, store, say=echo, address=address, cpus=cpus)
     print_report([store], out / "report")
-    click.echo()
+    echo()
     _print_scores([store], out / "scores")
     if not whole:
         sys.exit(1)
@@ -174,9 +176,9 @@ def _print_scores(paths: Sequence[Path], out: Path | None, resamples: int = 1000
     for each in own.TABLES:
         if each.printed is not None:
             print_table(each.printed(analysis))
-    click.echo()
+    echo()
     for note in own.notes(analysis, frame):
-        click.echo(note)
+        echo(note)
     if out is not None:
         for path in own.write(analysis, out):
-            click.echo(f"written: {path}")
+            echo(f"written: {path}")

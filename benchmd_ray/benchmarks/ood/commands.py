@@ -19,6 +19,7 @@ from benchmd_ray.cli.options import (
     complete_dataset,
 )
 from benchmd_ray.errors import BenchmdError, count_of
+from benchmd_ray.terminal import echo
 
 if TYPE_CHECKING:
     from benchmd_ray.storage.location import Location
@@ -44,16 +45,16 @@ def ood_list() -> None:
 
     for name in in_distribution():
         own = use_cases(name)
-        click.echo(name)
+        echo(name)
         for case in USE_CASES:
             held = ", ".join(own.hold_out.get(case, ()))
             others = ", ".join(getattr(own, case))
             if held:
-                click.echo(f"  {case}, held out: {held}")
+                echo(f"  {case}, held out: {held}")
             if others:
-                click.echo(f"  {case}, datasets: {others}")
+                echo(f"  {case}, datasets: {others}")
         if not own.conditions:
-            click.echo(f"  {NOTHING_HELD_OUT}")
+            echo(f"  {NOTHING_HELD_OUT}")
 
 
 @ood.command("detectors")
@@ -65,7 +66,7 @@ def ood_detectors() -> None:
     width = max(map(len, found))
     for name, method in found.items():
         learns = ", calibrated on other sets" if method.calibrate else ""
-        click.echo(f"{name:{width}}  {method.source}{learns}")
+        echo(f"{name:{width}}  {method.source}{learns}")
 
 
 @ood.command("demo")
@@ -85,8 +86,8 @@ def ood_demo(out: Path, modalities: tuple[str, ...]) -> None:
     """
     from benchmd_ray.benchmarks.ood.demo import demo
 
-    demo(out, click.echo, modalities)
-    click.echo("The data are synthetic: the numbers show that everything works, and nothing else.")
+    demo(out, echo, modalities)
+    echo("The data are synthetic: the numbers show that everything works, and nothing else.")
 
 
 @ood.command("build")
@@ -126,10 +127,10 @@ def ood_build(
             "--two-classes, or add two_classes: [CONDITION] to its card of use-cases."
         )
     if not own.conditions:
-        click.echo(f"{name}: {NOTHING_HELD_OUT}")
+        echo(f"{name}: {NOTHING_HELD_OUT}")
     there = conditions_there(dataset_card(name), raw, options, tuple(own.conditions))
     if absent := [condition for condition in own.conditions if condition not in there]:
-        click.echo(f"not held out, as no record in {raw} is known to have it: {', '.join(absent)}")
+        echo(f"not held out, as no record in {raw} is known to have it: {', '.join(absent)}")
     made = build(
         name,
         raw,
@@ -139,7 +140,8 @@ def ood_build(
         allow_missing=allow_missing,
         options=options,
     )
-    click.echo(describe_catalog(made))
+    for line in describe_catalog(made):
+        echo(line)
 
 
 @ood.command("tune")
@@ -182,9 +184,11 @@ def ood_tune(run: Path, catalog: Location, also: tuple[Location, ...], trials: i
     # In this process: trials are what goes to the cluster.
     path = evaluate_run(opened, catalog, Settings(), evaluation=asked, also=others, within=True)
     rows = tuned_frame(read_predictions(path, TUNED.form))
-    click.echo(rows.to_string(index=False, float_format="{:.3f}".format, na_rep=""))
-    click.echo(f"written: {path}")
-    click.echo(f"next: benchmd report {shown(run.parent)}")
+    text = rows.to_string(index=False, float_format="{:.3f}".format, na_rep="")
+    for line in text.split("\n"):
+        echo(line)
+    echo(f"written: {path}")
+    echo(f"next: benchmd report {shown(run.parent)}")
 
 
 @click.command("guard", cls=Command)
@@ -233,7 +237,7 @@ def guard(
         asked = Asked(run, open_catalog(catalog), settings, worker)
         guards.require_trained_on(asked)
         own = guards.fit(asked, detector)
-        click.echo(f"fitted: {own.detector}, kept in {run / guards.FOLDER}")
+        echo(f"fitted: {own.detector}, kept in {run / guards.FOLDER}")
     else:
         network = Network.of(run, worker, settings.execution.precision)
         own = guards.read_guard(run, network, detector)
@@ -255,5 +259,5 @@ def guard(
     said = ", ".join(f"{count:,} {what}" for what, count in counts.items() if count)
     if ignored := guards.ignored(own, data):
         said += f"; {count_of(ignored.total(), 'file')} ignored: {', '.join(sorted(ignored))}"
-    click.echo(f"{own.detector}, {count_of(len(found), 'record')}: {said}")
-    click.echo(f"written: {out}")
+    echo(f"{own.detector}, {count_of(len(found), 'record')}: {said}")
+    echo(f"written: {out}")

@@ -105,7 +105,9 @@ def demo(
             "command resumes."
         )
     rows = {item.modality: _scores(item, outcome) for item in plan.items if _detects(item)}
-    say(table_of(rows).to_string(index=False, float_format="{:.3f}".format, na_rep=""))
+    text = table_of(rows).to_string(index=False, float_format="{:.3f}".format, na_rep="")
+    for line in text.split("\n"):
+        say(line)
     require_controls(rows)
     say(
         "All controls hold: AUROC 0.500 exactly for what cannot be seen, no random half told from "
@@ -262,7 +264,7 @@ def require_controls(rows: Mapping[str, pd.DataFrame]) -> None:
     ]
     if failed := [*alone, *_chance(rows)]:
         raise BenchmdError(
-            f"{count_of(len(failed), 'control')} of detection failed:\n    " + "\n    ".join(failed)
+            f"{count_of(len(failed), 'control')} of detection failed: {'; '.join(failed)}"
         )
 
 

@@ -11,6 +11,7 @@ from benchmd_ray.cli.group import Commands
 from benchmd_ray.cli.options import CPUS, FILE, FOLDER, Real
 from benchmd_ray.cli.report import print_table
 from benchmd_ray.errors import BenchmdError, count_of
+from benchmd_ray.terminal import echo
 
 if TYPE_CHECKING:
     from benchmd_ray.benchmarks.touchstone.contests import Family
@@ -117,7 +118,7 @@ def score_files(
         name=name,
         submission=submission,
     )
-    outcome = score(asked, address=address, cpus=cpus or 1, say=click.echo)
+    outcome = score(asked, address=address, cpus=cpus or 1, say=echo)
     _print(outcome, out)
     if not outcome.manifest.cases:
         logs = f", what the command printed in {out / LOGS}" if submission else ""
@@ -139,23 +140,23 @@ def _print(outcome: Outcome, out: Path) -> None:
     manifest, frame = outcome.manifest, read_scored(out)
     width = max(len("class"), *map(len, manifest.task.classes))
     for name, reason in sorted(outcome.quarantined.items())[:SHOWN]:
-        click.echo(f"quarantined: {name}: {reason}")
+        echo(f"quarantined: {name}: {reason}")
     if (more := len(outcome.quarantined) - SHOWN) > 0:
-        click.echo(f"and {count_of(more, 'other')}, see {out / 'quarantine.json'}")
+        echo(f"and {count_of(more, 'other')}, see {out / 'quarantine.json'}")
     if not manifest.cases:
         return
-    click.echo(
+    echo(
         f"{manifest.algorithm}, {manifest.task.name}, {count_of(len(manifest.cases), 'case')} "
         f"scored, {len(outcome.quarantined):,} quarantined; n: cases whose reference has the class"
     )
-    click.echo(f"{'class':{width}}     n    DSC    NSD        HD95 median  missed  spurious")
+    echo(f"{'class':{width}}     n    DSC    NSD        HD95 median  missed  spurious")
     for name in manifest.task.classes:
         own = frame[frame["class"] == name]
         there = own[own["code"].isin(PRESENT)]
         counts = own["code"].value_counts()
         tolerance = f"@{manifest.tolerance[name]:g}mm"
         dsc, nsd = there["dsc"].mean(), there["nsd"].mean()
-        click.echo(
+        echo(
             f"{name:{width}} {len(there):>5} {_number(dsc, 6, 3)} {_number(nsd, 6, 3)} "
             f"{tolerance:7} {_number(there['hd95'].median(), 8, 2)} mm "
             f"{counts.get('missed', 0):>7} "
@@ -163,21 +164,19 @@ def _print(outcome: Outcome, out: Path) -> None:
         )
     overlapping = sum(bool(one.get("overlapping")) for one in manifest.cases.values())
     if overlapping:
-        click.echo(
-            f"masks overlap in {count_of(overlapping, 'case')}: each class is scored from its own"
-        )
+        echo(f"masks overlap in {count_of(overlapping, 'case')}: each class is scored from its own")
     without = [one.get("without_segment") for one in manifest.cases.values()]
     if cases := sum(map(bool, without)):
         first = next(filter(None, without))[0]
-        click.echo(f"segments missing in {count_of(cases, 'case')}, and so empty there: {first}")
+        echo(f"segments missing in {count_of(cases, 'case')}, and so empty there: {first}")
     unusual = [one.get("warnings") for one in manifest.cases.values()]
     if cases := sum(map(bool, unusual)):
         first = next(filter(None, unusual))[0]
-        click.echo(f"unusual files in {count_of(cases, 'case')}, such as {first}")
+        echo(f"unusual files in {count_of(cases, 'case')}, such as {first}")
     if manifest.with_network:
         those = count_of(len(manifest.with_network), "case")
-        click.echo(f"the command had network on {those}: the system does not let users cut it")
-    click.echo(f"written: {out / SCORES}")
+        echo(f"the command had network on {those}: the system does not let users cut it")
+    echo(f"written: {out / SCORES}")
 
 
 @segment.command("compare")
@@ -286,9 +285,9 @@ def compare_scores(
         other=against.name if against else "",
     )
     print_table(report.headline(one))
-    click.echo()
+    echo()
     for note in one.notes:
-        click.echo(note)
+        echo(note)
     pictures = images_of(images) if images else {}
     for line in write_comparison(one, out, pictures, figures=figures != "none"):
-        click.echo(line)
+        echo(line)

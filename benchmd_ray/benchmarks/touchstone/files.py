@@ -19,7 +19,7 @@ from benchmd_ray.benchmarks.touchstone.cases import (
     read_scored,
     write_scored,
 )
-from benchmd_ray.benchmarks.touchstone.joining import METRICS
+from benchmd_ray.benchmarks.touchstone.joining import METRICS, require_shown
 from benchmd_ray.benchmarks.touchstone.layouts import Files, cases_of, files_of, images_of
 from benchmd_ray.benchmarks.touchstone.masks import claimed, stem_of, suffix_of
 from benchmd_ray.benchmarks.touchstone.scoring import work
@@ -124,6 +124,7 @@ def score(
     require("scoring masks", "SimpleITK")
     absolute = {key: getattr(asked, key).absolute() for key in ("predictions", "labels", "out")}
     asked = replace(asked, **absolute)  # workers are in other folders
+    require_shown("--name" if asked.name else asked.predictions, "algorithm", _algorithm(asked))
     cases, unpredicted, unreferenced = _paired(asked)
     _require_layouts(asked, cases)
     plan = _plan(asked)
@@ -192,11 +193,15 @@ def _require_layouts(asked: Asked, cases: Mapping[str, _Case]) -> None:
             )
 
 
+def _algorithm(asked: Asked) -> str:
+    return asked.name or stem_of(asked.predictions)
+
+
 def _plan(asked: Asked) -> dict[str, Any]:
     """All that scores depend on, but the files themselves."""
     versions = {name: module.VERSION for name, module in _READERS.items()}
     return {
-        "algorithm": asked.name or stem_of(asked.predictions),
+        "algorithm": _algorithm(asked),
         "task": digest(asdict(asked.task)),
         "tolerance": asked.task.tolerances(asked.tolerance),
         "layouts": list(asked.layouts),

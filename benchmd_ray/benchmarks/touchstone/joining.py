@@ -19,7 +19,7 @@ import pandas as pd
 
 from benchmd_ray.benchmarks.touchstone.cases import SCHEMA
 from benchmd_ray.benchmarks.touchstone.tasks import MEAN
-from benchmd_ray.errors import BenchmdError, count_of, shown
+from benchmd_ray.errors import LONGEST_NAME, BenchmdError, count_of, is_name, shown
 
 if TYPE_CHECKING:
     from benchmd_ray.benchmarks.touchstone.planes import Planes
@@ -211,6 +211,24 @@ def completed(scores: Scores) -> Scores:
     return Scores(scores.task, scores.classes, scores.algorithms, joint, named)
 
 
+def require_shown(source: object, what: str, name: str) -> None:
+    """Refuse a name that tables and figures cannot show.
+
+    Args:
+        source: Where it is from.
+        what: What is named so.
+        name: The name.
+
+    Raises:
+        BenchmdError: It is not `errors.is_name`.
+    """
+    if not is_name(name):
+        raise BenchmdError(
+            f"{source}: the {what} is named {shown(name)}, expected up to {LONGEST_NAME} printable "
+            "characters without $."
+        )
+
+
 def _require_sound(one: AlgorithmScores) -> None:
     """Refuse rows that would be counted twice, or are none."""
     rows = one.rows
@@ -229,11 +247,7 @@ def _require_sound(one: AlgorithmScores) -> None:
             f"{', '.join(one.classes)}."
         )
     for what, name in (("algorithm", one.name), *(("class", name) for name in one.classes)):
-        if not name.isprintable() or "$" in name:  # figures read it as mathematics
-            raise BenchmdError(
-                f"{one.source}: the {what} is named {name!a}, expected printable characters "
-                "without $."
-            )
+        require_shown(one.source, what, name)
     if MEAN in one.classes:
         raise BenchmdError(
             f"{one.source}: a class is named {MEAN}, as the mean over classes is: rename or remove "

@@ -43,15 +43,15 @@ def unmapped(card: DatasetCard) -> str:
     return "(no separate class; the record stays)" if several else "(excluded)"
 
 
-def describe_card(card: DatasetCard) -> str:
-    """What a dataset is, where to get it, how its folder must look and what comes of it."""
+def describe_card(card: DatasetCard) -> list[str]:
+    """The lines on a dataset: what it is, where it comes from, its folder, what a build makes."""
     head = f"{card.name}: {card.title}" if card.title else card.name
     lines = [head, "=" * len(head)]
     for title, section in SECTIONS.items():
         content = section(card)
         if content:
             lines += ["", title, *content]
-    return "\n".join(lines)
+    return lines
 
 
 TASKS: dict[TaskKind, str] = {
@@ -69,16 +69,14 @@ def _what(card: DatasetCard) -> list[str]:
     shape = " × ".join(map(str, signal.stored_shape))
     stored = f"{' × '.join(signal.axes)}: {shape}, {signal.unit}{rate}, stored as {signal.dtype}"
     lines = [
-        paragraph(f"{kind.name} ({stored})", label="modality"),
-        paragraph(ROLES[card.role], label="role"),
-        paragraph(f"{TASKS[card.task.kind]}: {', '.join(card.classes)}", label="predicted"),
-        paragraph(str(card.version), label="card version"),
+        *paragraph(f"{kind.name} ({stored})", label="modality"),
+        *(paragraph(card.collection, label="collection") if card.collection else ()),
+        *paragraph(ROLES[card.role], label="role"),
+        *paragraph(f"{TASKS[card.task.kind]}: {', '.join(card.classes)}", label="predicted"),
     ]
-    if card.collection:
-        lines.insert(1, paragraph(card.collection, label="collection"))
     if card.normalisation:
-        lines.insert(-1, paragraph(card.normalisation, label="normalised"))
-    return lines
+        lines += paragraph(card.normalisation, label="normalised")
+    return lines + paragraph(str(card.version), label="card version")
 
 
 def _get(card: DatasetCard) -> list[str]:
@@ -88,43 +86,42 @@ def _get(card: DatasetCard) -> list[str]:
         "licence": card.licence,
         "cite": card.citation,
     }
-    lines = [paragraph(content, label=label) for label, content in said.items() if content]
+    lines = []
+    for label, content in said.items():
+        lines += paragraph(content, label=label) if content else []
     if card.download:
-        lines += ["  download", *(list_item(entry, 4) for entry in card.download)]
+        lines += ["  download", *(line for each in card.download for line in list_item(each, 4))]
     return lines
 
 
 def _folder(card: DatasetCard) -> list[str]:
     lines = []
     if len(card.layouts) > 1:
-        lines.append(paragraph("One of these layouts; a build finds out which."))
+        lines += paragraph("One of these layouts; a build finds out which.")
     for name, layout in card.layouts.items():
         rows = f", each gives about {layout.rows_per_record:,} rows of the catalog"
         counted = f"{layout.records:,} raw records" + rows * (layout.rows_per_record > 1)
-        lines.append(paragraph(f"{layout.description} {counted}.", label=name))
+        lines += paragraph(f"{layout.description} {counted}.", label=name)
         if layout.pattern:
-            lines.append(paragraph(f"files of the records: {layout.pattern}", 15))
+            lines += paragraph(f"files of the records: {layout.pattern}", 15)
         if layout.md5:
-            lines.append(paragraph(f"MD5 {layout.md5}", 15))
+            lines += paragraph(f"MD5 {layout.md5}", 15)
         if layout.splits:
             splits = ", ".join(f"{split} {count:,}" for split, count in layout.splits.items())
-            lines.append(paragraph(f"records: {splits}", 15))
+            lines += paragraph(f"records: {splits}", 15)
         if layout.mark:
-            lines.append(paragraph(f"in results: {card.name}-{layout.mark}", 15))
+            lines += paragraph(f"in results: {card.name}-{layout.mark}", 15)
         lines += ["", *(f"      {line}".rstrip() for line in layout.tree.splitlines()), ""] * bool(
             layout.tree
         )
     if card.files is not None:
         lines += _files(card.files)
     if card.module:
-        lines.append(paragraph(f"The module {card.module} knows how it looks."))
+        lines += paragraph(f"The module {card.module} knows how it looks.")
     if card.hides_names:
-        lines.append(
-            paragraph(
-                "Names of its files or folders name patients, so catalogs do not hold them; to "
-                "find a record's file: "
-                f"`benchmd catalog locate {card.name} --raw FOLDER RECORD_ID`."
-            )
+        lines += paragraph(
+            "Names of its files or folders name patients, so catalogs do not hold them; to find a "
+            f"record's file: `benchmd catalog locate {card.name} --raw FOLDER RECORD_ID`."
         )
     return lines[:-1] if lines and not lines[-1] else lines
 
@@ -132,21 +129,17 @@ def _folder(card: DatasetCard) -> list[str]:
 def _labels(card: DatasetCard) -> list[str]:
     lines = []
     if card.class_mapping:
-        lines.append(paragraph("What the owner calls it → our class:"))
+        lines += paragraph("What the owner calls it → our class:")
         width = min(40, max(len(label) for label in card.class_mapping))
-        lines += [
-            paragraph(f"→ {name or unmapped(card)}", 4, f"{label:<{width}}")
-            for label, name in card.class_mapping.items()
-        ]
+        for label, name in card.class_mapping.items():
+            lines += paragraph(f"→ {name or unmapped(card)}", 4, f"{label:<{width}}")
     if card.code_table:
         table = f"data_catalog/tables/{card.code_table}"
-        lines.append(paragraph(f"Codes are mapped by {table}: {_code_counts(card)}."))
+        lines += paragraph(f"Codes are mapped by {table}: {_code_counts(card)}.")
     if card.merged_classes:
-        lines.append(paragraph("Its labels are coarser; scores of the merged classes are added:"))
-        lines += [
-            paragraph(f"= {' + '.join(names)}", 4, name)
-            for name, names in card.merged_classes.items()
-        ]
+        lines += paragraph("Its labels are coarser; scores of the merged classes are added:")
+        for name, names in card.merged_classes.items():
+            lines += paragraph(f"= {' + '.join(names)}", 4, name)
     return lines
 
 
@@ -168,7 +161,7 @@ def _options(card: DatasetCard) -> list[str]:
         default = f"Default: {option.default}."
         if option.released:
             default += f" Under the policy released: {option.released}."
-        lines.append(paragraph(f"{option.description} {default}{choices}", label=name))
+        lines += paragraph(f"{option.description} {default}{choices}", label=name)
     return lines
 
 
@@ -187,13 +180,11 @@ def _policies(card: DatasetCard) -> list[str]:
         rules = {"clean": _splits(card.files, card.role)}
     elif card.module:
         rules = {}
-    return [
-        paragraph(
-            f"{rules.get(policy, '')} Scored and never trained on: {', '.join(scored)}.",
-            label=policy,
-        )
-        for policy, scored in card.evaluation_splits.items()
-    ]
+    lines = []
+    for policy, scored in card.evaluation_splits.items():
+        said = f"{rules.get(policy, '')} Scored and never trained on: {', '.join(scored)}."
+        lines += paragraph(said, label=policy)
+    return lines
 
 
 def _splits(files: Files, role: str) -> str:
@@ -220,7 +211,7 @@ def _expected(card: DatasetCard) -> list[str]:
 
 
 def _notes(card: DatasetCard) -> list[str]:
-    return [list_item(note) for note in card.notes]
+    return [line for note in card.notes for line in list_item(note)]
 
 
 def _files(files: Files) -> list[str]:
@@ -228,15 +219,15 @@ def _files(files: Files) -> list[str]:
     said = {f.name: getattr(files, f.name) for f in fields(files)}
     own = {k: v for k, v in said.items() if v != getattr(Files(), k)}
     found = f"Records are the rows of {files.table}." if files.table else "Records are files."
-    return [
-        paragraph(found),
-        *(paragraph(json.dumps(value), label=name) for name, value in own.items()),
-    ]
+    lines = paragraph(found)
+    for name, value in own.items():
+        lines += paragraph(json.dumps(value), label=name)
+    return lines
 
 
 def _commands(card: DatasetCard) -> list[str]:
     options = "".join(f" [--option {name}=…]" for name in card.options)
-    return [paragraph(f"benchmd catalog build {card.name} --raw FOLDER --out CATALOG{options}")]
+    return paragraph(f"benchmd catalog build {card.name} --raw FOLDER --out CATALOG{options}")
 
 
 SECTIONS: dict[str, Callable[[DatasetCard], list[str]]] = {
@@ -253,8 +244,8 @@ SECTIONS: dict[str, Callable[[DatasetCard], list[str]]] = {
 """By title; a section without content is not shown."""
 
 
-def show(name: str, draws: bool) -> str:
-    """Text on the dataset of that name, or on the catalog in that folder.
+def show(name: str, draws: bool) -> list[str]:
+    """Lines on the dataset of that name, or on the catalog in that folder.
 
     Args:
         name: A dataset, a folder or an address on S3; of a dataset and a folder, the dataset.
@@ -292,7 +283,7 @@ def named(name: str) -> DatasetCard | Catalog:
     raise BenchmdError(f"{unknown_name('dataset', name, cards())} Nor is {name} a folder.")
 
 
-def list_cards(listed: Iterable[DatasetCard]) -> str:
+def list_cards(listed: Iterable[DatasetCard]) -> list[str]:
     """A line for each dataset: by modality, sources first, then collections.
 
     A dataset of a collection that is there in several sizes has one line.
@@ -314,10 +305,10 @@ def list_cards(listed: Iterable[DatasetCard]) -> str:
         for c, *also in sorted(sizes.values(), key=place)
     ]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return "\n".join(
+    return [
         "  ".join(f"{value:{width}}" for value, width in zip(row, widths, strict=True)).rstrip()
         for row in rows
-    )
+    ]
 
 
 def _title(card: DatasetCard, also: Iterable[DatasetCard]) -> str:

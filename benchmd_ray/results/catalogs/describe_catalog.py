@@ -15,8 +15,8 @@ QUARANTINE_SHOWN = 20
 """Quarantined records that are named one by one."""
 
 
-def describe_catalog(catalog: Catalog) -> str:
-    """Counts per split and class of a catalog, and what was excluded or quarantined."""
+def describe_catalog(catalog: Catalog) -> list[str]:
+    """The lines on a catalog: counts per split and class, what was excluded or quarantined."""
     manifest = catalog.manifest
     order = sorted(set(manifest["splits"]) - {HELD_OUT}, key=lambda name: (name == "test", name))
     splits = {split: manifest["splits"][split] for split in order}
@@ -31,12 +31,10 @@ def describe_catalog(catalog: Catalog) -> str:
     if held := manifest["splits"].get(HELD_OUT):
         counts = ", ".join(f"{name} {count:,}" for name, count in held["conditions"].items())
         whole = f"{count_of(held['records'], 'record')} of {count_of(held['patients'], 'patient')}"
-        lines.append(paragraph(f"held out of all training: {whole} ({counts})", 0))
+        lines += paragraph(f"held out of all training: {whole} ({counts})", 0)
     for key, title in (("warnings", "noted"), ("excluded", "excluded")):
-        lines += [
-            paragraph(f"{title}: {count:,}, {reason}", 0)
-            for reason, count in manifest.get(key, {}).items()
-        ]
+        for reason, count in manifest.get(key, {}).items():
+            lines += paragraph(f"{title}: {count:,}, {reason}", 0)
     raw = manifest["raw"]
     lines.append(
         f"raw records: {raw['records']:,} of {raw['expected']:,}; files that tables name and that "
@@ -46,8 +44,9 @@ def describe_catalog(catalog: Catalog) -> str:
         lines.append(f"provenance: {raw['provenance']}")
     if raw["grouped_by"] != "patient":
         lines.append(f"the source names no patients: each {raw['grouped_by']} stands for one")
-    lines += [paragraph(f"caution: {text}", 0) for text in cautions(catalog)]
-    return "\n".join([*lines, *_quarantine(manifest["quarantined"])])
+    for text in cautions(catalog):
+        lines += paragraph(f"caution: {text}", 0)
+    return [*lines, *_quarantine(manifest["quarantined"])]
 
 
 def _rows(catalog: Catalog, splits: Mapping[str, Any]) -> dict[str, list[int]]:
@@ -76,10 +75,9 @@ def _statistics(catalog: Catalog) -> list[str]:
 
 def _quarantine(entries: list[dict[str, str | None]]) -> list[str]:
     lines = [f"quarantined: {len(entries):,}"]
-    lines += [
-        list_item(f"{entry['file'] or 'record ' + str(entry['record'])}: {entry['reason']}")
-        for entry in entries[:QUARANTINE_SHOWN]
-    ]
+    for entry in entries[:QUARANTINE_SHOWN]:
+        name = entry["file"] or f"record {entry['record']}"
+        lines += list_item(f"{name}: {entry['reason']}")
     if len(entries) > QUARANTINE_SHOWN:
         lines.append(f"  and {len(entries) - QUARANTINE_SHOWN:,} more, in manifest.json")
     return lines

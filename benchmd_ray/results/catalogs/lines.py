@@ -8,15 +8,15 @@ from collections.abc import Mapping
 WIDTH = 100
 
 
-def paragraph(content: str, indent: int = 2, label: str = "") -> str:
-    """A wrapped paragraph, with a label at its left; words are never broken, so links stay whole.
+def paragraph(content: str, indent: int = 2, label: str = "") -> list[str]:
+    """The lines of a wrapped paragraph, with a label at its left.
 
-    Runs of blanks in the content become one.
+    Words are never broken, so links stay whole. Runs of blanks in the content become one.
     """
     start = " " * indent + (f"{label:<13}" if label else "")
     if len(label) > 12:
         start = " " * indent + label + " "
-    return textwrap.fill(
+    return textwrap.wrap(
         " ".join(content.split()),
         WIDTH,
         initial_indent=start,
@@ -26,10 +26,10 @@ def paragraph(content: str, indent: int = 2, label: str = "") -> str:
     )
 
 
-def list_item(content: str, indent: int = 2) -> str:
-    """A wrapped entry of a list."""
-    filled = paragraph(content, indent + 2)
-    return " " * indent + "- " + filled.lstrip()
+def list_item(content: str, indent: int = 2) -> list[str]:
+    """The lines of a wrapped entry of a list."""
+    first, *more = paragraph(content, indent + 2) or [""]
+    return [" " * indent + "- " + first.lstrip(), *more]
 
 
 def count_table(title: str, columns: list[str], rows: Mapping[str, list[int]]) -> list[str]:

@@ -24,8 +24,7 @@ from benchmd_ray.results.report.names import SETTINGS, TECHNIQUES, dataset_text
 from benchmd_ray.results.report.notes import synthetic
 from benchmd_ray.results.report.protocols import base_of, is_ensemble
 from benchmd_ray.results.report.table import DASH, Kind, shown, text_of
-from benchmd_ray.results.written import latex_text, markdown
-from benchmd_ray.results.written import text as plain_text
+from benchmd_ray.results.written import aligned, latex_text, markdown
 from benchmd_ray.scores.comparison import LEVEL
 
 if TYPE_CHECKING:
@@ -302,8 +301,8 @@ def matrix_markdown(matrix: Matrix) -> str:
     return f"{caption_of(text)}\n\n{markdown(pd.DataFrame(rows, columns=pd.Index(heads)))}\n"
 
 
-def matrix_text(matrix: Matrix) -> str:
-    """The matrix for a terminal: a table for each source, below each other, and the caption."""
+def matrix_lines(matrix: Matrix) -> list[str]:
+    """The lines of the matrix for a terminal: a table for each source, and the caption."""
     text, parts, first = written(matrix), list[str](), 0
     for title, count in text.groups:
         chosen, before = slice(first, first + count), ""
@@ -316,10 +315,10 @@ def matrix_text(matrix: Matrix) -> str:
                 before = what[0]
         heads = ["setting", "technique", *(f"{head} " for head in text.heads[chosen])]
         table = pd.DataFrame(lines, columns=pd.Index(heads))
-        parts.append(f"{title}\n{plain_text(table)}")
+        parts += [title, *aligned(table), ""]
         first += count
     caption = caption_of(text).replace("Bold is", "* is")
-    return "\n\n".join([*parts, caption])
+    return [*parts, caption]
 
 
 def matrix_latex(matrix: Matrix) -> str:

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmd_ray.errors import BenchmdError, BucketError, Busy, DiskFull
-from benchmd_ray.files import MAX_BYTES, TEMPORARY, flush, is_disk_full, locked, remove
+from benchmd_ray.files import MAX_BYTES, TEMPORARY, flush, full_remedy, is_disk_full, locked, remove
 from benchmd_ray.integrity import (
     SUFFIX,
     Damaged,
@@ -229,7 +229,7 @@ def _explained(mirror: Mirror) -> Iterator[None]:
     except OSError as error:
         place = f"{mirror.address} cannot be copied to {mirror.folder}: {error}"
         if is_disk_full(error, mirror.folder):
-            raise DiskFull(f"{place}. Free some space and run the command again.") from error
+            raise DiskFull(f"{place}. To continue, {full_remedy(error)}.") from error
         remedy = "Check who may write there."
         if isinstance(error, FileExistsError | IsADirectoryError | NotADirectoryError):
             remedy = (
@@ -311,7 +311,7 @@ def download(mirror: Mirror, names: Sequence[str], objects: Mapping[str, Object]
     try:
         for name in names:
             path, there = mirror.folder / name, objects[name]
-            if mirror.bucket.download(mirror.key(name), path):
+            if mirror.bucket.download(mirror.key(name), path, there.size):
                 os.utime(path, (there.modified, there.modified))  # when a session last wrote it
                 pulled[name] = [there.etag, *state(path.stat())]
             else:
@@ -357,10 +357,10 @@ def _pull_checkpoint(mirror: Mirror, name: str, objects: Mapping[str, Object]) -
     partial = mirror.folder / CHECKPOINTS / f"{TEMPORARY}{step}"
     remove(partial)
     start = f"{CHECKPOINTS}/{name}/"
-    for key in objects:
+    for key, there in objects.items():
         file = key.removeprefix(start)
         if key.startswith(start) and _harmless(file):
-            if not mirror.bucket.download(mirror.key(key), partial / file):
+            if not mirror.bucket.download(mirror.key(key), partial / file, there.size):
                 raise BucketError(f"{mirror.key(key)} vanished while it was read: try again.")
     flush(partial)
     partial.rename(partial.with_name(step))

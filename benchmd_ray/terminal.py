@@ -1,0 +1,100 @@
+r"""What reaches the terminal: whole lines in which nothing moves the cursor or hides text.
+
+Names of runs, keys of buckets, reasons and commands come from files, clusters and servers of
+others. Whatever the package prints passes `echo`, which takes one line per call and escapes what is
+not printable: control characters, line breaks, escape sequences and marks that reverse text appear
+as ``\x1b``. A bar, which prints by itself, is given `visible` text.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+import threading
+import traceback
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import TracebackType
+from typing import Any
+
+
+def visible(text: object) -> str:
+    r"""A text with what is not printable as Python writes it: ``\x1b``, ``\n``, ``\u202e``."""
+    line = str(text)
+    if line.isprintable():
+        return line
+    return "".join(c if c.isprintable() else repr(c)[1:-1] for c in line)
+
+
+def echo(line: object = "", *, err: bool = False) -> None:
+    """Print one line, on standard error if asked to; a line break within is escaped as well."""
+    stream = sys.stderr if err else sys.stdout
+    stream.write(f"{visible(line)}\n")
+    stream.flush()
+
+
+def json_text(value: Any, **options: Any) -> str:
+    """JSON of ASCII characters that print; `options` are those of `json.dumps`."""
+    return json.dumps(value, **options).replace("\x7f", "\\u007f")
+
+
+def traceback_lines(error: BaseException) -> Iterator[str]:
+    """The traceback of an error; its own text is one line, whatever it holds."""
+    for part in traceback.format_exception(error):
+        text = part.strip("\n")
+        yield from map(visible, text.split("\n") if text.startswith("  File ") else [text])
+
+
+@contextmanager
+def guarded() -> Iterator[None]:
+    """Within, what others print by `logging` and `warnings` is escaped, too.
+
+    So are the tracebacks of errors that nobody caught, to the end of the process: Python prints
+    them after everything else has ended.
+    """
+    sys.excepthook, threading.excepthook = _print_crash, _print_crash_of_thread
+    before, form = logging.getLogRecordFactory(), warnings.formatwarning
+    logging.setLogRecordFactory(_Record)
+    warnings.formatwarning = _warning
+    try:
+        yield
+    finally:
+        logging.setLogRecordFactory(before)
+        warnings.formatwarning = form
+
+
+class _Record(logging.LogRecord):
+    """A record of a log whose message is one line for every handler, such as the one of Ray."""
+
+    def __init__(self, *args: Any, **named: Any) -> None:
+        super().__init__(*args, **named)
+        if self.exc_info and self.exc_info[1] is not None:
+            self.exc_text = "\n".join(traceback_lines(self.exc_info[1]))
+
+    def getMessage(self) -> str:
+        """The message with its arguments."""
+        return visible(super().getMessage())
+
+
+def _warning(
+    message: Warning | str,
+    category: type[Warning],
+    filename: str,
+    lineno: int,
+    line: str | None = None,
+) -> str:
+    return visible(f"{filename}:{lineno}: {category.__name__}: {message}") + "\n"
+
+
+def _print_crash(
+    kind: type[BaseException], error: BaseException, where: TracebackType | None
+) -> None:
+    for line in traceback_lines(error):
+        echo(line, err=True)
+
+
+def _print_crash_of_thread(crash: threading.ExceptHookArgs) -> None:
+    if crash.exc_value is not None and crash.exc_type is not SystemExit:
+        _print_crash(crash.exc_type, crash.exc_value, crash.exc_traceback)
