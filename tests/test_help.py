@@ -211,7 +211,7 @@ def test_the_doctor_says_what_is_missing_and_how_to_get_it(monkeypatch):
     assert re.search(r"missing  ray +not installed\n +pip install ray", result.output)
     absent = r"note     extra wandb +not installed: wandb\n .*--wandb.*'benchmd-ray\[wandb\]'"
     assert re.search(absent, result.output)
-    assert re.search(r"ok       extra eeg +edfio \d", result.output)
+    assert re.search(r"ok       extra eeg +mne \d\S+, edfio \d", result.output)
     assert "nothing answers at RAY_ADDRESS=127.0.0.1:1" in result.output
     assert "missing: ray, Ray cluster" in result.output
     (least, most) = (".".join(map(str, each)) for each in doctor.PYTHONS)

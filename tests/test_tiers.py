@@ -34,10 +34,11 @@ def run(pytester, monkeypatch):
         """
     )
 
-    def start(code, *arguments):
+    def start(code, *arguments, load=0.0):
         pytester.makepyfile(code)
         with monkeypatch.context() as patch:
             patch.setattr(tiers, "LONGEST", 0.1)
+            patch.setattr(os, "getloadavg", lambda: (load, 0.0, 0.0))
             return pytester.runpytest_inprocess("-p", "tiers", *arguments)
 
     return start
@@ -58,6 +59,12 @@ def test_a_long_test_fails_unless_it_is_marked_slow(run):
     )
     result.assert_outcomes(passed=2, failed=1)
     result.stdout.re_match_lines([r".*took 0\.\d s; a test not marked slow may take 0\.1 s"])
+
+
+def test_a_busy_machine_gives_a_test_more_time(run):
+    code = "import time\ndef test_it():\n    time.sleep(0.2)\n"
+    run(code, load=4.0 * os.cpu_count()).assert_outcomes(passed=1)
+    run(code, load=1.0 * os.cpu_count()).assert_outcomes(failed=1)
 
 
 def test_a_failure_of_a_long_test_is_reported_as_such(run):

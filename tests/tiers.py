@@ -107,20 +107,17 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadScopeSch
 # Time limit
 
 
-def _waited() -> float:
-    """Seconds for which this thread waited for a core (Linux; else 0)."""
-    try:
-        return int(Path("/proc/thread-self/schedstat").read_text().split()[1]) / 1e9
-    except OSError:
-        return 0.0
+def _crowd() -> float:
+    """Processes that want a core, for each core; at least 1. A test's own ones wait likewise."""
+    return max(1.0, os.getloadavg()[0] / (os.cpu_count() or 1))
 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_call(item: pytest.Item) -> Generator[None, Any, Any]:
     """Fail a test that takes too long and is not marked slow."""
-    begun = time.perf_counter() - _waited()
+    begun = time.perf_counter()
     result = yield
-    seconds = time.perf_counter() - _waited() - begun
+    seconds = (time.perf_counter() - begun) / _crowd()
     if seconds > LONGEST and not item.get_closest_marker("slow"):
         pytest.fail(
             f"took {seconds:.1f} s; a test not marked slow may take {LONGEST:g} s: make it faster "
