@@ -29,7 +29,7 @@ style: .venv/.ready
 	$(BIN)/ruff format --check .
 
 # Checked again only when a source has changed; mypy's cache keeps that quick.
-.venv/.types: .venv/.ready $(shell find benchmd_ray speed -name __pycache__ -prune -o -print)
+.venv/.types: .venv/.ready $(shell find benchmd_ray speed -name '*.py')
 	$(BIN)/mypy
 	touch $@
 

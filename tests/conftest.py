@@ -66,7 +66,7 @@ def surroundings(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """What every process of the tests finds in its environment.
 
     Decoded splits go to a folder of this session; small models run fastest on one thread; S3 is a
-    port of this machine, where nothing listens but within `s3`.
+    port of this machine, where nothing listens but within `s3`; no Ray and no proxy is configured.
     """
     torch.set_num_threads(1)
     (port,) = free_ports(1)
@@ -77,6 +77,9 @@ def surroundings(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         patch.setenv("AWS_ACCESS_KEY_ID", "somebody")
         patch.setenv("AWS_SECRET_ACCESS_KEY", "do-not-write-me-down")
         patch.setenv("AWS_DEFAULT_REGION", "us-east-1")
+        patch.delenv("RAY_ADDRESS", raising=False)
+        for name in ("no_proxy", "NO_PROXY"):
+            patch.setenv(name, "127.0.0.1,localhost")
         yield
 
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import os
 import platform
-import shutil
 import time
 from collections.abc import Callable, Iterable
 from functools import cache
@@ -18,8 +17,9 @@ from pathlib import Path
 
 from parts import PACKAGE, source_of
 
-from benchmd_ray.files import digest, locked, write_json
+from benchmd_ray.files import digest, locked, remove, write_json
 from benchmd_ray.files import sha256 as hash_of
+from benchmd_ray.integrity import Damaged, read_hashed_json, write_hashed_json
 from benchmd_ray.parts import package_versions
 
 TESTS = Path(__file__).parent
@@ -59,8 +59,8 @@ class MadeOnce:
                 if not folder.exists():  # a damaged one stays, as another process may be using it
                     break
             for old in self._parent.glob(f"{name}-{'?' * 12}-*"):
-                if old.stat().st_mtime < time.time() - UNUSED_SECONDS:
-                    shutil.rmtree(old)
+                if old.lstat().st_mtime < time.time() - UNUSED_SECONDS:
+                    remove(old)
             content.mkdir(parents=True)
             make(content)
             write_json(folder / INDEX, _hashes(content))
@@ -92,12 +92,15 @@ def state_of_the_code(folder: Path) -> str:
     for name in ("data_catalog", "search_spaces"):
         others += [path for path in sorted((PACKAGE.parent / name).rglob("*")) if path.is_file()]
     kept = folder / f"code-{_bytes_of(PACKAGE / name for name in sources)[:16]}"
-    if not kept.is_file():
+    try:
+        source = read_hashed_json(kept, "")["source"]
+    except (Damaged, KeyError):
         for old in folder.glob("code-*"):
-            old.unlink(missing_ok=True)
-        write_json(kept, source_of(PACKAGE, sources))
+            remove(old)
+        source = source_of(PACKAGE, sources)
+        write_hashed_json(kept, {"source": source})
     versions = {**package_versions(), "python": platform.python_version()}
-    return digest([json.loads(kept.read_text("utf-8")), _bytes_of(others), versions])
+    return digest([source, _bytes_of(others), versions])
 
 
 def _bytes_of(paths: Iterable[Path]) -> str:

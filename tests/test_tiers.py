@@ -237,9 +237,13 @@ def test_a_folder_is_made_once_for_a_state_of_the_code(made, tmp_path):
     assert state["times"] == 2
     assert old.exists()  # another run may use it
     os.utime(old, (0, 0))
+    odd = tmp_path / f"it-{'d' * 12}-0"  # a file where a folder should be
+    odd.touch()
+    os.utime(odd, (0, 0))
     state["code"] = "c" * 64
     ask()
     assert not old.exists()
+    assert not odd.exists()
 
 
 @pytest.mark.parametrize("damage", ["changed", "lost", "more", "unfinished", "index"])
@@ -273,8 +277,17 @@ def test_wording_changes_no_state_of_the_code_and_numbers_do(tmp_path, monkeypat
         (package / "m.py").write_text(text)
         module.state_of_the_code.cache_clear()
         states.append(module.state_of_the_code(tmp_path))
-    module.state_of_the_code.cache_clear()
     assert states[0] == states[1] != states[2]
+    (kept,) = tmp_path.glob("code-*")
+    for content in (b"", b"\xff", b'{"source": "of another"}'):  # damaged, and then found anew
+        kept.write_bytes(content)
+        module.state_of_the_code.cache_clear()
+        assert module.state_of_the_code(tmp_path) == states[2]
+    kept.unlink()
+    kept.mkdir()
+    module.state_of_the_code.cache_clear()
+    assert module.state_of_the_code(tmp_path) == states[2]
+    module.state_of_the_code.cache_clear()
 
 
 @pytest.mark.slow
