@@ -344,7 +344,7 @@ def study_groups(situation: Situation, rng: np.random.Generator, resamples: int)
             ends, truth = (one.low, one.high), float(situation.truth.mean())
             if not one.unscored:
                 add_interval(tallies, f"auroc of a group of {what}", ends, truth, one.caution)
-        add_test(tallies, f"AUROC of {what}: any pair after Holm", found.p)
+        add_test(tallies, f"equal AUROC of {what} (Welch)", found.p)
     return tallies
 
 

@@ -24,7 +24,7 @@ LIGHT = Path(__file__).with_name("light")
 """Contains a ``sitecustomize`` that refuses to import PyTorch."""
 
 LONGEST = 5.0
-"""Seconds that a test not marked ``slow`` may take, not counting time spent waiting for a core."""
+"""Seconds that a test not marked ``slow`` may take; more where several processes share a core."""
 
 SHARES = ("sample", pytest.param("whole", marks=pytest.mark.nightly))
 """Parameters of a test that tries a sample of its inputs, and all of them in the nightly tier."""
@@ -120,8 +120,8 @@ def pytest_runtest_call(item: pytest.Item) -> Generator[None, Any, Any]:
     seconds = (time.perf_counter() - begun) / _crowd()
     if seconds > LONGEST and not item.get_closest_marker("slow"):
         pytest.fail(
-            f"took {seconds:.1f} s; a test not marked slow may take {LONGEST:g} s: make it faster "
-            "or mark it slow.",
+            f"took {seconds:.1f} s, less on a busy machine; a test not marked slow may take "
+            f"{LONGEST:g} s: make it faster or mark it slow.",
             pytrace=False,
         )
     return result

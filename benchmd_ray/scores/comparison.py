@@ -40,7 +40,7 @@ LEAST_EXCHANGE_P = 1 / (EXCHANGES[1] + 1)
 """The smallest p of an exchange test."""
 _FEW = 10
 _BLOCK = 4096
-"""Patients whose places are drawn at a time, for the first exchanges: 33 MB."""
+"""Patients whose places are drawn at a time: 33 MB."""
 
 
 def unpaired(resampled_a: npt.ArrayLike, resampled_b: npt.ArrayLike) -> Floats:
@@ -139,8 +139,8 @@ def exchange_p(
 def exchange_of_shares(shares: Floats, *, draws: tuple[int, int], seed: int) -> float:
     """`exchange_p` of the `exchange_shares` of patients."""
     # Stopping early keeps the level. Let n be the first number of draws, of those after which the
-    # test may stop, with (1 + _FEW) / (n + 1) <= α. A p <= α needs a stop at n or later, and hence
-    # a share of the first n that is <= α by itself.
+    # test may stop, with (1 + _FEW) / (n + 1) <= α, or the most where there is none. A p <= α needs
+    # a stop at n or later, and hence a share of the first n that is <= α by itself.
     rng, reached, drawn = np.random.default_rng(seed), 0, 0
     while reached < _FEW and drawn < draws[1]:
         count = min(draws[0], draws[1] - drawn)

@@ -19,18 +19,19 @@ own. The quantile is then the mean of theirs, weighted by the parts (Cochran & C
 from __future__ import annotations
 
 import math
-import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 from scipy.optimize import brentq
-from scipy.special import expit, logit, stdtr, stdtrit
+from scipy.special import expit, fdtrc, logit, stdtr, stdtrit
 from scipy.stats import norm
 
 COVERAGE = 0.95
 """Nominal coverage of the intervals."""
+SMALLEST = 1e-200
+"""No p is said to be smaller."""
 _ROUNDING = 1e-12
 """Differences and standard errors below this are rounding: metrics lie between 0 and 1."""
 
@@ -51,6 +52,12 @@ class StandardError:
         return sum(variance * tail for variance, tail in tails if variance) / total
 
     @property
+    def degrees(self) -> float:
+        """Degrees of freedom of the whole variance (Satterthwaite 1946)."""
+        total = sum(variance for variance, _ in self.parts)
+        return total**2 / sum(variance**2 / df for variance, df in self.parts if variance)
+
+    @property
     def half(self) -> float:
         """Half the width of the 95 % interval."""
         return self.se * self.quantile(1 - COVERAGE)
@@ -65,33 +72,113 @@ class StandardError:
         reached = abs(distance) / self.se
         # The quantile is a weighted mean of those of the parts, so its p is between theirs.
         tails = [2 * float(stdtr(df, -reached)) for variance, df in self.parts if variance]
-        low, high = max(min(tails), sys.float_info.min), max(tails)
-        if low >= high:
-            return high
-        ends = math.log(low) - 1e-9, math.log(high) + 1e-9
-        return math.exp(brentq(lambda x: self.quantile(math.exp(x)) - reached, *ends, xtol=1e-10))
+        return _level_of(lambda p: self.quantile(p) - reached, min(tails), max(tails))
+
+
+def _level_of(excess: Callable[[float], float], low: float, high: float) -> float:
+    """The p between two, but not below `SMALLEST`, at which a falling function is 0."""
+    low, high = max(low, SMALLEST), max(high, SMALLEST)
+    if low >= high or excess(low) <= 0:
+        return low
+    if excess(high) >= 0:
+        return high
+    ends = math.log(low), math.log(high) + 1e-9
+    return min(1.0, math.exp(brentq(lambda x: excess(math.exp(x)), *ends, xtol=1e-10)))
 
 
 def value_interval(
-    value: float, error: StandardError, draws: npt.NDArray[np.float64], fewest: float
+    value: float,
+    error: StandardError,
+    draws: npt.NDArray[np.float64],
+    fewest: float,
+    level: float = 1 - COVERAGE,
 ) -> tuple[float, float]:
-    """95 % interval of a value between 0 and 1; NaN where value or error say nothing.
+    """Interval of a value between 0 and 1; NaN where value or error say nothing.
 
     Args:
         value: A metric, its mean over seeds.
         error: Of the value.
         draws: (resamples,) of the value.
         fewest: Patients that it rests on at least, see `support.Basis.fewest`.
+        level: 1 minus the nominal coverage.
     """
-    tail = ((1 - COVERAGE) / 2) ** (1 / fewest)
+    tail = (level / 2) ** (1 / fewest)
     if value > 1 - _ROUNDING:
         return tail, 1.0
     if value < _ROUNDING:
         return 0.0, 1 - tail
     if not error.se > _ROUNDING:
         return math.nan, math.nan
-    half = error.half / (value * (1 - value)) * max(1.0, _skewness(value, draws))
+    half = error.se * error.quantile(level) / (value * (1 - value))
+    half *= max(1.0, _skewness(value, draws))
     return float(expit(logit(value) - half)), float(expit(logit(value) + half))
+
+
+@dataclass(frozen=True, eq=False)
+class Estimate:
+    """A value between 0 and 1 and what its interval rests on, see `value_interval`."""
+
+    value: float
+    error: StandardError
+    draws: npt.NDArray[np.float64]
+    fewest: float
+
+    def ends(self, level: float = 1 - COVERAGE) -> tuple[float, float]:
+        """Its interval."""
+        return value_interval(self.value, self.error, self.draws, self.fewest, level)
+
+
+def equality_p(estimates: Sequence[Estimate]) -> float:
+    """P of the hypothesis that values of several sets of patients are equal.
+
+    Welch's (1951) test, which lets variances differ, of the values' logits, of which skewed draws
+    widen the spread as in `value_interval`. NaN with fewer than two values, and where one is 0 or 1
+    or its error is not known.
+    """
+    count = len(estimates)
+    usable = all(
+        _ROUNDING < one.value < 1 - _ROUNDING and one.error.se > _ROUNDING for one in estimates
+    )
+    if count < 2 or not usable:
+        return math.nan
+    values = np.array([one.value for one in estimates])
+    spread = np.array(
+        [one.error.se * max(1.0, _skewness(one.value, one.draws)) for one in estimates]
+    )
+    weights = (values * (1 - values) / spread) ** 2
+    shares = weights / weights.sum()
+    mean = float(shares @ logit(values))
+    between = float(weights @ (logit(values) - mean) ** 2) / (count - 1)
+    unsure = float(((1 - shares) ** 2 / [one.error.degrees for one in estimates]).sum())
+    widened = 1 + 2 * (count - 2) / (count**2 - 1) * unsure
+    return float(fdtrc(count - 1, (count**2 - 1) / (3 * unsure), between / widened))
+
+
+def independent_difference(a: Estimate, b: Estimate) -> tuple[float, float, float]:
+    """95 % interval of a minus b, of two sets of patients, and the p of no difference.
+
+    The distances of the ends of both intervals from their values are added in quadrature (MOVER:
+    Zou & Donner 2008), so that a value near 1 counts with an interval that is long downwards. p is
+    the level at which the interval reaches 0.
+    """
+    difference = a.value - b.value
+
+    def ends(level: float) -> tuple[float, float]:
+        (low_a, high_a), (low_b, high_b) = a.ends(level), b.ends(level)
+        down, up = (
+            math.hypot(a.value - low_a, high_b - b.value),
+            math.hypot(high_a - a.value, b.value - low_b),
+        )
+        return difference - down, difference + up
+
+    low, high = ends(1 - COVERAGE)
+    if math.isnan(low) or math.isnan(high):
+        return math.nan, math.nan, math.nan
+    if difference == 0:
+        return low, high, 1.0
+    side, sign = (0, 1) if difference > 0 else (1, -1)
+    p = _level_of(lambda level: -sign * ends(level)[side], SMALLEST, 1.0)
+    return max(-1.0, low), min(1.0, high), p
 
 
 def _skewness(value: float, draws: npt.NDArray[np.float64]) -> float:

@@ -1,8 +1,9 @@
 """Does a model do as well for one kind of patient as for another: sex, age, site, device, view.
 
 The AUROC of each group, over the training seeds, says how well the group's patients are told apart
-among themselves. Each pair of groups is tested for a difference in AUROC, over the classes that
-both can score and the training seeds, as two sets of patients are (`seeds.difference_over_seeds`).
+among themselves. Whether the AUROCs of all groups are equal is tested by Welch's test of their
+logits (`intervals.equality_p`), and each pair of groups over the classes that both can score, with
+Holm's correction (`intervals.independent_difference`).
 A disease that is more frequent in one group does not move AUROC; nothing else that differs between
 groups is adjusted for.
 
@@ -24,12 +25,13 @@ import numpy.typing as npt
 from scipy.stats import kruskal, mannwhitneyu
 
 from benchmd_ray.errors import BenchmdError
-from benchmd_ray.scores.comparison import holm, unpaired
+from benchmd_ray.scores.comparison import holm
+from benchmd_ray.scores.intervals import Estimate, equality_p, independent_difference
 from benchmd_ray.scores.metrics import checked_predictions, metric
 from benchmd_ray.scores.resampling import resampled
-from benchmd_ray.scores.seeds import Difference, difference_over_seeds, pooled_seeds
+from benchmd_ray.scores.seeds import Difference, error_over_seeds, pooled_seeds
 from benchmd_ray.scores.sums import mean_over_classes
-from benchmd_ray.scores.support import TEST_PATIENTS, Basis, support, weaker
+from benchmd_ray.scores.support import TEST_PATIENTS, Basis, caution, support, weaker
 from benchmd_ray.tasks import UNKNOWN, TaskKind
 
 Floats = npt.NDArray[np.float64]
@@ -97,11 +99,10 @@ class Subgroups:
     """Name and patients of each group excluded: those too small, then ``unknown``."""
     pairs: tuple[Pair, ...]
     """Each pair of groups."""
-
-    @property
-    def p(self) -> float:
-        """P that AUROC is the same in all groups: the smallest of `pairs`; NaN without a test."""
-        return min((p for pair in self.pairs if (p := pair.p_holm) == p), default=math.nan)
+    p: float
+    """p-value for equal AUROC in all groups, see `intervals.equality_p`, over the classes that all
+    of them can score; groups without an interval, or with a rough one, take no part. NaN without a
+    test."""
 
 
 def by_subgroup(
@@ -160,6 +161,7 @@ def by_subgroup(
             Pair(a.name, b.name, one, p)
             for (a, b), one, p in zip(pairs, differences, corrected, strict=True)
         ),
+        p=_equality(groups_of),
     )
 
 
@@ -175,12 +177,15 @@ class _Group:
     draws: Floats
     """(seeds, resamples, classes)."""
 
-    def over(self, classes: npt.NDArray[np.bool_]) -> tuple[Floats, Floats, Basis]:
-        """Means over some classes: (seeds,), (seeds, resamples), and what they rest on."""
+    def over(self, classes: npt.NDArray[np.bool_]) -> tuple[Estimate, Basis]:
+        """Mean over some classes and the seeds, and what it rests on."""
         targets = np.where(classes, self.targets, UNKNOWN)
         basis = support(targets, self.patients).basis("auroc")
-        values, draws = self.values[:, classes], self.draws[:, :, classes]
-        return mean_over_classes(values), mean_over_classes(draws), basis
+        values = mean_over_classes(self.values[:, classes])
+        draws = mean_over_classes(self.draws[:, :, classes])
+        error = error_over_seeds(values, draws[:, ~np.isnan(draws).any(axis=0)], basis.degrees)
+        mean = float(values.mean())
+        return Estimate(mean, error, np.nanmean(draws, axis=0), basis.fewest), basis
 
     @property
     def scored(self) -> npt.NDArray[np.bool_]:
@@ -188,13 +193,32 @@ class _Group:
         return np.asarray(~np.isnan(self.values[0]))
 
 
+def _equality(groups: Sequence[_Group]) -> float:
+    """p-value for equal AUROC in all groups whose interval is not rough."""
+    every = np.ones(groups[0].values.shape[1], bool) if groups else np.zeros(0, bool)
+    tested = [one for one in groups if one.scored.any() and not _untested(one.over(every)[1])]
+    common = np.logical_and.reduce([one.scored for one in tested]) if tested else every
+    return equality_p([one.over(common)[0] for one in tested]) if common.any() else math.nan
+
+
+def _untested(basis: Basis) -> str:
+    """Why nothing is tested on so few patients."""
+    return basis.no_test or basis.no_interval or basis.rough
+
+
 def _difference(a: _Group, b: _Group) -> Difference:
     """AUROC of a minus that of b, over the classes that both can score."""
     common = a.scored & b.scored
-    values_a, draws_a, basis_a = a.over(common)
-    values_b, draws_b, basis_b = b.over(common)
-    drawn = [unpaired(one, other) for one, other in zip(draws_a, draws_b, strict=True)]
-    return difference_over_seeds((values_a - values_b).tolist(), drawn, weaker(basis_a, basis_b))
+    if not common.any():
+        return Difference(math.nan, math.nan, math.nan, math.nan, "no class that both can score")
+    (one, basis_a), (other, basis_b) = a.over(common), b.over(common)
+    basis, low, high, p = weaker(basis_a, basis_b), math.nan, math.nan, math.nan
+    if not (reason := basis.no_interval):
+        low, high, p = independent_difference(one, other)
+        reason = "" if low <= high else "the resamples do not differ"
+    untested = reason or _untested(basis)
+    said = caution(basis.rough, interval=reason, p=untested)
+    return Difference(one.value - other.value, low, high, math.nan if untested else p, said)
 
 
 @dataclass(frozen=True)
@@ -281,7 +305,8 @@ def _group(
 
 
 def _subgroup(one: _Group) -> Subgroup:
-    values, draws, basis = one.over(np.ones(one.targets.shape[1], bool))
+    basis = support(one.targets, one.patients).basis("auroc")
+    values, draws = mean_over_classes(one.values), mean_over_classes(one.draws)
     pooled = pooled_seeds(values.tolist(), list(draws), basis)
     return Subgroup(
         name=one.name,

@@ -104,9 +104,15 @@ ALL_LABELS = (
 
 
 def limits_of(policies: Iterable[str], settings: Iterable[str]) -> list[str]:
-    """What a reader must know of searches under these policies and of these settings."""
+    """What a reader must know of searches under these policies and of these settings.
+
+    Args:
+        policies: Names, or several of them joined by commas.
+        settings: Of transfer.
+    """
+    names = {name.strip() for text in policies for name in text.split(",")}
     few = {f"-{name}" for name, count in LABEL_SETTINGS.items() if count is not None}
-    lines = [OVERLAP] if "released" in policies else []
+    lines = [OVERLAP] if "released" in names else []
     return [*lines, *([ALL_LABELS] if any(s.endswith(tuple(few)) for s in settings) else [])]
 
 

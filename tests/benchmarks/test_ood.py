@@ -80,6 +80,7 @@ def test_intervals_cover_the_truth():
             return pd.DataFrame(
                 {
                     "score": own + rng.normal(size=120) + shift,
+                    "unit_id": [f"{name}{number}" for number in range(120)],
                     "group_id": [f"{name}{number}" for number in np.arange(60).repeat(2)],
                     "abnormal": False,
                 }

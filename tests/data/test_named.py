@@ -346,7 +346,7 @@ def test_a_catalog_says_what_was_not_read_and_which_classes_a_target_lacks(
         f"{text}, such as '{value}': it is missing" for text, value in ((AGE, "x"), (SEX, "0"))
     )
     assert catalog.manifest["warnings"] == {age: 1, sex: 1}
-    said = " ".join(describe_catalog(catalog).split())
+    said = " ".join(" ".join(describe_catalog(catalog)).split())
     assert f"noted: 1, {sex}" in said
     assert "caution: no record of b is in any split: check how its labels are written" in said
     assert f"1 record: {age}" in verify(catalog).notes

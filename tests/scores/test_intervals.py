@@ -5,7 +5,14 @@ import pytest
 from scipy.special import expit, logit
 from scipy.stats import beta, binomtest, norm, t
 
-from benchmd_ray.scores.intervals import StandardError, difference_interval, value_interval
+from benchmd_ray.scores.intervals import (
+    Estimate,
+    StandardError,
+    difference_interval,
+    equality_p,
+    independent_difference,
+    value_interval,
+)
 
 
 def one(se, df):
@@ -121,6 +128,42 @@ def test_a_perfect_value_has_clopper_and_pearsons_interval(patients):
         assert value_interval(1.0, error, np.ones(9), patients) == pytest.approx(tuple(expected))
         low, high = value_interval(0.0, error, np.zeros(9), patients)
         assert (low, high) == pytest.approx((0, beta.ppf(0.975, 1, patients)))
+
+
+def test_p_is_found_however_far_a_difference_is_and_few_its_degrees():
+    for df in (1.0, 2.0, 3.0, 5.0, 9.0, 11.0, 4999.0):
+        error = StandardError(math.sqrt(2.9e-5 + 2.4e-6), ((2.9e-5, 5000.0), (2.4e-6, df)))
+        p = [error.p(distance) for distance in (0.0, 0.01, 0.05, 0.2, 0.9)]
+        assert p == sorted(p, reverse=True)
+        assert 0 < p[-1] < p[0] == 1
+
+
+def test_independent_values_differ_as_their_own_intervals_say():
+    """Zou and Donner's interval by hand; near 1 it is long on one side."""
+    draws = normal(0.8, 0.02)
+    a, b = (
+        Estimate(0.98, one(0.01, 30), normal(0.98, 0.004), 30),
+        Estimate(0.8, one(0.02, 60), draws, 60),
+    )
+    low, high, p = independent_difference(a, b)
+    (low_a, high_a), (low_b, high_b) = a.ends(), b.ends()
+    assert low == pytest.approx(0.18 - math.hypot(0.98 - low_a, high_b - 0.8))
+    assert high == pytest.approx(0.18 + math.hypot(high_a - 0.98, 0.8 - low_b))
+    (low_p, _), (_, high_p) = a.ends(p), b.ends(p)
+    assert math.hypot(0.98 - low_p, high_p - 0.8) == pytest.approx(0.18, rel=1e-6)
+    assert independent_difference(b, a)[2] == pytest.approx(p)
+    assert independent_difference(a, a)[2] == 1
+
+
+def test_equality_of_two_values_is_welchs_t_of_their_logits():
+    a = Estimate(0.8, one(0.02, 20), normal(0.8, 0.02), 21)
+    b = Estimate(0.7, one(0.03, 50), normal(0.7, 0.03), 51)
+    errors = [x.error.se / (x.value * (1 - x.value)) for x in (a, b)]
+    z = (logit(0.8) - logit(0.7)) / math.hypot(*errors)
+    df = sum(e**2 for e in errors) ** 2 / (errors[0] ** 4 / 20 + errors[1] ** 4 / 50)
+    assert equality_p([a, b]) == pytest.approx(2 * t.sf(z, df), rel=0.05)
+    assert math.isnan(equality_p([a]))
+    assert math.isnan(equality_p([a, Estimate(1.0, one(0.0, 20), np.ones(9), 20)]))
 
 
 @pytest.mark.parametrize("error", [one(0.0, 10), StandardError(math.nan, ())])

@@ -64,16 +64,18 @@ def test_two_groups_are_compared_as_two_sets_of_patients():
     assert pair.difference.value == pytest.approx(values[0] - values[1])
     z = (values[0] - values[1]) / math.sqrt(variance)
     assert 2.5 < z < 6
-    assert math.log10(pair.difference.p) == pytest.approx(math.log10(2 * norm.sf(z)), abs=0.5)
-    assert found.p == pair.p_holm == pair.difference.p
+    for p in (pair.difference.p, found.p):  # the first by intervals, which are a little longer
+        assert math.log10(p) == pytest.approx(math.log10(2 * norm.sf(z)), abs=1)
+    assert pair.p_holm == pair.difference.p
+    assert (pair.difference.p < 0.05) == (not pair.difference.low <= 0 <= pair.difference.high)
 
 
-def test_pairs_are_corrected_together_and_the_smallest_speaks_for_all():
+def test_pairs_are_corrected_together():
     found = by_subgroup(*study(4, worse=0.8), **options(resamples=200))
     assert [(pair.a, pair.b) for pair in found.pairs] == list(combinations("abc", 2))
     corrected = holm([pair.difference.p for pair in found.pairs])
     assert [pair.p_holm for pair in found.pairs] == corrected.tolist()
-    assert found.p == min(corrected)
+    assert found.p < 0.01
     p = {(pair.a, pair.b): pair.p_holm for pair in found.pairs}
     assert max(p["a", "c"], p["b", "c"]) < 0.01
     assert p["a", "b"] > 0.05
@@ -127,6 +129,25 @@ def test_groups_of_equal_auroc_and_other_prevalences_keep_the_level():
     of_auroc, of_ranks = rejected(600)
     assert 0.04 - 0.024 < of_auroc < 0.06 + 0.024
     assert of_ranks > 0.3
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("sizes", "area"),
+    [([(12, 30), (100, 900)], 0.976), ([(15, 135), (100, 900)], 0.955), ([(20, 60)] * 8, 0.8)],
+)
+def test_small_groups_near_1_and_many_groups_differ_no_more_often(sizes, area):
+    rng, said = np.random.default_rng(0), []
+    labels = np.repeat([f"g{n}" for n in range(len(sizes))], [sum(size) for size in sizes])
+    targets = np.concatenate([np.repeat([1, 0], size) for size in sizes])[:, None].astype(np.int8)
+    people, shift = np.arange(len(labels)), math.sqrt(2) * norm.ppf(area)
+    for _ in range(200):
+        scores = norm.cdf(rng.normal(shift * targets))
+        found = by_subgroup(
+            targets, [scores], people, labels, "multi-label", variable="x", resamples=100
+        )
+        said.append((found.p < 0.05, any(pair.p_holm < 0.05 for pair in found.pairs)))
+    assert np.mean(said, axis=0).max() < 0.05 + 3 * math.sqrt(0.05 * 0.95 / 200)
 
 
 def test_kruskal_of_values_by_its_formula():
@@ -269,7 +290,9 @@ def test_groups_of_too_few_patients_whose_truth_is_known_are_not_tested():
     found = by_subgroup(targets, scores, groups, labels, **options())
     assert [g.patients for g in found.groups] == [25, 25, 19]
     assert [math.isnan(pair.p_holm) for pair in found.pairs] == [False, True, True]
-    assert found.p == found.pairs[0].difference.p  # the only test
+    rows = slice(0, 50)
+    alone = by_subgroup(targets[rows], [scores[0][rows]], groups[rows], labels[:50], **options())
+    assert found.p == alone.p  # of the other two groups
     assert "19 patients" in found.pairs[1].difference.caution
 
 

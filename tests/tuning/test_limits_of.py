@@ -10,6 +10,7 @@ from benchmd_ray.tuning.records import ALL_LABELS, OVERLAP, limits_of
     [
         (["clean"], ["linear", "finetune-full", "pretrain"], []),
         (["clean", "released"], ["linear"], [OVERLAP]),
+        (["clean, released"], ["linear"], [OVERLAP]),
         (["clean"], ["linear", "finetune-small"], [ALL_LABELS]),
         (["released"], ["linear-medium"], [OVERLAP, ALL_LABELS]),
     ],

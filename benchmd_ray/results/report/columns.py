@@ -25,8 +25,7 @@ ABOUT = {
     "by Student's t",
     "p (Holm)": "p after Holm's correction within one dataset and setting",
     "p (DeLong)": "Two-sided test of the difference in mean AUROC by DeLong's covariance",
-    "p (groups)": "That AUROC is the same in all groups: the smallest p of two groups after Holm's "
-    "correction over all pairs",
+    "p (groups)": "Of the hypothesis that AUROC is equal in all groups, by Welch's test",
     "a − b [95 %]": "Over the classes that both groups can score",
     "p (Kruskal)": "Kruskal-Wallis test that all groups are alike",
     "p (Bonferroni)": "Mann-Whitney test of two groups, times the number of pairs",

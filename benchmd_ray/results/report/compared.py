@@ -48,15 +48,21 @@ def gap_rows(pools: Sequence[Pool], metrics: Sequence[str]) -> Iterator[Row]:
         home = own.get(tuple(pool.key[name] for name in names))
         if home is None or pool.key["dataset"] == pool.key["source"]:
             continue
-        over = ""
+        over, before = "", (home, pool)
         if home.scored_classes != pool.scored_classes:  # else the means would be of other classes
             common = home.scored_classes & pool.scored_classes
             home, pool = home.over(common), pool.over(common)
             over = f"over {count_of(len(common), 'class')} that both can score"
+            none = "no value: a mean of recalls, of other classes in both"
         for metric in metrics:
             basis = weaker(home.basis(metric), pool.basis(metric))
             gap = dict(vars(_over_seeds(home, pool, metric, basis, subtract=unpaired)))
-            gap["caution"] = "; ".join(filter(None, (over, gap["caution"])))
+            if over and metric == "balanced_accuracy" and np.isnan(gap["value"]):
+                gap["caution"] = none
+            elif over and (home.value(metric), pool.value(metric)) != tuple(
+                each.value(metric) for each in before
+            ):
+                gap["caution"] = "; ".join(filter(None, (over, gap["caution"])))
             yield {
                 **pool.key,
                 "metric": metric,
@@ -192,7 +198,7 @@ def contest_rows(pools: Sequence[Pool]) -> Mapping[str, list[Row]]:
             held = dict(vars(each))
             if np.isnan(p) and not np.isnan(each.p):  # settled before it was seen, see `holm`
                 reason = f"no {EXCHANGES[1]:,} exchanges can be significant among so many tests"
-                held["caution"] = "; ".join(filter(None, (each.caution, f"no p: {reason}")))
+                held["caution"] = "; ".join(filter(None, (each.caution, f"no p (Holm): {reason}")))
             value = {"difference": held.pop("value")}
             rows["pairs"].append({**place, "a": a, "b": b, **value, **held, "p_holm": p})
         if not np.isnan([pool.value("auroc") for pool in members]).any():

@@ -43,10 +43,10 @@ UNITS = {"age": "age (years)"}
 LARGEST = 12
 """Groups of a variable that are drawn; the tables have all."""
 TESTS = (
-    "p: that AUROC is the same in all groups. Letters, where it is below 0.05: groups of one "
-    "technique that share no letter differ (Student's t, Holm's correction over the pairs). The "
-    "tests are not adjusted for the number of techniques and variables, nor for what else differs "
-    "between groups."
+    "p: of the hypothesis that AUROC is equal in all groups (Welch's test). Letters, where it is "
+    "below 0.05: groups of one technique that share no letter differ (after Holm's correction over "
+    "the pairs). The tests are not adjusted for the number of techniques and variables, nor for "
+    "what else differs between groups."
 )
 WIDE = 5
 """A variable of more groups takes a whole row."""

@@ -107,7 +107,8 @@ def by_chance(tests: int) -> str:
 
 def caveat(frame: pd.DataFrame) -> str:
     """What dotted and missing intervals are, where a figure has any."""
-    return ROUGH if frame["caution"].any() else ""
+    rough = frame["low"].isna() | frame["caution"].astype(str).str.contains("rough interval")
+    return ROUGH if rough.any() else ""
 
 
 def how_drawn(report: Report) -> str:

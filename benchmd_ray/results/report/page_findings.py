@@ -347,8 +347,8 @@ def _subgroups(subgroups: pd.DataFrame) -> list[str]:
         differ = int((rows["p"] < LEVEL).sum())
         lines.append(f"{text_of(variable)} {differ} of {len(rows)}")
     return [
-        f"Results whose groups differ at {LEVEL * 100:.0f} % (pairs of groups by Student's t, "
-        f"Holm's correction within a result only): {', '.join(lines)}."
+        f"Results whose groups differ at {LEVEL * 100:.0f} % (Welch's test, not corrected for the "
+        f"number of tests): {', '.join(lines)}."
     ]
 
 

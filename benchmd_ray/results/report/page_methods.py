@@ -92,9 +92,11 @@ METHODS: tuple[tuple[str, str], ...] = (
     (
         "Subgroups",
         "AUROC among the patients of one age band, sex, site, device or view, where the dataset "
-        "has them. Each pair of groups is compared in AUROC over the classes that both can score: "
-        "by Student's t, as two sets of patients are, with Holm's correction over the pairs of a "
-        "variable. A disease that is more frequent in one group does not move AUROC; nothing else "
+        "has them. Whether they are equal in all groups is tested by Welch's test of their logits; "
+        "each pair of groups over the classes that both can score, by an interval of the "
+        "difference that is made of both groups' own intervals (Zou and Donner 2008), with Holm's "
+        "correction over the pairs of a variable. "
+        "A disease that is more frequent in one group does not move AUROC; nothing else "
         "that differs between groups is adjusted for.",
     ),
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from benchmd_ray.errors import count_of
@@ -50,12 +51,21 @@ def write_report(
     page = write_page(analysis, drawn, out, skipped=skipped, refresh=refresh)
     say(f"written: {page}")
     if sent is not None:
+        analysis = replace(analysis, notes=_sent_notes(analysis.notes))
         tables = [each for each in declared() if each.aggregate]
         aggregate = [each for each in drawn if each.aggregate]
         write_tables(analysis, sent, tables)
         _write_figures(aggregate, sent / "figures")
-        write_page(analysis, aggregate, sent, skipped=skipped, tables=tables)
+        write_page(analysis, aggregate, sent, tables=tables)
     return page
+
+
+def _sent_notes(notes: Sequence[str]) -> list[str]:
+    """Notes without those on what could not be read, which name paths and perhaps records."""
+    kept = [note for note in notes if not note.startswith("Skipped:")]
+    if count := len(notes) - len(kept):
+        kept.append(f"{count_of(count, 'note')} on files that could not be read is not sent.")
+    return kept
 
 
 def _write_figures(drawn: Sequence[Titled], folder: Path) -> None:

@@ -140,7 +140,7 @@ class Backing:
 
     @contextmanager
     def removing_weights(self, *, of_own: bool) -> Iterator[None]:
-        """Remove weights, while no other plan or search may need them; none begins meanwhile.
+        """Remove weights, while no other plan or search may need them; none begins here meanwhile.
 
         Args:
             of_own: Whether this process is one that keeps them.
@@ -162,7 +162,7 @@ class Backing:
         for mark in sorted(self.store.glob(f"{KEEPS_WEIGHTS}*")):
             try:
                 with locked(mark, f"the store {self.store}"):
-                    mark.unlink()
+                    mark.unlink(missing_ok=True)
             except Busy:
                 count += 1
         return count

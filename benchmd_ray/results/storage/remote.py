@@ -152,26 +152,30 @@ class Mirrored(Backing):
         """Have all weights of the store stay, for other machines too."""
         key = f"{KEEPS}{uuid.uuid4().hex}.json"
         with super().keeping_weights():
-            lease = Lease(self.bucket, key, self.store / f".{key}", f"the store {self.store}")
+            record = self.store / f".lease-{key}"
+            lease = Lease(self.bucket, key, record, f"the store {self.store}")
             lease.acquire()
             try:
                 with lease.renewing():
                     yield
             finally:
-                (self.store / f".{key}").unlink(missing_ok=True)
+                record.unlink(missing_ok=True)
                 with contextlib.suppress(BucketError):
                     self.bucket.delete([key])
 
     def _keepers(self) -> int:
-        """How many plans and searches keep weights, on any machine."""
-        super()._keepers()
-        count = 0
+        """How many plans and searches keep weights, on any machine.
+
+        One of another machine that begins at this moment, or has not reached the bucket for
+        `LEASE_SECONDS`, is not seen.
+        """
+        here, count = super()._keepers(), 0
         for key in self.bucket.objects(KEEPS):
             try:
                 require_free(self.bucket, key, f"the store {self.store}")
             except Busy:
                 count += 1
-        return count
+        return max(here, count)  # a plan of this machine that has no lease yet counts, too
 
     def leftovers(self, run: Path) -> list[Path]:
         """The checkpoint that a killed session was publishing."""

@@ -61,17 +61,20 @@ def prune(store: Path, keep: Keep, *, dry_run: bool = False) -> Pruned:
     Raises:
         BenchmdError: The folder is not a store, or its bucket cannot be reached.
     """
-    found, left = _runs_of(store)
-    if left and keep == "predictions":
-        left.append("all weights stay: which of them a damaged run needs is not known")
-        keep = "models"
+    _require_store(store)
     with ExitStack() as stack:
+        reason = ""
         if keep == "predictions":
             try:
                 stack.enter_context(backing_of(store).removing_weights(of_own=False))
             except Busy as error:
-                left.append(f"all weights stay: {error}")
-                keep = "models"
+                reason = str(error)
+        found, left = _runs_of(store)
+        if left and keep == "predictions" and not reason:
+            reason = "which of them a damaged run needs is not known"
+        if reason:
+            left.append(f"all weights stay: {reason}")
+            keep = "models"
         return _prune(found, left, keep, dry_run=dry_run)
 
 
@@ -160,13 +163,17 @@ def _runs_of(store: Path) -> tuple[list[Run], list[str]]:
     Raises:
         BenchmdError: It is none; a single run is none either.
     """
+    _require_store(store)
+    stored = read_stores([store])
+    return stored.found, list(stored.damaged.values())
+
+
+def _require_store(store: Path) -> None:
     if not backing_of(store).on_s3 and not any(store.glob(f"*/{RUN}")):
         raise BenchmdError(
             f"{store} is not a store: it has no folder of a run. Name the folder that --store "
             "named; nothing was removed."
         )
-    stored = read_stores([store])
-    return stored.found, list(stored.damaged.values())
 
 
 def _prune_run(run: Run, keep: Keep, *, dry_run: bool) -> list[Removal]:
