@@ -149,7 +149,8 @@ def header_of(path: Path) -> tuple[list[str], str]:
             lines, stated = _rows_and_separator(file, path)
             line = next((line for line in lines if line.strip()), "")
         mark = stated or separator_of(line)
-        return [name.strip() for name in next(csv.reader([line], delimiter=mark), [])], mark
+        cells = next(csv.reader([line], delimiter=mark), [])
+        return [composed(cell.strip()) for cell in cells], mark
     except (UnicodeDecodeError, csv.Error, gzip.BadGzipFile, EOFError, zlib.error) as error:
         raise BenchmdError(
             f"{path} is not a table in UTF-8 ({error}): save it as CSV in UTF-8."
@@ -215,7 +216,7 @@ def _lines(file: TextIO, path: Path) -> Iterator[str]:
         if len(line) == MAX_LINE or characters > MAX_BYTES or lines > MAX_LINES:
             most = f"{MAX_LINES:,} lines of up to {MAX_LINE:,} characters"
             raise _too_large(path, f"{MAX_BYTES:,} characters in {most}")
-        yield composed(line)
+        yield line
 
 
 def _values(lines: Iterator[list[str]], path: Path) -> tuple[list[str], list[list[str]]]:
@@ -225,14 +226,16 @@ def _values(lines: Iterator[list[str]], path: Path) -> tuple[list[str], list[lis
         BenchmdError: There are more values than `MAX_VALUES`.
     """
     filled = filter(None, lines)
-    names = [name.removeprefix(BOM).strip() for name in next(filled, [])]
+    names = [composed(name.removeprefix(BOM).strip()) for name in next(filled, [])]
     rows: list[list[str]] = []
     held = len(names)
     for line in filled:
         held += max(len(line), len(names))  # a short row is filled up
         if held > MAX_VALUES:
             raise _too_large(path, f"{MAX_VALUES:,} values")
-        rows.append([value.strip() for value in line])
+        rows.append(
+            [composed(value.strip()) for value in line]
+        )  # not before: some marks compose to ;
     return names, rows
 
 

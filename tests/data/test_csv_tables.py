@@ -52,6 +52,14 @@ def test_columns_stand_in_any_order_and_further_ones_are_kept(write):
     assert [row["x"] for row in rows] == ["ü", ""]
 
 
+def test_a_greek_question_mark_separates_no_values(write):
+    """In its composed form it is a semicolon."""
+    path = write("image;grade;note\na.png;1;\u03c4\u03b9\u037e p9\n")
+    assert read_rows(path, COLUMNS, "grades", delimiter=";")[0]["grade"] == "1"
+    (row,) = table_rows(path, COLUMNS, "grades")
+    assert (row["image"], row["note"]) == ("a.png", "\u03c4\u03b9; p9")
+
+
 def test_another_delimiter(write):
     assert read(write("image;grade\na.png;0\nb, c.png;4\n"), delimiter=";") == ROWS
 

@@ -301,6 +301,14 @@ def test_a_range_that_no_number_holds_is_refused(tmp_path, write_edf, noise):
         read_edf(path, ["C3"])
 
 
+def test_samples_that_16_bits_do_not_hold_are_refused(tmp_path, write_edf, noise):
+    path = write_edf(tmp_path / "n.edf", {"C3": (noise, 200)})
+    for name, text in (("digital minimum", "0"), ("digital maximum", "65535")):
+        patched(path, field(path, 0, name), text)
+    with pytest.raises(RecordError, match=r"samples from 0 to 65535; expected .* of 16 bits"):
+        read_edf(path, ["C3"])
+
+
 # --- annotations ---------------------------------------------------------------------------------
 
 

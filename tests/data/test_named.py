@@ -267,11 +267,12 @@ def test_labels_may_have_decimal_commas(table, card):
     }
 
 
-def test_an_m_next_to_an_h_is_not_guessed(table, card):
-    raw = table("path,label,years,kind\n1.png,a,40,H\n2.png,b,50,M\n3.png,b,50,mujer\n")
+@pytest.mark.parametrize("other", ["H", "V"])
+def test_an_m_next_to_an_h_or_v_is_not_guessed(table, card, other):
+    raw = table(f"path,label,years,kind\n1.png,a,40,{other}\n2.png,b,50,M\n3.png,b,50,mujer\n")
     values, warnings = metadata_of(raw, card({"table": "t.csv", "metadata": METADATA}))
     assert [sex for _, sex in values] == [None, None, "female"]
-    assert warnings == {f"{SEX}, such as 'H', 'M': it is missing": 2}
+    assert warnings == {f"{SEX}, such as {other!r}, 'M': it is missing": 2}
 
 
 def test_a_column_of_codes_is_refused_and_one_of_unknown_values_is_not(table, card):

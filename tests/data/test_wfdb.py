@@ -614,6 +614,28 @@ def test_segments_of_a_variable_layout_are_joined_by_names(tmp_path, segments):
         read_wfdb(header)
 
 
+@pytest.mark.parametrize("name", ["", " ECG"])
+def test_channels_of_a_variable_layout_that_no_name_tells_apart_are_refused(
+    tmp_path, segments, name
+):
+    line = f"~ 0 200/mV 16 0 0 0 0{name}\n"
+    (tmp_path / "layout.hea").write_text(f"layout 2 360 0\n{line}{line}")
+    for part in ("s1", "s2"):
+        text = (tmp_path / f"{part}.hea").read_text()
+        for own in (" c0\n", " c1\n"):
+            text = text.replace(own, f"{name}\n")
+        (tmp_path / f"{part}.hea").write_text(text)
+    with pytest.raises(RecordError, match=r"matched by name, and .* has none or shares it"):
+        read_wfdb(joined(tmp_path, "layout 0", *FIXED))
+
+
+def test_a_missing_initial_value_is_the_zero_level(tmp_path):
+    """https://physionet.org/physiotools/wag/header-5.htm, of differences (format 8)."""
+    (tmp_path / "r.hea").write_text("r 1 250 10\nr.dat 8 200/mV 12 1024\n")
+    (tmp_path / "r.dat").write_bytes(bytes([1] * 10))
+    assert read_wfdb(tmp_path / "r.hea").samples.tolist() == [list(range(1, 11))]
+
+
 def test_a_gap_between_segments_is_missing_samples(tmp_path, segments):
     header = joined(tmp_path, "s0 300", "~ 50", "s1 200", total=550)
     with pytest.raises(

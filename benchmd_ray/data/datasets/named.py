@@ -184,8 +184,8 @@ def _age(text: str, *, commas: bool) -> float | None:
 
 
 def _sex(text: str, codes: set[str]) -> str | None:
-    """The sex of a value; none of an M next to an H, which are Spanish: mujer and hombre."""
-    return None if text.lower() == "m" and "h" in codes else sex(text)
+    """The sex of a value; none of an M next to an H or V: mujer and hombre, man and vrouw."""
+    return None if text.lower() == "m" and codes & {"h", "v"} else sex(text)
 
 
 def unread_warnings(card: DatasetCard, files: Files, records: Iterable[Named]) -> dict[str, int]:

@@ -28,6 +28,7 @@ from benchmd_ray.data.readers.headers import (
     require_step,
 )
 from benchmd_ray.data.records import RecordError, require_once
+from benchmd_ray.errors import composed
 from benchmd_ray.extras import importing
 
 VERSION = 2
@@ -200,7 +201,7 @@ def read_annotations(path: Path) -> list[Annotation]:
 
 def plain(name: str) -> str:
     """A channel's name as it is compared: in lower case and without blanks."""
-    return "".join(name.replace("\0", "").split()).lower()
+    return "".join(composed(name).replace("\0", "").split()).lower()
 
 
 def _channels(table: bytes, signals: int) -> tuple[Channel, ...]:
@@ -278,6 +279,11 @@ def _scale(channel: Channel) -> tuple[float, float]:
         raise RecordError(
             f"channel {channel.name}: samples from {lowest:g} to {highest:g} stand for values from "
             f"{low:g} to {high:g}; expected two ranges that are not empty"
+        )
+    if not -(2**15) <= lowest < highest <= 2**15:
+        raise RecordError(
+            f"channel {channel.name}: samples from {lowest:g} to {highest:g}; expected whole "
+            "numbers of 16 bits"
         )
     require_step(f"channel {channel.name}", step)
     require_step(f"channel {channel.name}", abs(step) + abs(offset) / 2**16)

@@ -152,7 +152,14 @@ def _places(
     """Where signals of a record are in a segment of it."""
     if header.is_variable:
         for row in rows:
-            if header.names[row] not in segment.names:
+            name = header.names[row]
+            if not name or max(header.names.count(name), segment.names.count(name)) > 1:
+                raise RecordError(
+                    f"segment {number}: signals of records of a variable layout are matched by "
+                    f"name, and {header.signals[row].label} has none or shares it; expected names "
+                    "of their own"
+                )
+            if name not in segment.names:
                 raise _missing(header.signals[row].label, frames, header.frames, number)
         return [segment.names.index(header.names[row]) for row in rows]
     if segment.names != header.names:

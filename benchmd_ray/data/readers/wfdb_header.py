@@ -265,4 +265,5 @@ def scale_of(signal: Described) -> Scale:
             f"{signal.label}: unit {signal.unit!r} is not a voltage; expected one of {VOLTAGES}"
         )
     require_step(signal.label, scale / gain)
-    return Scale(gain / (scale / 1e3), baseline, first or 0, checksum)
+    first = first if first is not None else zero or 0  # as the format has it
+    return Scale(gain / (scale / 1e3), baseline, first, checksum)
