@@ -183,9 +183,9 @@ class _Group:
         basis = support(targets, self.patients).basis("auroc")
         values = mean_over_classes(self.values[:, classes])
         draws = mean_over_classes(self.draws[:, :, classes])
-        error = error_over_seeds(values, draws[:, ~np.isnan(draws).any(axis=0)], basis.degrees)
-        mean = float(values.mean())
-        return Estimate(mean, error, np.nanmean(draws, axis=0), basis.fewest), basis
+        draws = draws[:, ~np.isnan(draws).any(axis=0)]
+        error = error_over_seeds(values, draws, basis.degrees)
+        return Estimate(float(values.mean()), error, draws.mean(axis=0), basis.fewest), basis
 
     @property
     def scored(self) -> npt.NDArray[np.bool_]:
