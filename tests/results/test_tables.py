@@ -1,6 +1,7 @@
 import csv
 import math
 import re
+from dataclasses import replace
 
 import numpy as np
 import pandas as pd
@@ -25,6 +26,7 @@ from benchmd_ray.results.report.rows import unfinished
 from benchmd_ray.results.report.table import Column, Table, plain, shown
 from benchmd_ray.results.report.table_files import write_tables
 from benchmd_ray.results.report.tables import declared
+from benchmd_ray.results.report.write import write_report
 from benchmd_ray.results.store import open_run
 from benchmd_ray.results.written import aligned
 from benchmd_ray.scores.metrics import METRICS
@@ -339,6 +341,18 @@ AGGREGATE = {
 def test_the_tables_that_may_be_sent_are_these_and_none_unless_it_says_so():
     assert {table.name for table in declared() if table.aggregate} == AGGREGATE
     assert not tables.Declared("of a plug-in", "Records", lambda a: a.rows).aggregate
+
+
+def test_a_report_that_is_sent_names_no_file_that_could_not_be_read(report_analysis, tmp_path):
+    private = "Skipped: /home/somebody/runs/p10000032 is damaged: it is missing."
+    analysis = replace(report_analysis, notes=["One seed.", private])
+    write_report(analysis, tmp_path / "own", "none", lambda line: None, sent=tmp_path / "sent")
+    for name in ("report.html", "auroc.md"):
+        assert "p10000032" in (tmp_path / "own" / name).read_text()
+        text = (tmp_path / "sent" / name).read_text()
+        assert "somebody" not in text
+        assert "One seed." in text
+        assert "on what could not be read." in text
 
 
 def test_a_difference_that_rounds_to_zero_has_no_sign():

@@ -48,20 +48,15 @@ def gap_rows(pools: Sequence[Pool], metrics: Sequence[str]) -> Iterator[Row]:
         home = own.get(tuple(pool.key[name] for name in names))
         if home is None or pool.key["dataset"] == pool.key["source"]:
             continue
-        over, before = "", (home, pool)
+        whole = home, pool
         if home.scored_classes != pool.scored_classes:  # else the means would be of other classes
             common = home.scored_classes & pool.scored_classes
             home, pool = home.over(common), pool.over(common)
-            over = f"over {count_of(len(common), 'class')} that both can score"
-            none = "no value: a mean of recalls, of other classes in both"
         for metric in metrics:
             basis = weaker(home.basis(metric), pool.basis(metric))
             gap = dict(vars(_over_seeds(home, pool, metric, basis, subtract=unpaired)))
-            if over and metric == "balanced_accuracy" and np.isnan(gap["value"]):
-                gap["caution"] = none
-            elif over and (home.value(metric), pool.value(metric)) != tuple(
-                each.value(metric) for each in before
-            ):
+            if home is not whole[0]:
+                over = _over(metric, (home, pool), whole, len(common))
                 gap["caution"] = "; ".join(filter(None, (over, gap["caution"])))
             yield {
                 **pool.key,
@@ -71,6 +66,15 @@ def gap_rows(pools: Sequence[Pool], metrics: Sequence[str]) -> Iterator[Row]:
                 "gap": gap.pop("value"),
                 **gap,
             }
+
+
+def _over(metric: str, common: Sequence[Pool], whole: Sequence[Pool], classes: int) -> str:
+    """What a gap over common classes must say; nothing where they change no value."""
+    values, before = ([pool.value(metric) for pool in pools] for pools in (common, whole))
+    if np.isnan(values).all() and not np.isnan(before).any():
+        return "no value: a mean of recalls, of other classes in both"
+    changed = not np.array_equal(values, before, equal_nan=True)
+    return f"over {count_of(classes, 'class')} that both can score" if changed else ""
 
 
 def shared_patients(pools: Sequence[Pool]) -> list[str]:

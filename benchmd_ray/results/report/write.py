@@ -64,7 +64,7 @@ def _sent_notes(notes: Sequence[str]) -> list[str]:
     """Notes without those on what could not be read, which name paths and perhaps records."""
     kept = [note for note in notes if not note.startswith("Skipped:")]
     if count := len(notes) - len(kept):
-        kept.append(f"{count_of(count, 'note')} on files that could not be read is not sent.")
+        kept.append(f"Not sent: {count_of(count, 'note')} on what could not be read.")
     return kept
 
 
