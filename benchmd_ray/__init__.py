@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from benchmd_ray._version import __version__ as __version__
+
 if TYPE_CHECKING:
     from benchmd_ray.api import (
         BenchmdError,
@@ -16,15 +18,14 @@ if TYPE_CHECKING:
         catalog,
         classifier,
         encoder,
-        export,
+        export_model,
         pretrain,
         read_results,
-        report,
         transfer,
         tune,
+        write_report,
     )
 
-__version__ = "0.1.0"
 __all__ = [
     "BenchmdError",
     "CatalogData",
@@ -33,12 +34,12 @@ __all__ = [
     "catalog",
     "classifier",
     "encoder",
-    "export",
+    "export_model",
     "pretrain",
     "read_results",
-    "report",
     "transfer",
     "tune",
+    "write_report",
 ]
 
 

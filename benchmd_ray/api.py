@@ -15,8 +15,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
+from benchmd_ray.console.terminal import echo
 from benchmd_ray.errors import BenchmdError
-from benchmd_ray.terminal import echo
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -24,9 +24,9 @@ if TYPE_CHECKING:
 
     from benchmd_ray.data.catalog import Catalog
     from benchmd_ray.data.map_style import SplitDataset
-    from benchmd_ray.results.report.analysis import Analysis
-    from benchmd_ray.results.store import Run
-    from benchmd_ray.settings import Settings
+    from benchmd_ray.report.analysis import Analysis
+    from benchmd_ray.runs.store import Run
+    from benchmd_ray.settings.definition import Settings
     from benchmd_ray.storage.location import Location
     from benchmd_ray.training.applied import FeatureEncoder, SignalClassifier
 
@@ -38,12 +38,12 @@ __all__ = [
     "catalog",
     "classifier",
     "encoder",
-    "export",
+    "export_model",
     "pretrain",
     "read_results",
-    "report",
     "transfer",
     "tune",
+    "write_report",
 ]
 
 PathLike = str | Path
@@ -93,7 +93,7 @@ class CatalogData:
         """
         from benchmd_ray.data.map_style import SplitDataset
         from benchmd_ray.data.normalise import NORMALISERS
-        from benchmd_ray.signals import differing_in
+        from benchmd_ray.modality.signals import differing_in
 
         by, own = self.info if source is None else source.info, self.info.signal
         if by.signal != own:
@@ -122,7 +122,7 @@ class CatalogData:
         Raises:
             BenchmdError: No Ray is connected, or the split has no record.
         """
-        from benchmd_ray.cluster import connected_already
+        from benchmd_ray.cluster.connection import connected_already
         from benchmd_ray.data.streaming import ray_dataset
 
         if not connected_already():
@@ -175,8 +175,8 @@ def allow(*names: str) -> None:
     Raises:
         BenchmdError: One is of another form.
     """
-    from benchmd_ray.plugins import IMPORT_PATH
-    from benchmd_ray.plugins import allow as let_import
+    from benchmd_ray.extensions.plugins import IMPORT_PATH
+    from benchmd_ray.extensions.plugins import allow as let_import
 
     if odd := [name for name in names if not IMPORT_PATH.fullmatch(name)]:
         raise BenchmdError(f"{odd[0]!r} is not of the form package.module:name.")
@@ -201,7 +201,7 @@ def encoder(run: PathLike | Run, device: str | torch.device = "auto") -> Feature
     """The encoder of a finished run, for signals in their unit.
 
     Args:
-        run: A pretraining or transfer run, its folder, or one that `export` wrote.
+        run: A pretraining or transfer run, its folder, or one that `export_model` wrote.
         device: ``auto``, ``cpu`` or ``cuda``.
 
     Raises:
@@ -216,7 +216,7 @@ def classifier(run: PathLike | Run, device: str | torch.device = "auto") -> Sign
     """The classifier of a finished transfer run, for signals in their unit.
 
     Args:
-        run: A transfer run, its folder, or one that `export` wrote.
+        run: A transfer run, its folder, or one that `export_model` wrote.
         device: ``auto``, ``cpu`` or ``cuda``.
 
     Raises:
@@ -227,7 +227,7 @@ def classifier(run: PathLike | Run, device: str | torch.device = "auto") -> Sign
     return SignalClassifier(_with_weights(run), device)
 
 
-def export(
+def export_model(
     run: PathLike | Run,
     out: PathLike,
     *,
@@ -251,8 +251,8 @@ def export(
         BenchmdError: The run is not finished, segments or is damaged, the folder holds something,
             or a program cannot be written or differs from the model.
     """
-    from benchmd_ray.results.store import read_run
-    from benchmd_ray.service.export import export_run
+    from benchmd_ray.export.model import export_run
+    from benchmd_ray.runs.store import read_run
 
     opened = read_run(_store(run)) if isinstance(run, str | Path) else run
     place = None if catalog is None else _location(catalog)
@@ -275,12 +275,12 @@ def read_results(*stores: PathLike, resamples: int = 1000) -> Analysis:
     Raises:
         BenchmdError: No run is finished and has predictions.
     """
-    from benchmd_ray.results.report.analysis import analyse_stores
+    from benchmd_ray.report.analysis import analyse_stores
 
     return analyse_stores([_store(each) for each in stores], resamples=resamples, curves=False)
 
 
-def report(
+def write_report(
     *stores: PathLike,
     out: PathLike = "report",
     resamples: int = 1000,
@@ -302,14 +302,14 @@ def report(
     Raises:
         BenchmdError: No run is finished and has predictions.
     """
-    from benchmd_ray.results.report.analysis import analyse_stores
-    from benchmd_ray.results.report.write import write_report
+    from benchmd_ray.report import write
+    from benchmd_ray.report.analysis import analyse_stores
 
     paths = [_store(each) for each in stores]
     analysis = analyse_stores(paths, resamples=resamples, curves=figures != "none")
     for note in analysis.notes:
         say(note)
-    return write_report(analysis, _folder(out), figures, say)
+    return write.write_report(analysis, _folder(out), figures, say)
 
 
 def build(
@@ -345,8 +345,8 @@ def build(
         BenchmdError: The raw folder is missing, of another layout or incomplete, ``out`` holds
             something else, or too many records cannot be read.
     """
-    from benchmd_ray.card_folders import add_card_folders
     from benchmd_ray.data.build import build as build_catalog
+    from benchmd_ray.modality.card_folders import add_card_folders
 
     if folders := [_folder(folder) for folder in _several(cards)]:
         add_card_folders(folders)
@@ -488,11 +488,11 @@ def tune(
     Raises:
         BenchmdError: Something named does not exist or fit, or not all of it could be done.
     """
-    from benchmd_ray.benchmarks.registry import benchmark
+    from benchmd_ray.evaluation.registry import benchmark
     from benchmd_ray.service.choice import Choice, require_known
     from benchmd_ray.service.searches import Tuning
     from benchmd_ray.service.tune_and_train import search_and_train
-    from benchmd_ray.settings_given import assignments
+    from benchmd_ray.settings.arguments import assignments
     from benchmd_ray.tuning.limits import Budget
     from benchmd_ray.tuning.method import Method
     from benchmd_ray.tuning.portfolio import read_portfolio
@@ -565,14 +565,14 @@ def _folder(place: PathLike) -> Path:
 
 
 def _store(place: PathLike) -> Path:
-    from benchmd_ray.results.storage.places import store_folder
+    from benchmd_ray.runs.places import store_folder
 
     return store_folder(_text(place))
 
 
 def _with_weights(run: PathLike | Run) -> Path:
     """Folder of a finished run, whose weights are on this machine then, or of an exported model."""
-    from benchmd_ray.results.store import read_run, require_weights
+    from benchmd_ray.runs.store import read_run, require_weights
     from benchmd_ray.training.weights import is_exported
 
     if isinstance(run, str | Path):
@@ -585,7 +585,7 @@ def _with_weights(run: PathLike | Run) -> Path:
 
 
 def _changed(base: Settings, settings: Values | None) -> Settings:
-    from benchmd_ray.settings import updated
-    from benchmd_ray.settings_given import plain
+    from benchmd_ray.settings.arguments import plain
+    from benchmd_ray.settings.definition import updated
 
     return updated(base, plain(settings))

@@ -32,7 +32,7 @@ from typing import Any
 import psutil
 
 from benchmd_ray.benchmarks.benchmd.published import sources as paper_sources
-from benchmd_ray.cluster import connected, ray_data
+from benchmd_ray.cluster.connection import connected, ray_data
 from benchmd_ray.data.build import CHUNK_BYTES, build
 from benchmd_ray.data.cards import cards
 from benchmd_ray.data.records import schema

@@ -21,7 +21,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from benchmd_ray.cluster import connected
+from benchmd_ray.cluster.connection import connected
 from benchmd_ray.data.build import CHUNK_BYTES, build
 from benchmd_ray.data.cards import dataset_card
 from benchmd_ray.data.datasets import DATASETS
@@ -29,7 +29,7 @@ from benchmd_ray.data.manifest import write_shard
 from benchmd_ray.data.raw import Choices, RawItem
 from benchmd_ray.data.records import Record, RecordError, RecordExcluded, schema, to_table
 from benchmd_ray.demo import write_ecg
-from benchmd_ray.files import sha256
+from benchmd_ray.files.atomic import sha256
 from speed import measure
 
 

@@ -23,9 +23,9 @@ from torch import nn
 from torch.nn import functional
 from torch.utils.flop_counter import FlopCounterMode
 
-from benchmd_ray.modalities import Modality, modalities
+from benchmd_ray.modality.modalities import Modality, modalities
 from benchmd_ray.models.encoder import Block, Encoder
-from benchmd_ray.settings import ENCODERS, EncoderSettings
+from benchmd_ray.settings.definition import ENCODERS, EncoderSettings
 from speed import measure
 
 PROTOCOL_STEPS = 100_000

@@ -29,8 +29,8 @@ from torch.utils.data import DataLoader, Dataset, Sampler
 
 from benchmd_ray.data.batches import Columns, ResidentFeed, Worker, epoch_order
 from benchmd_ray.data.normalise import NORMALISERS, normaliser
-from benchmd_ray.modalities import modality as modality_named
-from benchmd_ray.signals import Signal
+from benchmd_ray.modality.modalities import modality as modality_named
+from benchmd_ray.modality.signals import Signal
 from speed import measure
 
 Signals = Iterator[torch.Tensor]

@@ -14,7 +14,7 @@ import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.image import imread
 
-from benchmd_ray.results.canvas import DPI, look, new_figure, styled, write_all
+from benchmd_ray.report.canvas import DPI, look, new_figure, styled, write_all
 from speed import measure
 
 APART = 0.1

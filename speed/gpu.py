@@ -39,11 +39,11 @@ from benchmd_ray.data.catalog import MANIFEST, Catalog, open_catalog
 from benchmd_ray.data.feed import resident_feed
 from benchmd_ray.data.manifest import manifest_of, shard_part
 from benchmd_ray.data.records import Record, to_table
-from benchmd_ray.files import write_json
+from benchmd_ray.files.atomic import write_json
 from benchmd_ray.models.encoder import Encoder
-from benchmd_ray.run_files import MODEL
+from benchmd_ray.runs.files import MODEL
 from benchmd_ray.scores.metrics import Values, auroc
-from benchmd_ray.settings import ENCODERS, ExecutionSettings, Settings, updated
+from benchmd_ray.settings.definition import ENCODERS, ExecutionSettings, Settings, updated
 from benchmd_ray.ssl import METHODS, method_named
 from benchmd_ray.training import steps as steps_module
 from benchmd_ray.training.collect import collect, evaluating, evaluation_batch

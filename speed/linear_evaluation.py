@@ -27,10 +27,10 @@ from benchmd_ray.data.batches import Columns, ResidentFeed, Worker
 from benchmd_ray.data.catalog import open_catalog
 from benchmd_ray.data.feed import read_columns, resident_feed
 from benchmd_ray.data.normalise import normaliser
-from benchmd_ray.modalities import modality as modality_named
+from benchmd_ray.modality.modalities import modality as modality_named
 from benchmd_ray.models.encoder import Encoder
 from benchmd_ray.models.heads import classification_loss
-from benchmd_ray.settings import ENCODERS, Settings, updated
+from benchmd_ray.settings.definition import ENCODERS, Settings, updated
 from benchmd_ray.training.collect import collect, evaluating
 from benchmd_ray.training.engine import adamw
 from benchmd_ray.training.linear import head_epoch, head_steps

@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 
-from benchmd_ray.hardware import hardware
+from benchmd_ray.cluster.hardware import hardware
 
 Seconds = dict[str, list[float]]
 """Seconds of each repetition, by what was measured."""

@@ -40,11 +40,11 @@ from benchmd_ray.data.catalog import open_catalog
 from benchmd_ray.data.feed import resident_feed
 from benchmd_ray.data.normalise import normaliser
 from benchmd_ray.errors import BenchmdError
-from benchmd_ray.modalities import Modality
+from benchmd_ray.modality.modalities import Modality
 from benchmd_ray.models.encoder import make_encoder
 from benchmd_ray.models.heads import Classifier
 from benchmd_ray.scores.units import Units
-from benchmd_ray.settings import Settings, updated
+from benchmd_ray.settings.definition import Settings, updated
 from benchmd_ray.training.augmentation import augmented, evaluated
 from benchmd_ray.training.collect import collect, evaluation_batch
 from benchmd_ray.training.engine import autocast, make_engine

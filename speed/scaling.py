@@ -31,19 +31,19 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
-from benchmd_ray.cluster import connected, ray_data
+from benchmd_ray.cluster.connection import connected, ray_data
+from benchmd_ray.console.progress import SilentBoard
 from benchmd_ray.data.batches import Worker
 from benchmd_ray.data.build import build
 from benchmd_ray.data.catalog import Catalog, open_catalog
 from benchmd_ray.data.feed import whole_split_feed
 from benchmd_ray.demo import WRITERS
-from benchmd_ray.progress import SilentBoard
 from benchmd_ray.service import execution
 from benchmd_ray.service.choice import Choice
 from benchmd_ray.service.plan import Item, Plan, make_plan
 from benchmd_ray.service.schedule import run_plan
 from benchmd_ray.service.work import Report
-from benchmd_ray.settings import Settings, load_settings
+from benchmd_ray.settings.definition import Settings, load_settings
 from benchmd_ray.storage.location import location
 from benchmd_ray.tuning.limits import Budget, Limits, Place
 from benchmd_ray.tuning.method import Method

@@ -25,7 +25,7 @@ import numpy as np
 import psutil
 import SimpleITK
 
-from benchmd_ray.files import sha256
+from benchmd_ray.files.atomic import sha256
 from speed import measure
 from speed.segmentation import drawn
 

@@ -21,7 +21,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from benchmd_ray.cluster import connected
+from benchmd_ray.cluster.connection import connected
 from benchmd_ray.data.build import build
 from benchmd_ray.data.catalog import open_catalog
 from benchmd_ray.data.inner import inner_catalog

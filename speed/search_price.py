@@ -30,8 +30,8 @@ import numpy as np
 import numpy.typing as npt
 from scipy.stats import norm
 
+from benchmd_ray.console.progress import SilentBoard
 from benchmd_ray.data.inner import FOLDS
-from benchmd_ray.progress import SilentBoard
 from benchmd_ray.scores.comparison import delong_shares
 from benchmd_ray.scores.metrics import auroc_per_class
 from benchmd_ray.tuning.confirm import Decision, SamplingVariance

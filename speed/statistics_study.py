@@ -41,7 +41,8 @@ import pandas as pd
 from scipy.special import expit
 from scipy.stats import norm
 
-from benchmd_ray.results.report.figures_parts import over_targets
+from benchmd_ray.modality.tasks import TaskKind
+from benchmd_ray.report.figures_parts import over_targets
 from benchmd_ray.scores.comparison import delong, exchange_p, holm, unpaired
 from benchmd_ray.scores.metrics import METRICS, metric
 from benchmd_ray.scores.resampling import resampled
@@ -49,7 +50,6 @@ from benchmd_ray.scores.seeds import Difference, difference_over_seeds, pooled_s
 from benchmd_ray.scores.stability import critical_difference, ranking_stability
 from benchmd_ray.scores.subgroups import by_subgroup
 from benchmd_ray.scores.support import Support, support, weaker
-from benchmd_ray.tasks import TaskKind
 from speed import measure
 
 Floats = npt.NDArray[np.float64]

@@ -32,13 +32,13 @@ import pyarrow.parquet as pq
 from click.testing import CliRunner
 
 from benchmd_ray.cli import main as benchmd
-from benchmd_ray.hardware import Hardware
-from benchmd_ray.integrity import OF, line, name_of, write_hash, write_hashed_json
-from benchmd_ray.modalities import modality as modality_named
-from benchmd_ray.results.store import Run, open_run, read_stores
+from benchmd_ray.cluster.hardware import Hardware
+from benchmd_ray.files.integrity import OF, line, name_of, write_hash, write_hashed_json
+from benchmd_ray.modality.modalities import modality as modality_named
+from benchmd_ray.runs.predictions import CLASSIFIED, predictions_path
+from benchmd_ray.runs.store import Run, open_run, read_stores
 from benchmd_ray.scores.metrics import probabilities
-from benchmd_ray.settings import Settings, as_dict, updated
-from benchmd_ray.training.predictions import CLASSIFIED, predictions_path
+from benchmd_ray.settings.definition import Settings, as_dict, updated
 from speed import measure
 
 SOURCES = {"ecg": "ptb-xl", "cxr": "mimic-cxr"}

@@ -16,7 +16,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from benchmd_ray.cluster import connected, ray_data
+from benchmd_ray.cluster.connection import connected, ray_data
 from benchmd_ray.data.build import build
 from benchmd_ray.data.catalog import Catalog
 from benchmd_ray.data.records import decode_signals

@@ -30,11 +30,12 @@ import numpy as np
 import numpy.typing as npt
 
 from benchmd_ray.data.build import build
-from benchmd_ray.files import replacing
-from benchmd_ray.integrity import SUFFIX
-from benchmd_ray.parts import PARTS
-from benchmd_ray.results.report.scored import Scored, read_scored
-from benchmd_ray.results.store import read_stores
+from benchmd_ray.extensions.parts import PARTS
+from benchmd_ray.files.atomic import replacing
+from benchmd_ray.files.integrity import SUFFIX
+from benchmd_ray.report.scored import Scored, read_scored
+from benchmd_ray.runs.files import RESULT, SEARCH, SEARCHES, TRIALS
+from benchmd_ray.runs.store import read_stores
 from benchmd_ray.scores.intervals import StandardError, difference_interval
 from benchmd_ray.scores.metrics import auroc
 from benchmd_ray.scores.resampling import resampled
@@ -45,7 +46,7 @@ from benchmd_ray.service.tune_and_train import search_and_train
 from benchmd_ray.tuning.limits import Budget
 from benchmd_ray.tuning.method import Method
 from benchmd_ray.tuning.portfolio import Portfolio
-from benchmd_ray.tuning.records import RESULT, SEARCH, SEARCHES, TRIALS, read_search
+from benchmd_ray.tuning.records import read_search
 
 LAPTOP = (
     *("encoder.width=64", "encoder.depth=4", "encoder.heads=4", "encoder.head_dim=16"),

@@ -43,9 +43,14 @@ from torch.multiprocessing.spawn import start_processes
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from benchmd_ray.data.batches import Worker
-from benchmd_ray.modalities import modalities
+from benchmd_ray.modality.modalities import modalities
 from benchmd_ray.models.encoder import make_encoder
-from benchmd_ray.settings import ENCODERS, ExecutionSettings, OptimiserSettings, PretrainSettings
+from benchmd_ray.settings.definition import (
+    ENCODERS,
+    ExecutionSettings,
+    OptimiserSettings,
+    PretrainSettings,
+)
 from benchmd_ray.ssl import METHODS, method_named
 from benchmd_ray.training.engine import Engine, gather, import_deepspeed, make_engine
 from speed import measure

@@ -25,11 +25,13 @@ from ports import free_ports
 from safetensors.torch import save_file
 from scipy.io import savemat
 from small_runs import SMALL
+from stored import runs
+from stores import make_report_store
 from untrusted import make_store
 
 import benchmd_ray
-from benchmd_ray import cluster
-from benchmd_ray.cluster import connected
+from benchmd_ray.cluster import connection as cluster
+from benchmd_ray.cluster.connection import connected
 from benchmd_ray.data import build as building
 from benchmd_ray.data import cards
 from benchmd_ray.data.cards import DatasetCard
@@ -42,8 +44,9 @@ from benchmd_ray.demo.derm import write_derm
 from benchmd_ray.demo.eeg import write_eeg
 from benchmd_ray.demo.fundus import write_fundus
 from benchmd_ray.demo.mammo import write_mammo
-from benchmd_ray.modalities import modality
-from benchmd_ray.results.store import Run, read_run
+from benchmd_ray.modality.modalities import modality
+from benchmd_ray.report.analysis import Analysis, analyse
+from benchmd_ray.runs.store import Run, read_run
 from benchmd_ray.storage.bucket import open_bucket
 
 pytest_plugins = ("tiers", "shared_ray")
@@ -294,7 +297,7 @@ def write_cinc() -> Callable[..., Path]:
 
 HOLD = """
 import pathlib, sys
-from benchmd_ray.results.store import read_run, scoring, working
+from benchmd_ray.runs.store import read_run, scoring, working
 run = read_run(pathlib.Path(sys.argv[1]))
 with scoring(run, "cpsc") if sys.argv[2] == "scoring" else working(run):
     print("held", flush=True)
@@ -555,3 +558,15 @@ def write_edf() -> Callable[..., Path]:
         return path
 
     return write
+
+
+@pytest.fixture(scope="session")
+def report_store(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A store of hand-made runs of two modalities with predictions, not to be changed."""
+    return make_report_store(tmp_path_factory.mktemp("report") / "runs")
+
+
+@pytest.fixture(scope="session")
+def report_analysis(report_store: Path) -> Analysis:
+    """The analysis of `report_store`."""
+    return analyse(runs([report_store]), resamples=100)

@@ -10,8 +10,8 @@ from typing import Any
 import pyarrow.parquet as pq
 
 from benchmd_ray.data.catalog import MANIFEST
-from benchmd_ray.files import digest, json_bytes
-from benchmd_ray.integrity import HASH, OF, checked, name_of, read_line, write_hash
+from benchmd_ray.files.atomic import digest, json_bytes
+from benchmd_ray.files.integrity import HASH, OF, checked, name_of, read_line, write_hash
 
 Key = str | int
 

@@ -1,6 +1,6 @@
 """The modalities that have cards, with what tests take of them."""
 
-from benchmd_ray.modalities import modalities
+from benchmd_ray.modality.modalities import modalities
 
 MODALITIES = modalities()
 SIGNALS = {name: kind.signal for name, kind in MODALITIES.items()}

@@ -11,7 +11,7 @@ from benchmd_ray.data.cards import DatasetCard
 from benchmd_ray.data.catalog import MANIFEST
 from benchmd_ray.data.manifest import manifest_of, shard_part
 from benchmd_ray.data.records import Record, to_table
-from benchmd_ray.files import digest, write_json
+from benchmd_ray.files.atomic import digest, write_json
 
 
 def write_catalog(

@@ -17,10 +17,10 @@ from pathlib import Path
 
 from parts import PACKAGE, source_of
 
-from benchmd_ray.files import digest, locked, remove, write_json
-from benchmd_ray.files import sha256 as hash_of
-from benchmd_ray.integrity import Damaged, read_hashed_json, write_hashed_json
-from benchmd_ray.parts import package_versions
+from benchmd_ray.extensions.parts import package_versions
+from benchmd_ray.files.atomic import digest, locked, remove, write_json
+from benchmd_ray.files.atomic import sha256 as hash_of
+from benchmd_ray.files.integrity import Damaged, read_hashed_json, write_hashed_json
 
 TESTS = Path(__file__).parent
 HELPERS = ("conftest.py", "in_process.py", "made_catalogs.py", "small_runs.py", "untrusted.py")

@@ -14,7 +14,7 @@ from benchmd_ray.data.catalog import Catalog, open_catalog
 from benchmd_ray.data.geometry import Geometry, Grid
 from benchmd_ray.data.records import Record
 from benchmd_ray.demo.segmentation import drawn_volume
-from benchmd_ray.signals import valid_area
+from benchmd_ray.modality.signals import valid_area
 
 EXTENTS = (16, 24, 16)
 COUNTS = {"train": 8, "validation": 4, "test": 4}

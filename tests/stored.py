@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from benchmd_ray.errors import BenchmdError
-from benchmd_ray.integrity import Item, Stored
-from benchmd_ray.results.store import Run, read_stores
+from benchmd_ray.files.integrity import Item, Stored
+from benchmd_ray.runs.store import Run, read_stores
 from benchmd_ray.tuning.records import SearchRecord, read_searches
 
 

@@ -12,17 +12,17 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from benchmd_ray.benchmarks.registry import protocol_of
+from benchmd_ray.cluster.hardware import Hardware
 from benchmd_ray.data.cards import kind_of
-from benchmd_ray.files import digest
-from benchmd_ray.hardware import Hardware
-from benchmd_ray.integrity import line, name_of, write_hash, write_hashed_json
-from benchmd_ray.modalities import Modality
-from benchmd_ray.results.store import Run, open_run
-from benchmd_ray.sessions import record_session
-from benchmd_ray.settings import Settings, as_dict, default_settings, updated
+from benchmd_ray.evaluation.registry import protocol_of
+from benchmd_ray.files.atomic import digest
+from benchmd_ray.files.integrity import line, name_of, write_hash, write_hashed_json
+from benchmd_ray.modality.modalities import Modality
+from benchmd_ray.runs.predictions import CLASSIFIED, predictions_path
+from benchmd_ray.runs.sessions import record_session
+from benchmd_ray.runs.store import Run, open_run
+from benchmd_ray.settings.definition import Settings, as_dict, default_settings, updated
 from benchmd_ray.ssl import protocol_encoder
-from benchmd_ray.training.predictions import CLASSIFIED, predictions_path
 from benchmd_ray.tuning.records import FORMAT, trials_schema
 
 HARDWARE = Hardware("A processor (family 6, model 85)", "PyTorch AVX512, NumPy X86_V4", "2")

@@ -21,7 +21,7 @@ from benchmd_ray.data.cards import dataset_card
 from benchmd_ray.data.catalog import Catalog
 from benchmd_ray.data.records import Record
 from benchmd_ray.errors import BenchmdError
-from benchmd_ray.settings import load_settings
+from benchmd_ray.settings.definition import load_settings
 from benchmd_ray.training.weights import load_classifier
 
 
@@ -210,7 +210,7 @@ def test_a_search_and_its_report(ecg_catalogs, tmp_path):
     benchmd_ray.tune([source], "scratch", "linear", store, **given)
     found = benchmd_ray.read_results(store, resamples=50)
     assert found.searches["trials"].tolist() == [2]
-    page = benchmd_ray.report(store, out=tmp_path / "report", figures="none", say=said.append)
+    page = benchmd_ray.write_report(store, out=tmp_path / "report", figures="none", say=said.append)
     assert page == tmp_path / "report" / "report.html"
     assert "written" in said[-1]
     assert page.stat().st_size > 10_000
@@ -218,7 +218,7 @@ def test_a_search_and_its_report(ecg_catalogs, tmp_path):
 
 def test_settings_are_checked_as_those_of_commands():
     from benchmd_ray.api import _changed
-    from benchmd_ray.settings_given import assignments
+    from benchmd_ray.settings.arguments import assignments
 
     base = load_settings(assignments=["encoder=tiny"])
     given = {"transfer": {"optimiser": {"lr": np.float64(3e-4)}, "epochs": np.int64(3)}}

@@ -1,4 +1,4 @@
-"""Which room may import which: read from the imports themselves."""
+"""Which room may import which, read from the imports themselves."""
 
 import ast
 import importlib
@@ -10,65 +10,38 @@ from pathlib import Path
 import pytest
 
 PACKAGE = Path(__file__).resolve().parent.parent / "benchmd_ray"
-FOUNDATION = {
-    "arrays",
-    "benchmd_ray",
-    "cache",
-    "parts",
-    "private_parts",
-    "card_folders",
+FLOORS = (
     "errors",
-    "extras",
+    "_version",
+    "schema",
     "files",
-    "gpu_memory",
-    "hardware",
-    "integrity",
-    "interrupts",
-    "run_files",
-}
-FOUNDATION |= {"modalities", "parquet", "plain_yaml", "plugins", "progress", "repeating"}
-FOUNDATION |= {
-    "sessions",
+    "console",
+    "extensions",
+    "cluster",
+    "modality",
     "settings",
-    "settings_in_use",
-    "signals",
     "storage",
-    "tasks",
-    "telemetry",
-}
-FOUNDATION |= {"ranges", "telemetry", "terminal", "training_log", "typed"}
-ROOMS = {
-    "storage": {"errors", "extras", "files", "repeating", "storage"},
-    "data": FOUNDATION | {"cluster", "data"},
-    "models": FOUNDATION | {"models"},
-    "ssl": FOUNDATION | {"models", "ssl"},
-    "scores": FOUNDATION | {"scores"},
-    "training": FOUNDATION | {"cluster", "data", "models", "scores", "ssl", "training"},
-    "tuning": FOUNDATION
-    | {
-        "cluster",
-        "data",
-        "models",
-        "scores.comparison",
-        "scores.metrics",
-        "scores.units",
-        "ssl",
-        "training",
-    }
-    | {"tuning"},
-    "benchmarks": FOUNDATION
-    | {"benchmarks", "data", "models", "scores", "ssl", "training"}
-    | {"tuning.independent", "tuning.parameters"},
-    "results": FOUNDATION
-    | {"benchmarks", "data", "results", "scores", "training.predictions", "tuning.records"},
-    "service": FOUNDATION
-    | {"benchmarks", "cluster", "data", "demo", "models", "ssl", "training", "scores", "results"}
-    | {"head", "service", "tuning"},
-    "demo": FOUNDATION | {"data", "demo"},
-}
-RAY = {"cluster.py", "telemetry.py", "training/launch.py", "training/ray_train.py"}
-ON_TOP = re.compile(r"(commands|demo|files|report(_\w+)?)\.py")
-"""Of a benchmark's folder: its commands, what they do, and its sections of reports."""
+    "scores",
+    "data",
+    "demo",
+    "models",
+    "ssl",
+    "runs",
+    "training",
+    "tuning",
+    "evaluation",
+    "report",
+    "export",
+    "tracking",
+    "service",
+    "cli",
+    "benchmarks",
+    "api",
+)
+"""Rooms and modules at the top of the package, from the lowest floor: imports go down only."""
+RANK = {room: number for number, room in enumerate(FLOORS)}
+RAY = {"cluster/connection.py", "cluster/telemetry.py", "training/launch.py"}
+RAY |= {"training/ray_train.py"}
 MODULES = sorted(PACKAGE.rglob("*.py"))
 
 
@@ -79,9 +52,8 @@ def imports(path: Path) -> set[str]:
         if isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and node.module:
-            found.add(node.module)
-            names = [f"{node.module}.{alias.name}" for alias in node.names]
-            found |= {name for name in names if is_module(name)}
+            for name in (f"{node.module}.{alias.name}" for alias in node.names):
+                found.add(name if is_module(name) else node.module)
     return found
 
 
@@ -109,15 +81,50 @@ def test_the_modules_are_found():
     assert {"cli/group.py", "data/feed.py", "training/engine.py"} <= {relative(p) for p in MODULES}
 
 
-def test_a_room_imports_only_the_rooms_above_it():
+def room_of(name: str) -> str:
+    """Of a module's dotted name, or of its path in the package."""
+    return re.split(r"[./]", name)[0]
+
+
+def dotted(path: Path) -> str:
+    return relative(path).removesuffix(".py").removesuffix("/__init__").replace("/", ".")
+
+
+def test_the_top_of_the_package_has_rooms_and_four_modules():
+    modules = {p.stem for p in PACKAGE.glob("*.py")}
+    assert modules == {"__init__", "_version", "api", "errors"}
+    rooms = {p.name for p in PACKAGE.iterdir() if p.is_dir() and (p / "__init__.py").exists()}
+    assert rooms | modules - {"__init__"} == set(FLOORS)
+
+
+def test_no_import_runs_upward():
     for path in MODULES:
-        room = relative(path).split("/")[0]
-        if room == "benchmarks" and ON_TOP.fullmatch(path.name):
-            continue
-        for name in own(path) if room in ROOMS else ():
-            allowed = ROOMS[room]
+        here = room_of(dotted(path))
+        for name in own(path) if here in RANK else ():
             place = f"{relative(path)} imports {name}"
-            assert name.split(".")[0] in allowed or name in allowed, place
+            assert room_of(name) == "benchmd_ray" or RANK[room_of(name)] <= RANK[here], place
+
+
+def test_no_imports_go_in_a_circle():
+    below = {dotted(path): own(path) for path in MODULES}
+    waiting = {name: {n for n in names if n in below} - {name} for name, names in below.items()}
+    while free := [name for name, names in waiting.items() if not names]:
+        for name in free:
+            del waiting[name]
+        waiting = {name: names.difference(free) for name, names in waiting.items()}
+    assert waiting == {}
+
+
+def test_scores_know_nothing_of_what_they_score():
+    for path in MODULES:
+        if room_of(relative(path)) == "scores":
+            assert {room_of(name) for name in own(path)} <= {"errors", "modality", "scores"}
+
+
+def test_no_benchmark_knows_another():
+    for path in (PACKAGE / "benchmarks").rglob("*/*.py"):
+        named = {name.split(".")[1] for name in own(path) if name.startswith("benchmarks.")}
+        assert named <= {path.relative_to(PACKAGE / "benchmarks").parts[0]}
 
 
 def test_ray_is_imported_where_the_design_says():
@@ -126,13 +133,13 @@ def test_ray_is_imported_where_the_design_says():
 
 
 def test_only_where_an_address_is_opened_are_the_modules_of_s3_imported():
-    stores = {f"results.storage.{name}" for name in ("mirror", "publication", "remote")}
+    stores = {f"runs.{name}" for name in ("mirror", "publication", "remote")}
     s3 = stores | {"storage.bucket", "storage.lease", "storage.segments"}
     of_s3 = {f"{name.replace('.', '/')}.py" for name in s3}
     assert of_s3 <= {relative(path) for path in MODULES}
     users = {relative(path): own(path) & s3 for path in MODULES if relative(path) not in of_s3}
     opening = {
-        "results/storage/places.py": {"results.storage.remote"},
+        "runs/places.py": {"runs.remote"},
         "storage/location.py": {"storage.bucket", "storage.lease", "storage.segments"},
     }
     assert {path: used for path, used in users.items() if used} == opening
@@ -181,7 +188,11 @@ def test_lists_and_dry_runs_need_nothing_heavy(arguments, tmp_path):
 
 def test_items_are_asked_for_their_step_instead_of_being_told_apart_by_name():
     compared = re.compile(r"\b(item|i|draft|plan|work)\.(kind|stage) (==|!=|in|not in)\b")
-    paths = [p for room in ("service", "results", "tuning") for p in (PACKAGE / room).rglob("*.py")]
+    paths = [
+        p
+        for room in ("service", "runs", "report", "tuning")
+        for p in (PACKAGE / room).rglob("*.py")
+    ]
     assert [relative(p) for p in paths if compared.search(p.read_text("utf-8"))] == []
 
 
@@ -197,9 +208,7 @@ def said(path: Path) -> set[str]:
 
 
 def test_no_module_outside_its_folder_names_a_benchmark():
-    named = re.compile(
-        r"benchmarks\.(?!benchmark\b|evaluation\b|registry\b)\w|medmnist", re.IGNORECASE
-    )
+    named = re.compile(r"benchmarks\.\w|medmnist", re.IGNORECASE)
     data = ("data/", "benchmarks/")  # its datasets are datasets like any other
     paths = [p for p in MODULES if not relative(p).startswith(data)]
     found = {relative(p): [s for s in said(p) if named.search(s)] for p in paths}

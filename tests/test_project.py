@@ -17,7 +17,7 @@ import pytest
 import yaml
 
 import benchmd_ray
-from benchmd_ray.extras import EXTRAS
+from benchmd_ray.extensions.extras import EXTRAS
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -54,7 +54,7 @@ def test_what_is_built_is_installed_and_works_outside_the_checkout(distributions
     code = (
         "import benchmd_ray, yaml\n"
         "from benchmd_ray.data.cards import cards, code_classes\n"
-        "from benchmd_ray.files import resource_folder\n"
+        "from benchmd_ray.files.atomic import resource_folder\n"
         "from benchmd_ray.benchmarks.benchmd.published import auroc as paper_auroc\n"
         "print(benchmd_ray.__file__)\n"
         "print(len(cards()), len(code_classes('ptbxl_scp.csv')), len(paper_auroc()))\n"

@@ -19,7 +19,7 @@ from benchmd_ray.data.build import build
 from benchmd_ray.demo import write_mammo
 from benchmd_ray.demo.eeg import write_eeg
 from benchmd_ray.errors import BenchmdError
-from benchmd_ray.plain_yaml import read_yaml
+from benchmd_ray.schema.plain_yaml import read_yaml
 
 PACKAGE = Path(__file__).resolve().parent.parent / "benchmd_ray"
 MODULES = sorted(PACKAGE.rglob("*.py"))
@@ -118,7 +118,7 @@ PRINTING = re.compile(
     r"|tqdm\.write|os\.write"
 )
 """Calls that reach a terminal without `terminal.echo`."""
-MAY_PRINT = {"terminal.py"}
+MAY_PRINT = {"console/terminal.py"}
 
 
 def prints(source):
@@ -202,7 +202,7 @@ SESSION = """
 import json, sys
 import psutil
 from benchmd_ray.cli import main
-from benchmd_ray.cluster import connected
+from benchmd_ray.cluster.connection import connected
 
 catalog, store, report = sys.argv[1:]
 small = "encoder={width: 16, depth: 1, heads: 1, head_dim: 16, mlp: 16}"

@@ -11,17 +11,17 @@ from benchmd_ray.cli import main
 from benchmd_ray.data.catalog import Catalog, open_catalog
 from benchmd_ray.data.verify import verify
 from benchmd_ray.errors import BenchmdError
-from benchmd_ray.modalities import modality
-from benchmd_ray.results.listing import listed
-from benchmd_ray.results.report.against_paper import against_paper
-from benchmd_ray.results.report.analysis import analyse
-from benchmd_ray.results.storage.history import seconds_worked
-from benchmd_ray.results.storage.retention import prune
-from benchmd_ray.results.store import read_run, read_stores, require_weights
+from benchmd_ray.modality.modalities import modality
+from benchmd_ray.report.against_paper import against_paper
+from benchmd_ray.report.analysis import analyse
+from benchmd_ray.runs.history import seconds_worked
+from benchmd_ray.runs.listing import listed
+from benchmd_ray.runs.retention import prune
+from benchmd_ray.runs.store import read_run, read_stores, require_weights
 from benchmd_ray.service.naming import finished_upstream, settled, transferring
 from benchmd_ray.service.rates import measured_runs
 from benchmd_ray.service.scored import is_scored
-from benchmd_ray.settings import Settings
+from benchmd_ray.settings.definition import Settings
 from benchmd_ray.training.checkpoints import _undamaged_step
 from benchmd_ray.training.jobs import transfer_result
 from benchmd_ray.training.weights import load_classifier, load_encoder, model_description

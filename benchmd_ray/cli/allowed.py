@@ -17,7 +17,7 @@ FILES = ("settings_file", "space")
 
 
 def _allow(ctx: click.Context, param: click.Parameter, names: tuple[str, ...]) -> None:
-    from benchmd_ray.plugins import IMPORT_PATH, allow
+    from benchmd_ray.extensions.plugins import IMPORT_PATH, allow
 
     for name in names:
         if not IMPORT_PATH.fullmatch(name):
@@ -36,7 +36,7 @@ ALLOW = click.option(
 
 
 def _add_cards(ctx: click.Context, param: click.Parameter, folders: tuple[Path, ...]) -> None:
-    from benchmd_ray.card_folders import add_card_folders
+    from benchmd_ray.modality.card_folders import add_card_folders
 
     if folders:
         add_card_folders(folders)
@@ -44,7 +44,7 @@ def _add_cards(ctx: click.Context, param: click.Parameter, folders: tuple[Path, 
 
 def _quieten(ctx: click.Context, param: click.Parameter, given: bool) -> None:
     if given:
-        from benchmd_ray import progress
+        from benchmd_ray.console import progress
 
         def restore(before: bool = progress.shown) -> None:
             progress.shown = before
@@ -145,7 +145,7 @@ class Command(click.Command):
     def invoke(self, ctx: click.Context) -> Any:
         """Run the command."""
         if names := list(_named(ctx.params)):
-            from benchmd_ray.plugins import allow
+            from benchmd_ray.extensions.plugins import allow
 
             allow(*names)
         return super().invoke(ctx)
@@ -183,8 +183,7 @@ def _written(folder: Path) -> bool:
     """Whether a folder is a store, a run, a search or a catalog."""
     from benchmd_ray.data.catalog import MANIFEST
     from benchmd_ray.data.manifest_form import SHARDS
-    from benchmd_ray.run_files import RUN
-    from benchmd_ray.tuning.records import SEARCH, SEARCHES
+    from benchmd_ray.runs.files import RUN, SEARCH, SEARCHES
 
     if (folder / MANIFEST).exists() and (folder / SHARDS).exists():
         return True
@@ -195,7 +194,7 @@ def _written(folder: Path) -> bool:
 def _strings(path: Path) -> Iterator[str]:
     """All texts of a YAML file; none of one that cannot be read, which the command reports."""
     from benchmd_ray.errors import BenchmdError
-    from benchmd_ray.plain_yaml import read_yaml_file
+    from benchmd_ray.schema.plain_yaml import read_yaml_file
 
     try:
         waiting = [read_yaml_file(path, str(path))]

@@ -9,10 +9,10 @@ import click
 
 from benchmd_ray.cli.group import main
 from benchmd_ray.cli.options import JSON, print_json
-from benchmd_ray.terminal import echo
+from benchmd_ray.console.terminal import echo
 
 if TYPE_CHECKING:
-    from benchmd_ray.benchmarks.benchmark import Benchmark
+    from benchmd_ray.evaluation.benchmark import Benchmark
 
 
 @main.group()
@@ -27,7 +27,7 @@ def bench() -> None:
 @JSON
 def bench_list(*, as_json: bool) -> None:
     """List the benchmarks that `--bench` takes."""
-    from benchmd_ray.benchmarks.registry import benchmarks, broken_benchmarks
+    from benchmd_ray.evaluation.registry import benchmarks, broken_benchmarks
 
     if as_json:
         print_json([_data(each) for each in benchmarks().values()])
@@ -60,8 +60,8 @@ def _data(each: Benchmark) -> dict[str, Any]:
 @click.argument("name")
 def bench_show(name: str) -> None:
     """Show what the benchmark NAME declares: datasets, starts, what was published."""
-    from benchmd_ray.benchmarks.registry import benchmark
     from benchmd_ray.data.cards import dataset_card
+    from benchmd_ray.evaluation.registry import benchmark
 
     own = benchmark(name)
     lines = [own.title, f"version {own.version}"]

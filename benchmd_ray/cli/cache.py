@@ -8,7 +8,7 @@ import click
 
 from benchmd_ray.cli.group import main
 from benchmd_ray.cli.options import Real
-from benchmd_ray.terminal import echo
+from benchmd_ray.console.terminal import echo
 
 
 @main.group()
@@ -23,8 +23,8 @@ def cache() -> None:
 @cache.command("list")
 def cache_list() -> None:
     """List what is kept, the least recently used first."""
-    from benchmd_ray.cache import entries
-    from benchmd_ray.files import cache_folder
+    from benchmd_ray.files.atomic import cache_folder
+    from benchmd_ray.files.cache import entries
 
     found = entries()
     for entry in found:
@@ -47,7 +47,7 @@ def cache_prune(keep_gib: float, dry_run: bool) -> None:
 
     BENCHMD_CACHE_GIB does so by itself whenever a split is decoded.
     """
-    from benchmd_ray.cache import GIB, prune
+    from benchmd_ray.files.cache import GIB, prune
 
     removed = prune(keep_gib * GIB, dry_run=dry_run)
     for entry in removed:

@@ -20,8 +20,8 @@ from benchmd_ray.cli.options import (
     print_json,
     raw_options,
 )
+from benchmd_ray.console.terminal import echo
 from benchmd_ray.errors import count_of
-from benchmd_ray.terminal import echo
 
 if TYPE_CHECKING:
     from benchmd_ray.storage.location import Location
@@ -39,10 +39,10 @@ def catalog_list(*, as_json: bool) -> None:
 
     The terms of access and everything else: `benchmd catalog show NAME`.
     """
-    from benchmd_ray.card_folders import broken_packages
     from benchmd_ray.data.cards import broken_cards, cards
-    from benchmd_ray.modalities import broken_modalities
-    from benchmd_ray.results.catalogs.describe import list_cards
+    from benchmd_ray.modality.card_folders import broken_packages
+    from benchmd_ray.modality.modalities import broken_modalities
+    from benchmd_ray.report.catalogs.describe import list_cards
 
     if as_json:
         print_json([asdict(card) for card in cards().values()])
@@ -73,7 +73,7 @@ def catalog_show(name: str, figures: Path | None, *, as_json: bool) -> None:
     benchmd catalog show catalogs/ptb-xl --figures figures/ptb-xl
     """
     from benchmd_ray.data.catalog import Catalog, open_catalog
-    from benchmd_ray.results.catalogs.describe import named, show
+    from benchmd_ray.report.catalogs.describe import named, show
 
     if as_json:
         found = named(name)
@@ -82,7 +82,7 @@ def catalog_show(name: str, figures: Path | None, *, as_json: bool) -> None:
         for line in show(name, figures is not None):
             echo(line)
     if figures is not None:
-        from benchmd_ray.results.catalogs.figures import write_figures
+        from benchmd_ray.report.catalogs.figures import write_figures
         from benchmd_ray.storage.location import location
 
         opened = open_catalog(location(name))
@@ -150,7 +150,7 @@ def catalog_build(name: str, raw: Path, out: Location, cpus: int | None, **optio
     benchmd catalog build ptb-xl --raw /shared/ptb-xl --out s3://lab/catalogs/ptb-xl
     """
     from benchmd_ray.data.build import build
-    from benchmd_ray.results.catalogs.describe_catalog import describe_catalog
+    from benchmd_ray.report.catalogs.describe_catalog import describe_catalog
 
     for line in describe_catalog(build(name, raw, out, cpus=cpus or 1, **options)):
         echo(line)
@@ -242,7 +242,7 @@ def catalog_import(file: Path, out: Path) -> None:
     benchmd catalog import lndb.h5 --out catalogs/lndb
     """
     from benchmd_ray.data.hdf5 import import_hdf5
-    from benchmd_ray.results.catalogs.describe_catalog import describe_catalog
+    from benchmd_ray.report.catalogs.describe_catalog import describe_catalog
 
     for line in describe_catalog(import_hdf5(file, out)):
         echo(line)

@@ -10,7 +10,7 @@ import click
 from benchmd_ray.cli.group import main
 from benchmd_ray.cli.options import FOLDER, MODALITY
 from benchmd_ray.cli.report import print_report
-from benchmd_ray.terminal import echo
+from benchmd_ray.console.terminal import echo
 
 NEXT = """\
 made: {out}/catalogs of raw files in {out}/raw, runs in {out}/runs

@@ -6,7 +6,7 @@ import sys
 
 from benchmd_ray.cli.group import main
 from benchmd_ray.cli.options import JSON, print_json
-from benchmd_ray.terminal import echo
+from benchmd_ray.console.terminal import echo
 
 
 @main.command()

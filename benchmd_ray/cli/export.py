@@ -10,7 +10,7 @@ import click
 from benchmd_ray.cli.allowed import ALLOW
 from benchmd_ray.cli.group import main
 from benchmd_ray.cli.options import CATALOG, FOLDER, STORE
-from benchmd_ray.terminal import echo
+from benchmd_ray.console.terminal import echo
 
 if TYPE_CHECKING:
     from benchmd_ray.storage.location import Location
@@ -40,8 +40,8 @@ def export(
     benchmd export runs/transfer-… --out model
     benchmd export runs/transfer-… --out model --torch-export --onnx --catalog catalogs/ptb-xl
     """
-    from benchmd_ray.results.store import read_run
-    from benchmd_ray.service.export import export_run
+    from benchmd_ray.export.model import export_run
+    from benchmd_ray.runs.store import read_run
 
     done = export_run(read_run(run), out, catalog=catalog, torch_export=torch_export, onnx=onnx)
     for each in done.programs:

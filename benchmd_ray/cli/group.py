@@ -10,12 +10,12 @@ from typing import Any
 
 import click
 
-from benchmd_ray import __version__
+from benchmd_ray._version import __version__
 from benchmd_ray.cli.allowed import Command, verbose
+from benchmd_ray.console.interrupts import stoppable
+from benchmd_ray.console.terminal import echo, guarded, traceback_lines, visible
 from benchmd_ray.errors import BenchmdError, Stopped
-from benchmd_ray.files import FULL, full_number
-from benchmd_ray.interrupts import stoppable
-from benchmd_ray.terminal import echo, guarded, traceback_lines, visible
+from benchmd_ray.files.atomic import FULL, full_number
 
 NOT_ALLOWED = "choose a folder that you may write to, or change its permissions"
 REMEDIES = {
@@ -68,7 +68,7 @@ class Commands(click.Group):
         """Names of the commands."""
         own = super().list_commands(ctx)
         if self._of_benchmarks:
-            from benchmd_ray.benchmarks.registry import commands
+            from benchmd_ray.evaluation.registry import commands
 
             own += [name for name in commands() if name not in own]
         return sorted(own)
@@ -77,7 +77,7 @@ class Commands(click.Group):
         """The command of that name."""
         own = super().get_command(ctx, cmd_name)
         if own is None and self._of_benchmarks:
-            from benchmd_ray.benchmarks.registry import commands, named_by
+            from benchmd_ray.evaluation.registry import commands, named_by
 
             path = commands().get(cmd_name)
             return named_by(path) if path else None

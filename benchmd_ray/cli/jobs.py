@@ -11,8 +11,8 @@ from typing import Any
 import click
 
 from benchmd_ray.cli.group import main
+from benchmd_ray.console.terminal import echo
 from benchmd_ray.errors import BenchmdError, unknown_name
-from benchmd_ray.terminal import echo
 
 ADDRESS = click.option(
     "--address",
@@ -113,7 +113,7 @@ def checked(command: Sequence[str]) -> tuple[list[str], dict[str, Path]]:
 
 def _require_known(given: Mapping[str, Any]) -> None:
     """Refuse settings and techniques that do not exist, which the job would find out late."""
-    from benchmd_ray.settings import load_settings
+    from benchmd_ray.settings.definition import load_settings
     from benchmd_ray.ssl import SCRATCH, technique_named
 
     load_settings(given.get("settings_file"), given.get("assignments", ()))

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 import click
 
 from benchmd_ray.cli.allowed import ALLOW
-from benchmd_ray.terminal import echo, json_text
+from benchmd_ray.console.terminal import echo, json_text
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -79,7 +79,7 @@ def _location(address: str) -> Any:
 
 
 def _mirror(address: str) -> Any:
-    from benchmd_ray.results.storage.places import store_folder
+    from benchmd_ray.runs.places import store_folder
 
     return store_folder(address)
 
@@ -115,7 +115,7 @@ def wandb_options(command: Callable[..., Any]) -> Callable[..., Any]:
         wandb_system: bool,
         **options: Any,
     ) -> Any:
-        from benchmd_ray.results.dashboard import Dashboard
+        from benchmd_ray.tracking.dashboard import Dashboard
 
         if odd := [tag for tag in wandb_tags if not 1 <= len(tag) <= LONGEST_TAG]:
             raise click.BadParameter(
@@ -186,8 +186,8 @@ def complete_technique(ctx: click.Context, param: click.Parameter, incomplete: s
 
 def complete_setting(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
     """Names of settings, and after ``=`` the values of those that take some only, for the shell."""
-    from benchmd_ray.explain import values
-    from benchmd_ray.settings import ENCODERS, setting_names
+    from benchmd_ray.settings.definition import ENCODERS, setting_names
+    from benchmd_ray.settings.explain import values
 
     name, equals, begun = incomplete.partition("=")
     names = {each: values(each) for each in setting_names()} | {"encoder": tuple(ENCODERS)}
@@ -198,7 +198,7 @@ def complete_setting(ctx: click.Context, param: click.Parameter, incomplete: str
 
 def complete_bench(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
     """Names of benchmarks, for the shell."""
-    from benchmd_ray.benchmarks.registry import benchmarks
+    from benchmd_ray.evaluation.registry import benchmarks
 
     return [name for name in benchmarks() if name.startswith(incomplete)]
 

@@ -12,13 +12,13 @@ import click
 
 from benchmd_ray.cli.group import main
 from benchmd_ray.cli.options import FOLDER, JSON, STORE, or_runs, print_json, wandb_options
+from benchmd_ray.console.terminal import echo
 from benchmd_ray.errors import count_of
-from benchmd_ray.terminal import echo
 
 if TYPE_CHECKING:
-    from benchmd_ray.results.dashboard import Dashboard
-    from benchmd_ray.results.report.report_figures import Which
-    from benchmd_ray.results.report.table import Table
+    from benchmd_ray.report.report_figures import Which
+    from benchmd_ray.report.table import Table
+    from benchmd_ray.tracking.dashboard import Dashboard
 
 FOLLOW_SECONDS = 15
 """Between two looks of a report that follows."""
@@ -79,7 +79,7 @@ def report(
     if dashboard.mode == "off":
         print_report(list(paths), out, **asked, as_json=as_json)
         return
-    from benchmd_ray.results.tracking import Tracker
+    from benchmd_ray.tracking.upload import Tracker
 
     with TemporaryDirectory(prefix="benchmd-") as folder:
         sent = Path(folder)
@@ -115,11 +115,11 @@ def print_report(
     Returns:
         Whether any of it rests on synthetic data.
     """
-    from benchmd_ray.results.report.analysis import analyse_stores
-    from benchmd_ray.results.report.matrix import matrix_lines, matrix_of
-    from benchmd_ray.results.report.notes import synthetic
-    from benchmd_ray.results.report.tables import main_table
-    from benchmd_ray.results.report.write import write_report
+    from benchmd_ray.report.analysis import analyse_stores
+    from benchmd_ray.report.matrix import matrix_lines, matrix_of
+    from benchmd_ray.report.notes import synthetic
+    from benchmd_ray.report.tables import main_table
+    from benchmd_ray.report.write import write_report
 
     analysis = analyse_stores(paths, resamples=resamples, curves=figures != "none")
     matrix, main = matrix_of(analysis), main_table(analysis)
@@ -150,9 +150,9 @@ def print_report(
 def _follow(paths: list[Path], out: Path, *, resamples: int, figures: Which) -> NoReturn:
     """Write the report whenever what it is of has changed."""
     from benchmd_ray.errors import BenchmdError
-    from benchmd_ray.results.report.analysis import analyse_stores
-    from benchmd_ray.results.report.write import write_report
-    from benchmd_ray.results.watching import state_of
+    from benchmd_ray.report.analysis import analyse_stores
+    from benchmd_ray.report.write import write_report
+    from benchmd_ray.service.watching import state_of
 
     seen, said, analysis = "", "", None
     try:
@@ -176,8 +176,8 @@ def _follow(paths: list[Path], out: Path, *, resamples: int, figures: Which) -> 
 
 def print_table(table: Table | None) -> None:
     """Print a table, if there is one, with its caption above."""
-    from benchmd_ray.results.report.table import plain
-    from benchmd_ray.results.written import aligned
+    from benchmd_ray.report.formats import aligned
+    from benchmd_ray.report.table import plain
 
     if table is not None:
         shown, caption = plain(table)
@@ -209,10 +209,10 @@ def compare(paths: tuple[Path, ...], out: Path | None, everything: bool, resampl
     benchmd compare runs
     benchmd compare runs --all --out comparison.csv
     """
-    from benchmd_ray.files import replacing
-    from benchmd_ray.results.report.against_paper import against_paper, comparison, summary
-    from benchmd_ray.results.store import read_stores
-    from benchmd_ray.results.written import csv_text
+    from benchmd_ray.files.atomic import replacing
+    from benchmd_ray.report.against_paper import against_paper, comparison, summary
+    from benchmd_ray.report.formats import csv_text
+    from benchmd_ray.runs.store import read_stores
 
     stored = read_stores(list(paths))
     frame = against_paper(stored.found, resamples=resamples)

@@ -26,7 +26,7 @@ from benchmd_ray.cli.options import (
     print_json,
     wandb_options,
 )
-from benchmd_ray.terminal import echo
+from benchmd_ray.console.terminal import echo
 
 if TYPE_CHECKING:
     from benchmd_ray.service.choice import Choice
@@ -123,7 +123,7 @@ def run(
         --setting linear --seed 0 --seed 1 --seed 2
     benchmd run --catalog catalogs --bench medmnist --start resnet18 --seed 0 --seed 1 --seed 2
     """
-    from benchmd_ray.benchmarks.registry import asked_name, benchmark
+    from benchmd_ray.evaluation.registry import asked_name, benchmark
     from benchmd_ray.service.choice import Choice
 
     choice = Choice(
@@ -166,8 +166,8 @@ def _show(choice: Choice, store: Path, options: dict[str, Any]) -> None:
 
 def _execute(choice: Choice, store: Path, options: dict[str, Any]) -> None:
     """Execute the plan and print what became of it; exits with 1 where anything failed."""
-    from benchmd_ray.cluster import connected, embedded
-    from benchmd_ray.results.store import shown
+    from benchmd_ray.cluster.connection import connected, embedded
+    from benchmd_ray.runs.store import shown
     from benchmd_ray.service.plan import make_plan
     from benchmd_ray.service.schedule import run_plan
     from benchmd_ray.service.tracked import observers

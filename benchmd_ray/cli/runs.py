@@ -17,7 +17,7 @@ from benchmd_ray.cli.options import (
     complete_technique,
     execution_options,
 )
-from benchmd_ray.terminal import echo
+from benchmd_ray.console.terminal import echo
 
 if TYPE_CHECKING:
     from benchmd_ray.storage.location import Location
@@ -57,9 +57,9 @@ def pretrain(
     benchmd pretrain --catalog catalogs/mimic-cxr --technique imagenet \\
         --weights model.safetensors
     """
-    from benchmd_ray.results.store import shown
+    from benchmd_ray.runs.store import shown
     from benchmd_ray.service.execute import base_settings, pretrain_run
-    from benchmd_ray.settings import load_settings
+    from benchmd_ray.settings.definition import load_settings
     from benchmd_ray.ssl import technique_named
     from benchmd_ray.ssl.brought import own_encoder
 
@@ -106,9 +106,9 @@ def transfer(
         --set transfer.labels=small
     benchmd transfer --catalog catalogs/mimic-cxr --from hf:models/vit --set transfer.mode=knn
     """
-    from benchmd_ray.results.store import shown
+    from benchmd_ray.runs.store import shown
     from benchmd_ray.service.execute import transfer_run, transfer_settings
-    from benchmd_ray.settings import load_settings
+    from benchmd_ray.settings.definition import load_settings
 
     settings = load_settings(settings_file, assignments, transfer_settings(path, upstream))
     run = transfer_run(path, store, settings, upstream=upstream, targets=targets, address=address)
@@ -125,9 +125,9 @@ def evaluate(
     run: Path, paths: tuple[Location, ...], assignments: tuple[str, ...], address: str | None
 ) -> None:
     """Score catalogs with the finished transfer RUN and write its predictions."""
-    from benchmd_ray.results.store import read_run
+    from benchmd_ray.runs.store import read_run
     from benchmd_ray.service.execute import evaluate_run
-    from benchmd_ray.settings import load_settings
+    from benchmd_ray.settings.definition import load_settings
 
     opened = read_run(run)
     settings = load_settings(assignments=assignments, base=opened.settings)

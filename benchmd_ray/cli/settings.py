@@ -10,7 +10,7 @@ from click.shell_completion import get_completion_class
 
 from benchmd_ray.cli.group import main
 from benchmd_ray.cli.options import FILE, complete_modality, complete_setting
-from benchmd_ray.terminal import echo
+from benchmd_ray.console.terminal import echo
 
 
 @main.command()
@@ -41,8 +41,8 @@ def settings(
 ) -> None:
     """Print all settings as YAML; without further options these are the fixed protocol's."""
     from benchmd_ray.data.cards import kind_of
-    from benchmd_ray.explain import explained
-    from benchmd_ray.settings import as_dict, default_settings, load_settings
+    from benchmd_ray.settings.definition import as_dict, default_settings, load_settings
+    from benchmd_ray.settings.explain import explained
 
     chosen = load_settings(settings_file, assignments, default_settings(kind_of(modality_name)))
     if explain:

@@ -9,7 +9,7 @@ import click
 
 from benchmd_ray.cli.group import main
 from benchmd_ray.cli.options import JSON, STORE, or_runs, print_json
-from benchmd_ray.terminal import echo
+from benchmd_ray.console.terminal import echo
 
 LEAVE = "Ctrl-C ends this view, and nothing else."
 
@@ -35,8 +35,8 @@ def list_runs(stores: tuple[Path, ...], states: tuple[str, ...], *, as_json: boo
     benchmd list runs
     benchmd list runs --state failed --state interrupted
     """
-    from benchmd_ray.results.listing import counts, listed
-    from benchmd_ray.results.store import read_stores
+    from benchmd_ray.runs.listing import counts, listed
+    from benchmd_ray.runs.store import read_stores
 
     stored = read_stores(list(stores))
     found = [listed(run) for run in stored.found]
@@ -80,9 +80,9 @@ def prune(stores: tuple[Path, ...], keep: str, dry_run: bool, mirror: bool) -> N
     benchmd prune s3://bucket/study --keep predictions --dry-run
     benchmd prune s3://bucket/study --mirror  # free this machine's disk only
     """
-    from benchmd_ray.results.storage.retention import drop_copies
-    from benchmd_ray.results.storage.retention import prune as prune_store
-    from benchmd_ray.results.store import shown
+    from benchmd_ray.runs.retention import drop_copies
+    from benchmd_ray.runs.retention import prune as prune_store
+    from benchmd_ray.runs.store import shown
 
     for store in stores:
         echo(shown(store))
@@ -95,7 +95,7 @@ def prune(stores: tuple[Path, ...], keep: str, dry_run: bool, mirror: bool) -> N
 
 def print_pruned(pruned: Any, *, dry_run: bool) -> None:
     """Print what was removed, what stays and why, and the bytes freed of each kind."""
-    from benchmd_ray.results.storage.retention import KINDS
+    from benchmd_ray.runs.retention import KINDS
 
     for removal in pruned.removals:
         names = ", ".join(removal.names) if removal.kind != "checkpoints" else removal.kind
@@ -130,7 +130,7 @@ def watch(stores: tuple[Path, ...], once: bool, every: float) -> None:
     import sys
     import time
 
-    from benchmd_ray.results.watching import watched
+    from benchmd_ray.service.watching import watched
 
     while True:
         lines = watched(stores)

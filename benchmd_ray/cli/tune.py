@@ -29,13 +29,13 @@ from benchmd_ray.cli.options import (
     execution_options,
     wandb_options,
 )
-from benchmd_ray.terminal import echo
+from benchmd_ray.console.terminal import echo
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from benchmd_ray.results.dashboard import Dashboard
     from benchmd_ray.service.searches import Tuning
+    from benchmd_ray.tracking.dashboard import Dashboard
 
 
 @main.command()
@@ -166,7 +166,7 @@ def tune(store: Path, address: str | None, dashboard: Dashboard, **options: Any)
     benchmd tune --catalog catalogs --technique e-mix --setting pretrain --hours 12
     benchmd tune --catalog catalogs --technique mae --setting linear --universal
     """
-    from benchmd_ray.results.store import shown
+    from benchmd_ray.runs.store import shown
     from benchmd_ray.service.tune_and_train import search_and_train
     from benchmd_ray.service.tune_dry_run import tuning_dry_run
 
@@ -209,7 +209,7 @@ def tune(store: Path, address: str | None, dashboard: Dashboard, **options: Any)
 
 def _learn(stores: Sequence[Path]) -> None:
     """Write a portfolio of what stores' searches found."""
-    from benchmd_ray.results.storage.places import location_of
+    from benchmd_ray.runs.places import location_of
     from benchmd_ray.service.searches import learned_in
     from benchmd_ray.storage.location import Address
     from benchmd_ray.tuning.portfolio import SHIPPED, write_portfolio
@@ -232,7 +232,7 @@ def _learn(stores: Sequence[Path]) -> None:
 
 def _tuning(options: dict[str, Any]) -> Tuning:
     """What was asked for."""
-    from benchmd_ray.benchmarks.registry import benchmark
+    from benchmd_ray.evaluation.registry import benchmark
     from benchmd_ray.service.choice import Choice
     from benchmd_ray.service.searches import Tuning
     from benchmd_ray.tuning.limits import Budget

@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 
 from benchmd_ray.data.tables import MAX_BYTES, MAX_VALUES, header_of, present, read_rows
 from benchmd_ray.errors import BenchmdError, composed, same_form, shown
-from benchmd_ray.parquet import BATCH_ROWS, opened
+from benchmd_ray.files.parquet import BATCH_ROWS, opened
 
 REMEDY = "Write the table anew, as Parquet or as CSV."
 

@@ -16,9 +16,9 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from benchmd_ray.cluster.gpu_memory import room
 from benchmd_ray.data.ahead import ahead
 from benchmd_ray.data.normalise import Normalise
-from benchmd_ray.gpu_memory import room
 
 T = TypeVar("T")
 Rows = npt.NDArray[np.int64]

@@ -16,7 +16,7 @@ from benchmd_ray.data.holding_out import conditions_in
 from benchmd_ray.data.raw import Discovery, RawItem
 from benchmd_ray.data.records import HELD_OUT
 from benchmd_ray.errors import BenchmdError, unknown_name
-from benchmd_ray.tasks import UNKNOWN, Task
+from benchmd_ray.modality.tasks import UNKNOWN, Task
 
 VERSION = 1
 """Raised whenever the same names give other classes."""

@@ -19,7 +19,9 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from benchmd_ray.cluster import connected, ray_data
+from benchmd_ray.cluster.connection import connected, ray_data
+from benchmd_ray.cluster.telemetry import count
+from benchmd_ray.console.progress import progress
 from benchmd_ray.data import binary, holding_out
 from benchmd_ray.data.cards import DatasetCard, dataset_card
 from benchmd_ray.data.catalog import FORMAT, MANIFEST, Catalog, open_catalog
@@ -35,8 +37,7 @@ from benchmd_ray.data.records import (
     schema,
 )
 from benchmd_ray.errors import BenchmdError
-from benchmd_ray.files import TEMPORARY, digest, json_bytes, resource_folder, sha256
-from benchmd_ray.progress import progress
+from benchmd_ray.files.atomic import TEMPORARY, digest, json_bytes, resource_folder, sha256
 from benchmd_ray.storage.location import (
     LEASE,
     Location,
@@ -46,7 +47,6 @@ from benchmd_ray.storage.location import (
     location,
     write,
 )
-from benchmd_ray.telemetry import count
 
 CHUNK_BYTES = 16 * 2**20
 """Signal bytes of a shard, about."""

@@ -9,7 +9,7 @@ from pathlib import PurePosixPath
 from typing import Literal
 
 from benchmd_ray.errors import FieldError, shown
-from benchmd_ray.signals import LOWEST_RATE
+from benchmd_ray.modality.signals import LOWEST_RATE
 
 Split = Literal["train", "validation", "test"]
 

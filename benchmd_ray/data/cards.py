@@ -9,7 +9,6 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from benchmd_ray.card_folders import Cards, card_folders, read_cards, require_own_name
 from benchmd_ray.data.card_files import Files, Split
 from benchmd_ray.data.medmnist_cards import contents_by_size
 from benchmd_ray.errors import (
@@ -18,12 +17,13 @@ from benchmd_ray.errors import (
     shown,
     unknown_name,
 )
-from benchmd_ray.files import resource_folder
-from benchmd_ray.modalities import Modality, modalities, modality
-from benchmd_ray.plain_yaml import Lined, read_yaml_file
-from benchmd_ray.signals import Signal
-from benchmd_ray.tasks import Target, Task
-from benchmd_ray.typed import line_of, typed
+from benchmd_ray.files.atomic import resource_folder
+from benchmd_ray.modality.card_folders import Cards, card_folders, read_cards, require_own_name
+from benchmd_ray.modality.modalities import Modality, modalities, modality
+from benchmd_ray.modality.signals import Signal
+from benchmd_ray.modality.tasks import Target, Task
+from benchmd_ray.schema.plain_yaml import Lined, read_yaml_file
+from benchmd_ray.schema.typed import line_of, typed
 
 POLICIES = ("clean", "released")
 """Label-and-split policies: leak-free (the default), and as BenchMD released them."""

@@ -24,17 +24,17 @@ from benchmd_ray.data.cards import DatasetCard, cards
 from benchmd_ray.data.manifest_form import KINDS, SHARDS, described
 from benchmd_ray.data.records import schema
 from benchmd_ray.errors import BenchmdError, shown
-from benchmd_ray.integrity import (
+from benchmd_ray.files.integrity import (
     Damaged,
     has_digest,
     parsed_json,
     require_kinds,
     require_sha256,
 )
-from benchmd_ray.parquet import opened
-from benchmd_ray.signals import Signal
+from benchmd_ray.files.parquet import opened
+from benchmd_ray.modality.signals import Signal
+from benchmd_ray.modality.tasks import Task
 from benchmd_ray.storage.location import Location, entries, read, read_again
-from benchmd_ray.tasks import Task
 
 MAX_MANIFEST_BYTES = 2**28
 """Largest manifest that is read: that of a million shards has about as much."""

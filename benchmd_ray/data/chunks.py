@@ -24,8 +24,8 @@ from benchmd_ray.data.quarantine import named, quarantined
 from benchmd_ray.data.raw import RawItem
 from benchmd_ray.data.records import RecordError, schema
 from benchmd_ray.errors import BenchmdError
-from benchmd_ray.files import json_bytes
-from benchmd_ray.integrity import Damaged, hashed, parsed_json, without_hash
+from benchmd_ray.files.atomic import json_bytes
+from benchmd_ray.files.integrity import Damaged, hashed, parsed_json, without_hash
 from benchmd_ray.storage.location import Location, delete, location, read, write
 
 PARTS = "parts"

@@ -20,7 +20,7 @@ from benchmd_ray.data.resident import resident_signals, split_table
 from benchmd_ray.data.sizes import row_bytes, shuffle_rows, streams
 from benchmd_ray.data.streaming import COLUMNS, StreamingFeed, columns_of
 from benchmd_ray.errors import BenchmdError
-from benchmd_ray.settings import Settings
+from benchmd_ray.settings.definition import Settings
 
 
 def read_columns(catalog: Catalog, split: str) -> Columns:

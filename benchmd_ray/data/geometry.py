@@ -17,7 +17,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from benchmd_ray.data.itk import simple_itk
-from benchmd_ray.files import replacing
+from benchmd_ray.files.atomic import replacing
 
 VERSION = 1
 """Raised whenever what it makes of the same values changes."""

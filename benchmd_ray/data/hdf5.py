@@ -40,7 +40,7 @@ from benchmd_ray.data.records import (
 from benchmd_ray.data.resident import split_table
 from benchmd_ray.data.verify import verify
 from benchmd_ray.errors import BenchmdError
-from benchmd_ray.files import (
+from benchmd_ray.files.atomic import (
     TEMPORARY,
     flush,
     locked,

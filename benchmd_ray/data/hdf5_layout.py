@@ -23,7 +23,7 @@ from benchmd_ray.data.manifest_form import described
 from benchmd_ray.data.readers.arrays import dataset_fault
 from benchmd_ray.data.records import METADATA, schema
 from benchmd_ray.errors import BenchmdError
-from benchmd_ray.files import parse_json
+from benchmd_ray.files.atomic import parse_json
 
 FORMAT = "benchmd-catalog-1"
 """Layout of the file."""

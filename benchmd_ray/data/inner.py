@@ -29,7 +29,8 @@ from benchmd_ray.data.records import targets_of
 from benchmd_ray.data.resident import split_table
 from benchmd_ray.data.splits import balanced_folds, rarest_class
 from benchmd_ray.errors import BenchmdError, Busy, count_of
-from benchmd_ray.files import (
+from benchmd_ray.extensions.parts import PARTS
+from benchmd_ray.files.atomic import (
     TEMPORARY,
     cache_folder,
     digest,
@@ -38,7 +39,6 @@ from benchmd_ray.files import (
     removed_on_failure,
     write_json,
 )
-from benchmd_ray.parts import PARTS
 from benchmd_ray.storage.address import local_name
 from benchmd_ray.storage.location import Address, Location, alone, read, write
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from benchmd_ray.extras import importing
+from benchmd_ray.extensions.extras import importing
 
 
 def simple_itk() -> Any:

@@ -15,9 +15,9 @@ from benchmd_ray.data.chunks import as_request
 from benchmd_ray.data.datasets.any_file import is_volume, suffixes
 from benchmd_ray.data.raw import RawItem, walk
 from benchmd_ray.errors import BenchmdError
-from benchmd_ray.modalities import Modality
-from benchmd_ray.signals import Signal
-from benchmd_ray.tasks import Task
+from benchmd_ray.modality.modalities import Modality
+from benchmd_ray.modality.signals import Signal
+from benchmd_ray.modality.tasks import Task
 
 NAME = "new-data"
 """Dataset that such records are of."""

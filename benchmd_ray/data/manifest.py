@@ -28,8 +28,8 @@ from benchmd_ray.data.records import (
     schema,
     targets_of,
 )
-from benchmd_ray.files import digest, json_bytes
-from benchmd_ray.signals import Signal, valid_area
+from benchmd_ray.files.atomic import digest, json_bytes
+from benchmd_ray.modality.signals import Signal, valid_area
 from benchmd_ray.storage.location import Location, write
 
 ROW_GROUP_BYTES = 6 * 2**20

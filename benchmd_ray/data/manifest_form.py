@@ -10,7 +10,7 @@ from benchmd_ray.data.cards import POLICIES, DatasetCard, card_of
 from benchmd_ray.data.provenance import PROVENANCES
 from benchmd_ray.data.raw import GroupedBy
 from benchmd_ray.errors import BenchmdError, shown
-from benchmd_ray.integrity import Kinds, kinds_fault
+from benchmd_ray.files.integrity import Kinds, kinds_fault
 
 SHARDS = "shards"
 SHARD = r"[a-z]{1,20}-\d{5,9}\.parquet"

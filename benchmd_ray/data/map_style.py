@@ -14,7 +14,7 @@ from benchmd_ray.data.catalog import Catalog
 from benchmd_ray.data.feed import read_columns
 from benchmd_ray.data.normalise import Statistics, as_stored, normaliser
 from benchmd_ray.data.resident import resident_signals
-from benchmd_ray.signals import Plain
+from benchmd_ray.modality.signals import Plain
 
 Sample = tuple[torch.Tensor, ...]
 

@@ -11,10 +11,10 @@ from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 from benchmd_ray.errors import BenchmdError
-from benchmd_ray.modalities import Modality
-from benchmd_ray.signals import Signal
-from benchmd_ray.tasks import Task, TaskKind
-from benchmd_ray.typed import typed
+from benchmd_ray.modality.modalities import Modality
+from benchmd_ray.modality.signals import Signal
+from benchmd_ray.modality.tasks import Task, TaskKind
+from benchmd_ray.schema.typed import typed
 
 MedmnistTask = Literal["binary-class", "multi-class", "ordinal-regression", "multi-label"]
 COLLECTION = "medmnist"

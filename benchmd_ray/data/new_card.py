@@ -10,8 +10,8 @@ from benchmd_ray.data.card_files import Files
 from benchmd_ray.data.cards import broken_cards, cards
 from benchmd_ray.data.guess import TABLE, Guess
 from benchmd_ray.errors import BenchmdError, require_plain_name
-from benchmd_ray.files import replacing
-from benchmd_ray.modalities import broken_modalities, modalities
+from benchmd_ray.files.atomic import replacing
+from benchmd_ray.modality.modalities import broken_modalities, modalities
 
 
 def new_card(name: str, folder: Path, out: Path) -> tuple[list[Path], Guess]:

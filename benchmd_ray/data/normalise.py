@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from benchmd_ray.errors import BenchmdError
-from benchmd_ray.signals import Plain, Range, Signal, Window, valid_starts
+from benchmd_ray.modality.signals import Plain, Range, Signal, Window, valid_starts
 
 Statistics = Mapping[str, Sequence[float]]
 """``mean`` and ``std`` per channel over the source's training split, in the stored unit."""
@@ -135,7 +135,7 @@ NORMALISERS: dict[str, Normaliser] = {
     "source-mean": Normaliser(centred, by_statistics=True),
     "none": Normaliser(as_stored),
 }
-"""By the names that cards give them; their parameters: `benchmd_ray.signals.PARAMETERS`."""
+"""By the names that cards give them; their parameters are in `modality.signals.PARAMETERS`."""
 
 
 def normaliser(

@@ -9,11 +9,11 @@ import functools
 import re
 from pathlib import Path
 
-from benchmd_ray.card_folders import card_folders
 from benchmd_ray.data.cards import broken_cards, cards
 from benchmd_ray.errors import BenchmdError, unknown_name
-from benchmd_ray.plain_yaml import read_yaml_file
-from benchmd_ray.typed import typed
+from benchmd_ray.modality.card_folders import card_folders
+from benchmd_ray.schema.plain_yaml import read_yaml_file
+from benchmd_ray.schema.typed import typed
 
 FOLDER = "origins"
 _SIZE_AND_FILE = re.compile(r"(-[0-9]+)?(-unofficial|-v2)?$")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Literal, get_args
 
-from benchmd_ray.files import replacing
+from benchmd_ray.files.atomic import replacing
 
 Provenance = Literal["whole", "sample", "unofficial", "synthetic"]
 """whole: all raw records of the dataset; sample: fewer; unofficial: files of a mirror or of

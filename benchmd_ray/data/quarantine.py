@@ -13,7 +13,7 @@ from benchmd_ray.data.cards import DatasetCard
 from benchmd_ray.data.raw import RawItem
 from benchmd_ray.data.records import RecordError
 from benchmd_ray.errors import BenchmdError
-from benchmd_ray.files import FULL
+from benchmd_ray.files.atomic import FULL
 
 TRANSIENT = {errno.EIO, errno.ESTALE, errno.ENFILE, errno.EMFILE, errno.ENOMEM}
 TRANSIENT |= {*FULL}

@@ -14,7 +14,7 @@ from typing import Any, Literal, TypeVar
 from benchmd_ray.data.cards import DatasetCard
 from benchmd_ray.data.records import Record, RecordError
 from benchmd_ray.errors import BenchmdError, shown
-from benchmd_ray.tasks import UNKNOWN
+from benchmd_ray.modality.tasks import UNKNOWN
 
 Key = TypeVar("Key", bound=Hashable)
 GroupedBy = Literal["patient", "lesion", "exam", "record"]

@@ -18,7 +18,7 @@ from benchmd_ray.data.quarantine import quarantined
 from benchmd_ray.data.raw import RawItem
 from benchmd_ray.data.records import Record, RecordExcluded, checked, to_table
 from benchmd_ray.errors import BenchmdError
-from benchmd_ray.extras import MissingExtra
+from benchmd_ray.extensions.extras import MissingExtra
 
 
 def answer(request: dict[str, Any]) -> tuple[dict[str, Any], bytes | memoryview]:

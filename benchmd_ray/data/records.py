@@ -17,8 +17,8 @@ import pyarrow as pa
 from benchmd_ray.data.cards import DatasetCard
 from benchmd_ray.data.geometry import GEOMETRY, Geometry
 from benchmd_ray.errors import composed, shown
-from benchmd_ray.signals import Signal
-from benchmd_ray.tasks import UNKNOWN, Target
+from benchmd_ray.modality.signals import Signal
+from benchmd_ray.modality.tasks import UNKNOWN, Target
 
 PERSON: dict[str, pa.DataType] = {
     "age": pa.float32(),

@@ -15,13 +15,13 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from benchmd_ray.arrays import mapped
-from benchmd_ray.cache import keep_within_limit, used
 from benchmd_ray.data.catalog import Catalog
 from benchmd_ray.data.records import decode_signals
-from benchmd_ray.files import TEMPORARY, cache_folder, locked, remove, replacing
-from benchmd_ray.integrity import Damaged, is_whole, write_hash
-from benchmd_ray.parquet import read_table
+from benchmd_ray.files.arrays import mapped
+from benchmd_ray.files.atomic import TEMPORARY, cache_folder, locked, remove, replacing
+from benchmd_ray.files.cache import keep_within_limit, used
+from benchmd_ray.files.integrity import Damaged, is_whole, write_hash
+from benchmd_ray.files.parquet import read_table
 
 SIGNAL = "signal"
 REMEDY = "Remove it and run again: it is made anew."

@@ -7,7 +7,7 @@ import math
 import numpy as np
 
 from benchmd_ray.data.catalog import Catalog
-from benchmd_ray.settings import ExecutionSettings
+from benchmd_ray.settings.definition import ExecutionSettings
 
 
 def row_bytes(catalog: Catalog) -> int:

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from benchmd_ray.errors import BenchmdError
-from benchmd_ray.tasks import EXCLUSIVE, UNKNOWN, TaskKind
+from benchmd_ray.modality.tasks import EXCLUSIVE, UNKNOWN, TaskKind
 
 VERSION = 1
 """Raised whenever what it makes of the same values changes."""

@@ -12,7 +12,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import torch
 
-from benchmd_ray.cluster import ray_data
+from benchmd_ray.cluster.connection import ray_data
 from benchmd_ray.data.ahead import ahead
 from benchmd_ray.data.batches import (
     Batch,
@@ -28,8 +28,8 @@ from benchmd_ray.data.normalise import Statistics, normaliser
 from benchmd_ray.data.records import decode_signals, targets_of
 from benchmd_ray.data.sizes import row_bytes
 from benchmd_ray.errors import BenchmdError
-from benchmd_ray.signals import Signal
-from benchmd_ray.tasks import Target
+from benchmd_ray.modality.signals import Signal
+from benchmd_ray.modality.tasks import Target
 
 T = TypeVar("T")
 READ_BYTES = 32 * 2**20

@@ -10,7 +10,7 @@ import numpy.typing as npt
 from PIL import Image
 
 from benchmd_ray.data.records import RecordError
-from benchmd_ray.signals import LOWEST_RATE
+from benchmd_ray.modality.signals import LOWEST_RATE
 
 VERSION = 1
 """Raised whenever what it makes of the same values changes."""

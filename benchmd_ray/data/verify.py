@@ -13,9 +13,9 @@ from benchmd_ray.data.holding_out import by_record
 from benchmd_ray.data.manifest_form import SHARDS
 from benchmd_ray.data.records import HELD_OUT, SEPARATOR, positives_per_unit, targets_of
 from benchmd_ray.errors import count_of
-from benchmd_ray.integrity import Damaged
+from benchmd_ray.files.integrity import Damaged
+from benchmd_ray.modality.tasks import Target
 from benchmd_ray.storage.location import entries
-from benchmd_ray.tasks import Target
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,7 @@ from pydicom.dataset import FileDataset, FileMetaDataset
 from benchmd_ray.data.cards import dataset_card
 from benchmd_ray.data.datasets.cxr import finding_columns
 from benchmd_ray.demo.draw import drawn_labels, generator, texture
-from benchmd_ray.modalities import modality
+from benchmd_ray.modality.modalities import modality
 
 Floats = npt.NDArray[np.floating]
 

@@ -20,7 +20,7 @@ from PIL import Image
 from benchmd_ray.data.cards import dataset_card
 from benchmd_ray.data.splits import hashed_split
 from benchmd_ray.demo.draw import drawn_labels, generator, texture
-from benchmd_ray.modalities import modality
+from benchmd_ray.modality.modalities import modality
 
 Floats = npt.NDArray[np.float32]
 CLASSES = modality("derm").task.classes

@@ -20,7 +20,7 @@ import numpy.typing as npt
 from benchmd_ray.data.datasets.eeg import EPOCH
 from benchmd_ray.data.splits import hashed_split
 from benchmd_ray.demo.draw import generator
-from benchmd_ray.extras import importing
+from benchmd_ray.extensions.extras import importing
 
 Floats = npt.NDArray[np.float64]
 

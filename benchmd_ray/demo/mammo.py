@@ -20,7 +20,7 @@ from pydicom import uid
 from pydicom.dataset import FileDataset, FileMetaDataset
 
 from benchmd_ray.demo.draw import drawn_labels, generator, texture
-from benchmd_ray.modalities import modality
+from benchmd_ray.modality.modalities import modality
 
 Floats = npt.NDArray[np.floating]
 

@@ -15,6 +15,8 @@ from torch.nn import functional
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from benchmd_ray.errors import BenchmdError, first_line
+from benchmd_ray.extensions.plugins import plugin
+from benchmd_ray.modality.signals import Signal
 from benchmd_ray.models.drop_path import DropPath
 from benchmd_ray.models.evaluating import evaluating
 from benchmd_ray.models.hub_networks import HubNetwork
@@ -24,9 +26,7 @@ from benchmd_ray.models.patch import patchify
 from benchmd_ray.models.resnet import RESNETS, ResNet
 from benchmd_ray.models.segmentation_networks import SEGMENTATION_NETWORKS, SegmentationNetwork
 from benchmd_ray.models.xresnet import XRESNETS, XResNet
-from benchmd_ray.plugins import plugin
-from benchmd_ray.settings import EncoderSettings
-from benchmd_ray.signals import Signal
+from benchmd_ray.settings.definition import EncoderSettings
 
 
 class Block(nn.Module):

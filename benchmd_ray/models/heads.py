@@ -6,8 +6,8 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+from benchmd_ray.modality.tasks import EXCLUSIVE, UNKNOWN, TaskKind
 from benchmd_ray.models.encoder import Encoder
-from benchmd_ray.tasks import EXCLUSIVE, UNKNOWN, TaskKind
 
 
 class Classifier(nn.Module):

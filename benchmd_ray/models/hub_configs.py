@@ -15,7 +15,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from benchmd_ray.errors import BenchmdError, first_line, shown
-from benchmd_ray.extras import importing
+from benchmd_ray.extensions.extras import importing
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig

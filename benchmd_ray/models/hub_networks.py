@@ -33,6 +33,7 @@ from torch.nn import functional
 from torch.nn.modules import module as registration
 
 from benchmd_ray.errors import BenchmdError, first_line
+from benchmd_ray.modality.signals import Signal
 from benchmd_ray.models.evaluating import evaluating
 from benchmd_ray.models.hub_configs import (
     LARGEST_CONFIG,
@@ -43,8 +44,7 @@ from benchmd_ray.models.hub_configs import (
 )
 from benchmd_ray.models.networks import TRANSFORMERS
 from benchmd_ray.models.resnet import replace_norms
-from benchmd_ray.settings import EncoderSettings, updated
-from benchmd_ray.signals import Signal
+from benchmd_ray.settings.definition import EncoderSettings, updated
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig

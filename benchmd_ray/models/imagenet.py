@@ -20,11 +20,11 @@ from typing import TYPE_CHECKING
 from safetensors import SafetensorError
 
 from benchmd_ray.errors import BenchmdError
-from benchmd_ray.extras import importing
-from benchmd_ray.files import sha256
-from benchmd_ray.modalities import modalities
-from benchmd_ray.settings import ENCODERS, EncoderSettings
-from benchmd_ray.signals import Signal
+from benchmd_ray.extensions.extras import importing
+from benchmd_ray.files.atomic import sha256
+from benchmd_ray.modality.modalities import modalities
+from benchmd_ray.modality.signals import Signal
+from benchmd_ray.settings.definition import ENCODERS, EncoderSettings
 
 if TYPE_CHECKING:
     import torch

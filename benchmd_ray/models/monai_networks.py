@@ -30,15 +30,15 @@ from torch import nn
 from torch.nn import functional
 
 from benchmd_ray.errors import BenchmdError
-from benchmd_ray.extras import importing
+from benchmd_ray.extensions.extras import importing
+from benchmd_ray.modality.signals import Signal
 from benchmd_ray.models.resnet import (
     ResNetOptions,
     places_after,
     refuse_resizing,
     replace_norms,
 )
-from benchmd_ray.settings import EncoderSettings, updated
-from benchmd_ray.signals import Signal
+from benchmd_ray.settings.definition import EncoderSettings, updated
 
 
 @dataclass(frozen=True)

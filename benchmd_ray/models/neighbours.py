@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from benchmd_ray.tasks import EXCLUSIVE, UNKNOWN, TaskKind
+from benchmd_ray.modality.tasks import EXCLUSIVE, UNKNOWN, TaskKind
 
 TEMPERATURE = 0.07
 """A neighbour votes with the weight exp(cosine / temperature)."""

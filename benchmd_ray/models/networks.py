@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from benchmd_ray.errors import BenchmdError
-from benchmd_ray.plugins import plugin_source
-from benchmd_ray.settings import EncoderSettings
-from benchmd_ray.tasks import Task
+from benchmd_ray.extensions.plugins import plugin_source
+from benchmd_ray.modality.tasks import Task
+from benchmd_ray.settings.definition import EncoderSettings
 
 NETWORK = "transformer"
 """Name of the benchmark's own network."""
 TRANSFORMERS = "transformers"
 """Name of the networks of the library transformers."""
 KIND = "encoder network"
-"""What a network is among `plugins.GROUPS`."""
+"""What a network is among `extensions.plugins.GROUPS`."""
 PART_OF: dict[str, str] = {
     NETWORK: "transformer",
     **{

@@ -34,9 +34,9 @@ from torch.nn import functional
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from benchmd_ray.errors import BenchmdError
+from benchmd_ray.modality.signals import Signal
 from benchmd_ray.models.drop_path import DropPath
-from benchmd_ray.settings import EncoderSettings, updated
-from benchmd_ray.signals import Signal
+from benchmd_ray.settings.definition import EncoderSettings, updated
 
 Convolution = Callable[[int, int, int, int], nn.Module]
 """Makes a convolution of input channels, output channels, extent of the kernel and stride: without

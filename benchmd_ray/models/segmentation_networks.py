@@ -27,9 +27,9 @@ from torch import nn
 from torch.overrides import TorchFunctionMode
 
 from benchmd_ray.errors import BenchmdError, unknown_name
+from benchmd_ray.modality.signals import Signal
 from benchmd_ray.models.monai_networks import monai_nets
-from benchmd_ray.settings import EncoderSettings, updated
-from benchmd_ray.signals import Signal
+from benchmd_ray.settings.definition import EncoderSettings, updated
 
 AXES = (("channel", "y", "x"), ("channel", "z", "y", "x"))
 """Of signals that the networks take, with any number of channels."""

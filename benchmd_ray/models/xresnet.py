@@ -32,10 +32,10 @@ from torch import nn
 from torch.nn import functional
 
 from benchmd_ray.errors import BenchmdError
+from benchmd_ray.modality.signals import Signal
 from benchmd_ray.models.drop_path import DropPath
 from benchmd_ray.models.resnet import EXPANSION, BatchNorm, places_after, require_axes
-from benchmd_ray.settings import EncoderSettings, updated
-from benchmd_ray.signals import Signal
+from benchmd_ray.settings.definition import EncoderSettings, updated
 
 AXES = ("channel", "time")
 """Of signals that the network takes, with any number of channels."""

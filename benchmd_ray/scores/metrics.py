@@ -17,9 +17,9 @@ import numpy as np
 import numpy.typing as npt
 
 from benchmd_ray.errors import BenchmdError, unknown_name
+from benchmd_ray.modality.tasks import EXCLUSIVE, TaskKind
 from benchmd_ray.scores import ranking, sums
 from benchmd_ray.scores.sums import Floats, Targets
-from benchmd_ray.tasks import EXCLUSIVE, TaskKind
 
 _ROUNDING = 1e-6
 """How far a score may lie outside [0, 1]: merged classes have sums of probabilities."""

@@ -22,6 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 from benchmd_ray.errors import BenchmdError
+from benchmd_ray.modality.tasks import TaskKind
 from benchmd_ray.scores.metrics import checked_groups, checked_metric
 from benchmd_ray.scores.ranking import Places, Ranked, Weights, rank
 from benchmd_ray.scores.sums import (
@@ -32,7 +33,6 @@ from benchmd_ray.scores.sums import (
     mean_over_classes,
     ratio,
 )
-from benchmd_ray.tasks import TaskKind
 
 _RANKED_ELEMENTS = 1 << 20
 """Resamples × rows that a thread ranks at a time: about 15 MB, unless one resample needs more."""

@@ -25,6 +25,7 @@ import numpy.typing as npt
 from scipy.stats import kruskal, mannwhitneyu
 
 from benchmd_ray.errors import BenchmdError
+from benchmd_ray.modality.tasks import UNKNOWN, TaskKind
 from benchmd_ray.scores.comparison import holm
 from benchmd_ray.scores.intervals import Estimate, equality_p, independent_difference
 from benchmd_ray.scores.metrics import checked_predictions, metric
@@ -32,7 +33,6 @@ from benchmd_ray.scores.resampling import resampled
 from benchmd_ray.scores.seeds import Difference, error_over_seeds, pooled_seeds
 from benchmd_ray.scores.sums import mean_over_classes
 from benchmd_ray.scores.support import TEST_PATIENTS, Basis, caution, support, weaker
-from benchmd_ray.tasks import UNKNOWN, TaskKind
 
 Floats = npt.NDArray[np.float64]
 

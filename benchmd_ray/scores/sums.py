@@ -19,7 +19,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from benchmd_ray.tasks import EXCLUSIVE, TaskKind
+from benchmd_ray.modality.tasks import EXCLUSIVE, TaskKind
 
 Floats = npt.NDArray[np.float64]
 Targets = npt.NDArray[np.int8]

@@ -21,8 +21,8 @@ from functools import cached_property
 import numpy as np
 import numpy.typing as npt
 
+from benchmd_ray.modality.tasks import UNKNOWN
 from benchmd_ray.scores.metrics import METRICS, checked_groups
-from benchmd_ray.tasks import UNKNOWN
 
 INTERVAL_PATIENTS = 10
 """Patients that an interval takes."""

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from benchmd_ray.tasks import UNKNOWN
+from benchmd_ray.modality.tasks import UNKNOWN
 
 
 class Units:

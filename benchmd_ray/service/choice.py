@@ -7,15 +7,16 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, get_args, get_type_hints
 
-from benchmd_ray.benchmarks.benchmark import Start
-from benchmd_ray.benchmarks.registry import USUAL, benchmark
 from benchmd_ray.data.cards import POLICIES, cards, known_modalities
 from benchmd_ray.errors import BenchmdError, unknown_name
-from benchmd_ray.modalities import Modality
+from benchmd_ray.evaluation.benchmark import Start
+from benchmd_ray.evaluation.registry import USUAL, benchmark
+from benchmd_ray.modality.modalities import Modality
+from benchmd_ray.modality.tasks import Task
 from benchmd_ray.models.imagenet import require_images
 from benchmd_ray.models.networks import require_task
 from benchmd_ray.service.datasets import Dataset, Found, from_cards, from_catalogs
-from benchmd_ray.settings import (
+from benchmd_ray.settings.definition import (
     ENCODERS,
     EncoderSettings,
     Settings,
@@ -26,7 +27,6 @@ from benchmd_ray.settings import (
 from benchmd_ray.ssl import HUB, SCRATCH, TECHNIQUES, protocol_encoder, technique_named
 from benchmd_ray.ssl.brought import own_encoder, technique_label
 from benchmd_ray.storage.location import Location
-from benchmd_ray.tasks import Task
 
 Mode = Literal["linear", "finetune", "knn"]
 MODES, LABELS = (get_args(get_type_hints(TransferSettings)[name]) for name in ("mode", "labels"))

@@ -12,10 +12,16 @@ import warnings
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from benchmd_ray.modality.signals import Signal
 from benchmd_ray.models.networks import NETWORK
 from benchmd_ray.service.datasets import Dataset
-from benchmd_ray.settings import EncoderSettings, Settings, TransferSettings, as_dict, updated
-from benchmd_ray.signals import Signal
+from benchmd_ray.settings.definition import (
+    EncoderSettings,
+    Settings,
+    TransferSettings,
+    as_dict,
+    updated,
+)
 from benchmd_ray.ssl import PROJECTION, technique_named
 
 FLOAT = 4

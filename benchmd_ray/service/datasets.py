@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from benchmd_ray.benchmarks.evaluation import Evaluation
 from benchmd_ray.data.cards import DatasetCard, dataset_card
 from benchmd_ray.data.catalog import MANIFEST, Catalog, open_catalog
 from benchmd_ray.data.manifest_form import SHARDS
 from benchmd_ray.errors import BenchmdError
-from benchmd_ray.modalities import Modality
+from benchmd_ray.evaluation.evaluation import Evaluation
+from benchmd_ray.modality.modalities import Modality
 from benchmd_ray.storage.location import Location, entries
 
 DEPTH = 2

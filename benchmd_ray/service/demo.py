@@ -6,14 +6,14 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from benchmd_ray.benchmarks.registry import benchmarks, named_by
-from benchmd_ray.cluster import connected, embedded, own_cpus
+from benchmd_ray.cluster.connection import connected, embedded, own_cpus
 from benchmd_ray.data.build import build
 from benchmd_ray.data.catalog import Catalog, open_catalog
 from benchmd_ray.data.provenance import mark_synthetic
 from benchmd_ray.demo import PACKAGES, WRITERS
 from benchmd_ray.errors import count_of, unknown_name
-from benchmd_ray.extras import is_installed, require
+from benchmd_ray.evaluation.registry import benchmarks, named_by
+from benchmd_ray.extensions.extras import is_installed, require
 from benchmd_ray.service.plan import Choice, Item, Plan, make_plan
 from benchmd_ray.service.schedule import run_plan
 from benchmd_ray.service.searches import Tuning

@@ -13,10 +13,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from benchmd_ray import __version__
-from benchmd_ray.cluster import own_cpus
-from benchmd_ray.extras import EXTRAS, command_for
-from benchmd_ray.files import cache_folder
+from benchmd_ray._version import __version__
+from benchmd_ray.cluster.connection import own_cpus
+from benchmd_ray.extensions.extras import EXTRAS, command_for
+from benchmd_ray.files.atomic import cache_folder
 
 State = Literal["ok", "note", "missing"]
 """``missing``: nothing works without it; ``note``: something is slower, or cannot be done."""
@@ -95,7 +95,7 @@ def _devices() -> Iterator[Finding]:
         return
     import torch
 
-    from benchmd_ray.hardware import hardware
+    from benchmd_ray.cluster.hardware import hardware
     from benchmd_ray.training.steps import can_compile
 
     for number in range(torch.cuda.device_count()):

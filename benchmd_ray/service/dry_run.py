@@ -9,11 +9,11 @@ from typing import Any
 
 import pandas as pd
 
-from benchmd_ray.cluster import connected, embedded, own_cpus
+from benchmd_ray.cluster.connection import connected, embedded, own_cpus
+from benchmd_ray.console.progress import duration
 from benchmd_ray.errors import BenchmdError, count_of
 from benchmd_ray.models.imagenet import FILE, REPOSITORY
-from benchmd_ray.progress import duration
-from benchmd_ray.results.written import aligned
+from benchmd_ray.report.formats import aligned
 from benchmd_ray.service.capacity import cluster_capacity
 from benchmd_ray.service.plan import Choice, Item, Plan, make_plan, own_gpus
 from benchmd_ray.service.simulate import Resources, simulate

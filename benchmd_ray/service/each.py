@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from benchmd_ray.console.interrupts import stopping
 from benchmd_ray.errors import BenchmdError, first_line
-from benchmd_ray.interrupts import stopping
 
 TRIES = 3
 """Calls of one item whose worker is lost; then the item may be the reason."""

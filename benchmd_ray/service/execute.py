@@ -11,32 +11,32 @@ from pathlib import Path
 
 import torch
 
-from benchmd_ray.benchmarks.evaluation import (
-    Asked,
-    Evaluation,
-    usual_evaluation,
-)
-from benchmd_ray.benchmarks.registry import benchmark
-from benchmd_ray.cluster import connected, require_shared
+from benchmd_ray.cluster.connection import connected, require_shared
 from benchmd_ray.data.batches import Worker
 from benchmd_ray.data.catalog import Catalog, open_catalog
 from benchmd_ray.data.sizes import streams
 from benchmd_ray.errors import BenchmdError
-from benchmd_ray.integrity import remove_hashed, write_hash
+from benchmd_ray.evaluation.evaluation import (
+    Asked,
+    Evaluation,
+    usual_evaluation,
+)
+from benchmd_ray.evaluation.registry import benchmark
+from benchmd_ray.files.integrity import remove_hashed, write_hash
 from benchmd_ray.models.imagenet import StartWeights
-from benchmd_ray.results.store import Run, open_run, read_run, require_weights, scoring, working
+from benchmd_ray.runs.predictions import (
+    predictions_path,
+)
+from benchmd_ray.runs.store import Run, open_run, read_run, require_weights, scoring, working
 from benchmd_ray.service.naming import finished_upstream, pretraining, settled, transferring
 from benchmd_ray.service.scored import is_scored, open_also
-from benchmd_ray.settings import EncoderSettings, Settings
+from benchmd_ray.settings.definition import EncoderSettings, Settings
 from benchmd_ray.ssl import SCRATCH, technique_named
 from benchmd_ray.ssl.brought import own_encoder, start_weights
 from benchmd_ray.storage.location import Location
 from benchmd_ray.training.engine import choose_device
 from benchmd_ray.training.jobs import PretrainJob, TransferJob
 from benchmd_ray.training.launch import launch
-from benchmd_ray.training.predictions import (
-    predictions_path,
-)
 from benchmd_ray.training.pretrain import require_pretrainable
 from benchmd_ray.training.transfer import require_transferable
 from benchmd_ray.training.weights import START, export_model, write_weights

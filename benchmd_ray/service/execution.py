@@ -14,12 +14,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from benchmd_ray.cluster import free_reserved
+from benchmd_ray.cluster.connection import free_reserved
+from benchmd_ray.cluster.telemetry import count, gauge, observe
+from benchmd_ray.console.interrupts import Stopping
+from benchmd_ray.console.progress import Board, above
 from benchmd_ray.errors import BenchmdError, first_line
-from benchmd_ray.interrupts import Stopping
-from benchmd_ray.progress import Board, above
-from benchmd_ray.results.store import read_run
-from benchmd_ray.results.store import shown as address_of
+from benchmd_ray.runs.store import read_run
+from benchmd_ray.runs.store import shown as address_of
 from benchmd_ray.service.capacity import Need, need_of, placed
 from benchmd_ray.service.keeping import release_unneeded
 from benchmd_ray.service.live import Progressing, longest_first, status_text
@@ -31,7 +32,6 @@ from benchmd_ray.service.simulate import Resources, pace_of, seconds_needed, tim
 from benchmd_ray.service.status import find_run, find_runs
 from benchmd_ray.service.steps import Progress
 from benchmd_ray.service.work import Report, execute_item
-from benchmd_ray.telemetry import count, gauge, observe
 
 TICK_SECONDS = 0.5
 """How often the driver looks around while nothing ends."""

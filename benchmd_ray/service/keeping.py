@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from benchmd_ray.results.storage.places import backing_of
-from benchmd_ray.results.storage.retention import release
-from benchmd_ray.results.store import read_run
+from benchmd_ray.runs.places import backing_of
+from benchmd_ray.runs.retention import release
+from benchmd_ray.runs.store import read_run
 from benchmd_ray.service.plan import Item
 
 

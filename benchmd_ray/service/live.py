@@ -9,11 +9,11 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchmd_ray.benchmarks.evaluation import CLASSIFICATION
-from benchmd_ray.progress import duration
+from benchmd_ray.console.progress import duration
+from benchmd_ray.evaluation.evaluation import CLASSIFICATION
+from benchmd_ray.runs.training_log import last_metrics
 from benchmd_ray.service.plan import Item
 from benchmd_ray.ssl.brought import technique_label
-from benchmd_ray.training_log import last_metrics
 
 SHOWN = 3
 """Running items that are named at most."""

@@ -19,14 +19,14 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from benchmd_ray.cluster.head import last_words
+from benchmd_ray.console.terminal import echo, json_text
 from benchmd_ray.errors import DiskFull
-from benchmd_ray.files import append, open_regular, without_home
-from benchmd_ray.head import last_words
-from benchmd_ray.results.storage.history import now
-from benchmd_ray.results.storage.history import reason as reason_of
+from benchmd_ray.files.atomic import append, open_regular, without_home
+from benchmd_ray.runs.history import now
+from benchmd_ray.runs.history import reason as reason_of
 from benchmd_ray.service.outcome import Again
 from benchmd_ray.service.plan import Item, Plan
-from benchmd_ray.terminal import echo, json_text
 
 LOG = "log.jsonl"
 VARIABLE = "BENCHMD_LOG"

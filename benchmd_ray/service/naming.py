@@ -7,15 +7,15 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from benchmd_ray.benchmarks.registry import protocol_of, settings_among
 from benchmd_ray.data.catalog import Catalog
 from benchmd_ray.data.sizes import shuffle_rows, streams
 from benchmd_ray.errors import BenchmdError
+from benchmd_ray.evaluation.registry import protocol_of, settings_among
+from benchmd_ray.extensions.parts import EVERY, package_versions, versions_of
 from benchmd_ray.models.imagenet import StartWeights
 from benchmd_ray.models.networks import network_part, network_source
-from benchmd_ray.parts import EVERY, package_versions, versions_of
-from benchmd_ray.results.store import Run, read_run
-from benchmd_ray.settings import (
+from benchmd_ray.runs.store import Run, read_run
+from benchmd_ray.settings.definition import (
     ENCODERS,
     AugmentationSettings,
     EncoderSettings,

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 
-from benchmd_ray.cluster import ask
+from benchmd_ray.cluster.connection import ask
 from benchmd_ray.errors import count_of
 from benchmd_ray.service.capacity import Capacity, Need, cluster_capacity
 

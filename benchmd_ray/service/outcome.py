@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, Protocol
 
-from benchmd_ray.progress import duration
+from benchmd_ray.console.progress import duration
 from benchmd_ray.service.plan import Item
 
 Again = Literal["retried", "preempted", "lost"]

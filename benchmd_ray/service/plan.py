@@ -9,9 +9,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from benchmd_ray.benchmarks.evaluation import usual_evaluation
-from benchmd_ray.benchmarks.registry import evaluations_asked
 from benchmd_ray.errors import BenchmdError
+from benchmd_ray.evaluation.evaluation import usual_evaluation
+from benchmd_ray.evaluation.registry import evaluations_asked
 from benchmd_ray.service.choice import (
     ALL_TECHNIQUES,
     Choice,
@@ -26,7 +26,7 @@ from benchmd_ray.service.datasets import Dataset, Found, read_also
 from benchmd_ray.service.estimate import Estimator
 from benchmd_ray.service.rates import measured_runs
 from benchmd_ray.service.steps import Evaluate, Step, pretrain_step, transfer_step
-from benchmd_ray.settings import Settings
+from benchmd_ray.settings.definition import Settings
 from benchmd_ray.ssl import SCRATCH, TECHNIQUES
 from benchmd_ray.ssl.brought import technique_label
 from benchmd_ray.storage.location import Location

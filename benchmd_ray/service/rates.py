@@ -10,13 +10,13 @@ from pathlib import Path
 import pyarrow.compute as pc
 
 from benchmd_ray.errors import BenchmdError
-from benchmd_ray.results.store import Run, read_stores
+from benchmd_ray.runs.predictions import predictions_path, read_predictions
+from benchmd_ray.runs.store import Run, read_stores
+from benchmd_ray.runs.training_log import read_metrics
 from benchmd_ray.service.cost import Inputs, Work
 from benchmd_ray.service.datasets import Dataset
 from benchmd_ray.service.steps import pretrain_step, transfer_step
 from benchmd_ray.training.jobs import RESULT, selected_by, transfer_result
-from benchmd_ray.training.predictions import predictions_path, read_predictions
-from benchmd_ray.training_log import read_metrics
 
 
 @dataclass(frozen=True)

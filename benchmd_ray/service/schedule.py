@@ -13,12 +13,12 @@ from pathlib import Path
 
 import torch
 
-from benchmd_ray.cluster import connected, embedded, own_cpus
+from benchmd_ray.cluster.connection import connected, embedded, own_cpus
+from benchmd_ray.cluster.head import last_words
+from benchmd_ray.console.interrupts import stopping
+from benchmd_ray.console.progress import SilentBoard, board
 from benchmd_ray.errors import BenchmdError
-from benchmd_ray.head import last_words
-from benchmd_ray.interrupts import stopping
-from benchmd_ray.progress import SilentBoard, board
-from benchmd_ray.results.storage.places import backing_of
+from benchmd_ray.runs.places import backing_of
 from benchmd_ray.service.capacity import need_of, placed
 from benchmd_ray.service.execution import Execution
 from benchmd_ray.service.keeping import release_rest

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from benchmd_ray.benchmarks.evaluation import CLASSIFICATION, Evaluation
 from benchmd_ray.data.catalog import Catalog, open_catalog
-from benchmd_ray.integrity import Damaged, hash_path, is_whole
-from benchmd_ray.results.store import Run
+from benchmd_ray.evaluation.evaluation import CLASSIFICATION, Evaluation
+from benchmd_ray.files.integrity import Damaged, hash_path, is_whole
+from benchmd_ray.runs.predictions import Outdated, also_of, predictions_path, read_description
+from benchmd_ray.runs.store import Run
 from benchmd_ray.service.datasets import require_one_each
 from benchmd_ray.storage.location import Location
-from benchmd_ray.training.predictions import Outdated, also_of, predictions_path, read_description
 
 
 def open_also(paths: Iterable[Location]) -> tuple[Catalog, ...]:

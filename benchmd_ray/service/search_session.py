@@ -10,28 +10,29 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, Protocol
 
-from benchmd_ray.cluster import require_shared
+from benchmd_ray.cluster.connection import require_shared
+from benchmd_ray.console.interrupts import Stopping
+from benchmd_ray.console.progress import SilentBoard, board
+from benchmd_ray.console.repeating import repeating
 from benchmd_ray.data.catalog import open_catalog
 from benchmd_ray.data.provenance import together
 from benchmd_ray.errors import BenchmdError, Transient, count_of
-from benchmd_ray.files import locked, remove
-from benchmd_ray.integrity import Damaged, read_hashed_json, write_hashed_json
-from benchmd_ray.interrupts import Stopping
-from benchmd_ray.progress import SilentBoard, board
-from benchmd_ray.repeating import repeating
-from benchmd_ray.results.storage.places import location_of
-from benchmd_ray.results.store import read_run, shown
+from benchmd_ray.files.atomic import locked, remove
+from benchmd_ray.files.integrity import Damaged, read_hashed_json, write_hashed_json
+from benchmd_ray.runs.files import SEARCH, SEARCHES
+from benchmd_ray.runs.files import TRIALS as TABLE
+from benchmd_ray.runs.places import location_of
+from benchmd_ray.runs.store import read_run, shown
 from benchmd_ray.service.logged import LoggedSearch
 from benchmd_ray.service.searches import Inner, SearchPlan, Tuning, inner_digest, of_splits
 from benchmd_ray.service.trial_place import Room, longest
-from benchmd_ray.settings import Settings, default_settings
+from benchmd_ray.settings.definition import Settings, default_settings
 from benchmd_ray.ssl import protocol_encoder
 from benchmd_ray.tuning.confirm import Decision, SamplingVariance
 from benchmd_ray.tuning.known import Trial
 from benchmd_ray.tuning.limits import Limits
 from benchmd_ray.tuning.racing import steps_within
-from benchmd_ray.tuning.records import SEARCH, SEARCHES, STATES, read_plan, read_trials
-from benchmd_ray.tuning.records import TRIALS as TABLE
+from benchmd_ray.tuning.records import STATES, read_plan, read_trials
 from benchmd_ray.tuning.sampling import sampled
 from benchmd_ray.tuning.search import search
 from benchmd_ray.tuning.study import Study

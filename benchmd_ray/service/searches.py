@@ -8,19 +8,20 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from benchmd_ray.benchmarks.registry import built_in_space
 from benchmd_ray.data.cards import cards
 from benchmd_ray.data.cards import kind_of as modality_named
 from benchmd_ray.data.catalog import Catalog, open_catalog
 from benchmd_ray.data.inner import seen_splits, splits_seen
 from benchmd_ray.data.origins import of_one_origin
 from benchmd_ray.errors import BenchmdError, unknown_name
-from benchmd_ray.files import digest
-from benchmd_ray.modalities import Modality
+from benchmd_ray.evaluation.registry import built_in_space
+from benchmd_ray.extensions.parts import versions_of
+from benchmd_ray.files.atomic import digest
+from benchmd_ray.modality.modalities import Modality
+from benchmd_ray.modality.signals import Signal
 from benchmd_ray.models.encoder import NETWORKS, require_fitting
 from benchmd_ray.models.networks import network_part, network_source
-from benchmd_ray.parts import versions_of
-from benchmd_ray.results.storage.places import backing_of, shown
+from benchmd_ray.runs.places import backing_of, shown
 from benchmd_ray.scores.support import TEST_PATIENTS
 from benchmd_ray.service.choice import (
     ALL_TECHNIQUES,
@@ -32,8 +33,7 @@ from benchmd_ray.service.choice import (
 )
 from benchmd_ray.service.datasets import Dataset
 from benchmd_ray.service.naming import file_name, settled, transfer_parts
-from benchmd_ray.settings import EncoderSettings, Settings, as_dict
-from benchmd_ray.signals import Signal
+from benchmd_ray.settings.definition import EncoderSettings, Settings, as_dict
 from benchmd_ray.ssl import SCRATCH, method_source, technique_named
 from benchmd_ray.tuning.limits import Budget
 from benchmd_ray.tuning.method import Method

@@ -10,14 +10,14 @@ from typing import Any
 
 import torch
 
+from benchmd_ray.console.progress import progress
 from benchmd_ray.data.batches import Worker
-from benchmd_ray.modalities import Modality
+from benchmd_ray.modality.modalities import Modality
+from benchmd_ray.modality.signals import Signal
 from benchmd_ray.models.encoder import input_extents, make_encoder
-from benchmd_ray.progress import progress
 from benchmd_ray.service.cost import forward_flops, training_flops
 from benchmd_ray.service.rates import Spot
-from benchmd_ray.settings import EncoderSettings, Settings
-from benchmd_ray.signals import Signal
+from benchmd_ray.settings.definition import EncoderSettings, Settings
 from benchmd_ray.training.engine import TorchEngine, autocast
 from benchmd_ray.training.objectives import model_of
 

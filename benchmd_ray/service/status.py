@@ -6,8 +6,8 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from benchmd_ray.errors import BenchmdError
-from benchmd_ray.results.storage.places import backing_of
-from benchmd_ray.results.store import Run
+from benchmd_ray.runs.places import backing_of
+from benchmd_ray.runs.store import Run
 from benchmd_ray.service.naming import settled
 from benchmd_ray.service.plan import Item
 from benchmd_ray.service.steps import Progress, Request

@@ -14,17 +14,17 @@ from functools import lru_cache
 from pathlib import Path
 from typing import ClassVar
 
-from benchmd_ray.benchmarks.evaluation import CLASSIFICATION, Evaluation
 from benchmd_ray.data.catalog import open_catalog
+from benchmd_ray.evaluation.evaluation import CLASSIFICATION, Evaluation
+from benchmd_ray.modality.signals import Signal
 from benchmd_ray.models.imagenet import StartWeights
-from benchmd_ray.results.store import Run, read_run, run_folder
-from benchmd_ray.run_files import RUN
+from benchmd_ray.runs.files import RUN
+from benchmd_ray.runs.store import Run, read_run, run_folder
 from benchmd_ray.service import cost
 from benchmd_ray.service.cost import Disk, Inputs, Work
 from benchmd_ray.service.naming import finished_upstream, pretraining, transferring
 from benchmd_ray.service.scored import is_scored, open_also
-from benchmd_ray.settings import EncoderSettings, Settings, as_dict, updated
-from benchmd_ray.signals import Signal
+from benchmd_ray.settings.definition import EncoderSettings, Settings, as_dict, updated
 from benchmd_ray.ssl import technique_named
 from benchmd_ray.ssl.brought import start_weights
 from benchmd_ray.storage.location import Location

@@ -13,14 +13,16 @@ import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from importlib.metadata import distribution
 from pathlib import Path
 from typing import Any
 
 import benchmd_ray
-from benchmd_ray.cluster import ENVIRONMENT, NODES, asked_nodes
+from benchmd_ray.cluster.connection import ENVIRONMENT, NODES, asked_nodes
 from benchmd_ray.errors import BenchmdError
-from benchmd_ray.files import resource_folder, slug
-from benchmd_ray.private_parts import private_part
+from benchmd_ray.evaluation.registry import PACKAGE
+from benchmd_ray.extensions.private_parts import private_part
+from benchmd_ray.files.atomic import resource_folder, slug
 from benchmd_ray.service.job_variables import HOOK, PYTHON, write_variables
 
 DEFAULT_ADDRESS = "http://127.0.0.1:8265"
@@ -201,13 +203,21 @@ def _require_same_ray(client: Any) -> None:
 
 
 def _stage(folder: Path, files: Mapping[str, Path], variables: dict[str, str]) -> None:
-    """Put together a job's folder: the package as it is in its wheel, files, variables."""
+    """Put together a job's folder: the package as it is in its wheel, files, variables.
+
+    Its metadata comes along, where the benchmarks are found by their entry points.
+    """
     source = Path(benchmd_ray.__file__).parent
     package = folder / source.name
     unwanted = shutil.ignore_patterns("__pycache__")
     shutil.copytree(source, package, ignore=unwanted)
     for name in RESOURCES:
         shutil.copytree(resource_folder(name), package / name, ignore=unwanted, dirs_exist_ok=True)
+    metadata = distribution(PACKAGE)
+    about = folder / f"{source.name}-{metadata.version}.dist-info"
+    about.mkdir()
+    for name in ("METADATA", "entry_points.txt"):
+        (about / name).write_text(metadata.read_text(name) or "", "utf-8")
     for name, path in files.items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(path, folder / name)

@@ -8,11 +8,11 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from benchmd_ray.results.dashboard import Dashboard
-from benchmd_ray.results.tracking import Followed, Tracker
 from benchmd_ray.service.outcome import Again, Observer
 from benchmd_ray.service.plan import Item, Plan
 from benchmd_ray.ssl.brought import technique_label
+from benchmd_ray.tracking.dashboard import Dashboard
+from benchmd_ray.tracking.upload import Followed, Tracker
 
 
 class TrackedPlan:

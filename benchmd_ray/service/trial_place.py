@@ -7,10 +7,10 @@ import time
 from collections.abc import Sequence
 from dataclasses import replace
 
+from benchmd_ray.console.interrupts import Stopping
 from benchmd_ray.data.catalog import Catalog
 from benchmd_ray.data.sizes import streams
 from benchmd_ray.errors import BenchmdError, NoRoom, count_of
-from benchmd_ray.interrupts import Stopping
 from benchmd_ray.service.capacity import SLACK, Capacity, Need
 from benchmd_ray.service.cost import Inputs
 from benchmd_ray.service.nodes import Nodes

@@ -18,15 +18,16 @@ from pathlib import Path
 
 import torch
 
-from benchmd_ray.cluster import connected, embedded, own_cpus
+from benchmd_ray.cluster.connection import connected, embedded, own_cpus
+from benchmd_ray.console.interrupts import Stopping, stopping
 from benchmd_ray.data.catalog import Catalog, confined, open_catalog
 from benchmd_ray.data.inner import inner_catalog
 from benchmd_ray.errors import BenchmdError, count_of
-from benchmd_ray.integrity import hash_path, is_whole, write_hash
-from benchmd_ray.interrupts import Stopping, stopping
+from benchmd_ray.files.integrity import hash_path, is_whole, write_hash
 from benchmd_ray.models.imagenet import imagenet_weights
-from benchmd_ray.results.storage.places import backing_of, location_of
-from benchmd_ray.results.store import read_run, require_weights
+from benchmd_ray.runs.files import INNER, SEARCHES
+from benchmd_ray.runs.places import backing_of, location_of
+from benchmd_ray.runs.store import read_run, require_weights
 from benchmd_ray.service.logged import LoggedSearch, quieted
 from benchmd_ray.service.nodes import Nodes
 from benchmd_ray.service.plan import make_plan
@@ -35,12 +36,11 @@ from benchmd_ray.service.schedule import run_plan
 from benchmd_ray.service.search_session import Searched, Session, TrialObserver
 from benchmd_ray.service.searches import Inner, SearchPlan, Tuning, planned_searches
 from benchmd_ray.service.trial_place import Room, memory_of
-from benchmd_ray.settings import Settings
+from benchmd_ray.settings.definition import Settings
 from benchmd_ray.ssl import SCRATCH, technique_named
 from benchmd_ray.storage.location import Address, Location, entries, put_file
 from benchmd_ray.storage.patience import patiently
 from benchmd_ray.training.weights import write_weights
-from benchmd_ray.tuning.records import INNER, SEARCHES
 from benchmd_ray.tuning.trial import Arm
 
 MONITOR = "RAY_memory_monitor_refresh_ms"

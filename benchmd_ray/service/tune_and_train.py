@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from benchmd_ray.results.dashboard import Dashboard
 from benchmd_ray.service.capacity import cluster_capacity
 from benchmd_ray.service.retrain import retraining_plan
 from benchmd_ray.service.schedule import run_plan
@@ -13,6 +12,7 @@ from benchmd_ray.service.search_session import Searched
 from benchmd_ray.service.searches import Tuning, planned_searches
 from benchmd_ray.service.tracked import TrackedSearch, observers
 from benchmd_ray.service.tune import run_searches, tuning_cluster
+from benchmd_ray.tracking.dashboard import Dashboard
 
 
 def search_and_train(

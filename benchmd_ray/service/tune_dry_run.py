@@ -10,12 +10,13 @@ from pathlib import Path
 
 import pandas as pd
 
+from benchmd_ray.console.progress import duration
 from benchmd_ray.data.catalog import open_catalog
 from benchmd_ray.data.inner import FOLDS, splits_seen
 from benchmd_ray.errors import count_of
-from benchmd_ray.progress import duration
-from benchmd_ray.results.storage.places import backing_of
-from benchmd_ray.results.written import aligned
+from benchmd_ray.report.formats import aligned
+from benchmd_ray.runs.files import SEARCHES, TRIALS
+from benchmd_ray.runs.places import backing_of
 from benchmd_ray.service.capacity import Capacity
 from benchmd_ray.service.datasets import Dataset
 from benchmd_ray.service.dry_run import figure, resources_of
@@ -27,7 +28,7 @@ from benchmd_ray.service.trial_place import longest, place_of
 from benchmd_ray.ssl import SCRATCH
 from benchmd_ray.tuning.limits import CONFIRMING_AT_ONCE, Budget, Place
 from benchmd_ray.tuning.racing import expected_evaluations, rungs, steps_within
-from benchmd_ray.tuning.records import SEARCHES, TRIALS, limits_of, read_search
+from benchmd_ray.tuning.records import limits_of, read_search
 
 
 @dataclass(frozen=True)

@@ -9,12 +9,12 @@ from pathlib import Path
 
 import torch
 
+from benchmd_ray.cluster.gpu_memory import is_exhausted, take_share
+from benchmd_ray.console.interrupts import interruptible
 from benchmd_ray.errors import BenchmdError, BucketError, Busy, NoRoom, Stopped, Transient
-from benchmd_ray.files import remove
-from benchmd_ray.gpu_memory import is_exhausted, take_share
-from benchmd_ray.interrupts import interruptible
-from benchmd_ray.results.storage.places import store_folder
-from benchmd_ray.results.store import read_run
+from benchmd_ray.files.atomic import remove
+from benchmd_ray.runs.places import store_folder
+from benchmd_ray.runs.store import read_run
 from benchmd_ray.service.plan import Item
 from benchmd_ray.service.steps import Request
 

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from benchmd_ray.plugins import plugin, plugin_source
-from benchmd_ray.settings import PretrainSettings
+from benchmd_ray.extensions.plugins import plugin, plugin_source
+from benchmd_ray.settings.definition import PretrainSettings
 
 if TYPE_CHECKING:
     from benchmd_ray.models.encoder import Encoder
@@ -61,7 +61,7 @@ HUB, OWN = "hf:", "model:"
 """What the names of techniques begin with that take an encoder as it is: of a folder of
 transformers', and of a user's function."""
 KIND = "pretraining technique"
-"""What a user's method is among `plugins.GROUPS`."""
+"""What a user's method is among `extensions.plugins.GROUPS`."""
 
 
 def technique_named(name: str, *, also: Sequence[str] = ()) -> Technique:

@@ -13,11 +13,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from benchmd_ray.errors import BenchmdError
+from benchmd_ray.extensions.plugins import GROUPS, IMPORT_PATH
+from benchmd_ray.modality.signals import Signal
 from benchmd_ray.models.imagenet import StartWeights, imagenet_weights
 from benchmd_ray.models.networks import KIND, PART_OF
-from benchmd_ray.plugins import GROUPS, IMPORT_PATH
-from benchmd_ray.settings import EncoderSettings
-from benchmd_ray.signals import Signal
+from benchmd_ray.settings.definition import EncoderSettings
 from benchmd_ray.ssl import HUB, OWN, technique_named
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ from torch import nn
 from torch.nn import functional
 
 from benchmd_ray.models.encoder import Encoder
-from benchmd_ray.settings import PretrainSettings
+from benchmd_ray.settings.definition import PretrainSettings
 from benchmd_ray.ssl import PROJECTION
 from benchmd_ray.ssl.method import Draws, Gather, alone
 

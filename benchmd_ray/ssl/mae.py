@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from benchmd_ray.models.encoder import Encoder
-from benchmd_ray.settings import PretrainSettings
+from benchmd_ray.settings.definition import PretrainSettings
 from benchmd_ray.ssl.method import Draws, Gather, alone
 
 

@@ -12,7 +12,7 @@ from torch.nn import functional
 
 from benchmd_ray.errors import BenchmdError
 from benchmd_ray.models.encoder import Encoder
-from benchmd_ray.settings import PretrainSettings
+from benchmd_ray.settings.definition import PretrainSettings
 from benchmd_ray.ssl.method import Draws, Gather, alone
 
 

@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from benchmd_ray.errors import BenchmdError, BucketError
-from benchmd_ray.extras import importing
-from benchmd_ray.files import MAX_BYTES, replacing
+from benchmd_ray.extensions.extras import importing
+from benchmd_ray.files.atomic import MAX_BYTES, replacing
 from benchmd_ray.storage.address import normal, split_address, without_key
 
 CONNECT_SECONDS = 5

@@ -17,9 +17,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Protocol
 
+from benchmd_ray.console.repeating import repeating
 from benchmd_ray.errors import BenchmdError, BucketError, Busy, Transient
-from benchmd_ray.files import parse_json, write_json
-from benchmd_ray.repeating import repeating
+from benchmd_ray.files.atomic import parse_json, write_json
 from benchmd_ray.storage.bucket import Content
 
 LEASE_SECONDS = 180.0

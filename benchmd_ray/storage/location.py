@@ -17,7 +17,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from benchmd_ray.errors import BenchmdError
-from benchmd_ray.files import MAX_BYTES, cache_folder, locked, remove, remove_partial, replacing
+from benchmd_ray.files.atomic import (
+    MAX_BYTES,
+    cache_folder,
+    locked,
+    remove,
+    remove_partial,
+    replacing,
+)
 from benchmd_ray.storage.address import SCHEME, local_name, normal
 from benchmd_ray.storage.patience import patiently
 

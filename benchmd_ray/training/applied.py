@@ -16,9 +16,9 @@ from torch.nn import functional
 from benchmd_ray.data.cards import DatasetCard
 from benchmd_ray.data.normalise import Statistics, normaliser
 from benchmd_ray.errors import BenchmdError, shown, unknown_name
+from benchmd_ray.modality.signals import Signal
+from benchmd_ray.modality.tasks import Task
 from benchmd_ray.models.heads import Classifier
-from benchmd_ray.signals import Signal
-from benchmd_ray.tasks import Task
 from benchmd_ray.training.augmentation.evaluation import evaluated
 from benchmd_ray.training.collect import evaluation_batch
 from benchmd_ray.training.engine import choose_device

@@ -16,7 +16,7 @@ from torch import nn
 from torch.optim.swa_utils import get_ema_multi_avg_fn
 
 from benchmd_ray.errors import BenchmdError
-from benchmd_ray.settings import Settings
+from benchmd_ray.settings.definition import Settings
 from benchmd_ray.training.state import named_tensors
 
 WHOLE = 2

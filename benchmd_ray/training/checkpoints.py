@@ -19,16 +19,16 @@ import torch
 
 from benchmd_ray.data.batches import Worker
 from benchmd_ray.errors import BenchmdError
-from benchmd_ray.files import TEMPORARY, flush, remove, removed_on_failure, sha256
-from benchmd_ray.integrity import (
+from benchmd_ray.extensions.parts import package_versions
+from benchmd_ray.files.atomic import TEMPORARY, flush, remove, removed_on_failure, sha256
+from benchmd_ray.files.integrity import (
     Damaged,
     Kinds,
     read_hashed_json,
     require_sha256,
     write_hashed_json,
 )
-from benchmd_ray.parts import package_versions
-from benchmd_ray.run_files import CHECKPOINT, CHECKPOINTS
+from benchmd_ray.runs.files import CHECKPOINT, CHECKPOINTS
 from benchmd_ray.training.engine import Engine, TorchEngine, barrier, gather
 
 KEPT = 2

@@ -19,9 +19,9 @@ from torch import nn
 
 from benchmd_ray.data.batches import Worker
 from benchmd_ray.errors import BenchmdError
-from benchmd_ray.extras import importing, require
-from benchmd_ray.private_parts import private_part
-from benchmd_ray.settings import ExecutionSettings, OptimiserSettings
+from benchmd_ray.extensions.extras import importing, require
+from benchmd_ray.extensions.private_parts import private_part
+from benchmd_ray.settings.definition import ExecutionSettings, OptimiserSettings
 from benchmd_ray.training.state import (
     MOMENTS,
     Held,

@@ -17,13 +17,14 @@ import numpy.typing as npt
 import torch
 from torch import nn
 
-from benchmd_ray import __version__
-from benchmd_ray.arrays import mapped
+from benchmd_ray._version import __version__
+from benchmd_ray.cluster.hardware import hardware
 from benchmd_ray.data.batches import Rows
 from benchmd_ray.data.catalog import Catalog
-from benchmd_ray.files import digest, locked, replacing, sha256
-from benchmd_ray.hardware import hardware
-from benchmd_ray.integrity import (
+from benchmd_ray.extensions.parts import versions_of
+from benchmd_ray.files.arrays import mapped
+from benchmd_ray.files.atomic import digest, locked, replacing, sha256
+from benchmd_ray.files.integrity import (
     Damaged,
     read_hashed_json,
     require_sha256,
@@ -31,8 +32,7 @@ from benchmd_ray.integrity import (
 )
 from benchmd_ray.models.digest import weights_digest
 from benchmd_ray.models.networks import network_part, network_source
-from benchmd_ray.parts import versions_of
-from benchmd_ray.settings import Settings, as_dict
+from benchmd_ray.settings.definition import Settings, as_dict
 from benchmd_ray.training.engine import uses_bf16
 
 Features = npt.NDArray[np.float32]

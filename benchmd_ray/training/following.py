@@ -9,13 +9,13 @@ import contextlib
 from collections.abc import Iterator
 from pathlib import Path
 
+from benchmd_ray.console.progress import progress
+from benchmd_ray.console.repeating import repeating
 from benchmd_ray.errors import count_of
-from benchmd_ray.progress import progress
-from benchmd_ray.repeating import repeating
+from benchmd_ray.runs.training_log import last_metrics
 from benchmd_ray.training.checkpoints import checkpoint_step
 from benchmd_ray.training.jobs import PretrainJob, TransferJob
 from benchmd_ray.training.restarts import Lost, record
-from benchmd_ray.training_log import last_metrics
 
 LOOK_SECONDS = 1.0
 

@@ -11,7 +11,7 @@ import torch
 
 from benchmd_ray.data.batches import Worker
 from benchmd_ray.models.encoder import NETWORKS
-from benchmd_ray.settings import Settings
+from benchmd_ray.settings.definition import Settings
 from benchmd_ray.training.steps import (
     ALIKE,
     COMPILED_FROM,

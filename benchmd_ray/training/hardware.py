@@ -6,9 +6,9 @@ from pathlib import Path
 
 import torch
 
+from benchmd_ray.cluster.hardware import Hardware, from_json, hardware
 from benchmd_ray.data.batches import Worker
-from benchmd_ray.hardware import Hardware, from_json, hardware
-from benchmd_ray.sessions import record_session
+from benchmd_ray.runs.sessions import record_session
 from benchmd_ray.training.checkpoints import checkpoint_step
 from benchmd_ray.training.engine import gather
 

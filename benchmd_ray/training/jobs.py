@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmd_ray.integrity import Kinds, made_again, read_hashed_json
-from benchmd_ray.settings import Settings
+from benchmd_ray.files.integrity import Kinds, made_again, read_hashed_json
+from benchmd_ray.modality.tasks import Task
+from benchmd_ray.settings.definition import Settings
 from benchmd_ray.storage.location import Location
-from benchmd_ray.tasks import Task
 
 RESULT = "training.json"
 

@@ -9,14 +9,15 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from benchmd_ray.cluster import connected, embedded, require_shared
+from benchmd_ray.cluster.connection import connected, embedded, require_shared
 from benchmd_ray.data.batches import Worker
 from benchmd_ray.data.catalog import open_catalog
 from benchmd_ray.data.sizes import streams
 from benchmd_ray.errors import BenchmdError, NoRoom, Stopped, Transient, count_of, first_line
-from benchmd_ray.files import remove
-from benchmd_ray.integrity import read_hashed_json
-from benchmd_ray.settings import ExecutionSettings
+from benchmd_ray.files.atomic import remove
+from benchmd_ray.files.integrity import read_hashed_json
+from benchmd_ray.runs.training_log import METRICS
+from benchmd_ray.settings.definition import ExecutionSettings
 from benchmd_ray.training.checkpoints import checkpoint_step
 from benchmd_ray.training.engine import choose_device
 from benchmd_ray.training.following import following, tell_loss, tell_restart
@@ -38,7 +39,6 @@ from benchmd_ray.training.ray_train import (
 from benchmd_ray.training.reporter import Reporter
 from benchmd_ray.training.restarts import Lost, lost
 from benchmd_ray.training.transfer import require_transferable
-from benchmd_ray.training_log import METRICS
 
 SHORTEST_WAIT = 2.0
 """Seconds within which a cluster with room reserves it."""

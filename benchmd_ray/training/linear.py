@@ -14,10 +14,10 @@ from benchmd_ray.data.batches import Worker, epoch_order
 from benchmd_ray.data.catalog import Catalog
 from benchmd_ray.data.feed import whole_split_feed
 from benchmd_ray.data.sizes import streams
+from benchmd_ray.modality.tasks import TaskKind
 from benchmd_ray.models.heads import Classifier, classification_loss
 from benchmd_ray.models.neighbours import Neighbours
-from benchmd_ray.settings import Settings
-from benchmd_ray.tasks import TaskKind
+from benchmd_ray.settings.definition import Settings
 from benchmd_ray.training.collect import EVALUATION_BATCH, collect, evaluating, evaluation_batch
 from benchmd_ray.training.engine import TorchEngine, cpu_copy
 from benchmd_ray.training.features import Features, feature_store

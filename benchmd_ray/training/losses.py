@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 
 from benchmd_ray.data.batches import Worker
-from benchmd_ray.settings import Settings
+from benchmd_ray.settings.definition import Settings
 from benchmd_ray.training.engine import gather
 from benchmd_ray.training.reporter import Reporter, require_finite
 

@@ -14,9 +14,9 @@ from types import FrameType
 
 import torch
 
+from benchmd_ray.console.interrupts import SIGNALS, handled
 from benchmd_ray.data.batches import Worker
 from benchmd_ray.errors import Stopped
-from benchmd_ray.interrupts import SIGNALS, handled
 from benchmd_ray.training.engine import gather
 
 LOOK_SECONDS = 1.0

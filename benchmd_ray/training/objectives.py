@@ -12,11 +12,11 @@ from functools import partial
 import torch
 
 from benchmd_ray.data.batches import Batch, Feed, Worker
+from benchmd_ray.modality.tasks import SEGMENTATION, Task, TaskKind
 from benchmd_ray.models.encoder import Encoder
 from benchmd_ray.models.heads import Classifier, classification_loss
 from benchmd_ray.models.segmenter import Segmenter, segmentation_loss
-from benchmd_ray.settings import Settings
-from benchmd_ray.tasks import SEGMENTATION, Task, TaskKind
+from benchmd_ray.settings.definition import Settings
 from benchmd_ray.training.augmentation import augmented, augmented_masks, mixed
 from benchmd_ray.training.collect import collect, evaluation_batch
 from benchmd_ray.training.segmentation import collect_overlaps, mean_dice, patches

@@ -17,14 +17,14 @@ from benchmd_ray.data.feed import whole_split_feed
 from benchmd_ray.data.records import PERSON
 from benchmd_ray.data.resident import split_table
 from benchmd_ray.errors import BenchmdError
+from benchmd_ray.modality.signals import differing_in
 from benchmd_ray.models.heads import Classifier
+from benchmd_ray.runs.predictions import IDENTIFIERS
 from benchmd_ray.scores.metrics import probabilities
-from benchmd_ray.settings import Settings
-from benchmd_ray.signals import differing_in
+from benchmd_ray.settings.definition import Settings
 from benchmd_ray.training.augmentation.evaluation import evaluated
 from benchmd_ray.training.collect import collect, evaluating, evaluation_batch
 from benchmd_ray.training.forward import graphed
-from benchmd_ray.training.predictions import IDENTIFIERS
 from benchmd_ray.training.weights import described, load_classifier, model_description
 
 

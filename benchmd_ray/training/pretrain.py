@@ -13,7 +13,8 @@ from benchmd_ray.data.catalog import Catalog, open_catalog
 from benchmd_ray.data.feed import whole_split_feed
 from benchmd_ray.data.normalise import Normalise
 from benchmd_ray.errors import BenchmdError, Stopped
-from benchmd_ray.integrity import made_again, stated_sha256
+from benchmd_ray.files.integrity import made_again, stated_sha256
+from benchmd_ray.modality.signals import Signal
 from benchmd_ray.models.encoder import (
     NETWORKS,
     Encoder,
@@ -24,8 +25,7 @@ from benchmd_ray.models.encoder import (
 )
 from benchmd_ray.models.imagenet import require_imagenet_patches, require_images
 from benchmd_ray.models.networks import NETWORK
-from benchmd_ray.settings import Settings
-from benchmd_ray.signals import Signal
+from benchmd_ray.settings.definition import Settings
 from benchmd_ray.ssl import METHODS, method_named, technique_named
 from benchmd_ray.ssl.method import Draws
 from benchmd_ray.training.checkpoints import Saver, load_checkpoint

@@ -15,11 +15,11 @@ from typing import Any
 import torch
 from torch.distributed import distributed_c10d
 
+from benchmd_ray.cluster.telemetry import Measured
+from benchmd_ray.console.repeating import repeating
 from benchmd_ray.data.batches import Worker
 from benchmd_ray.errors import BenchmdError, Stopped, Transient
-from benchmd_ray.integrity import write_hashed_json
-from benchmd_ray.repeating import repeating
-from benchmd_ray.telemetry import Measured
+from benchmd_ray.files.integrity import write_hashed_json
 from benchmd_ray.training.engine import choose_device
 from benchmd_ray.training.hardware import record_hardware
 from benchmd_ray.training.jobs import PretrainJob, TransferJob

@@ -10,11 +10,11 @@ from typing import Protocol
 
 import torch
 
+from benchmd_ray.console.progress import Progress, SilentProgress, progress
 from benchmd_ray.errors import BenchmdError
-from benchmd_ray.files import append_text, replacing
-from benchmd_ray.integrity import line
-from benchmd_ray.progress import Progress, SilentProgress, progress
-from benchmd_ray.training_log import METRICS, read_metrics
+from benchmd_ray.files.atomic import append_text, replacing
+from benchmd_ray.files.integrity import line
+from benchmd_ray.runs.training_log import METRICS, read_metrics
 
 
 class Reporter(Protocol):

@@ -9,10 +9,10 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal
 
+from benchmd_ray.console.progress import above
+from benchmd_ray.console.terminal import echo
 from benchmd_ray.errors import first_line
-from benchmd_ray.files import append_text
-from benchmd_ray.progress import above
-from benchmd_ray.terminal import echo
+from benchmd_ray.files.atomic import append_text
 
 RESTARTS = "restarts.jsonl"
 """In a run's folder, where workers were lost: one line for each loss and each new start."""

@@ -26,19 +26,19 @@ from benchmd_ray.data.geometry import Geometry, geometry_of, in_file, write_nift
 from benchmd_ray.data.records import PERSON, targets_of
 from benchmd_ray.data.resident import split_table
 from benchmd_ray.errors import BenchmdError
-from benchmd_ray.files import remove
-from benchmd_ray.scores.dice import CODES, PREDICTED, REFERENCE, dice, presence
-from benchmd_ray.settings import Settings
-from benchmd_ray.signals import differing_in, valid_area
-from benchmd_ray.tasks import SEGMENTATION
-from benchmd_ray.training.augmentation.evaluation import evaluated
-from benchmd_ray.training.collect import evaluating, evaluation_batch
-from benchmd_ray.training.predictions import (
+from benchmd_ray.files.atomic import remove
+from benchmd_ray.modality.signals import differing_in, valid_area
+from benchmd_ray.modality.tasks import SEGMENTATION
+from benchmd_ray.runs.predictions import (
     IDENTIFIERS,
     Predictions,
     fault_of_columns,
     predictions_path,
 )
+from benchmd_ray.scores.dice import CODES, PREDICTED, REFERENCE, dice, presence
+from benchmd_ray.settings.definition import Settings
+from benchmd_ray.training.augmentation.evaluation import evaluated
+from benchmd_ray.training.collect import evaluating, evaluation_batch
 from benchmd_ray.training.segmentation import overlaps
 from benchmd_ray.training.weights import described, load_segmenter, model_description
 

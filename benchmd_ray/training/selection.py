@@ -19,11 +19,11 @@ from benchmd_ray.data.resident import split_table
 from benchmd_ray.data.sizes import streams
 from benchmd_ray.data.splits import balanced_folds, label_subset, rarest_class
 from benchmd_ray.errors import BenchmdError
+from benchmd_ray.modality.tasks import TaskKind
 from benchmd_ray.scores.metrics import auroc, probabilities, require_scorable
 from benchmd_ray.scores.sums import Floats, Targets
 from benchmd_ray.scores.units import Units
-from benchmd_ray.settings import Settings
-from benchmd_ray.tasks import TaskKind
+from benchmd_ray.settings.definition import Settings
 
 Weights = dict[str, torch.Tensor]
 HALVES = ("first_half_auroc", "second_half_auroc")

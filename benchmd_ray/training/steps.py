@@ -21,7 +21,7 @@ from typing import Any, Literal, Protocol, TypeVar, cast
 import torch
 
 from benchmd_ray.errors import BenchmdError
-from benchmd_ray.settings import ExecutionSettings
+from benchmd_ray.settings.definition import ExecutionSettings
 from benchmd_ray.training.engine import Engine, alone, gather
 
 Inputs = Mapping[str, torch.Tensor]

@@ -21,21 +21,21 @@ from benchmd_ray.data.batches import Batch, Feed, Worker
 from benchmd_ray.data.catalog import Catalog, open_catalog
 from benchmd_ray.data.feed import whole_split_feed
 from benchmd_ray.errors import BenchmdError, Stopped
-from benchmd_ray.extras import require
-from benchmd_ray.integrity import write_hashed_json
+from benchmd_ray.extensions.extras import require
+from benchmd_ray.files.integrity import write_hashed_json
+from benchmd_ray.modality.signals import differing_in
+from benchmd_ray.modality.tasks import TaskKind
 from benchmd_ray.models.encoder import NETWORKS, make_encoder, require_fitting
 from benchmd_ray.models.heads import Classifier
 from benchmd_ray.models.networks import require_task
-from benchmd_ray.run_files import MODEL
-from benchmd_ray.settings import (
+from benchmd_ray.runs.files import MODEL
+from benchmd_ray.settings.definition import (
     AugmentationSettings,
     EncoderSettings,
     Settings,
     as_dict,
     updated,
 )
-from benchmd_ray.signals import differing_in
-from benchmd_ray.tasks import TaskKind
 from benchmd_ray.training.augmentation import evaluated, require_applicable
 from benchmd_ray.training.averaging import Average, require_averageable
 from benchmd_ray.training.checkpoints import load_checkpoint, save_checkpoint

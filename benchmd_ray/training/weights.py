@@ -15,8 +15,8 @@ from torch import nn
 
 from benchmd_ray.data.normalise import Statistics
 from benchmd_ray.errors import BenchmdError, shown
-from benchmd_ray.files import replacing
-from benchmd_ray.integrity import (
+from benchmd_ray.files.atomic import replacing
+from benchmd_ray.files.integrity import (
     Damaged,
     Kinds,
     made_again,
@@ -24,17 +24,17 @@ from benchmd_ray.integrity import (
     require_sha256,
     write_hashed_json,
 )
+from benchmd_ray.modality.signals import Signal
+from benchmd_ray.modality.tasks import Task
 from benchmd_ray.models.encoder import NETWORKS, Encoder, make_encoder
 from benchmd_ray.models.heads import Classifier
 from benchmd_ray.models.neighbours import Neighbours
 from benchmd_ray.models.networks import network_source, require_task
 from benchmd_ray.models.segmenter import Segmenter
-from benchmd_ray.run_files import MODEL, RUN
-from benchmd_ray.settings import AugmentationSettings, EncoderSettings, as_dict, updated
-from benchmd_ray.signals import Signal
-from benchmd_ray.tasks import Task
+from benchmd_ray.runs.files import MODEL, RUN
+from benchmd_ray.schema.typed import typed
+from benchmd_ray.settings.definition import AugmentationSettings, EncoderSettings, as_dict, updated
 from benchmd_ray.training.state import differences, listed
-from benchmd_ray.typed import typed
 
 START = "start.safetensors"
 """Weights of an encoder that an unfinished pretraining starts from, where they are not random."""

@@ -11,12 +11,12 @@ from pathlib import Path
 from typing import Any
 
 from benchmd_ray.errors import BenchmdError, shown, unknown_name
-from benchmd_ray.modalities import Modality
+from benchmd_ray.modality.modalities import Modality
 from benchmd_ray.models.networks import network_source
 from benchmd_ray.models.resnet import require_signals
 from benchmd_ray.models.xresnet import require_xresnet_signals
-from benchmd_ray.settings import EncoderSettings, Settings, default_settings, updated
-from benchmd_ray.settings_in_use import (
+from benchmd_ray.settings.definition import EncoderSettings, Settings, default_settings, updated
+from benchmd_ray.settings.in_use import (
     AUGMENTATION,
     BUILT_IN,
     METHOD_SETTINGS,

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from benchmd_ray.cluster import connected
+from benchmd_ray.cluster.connection import connected
 from benchmd_ray.errors import BenchmdError
 from benchmd_ray.tuning.parameters import Parameter
 from benchmd_ray.tuning.search import quiet_tune

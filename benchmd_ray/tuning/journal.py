@@ -19,8 +19,8 @@ from optuna.storages.journal import (
 )
 
 from benchmd_ray.errors import Transient
-from benchmd_ray.files import remove
-from benchmd_ray.integrity import MAX_LOG_BYTES, Damaged, checked, line, read_line, unchecked
+from benchmd_ray.files.atomic import remove
+from benchmd_ray.files.integrity import MAX_LOG_BYTES, Damaged, checked, line, read_line, unchecked
 from benchmd_ray.storage.location import Address, Location, log_at
 
 REMEDY = "Put a copy in its place, or remove the search's folder to begin it anew."

@@ -7,10 +7,10 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from benchmd_ray.cluster.telemetry import gauge
+from benchmd_ray.console.progress import Board
 from benchmd_ray.data.inner import FOLDS
 from benchmd_ray.errors import BenchmdError, shown
-from benchmd_ray.progress import Board
-from benchmd_ray.telemetry import gauge
 from benchmd_ray.tuning.known import Trial
 from benchmd_ray.tuning.parameters import MOST_TRIALS
 from benchmd_ray.tuning.study import Job, Study

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from benchmd_ray.errors import BenchmdError
 from benchmd_ray.models.networks import network_part
-from benchmd_ray.settings import Settings, updated
+from benchmd_ray.settings.definition import Settings, updated
 
 if TYPE_CHECKING:
     from optuna.trial import BaseTrial

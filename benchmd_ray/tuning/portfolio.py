@@ -26,13 +26,13 @@ import numpy as np
 import pandas as pd
 
 from benchmd_ray.errors import BenchmdError, is_name, shown
-from benchmd_ray.files import resource_folder
-from benchmd_ray.integrity import MAX_JSON_BYTES, read_json
+from benchmd_ray.files.atomic import resource_folder
+from benchmd_ray.files.integrity import MAX_JSON_BYTES, read_json
+from benchmd_ray.schema.typed import typed
 from benchmd_ray.storage.location import Location, write
 from benchmd_ray.tuning.racing import REDUCTION
 from benchmd_ray.tuning.records import NUMERIC, SearchRecord
 from benchmd_ray.tuning.spaces import Space
-from benchmd_ray.typed import typed
 
 VERSION = 5
 """Of the format and of how gains are estimated."""

@@ -17,7 +17,7 @@ from ray.tune.schedulers import FIFOScheduler, TrialScheduler
 from ray.tune.search import Searcher
 
 from benchmd_ray.errors import Transient
-from benchmd_ray.files import remove
+from benchmd_ray.files.atomic import remove
 from benchmd_ray.tuning.limits import LOSSES, LOST_NODES, Ended, Limits
 from benchmd_ray.tuning.study import Job
 from benchmd_ray.tuning.trial import Work

@@ -11,8 +11,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from benchmd_ray.errors import BenchmdError, is_name, shown
-from benchmd_ray.integrity import Kinds, kinds_fault
-from benchmd_ray.settings import Settings, updated
+from benchmd_ray.files.integrity import Kinds, kinds_fault
+from benchmd_ray.settings.definition import Settings, updated
 from benchmd_ray.tuning.parameters import (
     KINDS,
     LARGEST,

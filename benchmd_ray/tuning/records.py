@@ -17,8 +17,8 @@ import pandas as pd
 import pyarrow as pa
 
 from benchmd_ray.errors import BenchmdError, is_name, shown, unknown_name
-from benchmd_ray.files import digest
-from benchmd_ray.integrity import (
+from benchmd_ray.files.atomic import digest
+from benchmd_ray.files.integrity import (
     OF,
     Damaged,
     Stored,
@@ -28,17 +28,13 @@ from benchmd_ray.integrity import (
     require_kinds,
     require_of,
 )
-from benchmd_ray.parquet import read_table
-from benchmd_ray.settings import LABEL_SETTINGS, Settings, updated
+from benchmd_ray.files.parquet import read_table
+from benchmd_ray.runs.files import RESULT, SEARCH, SEARCHES, TRIALS
+from benchmd_ray.settings.definition import LABEL_SETTINGS, Settings, updated
 from benchmd_ray.tuning.confirm import LEVEL
 from benchmd_ray.tuning.record_form import PLAN, plan_fault, result_fault, trials_fault
 
 FORMAT = 4
-SEARCHES = "searches"
-"""Folder of a store that holds its searches."""
-INNER = "inner"
-"""Folder of a store that holds the inner catalogs that its searches share."""
-SEARCH, TRIALS, RESULT, BEST = "search.json", "trials.parquet", "result.json", "best.yaml"
 STATES = ("complete", "stopped", "failed", "unfinished")
 """Of a trial; ``complete``: it has all evaluations; ``stopped``: it earned no more."""
 NUMERIC = ("float", "log float", "int", "log int")

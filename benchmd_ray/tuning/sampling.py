@@ -15,14 +15,14 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from benchmd_ray.arrays import mapped
 from benchmd_ray.data.catalog import Catalog
 from benchmd_ray.data.feed import read_units
 from benchmd_ray.data.resident import split_table
-from benchmd_ray.integrity import Damaged, require_hash
+from benchmd_ray.files.arrays import mapped
+from benchmd_ray.files.integrity import Damaged, require_hash
 from benchmd_ray.scores.comparison import delong_shares
 from benchmd_ray.scores.units import Units
-from benchmd_ray.settings import Settings
+from benchmd_ray.settings.definition import Settings
 from benchmd_ray.training.selection import transfer_data
 from benchmd_ray.tuning.confirm import SamplingVariance
 from benchmd_ray.tuning.trial import Work

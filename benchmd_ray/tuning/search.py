@@ -17,10 +17,10 @@ from typing import Any
 
 import torch
 
-from benchmd_ray.cluster import free_reserved
+from benchmd_ray.cluster.connection import free_reserved
+from benchmd_ray.cluster.gpu_memory import is_exhausted, take_share
 from benchmd_ray.errors import DiskFull, Gone, NoRoom, Transient
-from benchmd_ray.files import is_disk_full, remove
-from benchmd_ray.gpu_memory import is_exhausted, take_share
+from benchmd_ray.files.atomic import is_disk_full, remove
 from benchmd_ray.tuning.limits import LOSSES, Ended, Limits
 from benchmd_ray.tuning.trial import (
     Reached,

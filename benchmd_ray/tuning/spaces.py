@@ -13,14 +13,14 @@ from typing import Any
 
 from benchmd_ray.data.cards import cards
 from benchmd_ray.errors import BenchmdError, shown, unknown_name
-from benchmd_ray.files import resource_folder
-from benchmd_ray.modalities import Modality, modalities
+from benchmd_ray.files.atomic import resource_folder
+from benchmd_ray.modality.modalities import Modality, modalities
 from benchmd_ray.models.networks import NETWORK as TRANSFORMER
 from benchmd_ray.models.resnet import require_option
 from benchmd_ray.models.segmentation_networks import require_segmentation_option
 from benchmd_ray.models.xresnet import require_xresnet_option
-from benchmd_ray.plain_yaml import read_yaml_file
-from benchmd_ray.settings import LABEL_SETTINGS, Settings
+from benchmd_ray.schema.plain_yaml import read_yaml_file
+from benchmd_ray.settings.definition import LABEL_SETTINGS, Settings
 from benchmd_ray.ssl import SCRATCH
 from benchmd_ray.tuning.entries import Scope, read_entries
 from benchmd_ray.tuning.parameters import NETWORK, Parameter, Space, applied, value_of, without

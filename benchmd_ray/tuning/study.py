@@ -23,7 +23,7 @@ from optuna.trial import FrozenTrial, TrialState, create_trial
 
 from benchmd_ray.data.inner import FOLDS
 from benchmd_ray.errors import first_line
-from benchmd_ray.integrity import OF, Damaged, name_of, require_of
+from benchmd_ray.files.integrity import OF, Damaged, name_of, require_of
 from benchmd_ray.storage.location import Location
 from benchmd_ray.training.seeds import derived_seed
 from benchmd_ray.tuning.confirm import (

@@ -16,13 +16,14 @@ from typing import Any, ClassVar
 import numpy as np
 import torch
 
+from benchmd_ray.cluster.gpu_memory import is_exhausted
+from benchmd_ray.console.repeating import repeating
 from benchmd_ray.data.catalog import confined, open_catalog
 from benchmd_ray.errors import BenchmdError
-from benchmd_ray.files import locked, remove, replacing, without_home
-from benchmd_ray.gpu_memory import is_exhausted
-from benchmd_ray.integrity import copy_hashed, write_hash
-from benchmd_ray.repeating import repeating
-from benchmd_ray.settings import Settings
+from benchmd_ray.files.atomic import locked, remove, replacing, without_home
+from benchmd_ray.files.integrity import copy_hashed, write_hash
+from benchmd_ray.runs.training_log import read_metrics
+from benchmd_ray.settings.definition import Settings
 from benchmd_ray.ssl import SCRATCH
 from benchmd_ray.storage.location import Location
 from benchmd_ray.training.checkpoints import checkpoint_step
@@ -32,7 +33,6 @@ from benchmd_ray.training.reporter import Reporter, RunReporter, SilentReporter
 from benchmd_ray.training.seeds import derived_seed
 from benchmd_ray.training.selection import crossed, crossing, transfer_data
 from benchmd_ray.training.weights import START
-from benchmd_ray.training_log import read_metrics
 from benchmd_ray.tuning.spaces import PRETRAIN, applied
 from benchmd_ray.tuning.trial_files import (
     FRESH,

@@ -22,9 +22,16 @@ from threading import Lock
 from typing import BinaryIO
 
 from benchmd_ray.errors import BucketError, Busy, Gone
-from benchmd_ray.files import TEMPORARY, cache_folder, is_disk_full, locked, remove, replacing
-from benchmd_ray.integrity import hash_path
-from benchmd_ray.run_files import CHECKPOINTS, MODEL
+from benchmd_ray.files.atomic import (
+    TEMPORARY,
+    cache_folder,
+    is_disk_full,
+    locked,
+    remove,
+    replacing,
+)
+from benchmd_ray.files.integrity import hash_path
+from benchmd_ray.runs.files import CHECKPOINTS, MODEL
 from benchmd_ray.storage.address import local_name
 from benchmd_ray.storage.location import Address, Location, delete, entries, get_file, put_file
 from benchmd_ray.storage.patience import patiently

@@ -12,13 +12,14 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import yaml
 
-from benchmd_ray.files import replacing
-from benchmd_ray.integrity import OF, name_of, replacing_hashed, write_hashed_json
-from benchmd_ray.settings import Settings, as_dict
+from benchmd_ray.files.atomic import replacing
+from benchmd_ray.files.integrity import OF, name_of, replacing_hashed, write_hashed_json
+from benchmd_ray.runs.files import BEST, RESULT, TRIALS
+from benchmd_ray.settings.definition import Settings, as_dict
 from benchmd_ray.tuning.confirm import Decision
 from benchmd_ray.tuning.known import Trial
 from benchmd_ray.tuning.limits import Limits
-from benchmd_ray.tuning.records import BEST, RESULT, SCORE_OF, STATES, TRIALS, trials_schema
+from benchmd_ray.tuning.records import SCORE_OF, STATES, trials_schema
 from benchmd_ray.tuning.spaces import applied
 from benchmd_ray.tuning.study import Study
 from benchmd_ray.tuning.trial import Work

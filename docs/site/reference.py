@@ -17,8 +17,8 @@ import benchmd_ray
 from benchmd_ray.cli import main
 from benchmd_ray.cli.group import SECTIONS
 from benchmd_ray.data.cards import kind_of
-from benchmd_ray.explain import explained
-from benchmd_ray.settings import default_settings
+from benchmd_ray.settings.definition import default_settings
+from benchmd_ray.settings.explain import explained
 
 WIDTH = 80
 """Columns of a help text."""
@@ -26,8 +26,8 @@ RETURNED = (
     "benchmd_ray.data.map_style.SplitDataset",
     "benchmd_ray.training.applied.FeatureEncoder",
     "benchmd_ray.training.applied.SignalClassifier",
-    "benchmd_ray.results.store.Run",
-    "benchmd_ray.results.report.analysis.Analysis",
+    "benchmd_ray.runs.store.Run",
+    "benchmd_ray.report.analysis.Analysis",
 )
 EXTENSIONS = {
     "Methods and networks": (
@@ -47,23 +47,23 @@ EXTENSIONS = {
         "benchmd_ray.data.datasets.photographs.read",
     ),
     "Benchmarks": (
-        "benchmd_ray.benchmarks.benchmark.Benchmark",
-        "benchmd_ray.benchmarks.benchmark.Start",
-        "benchmd_ray.benchmarks.benchmark.Published",
-        "benchmd_ray.settings.Settings",
-        "benchmd_ray.settings.updated",
+        "benchmd_ray.evaluation.benchmark.Benchmark",
+        "benchmd_ray.evaluation.benchmark.Start",
+        "benchmd_ray.evaluation.benchmark.Published",
+        "benchmd_ray.settings.definition.Settings",
+        "benchmd_ray.settings.definition.updated",
     ),
     "Evaluations": (
-        "benchmd_ray.benchmarks.evaluation.Evaluation",
-        "benchmd_ray.benchmarks.evaluation.Asked",
-        "benchmd_ray.benchmarks.evaluation.CLASSIFICATION",
+        "benchmd_ray.evaluation.evaluation.Evaluation",
+        "benchmd_ray.evaluation.evaluation.Asked",
+        "benchmd_ray.evaluation.evaluation.CLASSIFICATION",
         "benchmd_ray.training.predict.classified",
-        "benchmd_ray.training.predictions.Form",
-        "benchmd_ray.training.predictions.Predictions",
-        "benchmd_ray.results.report.columns.column_of",
-        "benchmd_ray.results.report.columns.key_columns",
-        "benchmd_ray.results.report.columns.table_of",
-        "benchmd_ray.results.report.tables.Declared",
+        "benchmd_ray.runs.predictions.Form",
+        "benchmd_ray.runs.predictions.Predictions",
+        "benchmd_ray.report.columns.column_of",
+        "benchmd_ray.report.columns.key_columns",
+        "benchmd_ray.report.columns.table_of",
+        "benchmd_ray.report.tables.Declared",
     ),
     "Detectors": (
         "benchmd_ray.benchmarks.ood.methods.method.Method",

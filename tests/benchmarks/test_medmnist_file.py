@@ -18,7 +18,7 @@ from benchmd_ray.data.cards import cards, kind_of
 from benchmd_ray.errors import BenchmdError
 from benchmd_ray.service.choice import technique_settings
 from benchmd_ray.service.searches import space_of
-from benchmd_ray.settings import AugmentationSettings
+from benchmd_ray.settings.definition import AugmentationSettings
 from benchmd_ray.tuning.spaces import starting_at
 
 NAMES = sorted(name for name, card in cards().items() if card.collection == "medmnist")

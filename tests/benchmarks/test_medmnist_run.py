@@ -18,22 +18,22 @@ from benchmd_ray.data.cards import dataset_card
 from benchmd_ray.data.catalog import Catalog, open_catalog
 from benchmd_ray.data.inner import inner_catalog
 from benchmd_ray.errors import BenchmdError
-from benchmd_ray.results.report.analysis import Analysis, analyse
-from benchmd_ray.results.report.page import page
-from benchmd_ray.results.report.table_files import write_tables
+from benchmd_ray.report.analysis import Analysis, analyse
+from benchmd_ray.report.page import page
+from benchmd_ray.report.table_files import write_tables
+from benchmd_ray.runs.predictions import predictions_path, read_predictions
 from benchmd_ray.service.choice import Choice, chosen_datasets
 from benchmd_ray.service.execute import pretrain_run, transfer_run
 from benchmd_ray.service.plan import make_plan
 from benchmd_ray.service.retrain import retraining_plan
 from benchmd_ray.service.search_session import Searched
 from benchmd_ray.service.searches import Tuning, planned_searches
-from benchmd_ray.settings import (
+from benchmd_ray.settings.definition import (
     ENCODERS,
     Settings,
     default_settings,
     updated,
 )
-from benchmd_ray.training.predictions import predictions_path, read_predictions
 from benchmd_ray.tuning import trial
 from benchmd_ray.tuning.known import Trial
 from benchmd_ray.tuning.written import Outcome

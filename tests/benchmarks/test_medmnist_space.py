@@ -9,16 +9,22 @@ import pytest
 import yaml
 
 from benchmd_ray.benchmarks.medmnist.recipes import medmnist_settings
+from benchmd_ray.console.progress import SilentBoard
 from benchmd_ray.data.cards import cards, kind_of
 from benchmd_ray.errors import BenchmdError
 from benchmd_ray.models.networks import NETWORK
 from benchmd_ray.models.resnet import RESNETS, ResNetOptions
-from benchmd_ray.progress import SilentBoard
+from benchmd_ray.runs.files import BEST
 from benchmd_ray.service.searches import space_of
-from benchmd_ray.settings import Settings, as_dict, default_settings, load_settings, updated
+from benchmd_ray.settings.definition import (
+    Settings,
+    as_dict,
+    default_settings,
+    load_settings,
+    updated,
+)
 from benchmd_ray.tuning.limits import Budget, Limits, Place
 from benchmd_ray.tuning.method import Method
-from benchmd_ray.tuning.records import BEST
 from benchmd_ray.tuning.spaces import applied, starting_at
 from benchmd_ray.tuning.study import Study
 from benchmd_ray.tuning.trial import Arm, Transfer, Work

@@ -21,10 +21,10 @@ from benchmd_ray.benchmarks.medmnist import report as medmnist
 from benchmd_ray.benchmarks.medmnist.recipes import medmnist_settings
 from benchmd_ray.data.cards import kind_of
 from benchmd_ray.errors import BenchmdError
-from benchmd_ray.results.report.analysis import analyse
-from benchmd_ray.results.report.table import plain
-from benchmd_ray.sessions import record_session
-from benchmd_ray.settings import as_dict
+from benchmd_ray.report.analysis import analyse
+from benchmd_ray.report.table import plain
+from benchmd_ray.runs.sessions import record_session
+from benchmd_ray.settings.definition import as_dict
 
 ROWS = 40
 

@@ -14,8 +14,8 @@ from benchmd_ray.benchmarks.ood.faults.images import BLOCKS
 from benchmd_ray.data.cards import cards
 from benchmd_ray.data.normalise import NORMALISERS, normaliser
 from benchmd_ray.errors import BenchmdError
-from benchmd_ray.modalities import modalities, modality
-from benchmd_ray.signals import valid_area
+from benchmd_ray.modality.modalities import modalities, modality
+from benchmd_ray.modality.signals import valid_area
 
 ECG, EEG, CXR, DERM, CT = (modality(n).signal for n in ("ecg", "eeg", "cxr", "derm", "ldct"))
 MAMMO, FUNDUS = (modality(n).signal for n in ("mammo", "fundus"))

@@ -15,7 +15,6 @@ from made_tiff import write as tiff
 from PIL import Image
 from safetensors.numpy import load_file, save_file
 
-from benchmd_ray.benchmarks.evaluation import Asked
 from benchmd_ray.benchmarks.ood import guard as guards
 from benchmd_ray.benchmarks.ood.network import Network
 from benchmd_ray.cli import main
@@ -23,11 +22,12 @@ from benchmd_ray.data.batches import Worker
 from benchmd_ray.data.cards import dataset_card
 from benchmd_ray.data.loose import ignored_files, read_loose
 from benchmd_ray.errors import BenchmdError
-from benchmd_ray.files import sha256
-from benchmd_ray.integrity import Damaged, write_hashed_json
+from benchmd_ray.evaluation.evaluation import Asked
+from benchmd_ray.files.atomic import sha256
+from benchmd_ray.files.integrity import Damaged, write_hashed_json
 from benchmd_ray.service.execute import transfer_run
 from benchmd_ray.service.scored import open_also
-from benchmd_ray.settings import Settings, updated
+from benchmd_ray.settings.definition import Settings, updated
 
 pytestmark = pytest.mark.slow
 
@@ -220,8 +220,8 @@ def test_new_pictures_of_both_polarities_are_one_and_several_pages_say_why(tmp_p
 
 def test_tune_takes_folders_of_catalogs_and_names_the_next_command(run, place, monkeypatch):
     from benchmd_ray.benchmarks.ood import report_rows
+    from benchmd_ray.runs import predictions
     from benchmd_ray.service import execute
-    from benchmd_ray.training import predictions
 
     asked = []
 

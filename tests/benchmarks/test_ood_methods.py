@@ -667,9 +667,9 @@ def test_autoencoders_take_signals_and_volumes():
 def test_the_loss_of_each_example_is_that_of_the_objective():
     import torch
 
-    from benchmd_ray.modalities import modality
+    from benchmd_ray.modality.modalities import modality
     from benchmd_ray.models.encoder import make_encoder
-    from benchmd_ray.settings import EncoderSettings, PretrainSettings
+    from benchmd_ray.settings.definition import EncoderSettings, PretrainSettings
     from benchmd_ray.ssl.mae import MAE
 
     torch.manual_seed(0)

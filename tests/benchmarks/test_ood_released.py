@@ -12,8 +12,6 @@ import torch
 from brief import few_faults, train_briefly
 from sklearn.metrics import average_precision_score, roc_auc_score
 
-from benchmd_ray import plugins
-from benchmd_ray.benchmarks.evaluation import Asked
 from benchmd_ray.benchmarks.ood import (
     AS_RELEASED,
     DETECTION,
@@ -39,13 +37,15 @@ from benchmd_ray.benchmarks.ood.scores import score_rows
 from benchmd_ray.benchmarks.ood.search import Trial, best, by_detector, space
 from benchmd_ray.benchmarks.ood.sets import inside
 from benchmd_ray.benchmarks.ood.table import IN, about, thresholds
-from benchmd_ray.benchmarks.registry import asked_name, evaluations_asked
 from benchmd_ray.data.batches import Worker
 from benchmd_ray.errors import BenchmdError
+from benchmd_ray.evaluation.evaluation import Asked
+from benchmd_ray.evaluation.registry import asked_name, evaluations_asked
+from benchmd_ray.extensions import plugins
+from benchmd_ray.runs.predictions import read_predictions
 from benchmd_ray.service.execute import evaluate_run, transfer_run
 from benchmd_ray.service.scored import is_scored
-from benchmd_ray.settings import Settings, updated
-from benchmd_ray.training.predictions import read_predictions
+from benchmd_ray.settings.definition import Settings, updated
 
 SMALL = updated(
     Settings(),

@@ -16,7 +16,6 @@ from brief import few_faults, train_briefly
 from click.testing import CliRunner
 from sklearn.metrics import average_precision_score, roc_auc_score
 
-from benchmd_ray.benchmarks.evaluation import Asked
 from benchmd_ray.benchmarks.ood import DETECTION, sets
 from benchmd_ray.benchmarks.ood import guard as guards
 from benchmd_ray.benchmarks.ood import scores as scores_module
@@ -33,10 +32,11 @@ from benchmd_ray.benchmarks.ood.table import IN
 from benchmd_ray.cli import main
 from benchmd_ray.data.batches import Worker
 from benchmd_ray.errors import BenchmdError
+from benchmd_ray.evaluation.evaluation import Asked
+from benchmd_ray.runs.predictions import Predictions, read_predictions
 from benchmd_ray.service.execute import evaluate_run, pretrain_run, transfer_run
 from benchmd_ray.service.scored import is_scored
-from benchmd_ray.settings import Settings, updated
-from benchmd_ray.training.predictions import Predictions, read_predictions
+from benchmd_ray.settings.definition import Settings, updated
 
 pytestmark = pytest.mark.slow
 
@@ -627,12 +627,12 @@ def test_the_report_shows_detectors_controls_and_alarms(
     )
     from benchmd_ray.benchmarks.ood.report_figures import draw
     from benchmd_ray.benchmarks.ood.report_rows import compared
-    from benchmd_ray.results.canvas import styled
-    from benchmd_ray.results.report.analysis import analyse
-    from benchmd_ray.results.report.figures_panels import footer
-    from benchmd_ray.results.report.figures_parts import Report
-    from benchmd_ray.results.report.page import page
-    from benchmd_ray.results.report.write import write_report
+    from benchmd_ray.report.analysis import analyse
+    from benchmd_ray.report.canvas import styled
+    from benchmd_ray.report.figures_panels import footer
+    from benchmd_ray.report.figures_parts import Report
+    from benchmd_ray.report.page import page
+    from benchmd_ray.report.write import write_report
     from benchmd_ray.scores.comparison import holm
 
     detected(runs[1], place)

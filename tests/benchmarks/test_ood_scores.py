@@ -15,7 +15,7 @@ from benchmd_ray.benchmarks.ood import report, scores
 from benchmd_ray.benchmarks.ood.measures import threshold_of
 from benchmd_ray.benchmarks.ood.scores import chance_p, score_rows
 from benchmd_ray.benchmarks.ood.table import ABOUT, ABOUT_KEYS, HALF, IN, KEYS, THRESHOLDS
-from benchmd_ray.training.predictions import Predictions
+from benchmd_ray.runs.predictions import Predictions
 
 
 @pytest.fixture

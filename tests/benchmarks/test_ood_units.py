@@ -13,8 +13,8 @@ from sklearn.metrics import roc_auc_score
 from benchmd_ray.benchmarks.ood import scores as scores_module
 from benchmd_ray.benchmarks.ood.scores import scored
 from benchmd_ray.benchmarks.ood.table import ABOUT, IN, KEYS, THRESHOLDS, fault
-from benchmd_ray.tasks import Task
-from benchmd_ray.training.predictions import Predictions
+from benchmd_ray.modality.tasks import Task
+from benchmd_ray.runs.predictions import Predictions
 
 SCANS, WINDOWS = 40, 4
 HELD = {

@@ -13,7 +13,6 @@ from matplotlib.figure import Figure
 from scipy.stats import kendalltau, kruskal, wilcoxon
 from touchstone_scores import CLASSES, algorithm, simulated, write_csv
 
-from benchmd_ray.benchmarks.registry import benchmark
 from benchmd_ray.benchmarks.touchstone import report
 from benchmd_ray.benchmarks.touchstone.commands import compare_scores
 from benchmd_ray.benchmarks.touchstone.comparing import compare
@@ -33,10 +32,11 @@ from benchmd_ray.benchmarks.touchstone.score_rows import COMMON, NAMED, OWN, nam
 from benchmd_ray.benchmarks.touchstone.two_sets import Means, agreement
 from benchmd_ray.cli import main
 from benchmd_ray.errors import BenchmdError
-from benchmd_ray.results.report.analysis import Analysis
-from benchmd_ray.results.report.figures_parts import Report, Skipped, Titled
-from benchmd_ray.results.report.rows import whole_rows
-from benchmd_ray.results.report.table import plain
+from benchmd_ray.evaluation.registry import benchmark
+from benchmd_ray.report.analysis import Analysis
+from benchmd_ray.report.figures_parts import Report, Skipped, Titled
+from benchmd_ray.report.rows import whole_rows
+from benchmd_ray.report.table import plain
 from benchmd_ray.scores.comparison import holm
 from benchmd_ray.scores.overlap import of_labels
 

@@ -14,7 +14,7 @@ from benchmd_ray.benchmarks.touchstone.report_slices import draw_slices
 from benchmd_ray.benchmarks.touchstone.scored import read_scores
 from benchmd_ray.benchmarks.touchstone.tasks import task_named
 from benchmd_ray.errors import BenchmdError
-from benchmd_ray.results.report.figures_parts import Skipped, Titled
+from benchmd_ray.report.figures_parts import Skipped, Titled
 
 TASK = task_named("hippocampus")
 SHAPE, SPACING = (6, 12, 14), (3.0, 1.5, 1.0)

@@ -29,8 +29,8 @@ from benchmd_ray.benchmarks.touchstone.scored import read_scores
 from benchmd_ray.benchmarks.touchstone.submission import Submission
 from benchmd_ray.benchmarks.touchstone.tasks import read_task
 from benchmd_ray.errors import BenchmdError, Stopped
-from benchmd_ray.files import digest
-from benchmd_ray.integrity import Damaged, read_hashed_json, write_hashed_json
+from benchmd_ray.files.atomic import digest
+from benchmd_ray.files.integrity import Damaged, read_hashed_json, write_hashed_json
 from benchmd_ray.service.each import Call, Lost, each
 
 LAYOUTS = ("plain", "plain")

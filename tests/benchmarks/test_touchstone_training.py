@@ -23,15 +23,6 @@ import yaml
 from masks import mask_splits, small_card, write_masks
 from scipy.stats import ttest_rel
 
-from benchmd_ray.benchmarks.benchmark import Benchmark
-from benchmd_ray.benchmarks.evaluation import (
-    CLASSIFICATION,
-    SEGMENTATION,
-    Asked,
-    usual_evaluation,
-)
-from benchmd_ray.benchmarks.registry import benchmark, evaluations_asked, protocol_of
-from benchmd_ray.benchmarks.segmentation import measured, score_rows
 from benchmd_ray.benchmarks.touchstone import report_trained
 from benchmd_ray.benchmarks.touchstone.recipes import NETWORKS, datasets, start_settings
 from benchmd_ray.data.batches import Worker
@@ -41,26 +32,35 @@ from benchmd_ray.data.geometry import image_of
 from benchmd_ray.data.inner import inner_catalog
 from benchmd_ray.demo.segmentation import write_segmentation
 from benchmd_ray.errors import BenchmdError
-from benchmd_ray.integrity import Damaged
-from benchmd_ray.modalities import modality
+from benchmd_ray.evaluation.benchmark import Benchmark
+from benchmd_ray.evaluation.evaluation import (
+    CLASSIFICATION,
+    SEGMENTATION,
+    Asked,
+    usual_evaluation,
+)
+from benchmd_ray.evaluation.registry import benchmark, evaluations_asked, protocol_of
+from benchmd_ray.evaluation.segmentation import measured, score_rows
+from benchmd_ray.files.integrity import Damaged
+from benchmd_ray.modality.modalities import modality
 from benchmd_ray.models.encoder import require_fitting
-from benchmd_ray.results.report.analysis import analyse
-from benchmd_ray.results.report.figures_parts import Report
-from benchmd_ray.results.report.page import page
-from benchmd_ray.results.report.table_files import write_tables
-from benchmd_ray.results.report.tables import main_table
-from benchmd_ray.results.store import read_run
+from benchmd_ray.report.analysis import analyse
+from benchmd_ray.report.figures_parts import Report
+from benchmd_ray.report.page import page
+from benchmd_ray.report.table_files import write_tables
+from benchmd_ray.report.tables import main_table
+from benchmd_ray.runs.predictions import (
+    Predictions,
+    predictions_path,
+    read_predictions,
+)
+from benchmd_ray.runs.store import read_run
 from benchmd_ray.service.choice import Choice
 from benchmd_ray.service.execute import evaluate_run, transfer_run
 from benchmd_ray.service.plan import make_plan
 from benchmd_ray.service.scored import is_scored
 from benchmd_ray.service.searches import Tuning, planned_searches
-from benchmd_ray.settings import updated
-from benchmd_ray.training.predictions import (
-    Predictions,
-    predictions_path,
-    read_predictions,
-)
+from benchmd_ray.settings.definition import updated
 from benchmd_ray.training.segmented import BASELINE, COLUMNS, fault, mask_folder
 from benchmd_ray.tuning.method import Method
 from benchmd_ray.tuning.trial import Arm, Transfer, Work, run_trial

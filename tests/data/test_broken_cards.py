@@ -8,12 +8,12 @@ import sys
 import pytest
 from click.testing import CliRunner
 
-from benchmd_ray.card_folders import CARDS
 from benchmd_ray.cli import main
 from benchmd_ray.data.cards import broken_cards, cards, dataset_card
 from benchmd_ray.data.datasets import dataset_of
 from benchmd_ray.errors import BenchmdError
-from benchmd_ray.modalities import modality
+from benchmd_ray.modality.card_folders import CARDS
+from benchmd_ray.modality.modalities import modality
 
 SOUND = """\
 # a comment

@@ -14,8 +14,8 @@ from kinds import CLASSES
 from benchmd_ray.data import cards
 from benchmd_ray.data.datasets import DATASETS
 from benchmd_ray.errors import BenchmdError
-from benchmd_ray.files import resource_folder
-from benchmd_ray.modalities import modality
+from benchmd_ray.files.atomic import resource_folder
+from benchmd_ray.modality.modalities import modality
 
 FOLDER = resource_folder("data_catalog")
 FILES = sorted(FOLDER.glob("*.yaml"))

@@ -27,7 +27,7 @@ from benchmd_ray.data.manifest import write_shard
 from benchmd_ray.data.records import decode_signals, schema
 from benchmd_ray.data.verify import verify
 from benchmd_ray.errors import BenchmdError
-from benchmd_ray.files import sha256, write_json
+from benchmd_ray.files.atomic import sha256, write_json
 
 TARGETS = ("chapman-shaoxing", "georgia", "cpsc")
 

@@ -23,11 +23,11 @@ from benchmd_ray.data.inner import inner_catalog
 from benchmd_ray.data.streaming import StreamingFeed
 from benchmd_ray.data.verify import verify
 from benchmd_ray.errors import BenchmdError, BucketError, Busy, Transient
-from benchmd_ray.files import sha256
-from benchmd_ray.results.catalogs import contents
+from benchmd_ray.files.atomic import sha256
+from benchmd_ray.report.catalogs import contents
 from benchmd_ray.service.datasets import from_catalogs
 from benchmd_ray.service.execute import pretrain_run, transfer_run
-from benchmd_ray.settings import Settings, load_settings
+from benchmd_ray.settings.definition import Settings, load_settings
 from benchmd_ray.storage import bucket as buckets
 from benchmd_ray.storage import lease as leases
 from benchmd_ray.storage.bucket import Bucket, open_bucket

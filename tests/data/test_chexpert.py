@@ -13,7 +13,7 @@ from benchmd_ray.data.datasets import chexpert
 from benchmd_ray.data.discovery import chosen
 from benchmd_ray.data.records import hashed_patient
 from benchmd_ray.errors import BenchmdError
-from benchmd_ray.tasks import UNKNOWN
+from benchmd_ray.modality.tasks import UNKNOWN
 
 CARD = dataset_card("chexpert")
 COLUMNS = ["Atelectasis", "Cardiomegaly", "Consolidation", "Edema", "Pleural Effusion"]

@@ -12,7 +12,7 @@ from benchmd_ray.data.datasets import cinc
 from benchmd_ray.data.raw import DUPLICATE, Choices, RawItem
 from benchmd_ray.data.records import RecordError, RecordExcluded
 from benchmd_ray.errors import BenchmdError
-from benchmd_ray.files import resource_folder
+from benchmd_ray.files.atomic import resource_folder
 
 TARGETS = ("chapman-shaoxing", "georgia", "cpsc")
 GEORGIA = dataset_card("georgia")

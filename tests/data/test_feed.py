@@ -20,9 +20,9 @@ from benchmd_ray.data.resident import resident_signals
 from benchmd_ray.data.sizes import row_bytes, shuffle_rows, streams
 from benchmd_ray.data.streaming import StreamingFeed
 from benchmd_ray.errors import BenchmdError
-from benchmd_ray.files import cache_folder
-from benchmd_ray.integrity import write_hash
-from benchmd_ray.settings import ExecutionSettings, Settings
+from benchmd_ray.files.atomic import cache_folder
+from benchmd_ray.files.integrity import write_hash
+from benchmd_ray.settings.definition import ExecutionSettings, Settings
 
 ECG = SIGNALS["ecg"]
 SHARDS = (7, 3, 5, 6, 4)

@@ -23,8 +23,8 @@ from benchmd_ray.data.feed import (
 from benchmd_ray.data.records import Record
 from benchmd_ray.data.streaming import StreamingFeed
 from benchmd_ray.errors import BenchmdError
-from benchmd_ray.files import locked, replacing, sha256
-from benchmd_ray.settings import ExecutionSettings, Settings
+from benchmd_ray.files.atomic import locked, replacing, sha256
+from benchmd_ray.settings.definition import ExecutionSettings, Settings
 from benchmd_ray.storage.location import Address
 
 STATISTICS = {"mean": [150.0, 90.0, 70.0], "std": [44.0, 33.0, 22.0]}

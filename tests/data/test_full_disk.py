@@ -11,7 +11,7 @@ from types import SimpleNamespace
 import pytest
 import ray
 
-from benchmd_ray import cluster
+from benchmd_ray.cluster import connection as cluster
 from benchmd_ray.data.catalog import open_catalog
 from benchmd_ray.errors import BenchmdError
 

@@ -26,7 +26,7 @@ from benchmd_ray.data.manifest import write_shard
 from benchmd_ray.data.records import METADATA
 from benchmd_ray.data.verify import verify
 from benchmd_ray.errors import BenchmdError
-from benchmd_ray.files import locked, write_json
+from benchmd_ray.files.atomic import locked, write_json
 
 ODD = {"age": [None, 0.0, 61.5], "sex": ["", None, "female"], "site": ["Ærø", "2", None]}
 """Values that a file has to tell apart: nothing, zero and an empty text."""

@@ -22,9 +22,9 @@ from benchmd_ray.data.raw import Discovery, RawItem
 from benchmd_ray.data.records import HELD_OUT, hashed_patient
 from benchmd_ray.data.verify import verify
 from benchmd_ray.errors import BenchmdError
-from benchmd_ray.files import digest, resource_folder, sha256
-from benchmd_ray.results.catalogs.describe_catalog import describe_catalog
-from benchmd_ray.settings import Settings
+from benchmd_ray.files.atomic import digest, resource_folder, sha256
+from benchmd_ray.report.catalogs.describe_catalog import describe_catalog
+from benchmd_ray.settings.definition import Settings
 
 AF, HYPERTROPHY = "atrial fibrillation/flutter", "hypertrophy"
 CODES = pd.read_csv(resource_folder("data_catalog") / "tables" / "ptbxl_scp.csv", index_col="code")

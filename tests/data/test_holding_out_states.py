@@ -31,7 +31,7 @@ from benchmd_ray.data.records import HELD_OUT, hashed_patient
 from benchmd_ray.data.verify import cautions, verify
 from benchmd_ray.demo.eeg import write_eeg
 from benchmd_ray.errors import BenchmdError
-from benchmd_ray.files import digest, sha256
+from benchmd_ray.files.atomic import digest, sha256
 
 STAGES = {"0": "wake", "1": "n1", "2": "n2", "3": "n3", "4": "n3", "5": "rem"}
 STATES = ("n3", "movement", "unscored", "flat")

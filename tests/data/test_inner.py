@@ -16,7 +16,7 @@ from benchmd_ray.data.records import Record, decode_signals
 from benchmd_ray.data.splits import rarest_class
 from benchmd_ray.data.verify import verify
 from benchmd_ray.errors import BenchmdError
-from benchmd_ray.files import TEMPORARY
+from benchmd_ray.files.atomic import TEMPORARY
 
 SIDES = ("train", "validation")
 

@@ -13,13 +13,13 @@ import pytest
 from click.testing import CliRunner
 from PIL import Image
 
-from benchmd_ray.card_folders import CARDS
 from benchmd_ray.cli import main
 from benchmd_ray.data.cards import cards, dataset_card
 from benchmd_ray.data.datasets import any_file, dataset_of, listed, versions_of
 from benchmd_ray.data.raw import Choices
 from benchmd_ray.data.readers import image
 from benchmd_ray.errors import BenchmdError
+from benchmd_ray.modality.card_folders import CARDS
 
 CARD = """\
 name: {name}

@@ -17,7 +17,6 @@ from made_tiff import page
 from made_tiff import write as tiff
 from PIL import Image
 
-from benchmd_ray.card_folders import CARDS
 from benchmd_ray.data import any_table
 from benchmd_ray.data.any_table import parquet_columns, table_rows
 from benchmd_ray.data.cards import dataset_card
@@ -35,6 +34,7 @@ from benchmd_ray.data.quarantine import named
 from benchmd_ray.data.raw import DUPLICATE, Choices, RawItem
 from benchmd_ray.data.records import Record, RecordError, checked
 from benchmd_ray.errors import BenchmdError
+from benchmd_ray.modality.card_folders import CARDS
 
 
 @pytest.fixture

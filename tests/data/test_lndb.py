@@ -20,7 +20,7 @@ from benchmd_ray.data.raw import DUPLICATE, Choices
 from benchmd_ray.data.records import RecordError
 from benchmd_ray.data.verify import verify
 from benchmd_ray.errors import BenchmdError
-from benchmd_ray.files import digest, write_json
+from benchmd_ray.files.atomic import digest, write_json
 
 CARD = dataset_card("lndb")
 SMALL, LARGE = "small nodule", "large nodule"

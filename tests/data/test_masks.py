@@ -21,8 +21,8 @@ from benchmd_ray.data.sizes import row_bytes
 from benchmd_ray.data.streaming import StreamingFeed
 from benchmd_ray.data.verify import verify
 from benchmd_ray.errors import BenchmdError, FieldError
-from benchmd_ray.results.catalogs.contents import class_balance, examples
-from benchmd_ray.tasks import Task
+from benchmd_ray.modality.tasks import Task
+from benchmd_ray.report.catalogs.contents import class_balance, examples
 
 CARD = small_card()
 

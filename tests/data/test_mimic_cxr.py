@@ -19,7 +19,7 @@ from benchmd_ray.data.datasets import DATASETS, mimic_cxr
 from benchmd_ray.data.discovery import chosen
 from benchmd_ray.data.records import RecordError, decode_signals, hashed_patient
 from benchmd_ray.errors import BenchmdError
-from benchmd_ray.tasks import UNKNOWN
+from benchmd_ray.modality.tasks import UNKNOWN
 
 CARD = dataset_card("mimic-cxr")
 COLUMNS = ["Atelectasis", "Cardiomegaly", "Consolidation", "Edema", "Pleural Effusion"]

@@ -14,7 +14,6 @@ import pytest
 import yaml
 from PIL import Image
 
-from benchmd_ray.card_folders import CARDS
 from benchmd_ray.data.cards import dataset_card
 from benchmd_ray.data.datasets.listed import NO_PATIENT, discover, read
 from benchmd_ray.data.discovery import discovered
@@ -23,7 +22,8 @@ from benchmd_ray.data.raw import DUPLICATE, Choices
 from benchmd_ray.data.records import hashed_patient
 from benchmd_ray.data.verify import cautions, verify
 from benchmd_ray.errors import BenchmdError
-from benchmd_ray.results.catalogs.describe_catalog import describe_catalog
+from benchmd_ray.modality.card_folders import CARDS
+from benchmd_ray.report.catalogs.describe_catalog import describe_catalog
 
 NAEVUS = "n\u00e4vus"
 

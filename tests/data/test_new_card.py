@@ -11,11 +11,11 @@ import wfdb
 from click.testing import CliRunner
 from PIL import Image
 
-from benchmd_ray.card_folders import CARDS
 from benchmd_ray.cli import main
 from benchmd_ray.data.cards import dataset_card
 from benchmd_ray.data.new_card import new_card
 from benchmd_ray.errors import BenchmdError
+from benchmd_ray.modality.card_folders import CARDS
 
 KINDS = ("cat", "dog", "eel")
 

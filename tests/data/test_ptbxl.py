@@ -15,7 +15,7 @@ from benchmd_ray.data.datasets import ptbxl
 from benchmd_ray.data.raw import NO_ROW, Choices
 from benchmd_ray.data.records import hashed_patient
 from benchmd_ray.errors import BenchmdError
-from benchmd_ray.files import resource_folder
+from benchmd_ray.files.atomic import resource_folder
 
 CARD = dataset_card("ptb-xl")
 ORDER = ["atrial fibrillation/flutter", "myocardial infarction", "conduction disturbance",

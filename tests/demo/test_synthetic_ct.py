@@ -17,17 +17,17 @@ import SimpleITK
 from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import roc_auc_score
 
-from benchmd_ray.benchmarks.evaluation import CLASSIFICATION, Asked
 from benchmd_ray.data.batches import Worker
 from benchmd_ray.data.catalog import Catalog
 from benchmd_ray.data.records import decode_signals, decode_targets
 from benchmd_ray.demo import WRITERS
 from benchmd_ray.demo.ct import write_ct
+from benchmd_ray.evaluation.evaluation import CLASSIFICATION, Asked
+from benchmd_ray.runs.predictions import Predictions, predictions_path, read_predictions
 from benchmd_ray.scores.metrics import auroc
 from benchmd_ray.scores.units import Units
-from benchmd_ray.settings import load_settings
+from benchmd_ray.settings.definition import load_settings
 from benchmd_ray.training.jobs import RESULT, TransferJob
-from benchmd_ray.training.predictions import Predictions, predictions_path, read_predictions
 from benchmd_ray.training.reporter import Reporter
 from benchmd_ray.training.transfer import transfer
 

@@ -14,9 +14,9 @@ from losing import LONG, calmly, freeze, logged, lose
 from stored import runs
 
 from benchmd_ray.data.catalog import open_catalog
-from benchmd_ray.files import sha256
-from benchmd_ray.results.storage.history import read_history
-from benchmd_ray.results.storage.places import store_folder
+from benchmd_ray.files.atomic import sha256
+from benchmd_ray.runs.history import read_history
+from benchmd_ray.runs.places import store_folder
 from benchmd_ray.service.live import units_done
 from benchmd_ray.storage.bucket import open_bucket
 

@@ -9,8 +9,8 @@ import pytest
 from json_lines import json_lines
 from losing import LONG, calmly, freeze, lose
 
-from benchmd_ray.results.storage.places import store_folder
-from benchmd_ray.results.watching import watched
+from benchmd_ray.runs.places import store_folder
+from benchmd_ray.service.watching import watched
 from benchmd_ray.storage.bucket import open_bucket
 from benchmd_ray.tuning.records import read_searches
 

@@ -9,9 +9,9 @@ import pytest
 from json_lines import json_lines
 from safetensors.torch import load_file
 
-from benchmd_ray.files import sha256
-from benchmd_ray.results.storage.history import read_history
-from benchmd_ray.run_files import MODEL
+from benchmd_ray.files.atomic import sha256
+from benchmd_ray.runs.files import MODEL
+from benchmd_ray.runs.history import read_history
 from benchmd_ray.service.logged import LOG
 from benchmd_ray.training.following import checkpoint_step
 from benchmd_ray.training.ray_train import STOP

@@ -3,9 +3,9 @@
 import torch
 from torch import nn
 
+from benchmd_ray.modality.signals import Signal
 from benchmd_ray.models.encoder import make_encoder
-from benchmd_ray.settings import EncoderSettings
-from benchmd_ray.signals import Signal
+from benchmd_ray.settings.definition import EncoderSettings
 
 RESNETS_1D = ["resnet18-1d", "resnet50-1d"]
 BUILT_IN = [*RESNETS_1D, "xresnet1d101"]

@@ -17,12 +17,12 @@ from torch import nn
 from torch.nn import functional
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from benchmd_ray import plugins
 from benchmd_ray.cli.allowed import _named
 from benchmd_ray.errors import BenchmdError
+from benchmd_ray.extensions import plugins
 from benchmd_ray.models import hub_configs, hub_networks
 from benchmd_ray.models.encoder import make_encoder
-from benchmd_ray.settings import EncoderSettings
+from benchmd_ray.settings.definition import EncoderSettings
 from benchmd_ray.ssl import technique_named
 from benchmd_ray.ssl.brought import brought_name, own_encoder, start_weights, technique_label
 

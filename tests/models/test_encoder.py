@@ -6,7 +6,7 @@ from kinds import SIGNALS
 from torch.nn import functional
 
 from benchmd_ray.models.encoder import Block, Encoder
-from benchmd_ray.settings import ENCODERS, EncoderSettings, PretrainSettings
+from benchmd_ray.settings.definition import ENCODERS, EncoderSettings, PretrainSettings
 from benchmd_ray.ssl.emix import EMix
 
 TINY = ENCODERS["tiny"]

@@ -6,7 +6,7 @@ from kinds import CLASSES, SIGNALS
 
 from benchmd_ray.models.encoder import Encoder
 from benchmd_ray.models.heads import Classifier, classification_loss
-from benchmd_ray.settings import ENCODERS
+from benchmd_ray.settings.definition import ENCODERS
 
 
 def slow_cross_entropy(logits, target):

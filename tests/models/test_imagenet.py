@@ -10,7 +10,7 @@ from transformers import ViTConfig, ViTModel
 
 from benchmd_ray.data.cards import kind_of
 from benchmd_ray.errors import BenchmdError
-from benchmd_ray.files import sha256
+from benchmd_ray.files.atomic import sha256
 from benchmd_ray.models.encoder import Encoder
 from benchmd_ray.models.imagenet import (
     imagenet_weights,
@@ -18,7 +18,7 @@ from benchmd_ray.models.imagenet import (
     read_imagenet,
     require_images,
 )
-from benchmd_ray.settings import ENCODERS, PretrainSettings
+from benchmd_ray.settings.definition import ENCODERS, PretrainSettings
 from benchmd_ray.ssl import METHODS, method_named
 
 DERM, CXR = SIGNALS["derm"], SIGNALS["cxr"]

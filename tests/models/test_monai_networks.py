@@ -16,6 +16,7 @@ from torch.nn import functional
 from benchmd_ray.benchmarks.medmnist.recipes import medmnist_settings
 from benchmd_ray.data.cards import kind_of
 from benchmd_ray.errors import BenchmdError
+from benchmd_ray.modality.signals import Signal
 from benchmd_ray.models.encoder import (
     compares_examples,
     make_encoder,
@@ -27,8 +28,7 @@ from benchmd_ray.models.heads import Classifier, classification_loss
 from benchmd_ray.models.monai_networks import MONAI_NETWORKS
 from benchmd_ray.models.networks import network_source
 from benchmd_ray.models.resnet import BatchNorm
-from benchmd_ray.settings import EncoderSettings, Settings, updated
-from benchmd_ray.signals import Signal
+from benchmd_ray.settings.definition import EncoderSettings, Settings, updated
 from benchmd_ray.training.decay import layer_factors
 from benchmd_ray.training.pretrain import require_whole_batches
 

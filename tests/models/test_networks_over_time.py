@@ -10,6 +10,8 @@ from torch import nn
 from torch.nn import functional
 
 from benchmd_ray.errors import BenchmdError
+from benchmd_ray.extensions.parts import PARTS
+from benchmd_ray.modality.signals import Signal
 from benchmd_ray.models.encoder import (
     NETWORKS,
     compares_examples,
@@ -20,9 +22,7 @@ from benchmd_ray.models.encoder import (
 from benchmd_ray.models.heads import Classifier
 from benchmd_ray.models.networks import PART_OF, network_part, network_source
 from benchmd_ray.models.xresnet import Bottleneck
-from benchmd_ray.parts import PARTS
-from benchmd_ray.settings import EncoderSettings
-from benchmd_ray.signals import Signal
+from benchmd_ray.settings.definition import EncoderSettings
 from benchmd_ray.training.decay import layer_factors
 
 ECG, EEG = SIGNALS["ecg"], SIGNALS["eeg"]

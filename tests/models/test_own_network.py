@@ -8,11 +8,11 @@ import pytest
 import torch
 from kinds import SIGNALS
 
-from benchmd_ray import plugins
 from benchmd_ray.errors import BenchmdError
+from benchmd_ray.extensions import plugins
 from benchmd_ray.models.encoder import make_encoder, require_tokens
 from benchmd_ray.models.heads import Classifier
-from benchmd_ray.settings import EncoderSettings
+from benchmd_ray.settings.definition import EncoderSettings
 
 MODULE = """
 import torch

@@ -11,7 +11,7 @@ from benchmd_ray.errors import BenchmdError
 from benchmd_ray.models import encoder as module
 from benchmd_ray.models.encoder import Encoder, make_encoder
 from benchmd_ray.models.imagenet import require_imagenet_patches
-from benchmd_ray.settings import ENCODERS, EncoderSettings, PretrainSettings
+from benchmd_ray.settings.definition import ENCODERS, EncoderSettings, PretrainSettings
 from benchmd_ray.ssl import METHODS, method_named
 
 TINY = ENCODERS["tiny"]

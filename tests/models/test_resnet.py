@@ -12,6 +12,7 @@ from torch import nn
 from torch.nn import functional
 
 from benchmd_ray.errors import BenchmdError
+from benchmd_ray.modality.signals import Signal
 from benchmd_ray.models.encoder import (
     compares_examples,
     make_encoder,
@@ -20,8 +21,7 @@ from benchmd_ray.models.encoder import (
 )
 from benchmd_ray.models.heads import Classifier
 from benchmd_ray.models.resnet import RESNETS, AcsConv, BatchNorm
-from benchmd_ray.settings import ENCODERS, EncoderSettings, updated
-from benchmd_ray.signals import Signal
+from benchmd_ray.settings.definition import ENCODERS, EncoderSettings, updated
 from benchmd_ray.training.collect import evaluation_batch
 from benchmd_ray.training.decay import layer_factors
 

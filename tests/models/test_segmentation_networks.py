@@ -11,6 +11,7 @@ from kinds import SIGNALS
 from masks import small_card
 
 from benchmd_ray.errors import BenchmdError
+from benchmd_ray.modality.tasks import Task
 from benchmd_ray.models.encoder import input_extents, make_encoder, require_fitting, values_held
 from benchmd_ray.models.networks import network_part, network_source, require_task
 from benchmd_ray.models.segmentation_networks import (
@@ -19,8 +20,7 @@ from benchmd_ray.models.segmentation_networks import (
 )
 from benchmd_ray.models.segmenter import Segmenter, segmentation_loss, windows_of
 from benchmd_ray.service.cost import encoder_parameters, forward_flops, training_flops
-from benchmd_ray.settings import EncoderSettings
-from benchmd_ray.tasks import Task
+from benchmd_ray.settings.definition import EncoderSettings
 
 nets = pytest.importorskip("monai.networks.nets")
 

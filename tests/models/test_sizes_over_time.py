@@ -7,7 +7,7 @@ from made_networks import BUILT_IN, MONAI, RESNETS_1D, encoder_of, kind
 
 from benchmd_ray.models.encoder import values_held
 from benchmd_ray.service import cost
-from benchmd_ray.settings import EncoderSettings
+from benchmd_ray.settings.definition import EncoderSettings
 from benchmd_ray.training.collect import evaluation_batch
 
 ECG = SIGNALS["ecg"]

@@ -11,18 +11,18 @@ import torch
 import transformers
 from test_imagenet_runs import write_catalog
 
-from benchmd_ray import plugins
 from benchmd_ray.api import transfer
 from benchmd_ray.data.catalog import open_catalog
 from benchmd_ray.data.map_style import SplitDataset
 from benchmd_ray.errors import BenchmdError
-from benchmd_ray.results.store import read_run
+from benchmd_ray.extensions import plugins
+from benchmd_ray.runs.predictions import predictions_path, read_predictions
+from benchmd_ray.runs.store import read_run
 from benchmd_ray.service.choice import Choice
 from benchmd_ray.service.execute import evaluate_run, transfer_run, transfer_settings
 from benchmd_ray.service.plan import make_plan
 from benchmd_ray.service.searches import Tuning, planned_searches
-from benchmd_ray.settings import updated
-from benchmd_ray.training.predictions import predictions_path, read_predictions
+from benchmd_ray.settings.definition import updated
 from benchmd_ray.training.weights import load_encoder
 
 MODULE = """

@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 from stored import runs
 
-from benchmd_ray.results.report.analysis import analyse
+from benchmd_ray.report.analysis import analyse
 from benchmd_ray.service import demo as module
 
 

@@ -13,11 +13,11 @@ from torch.utils.flop_counter import FlopCounterMode
 from benchmd_ray.benchmarks.medmnist.recipes import medmnist_settings
 from benchmd_ray.data.cards import POLICIES, cards, dataset_card, kind_of
 from benchmd_ray.data.records import Record
-from benchmd_ray.files import digest
-from benchmd_ray.integrity import line, write_hashed_json
+from benchmd_ray.files.atomic import digest
+from benchmd_ray.files.integrity import line, write_hashed_json
 from benchmd_ray.models.encoder import Encoder, make_encoder
 from benchmd_ray.models.heads import Classifier
-from benchmd_ray.results.store import read_run
+from benchmd_ray.runs.store import read_run
 from benchmd_ray.service import cost
 from benchmd_ray.service import spot as machine
 from benchmd_ray.service.cost import Inputs, labelled_rows
@@ -28,7 +28,7 @@ from benchmd_ray.service.plan import Choice, make_plan
 from benchmd_ray.service.rates import Measured, Spot, measured_runs, units_per_second
 from benchmd_ray.service.spot import measure_here
 from benchmd_ray.service.steps import Evaluate, Export, Finetune, Linear, Pretrain
-from benchmd_ray.settings import (
+from benchmd_ray.settings.definition import (
     ENCODERS,
     EncoderSettings,
     PretrainSettings,

@@ -13,14 +13,14 @@ import torch
 from sklearn.metrics import roc_auc_score
 from stored import runs
 
+from benchmd_ray.cluster.hardware import from_json, hardware
 from benchmd_ray.data.catalog import Catalog, open_catalog
 from benchmd_ray.errors import BenchmdError
-from benchmd_ray.hardware import from_json, hardware
-from benchmd_ray.integrity import read_hashed_json, write_hashed_json
+from benchmd_ray.files.integrity import read_hashed_json, write_hashed_json
+from benchmd_ray.runs.predictions import predictions_path, read_predictions
+from benchmd_ray.runs.sessions import SESSIONS, trained_by
 from benchmd_ray.service.execute import evaluate_run, pretrain_run, transfer_run
-from benchmd_ray.sessions import SESSIONS, trained_by
-from benchmd_ray.settings import ENCODERS, Settings, updated
-from benchmd_ray.training.predictions import predictions_path, read_predictions
+from benchmd_ray.settings.definition import ENCODERS, Settings, updated
 
 SMALL = updated(
     Settings(encoder=ENCODERS["tiny"]),

@@ -16,16 +16,16 @@ from benchmd_ray.cli import main
 from benchmd_ray.data.cards import dataset_card
 from benchmd_ray.data.records import Record
 from benchmd_ray.errors import BenchmdError
-from benchmd_ray.files import sha256
+from benchmd_ray.files.atomic import sha256
 from benchmd_ray.models.imagenet import read_imagenet
-from benchmd_ray.results.report.analysis import analyse
-from benchmd_ray.results.store import read_run
-from benchmd_ray.run_files import MODEL
+from benchmd_ray.report.analysis import analyse
+from benchmd_ray.runs.files import MODEL
+from benchmd_ray.runs.predictions import predictions_path, read_predictions
+from benchmd_ray.runs.store import read_run
 from benchmd_ray.service import execute
 from benchmd_ray.service.execute import base_settings, pretrain_run, transfer_run
-from benchmd_ray.settings import ENCODERS, Settings, as_dict, default_settings, updated
+from benchmd_ray.settings.definition import ENCODERS, Settings, as_dict, default_settings, updated
 from benchmd_ray.training.launch import launch as launch_job
-from benchmd_ray.training.predictions import predictions_path, read_predictions
 from benchmd_ray.training.weights import load_encoder
 
 SHORT = {

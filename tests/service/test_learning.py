@@ -11,11 +11,11 @@ from stores import SOUGHT, make_search, make_trials
 
 from benchmd_ray.cli import main
 from benchmd_ray.errors import BenchmdError
-from benchmd_ray.files import digest
+from benchmd_ray.files.atomic import digest
 from benchmd_ray.service.choice import Choice
 from benchmd_ray.service.searches import Tuning, learned_in, planned_searches
 from benchmd_ray.service.tune_dry_run import tuning_dry_run
-from benchmd_ray.settings import Settings, as_dict
+from benchmd_ray.settings.definition import Settings, as_dict
 from benchmd_ray.storage.bucket import open_bucket
 from benchmd_ray.tuning.portfolio import (
     Candidate,

@@ -8,12 +8,12 @@ from types import SimpleNamespace
 
 import pytest
 
-from benchmd_ray import progress
-from benchmd_ray.benchmarks.evaluation import CLASSIFICATION
+from benchmd_ray.console import progress
+from benchmd_ray.console.interrupts import SIGNALS, interruptible, stopping
+from benchmd_ray.console.progress import duration
 from benchmd_ray.errors import Stopped
-from benchmd_ray.integrity import line
-from benchmd_ray.interrupts import SIGNALS, interruptible, stopping
-from benchmd_ray.progress import duration
+from benchmd_ray.evaluation.evaluation import CLASSIFICATION
+from benchmd_ray.files.integrity import line
 from benchmd_ray.service.capacity import Capacity, Need, need_of, placed
 from benchmd_ray.service.execution import Execution
 from benchmd_ray.service.live import (
@@ -27,7 +27,7 @@ from benchmd_ray.service.outcome import Failure, Outcome
 from benchmd_ray.service.plan import Item
 from benchmd_ray.service.steps import Evaluate, pretrain_step, transfer_step
 from benchmd_ray.service.work import Report
-from benchmd_ray.settings import Settings, updated
+from benchmd_ray.settings.definition import Settings, updated
 
 
 @pytest.fixture

@@ -17,8 +17,8 @@ import pytest
 
 from benchmd_ray.data.cards import cards, dataset_card, without_build
 from benchmd_ray.data.catalog import Catalog
-from benchmd_ray.files import digest, json_bytes
-from benchmd_ray.results.store import Run, run_folder
+from benchmd_ray.files.atomic import digest, json_bytes
+from benchmd_ray.runs.store import Run, run_folder
 from benchmd_ray.service.choice import Choice, technique_settings, with_setting
 from benchmd_ray.service.naming import pretraining, settled, transferring
 from benchmd_ray.service.searches import Tuning, planned_searches

@@ -15,14 +15,14 @@ import pytest
 import torch
 from kinds import SIGNALS
 
-from benchmd_ray import plugins
 from benchmd_ray.errors import BenchmdError
-from benchmd_ray.files import sha256
+from benchmd_ray.extensions import plugins
+from benchmd_ray.files.atomic import sha256
 from benchmd_ray.models.encoder import make_encoder
+from benchmd_ray.runs.predictions import predictions_path
 from benchmd_ray.service.execute import pretrain_run, transfer_run
-from benchmd_ray.settings import ENCODERS, EncoderSettings, Settings, updated
+from benchmd_ray.settings.definition import ENCODERS, EncoderSettings, Settings, updated
 from benchmd_ray.ssl import method_named, technique_named
-from benchmd_ray.training.predictions import predictions_path
 
 PAGE = (Path(__file__).parents[2] / "docs" / "own_method.md").read_text("utf-8")
 SMALL = updated(

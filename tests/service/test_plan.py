@@ -13,6 +13,7 @@ from kinds import MODALITIES
 
 from benchmd_ray.data.cards import dataset_card
 from benchmd_ray.errors import BenchmdError
+from benchmd_ray.modality.tasks import Task
 from benchmd_ray.service import choice as choice_module
 from benchmd_ray.service import plan as plans
 from benchmd_ray.service.choice import chosen_datasets
@@ -20,8 +21,7 @@ from benchmd_ray.service.cost import Inputs
 from benchmd_ray.service.datasets import Dataset, Found
 from benchmd_ray.service.plan import Choice, make_plan
 from benchmd_ray.service.rates import Measured
-from benchmd_ray.settings import ENCODERS, default_settings, load_settings
-from benchmd_ray.tasks import Task
+from benchmd_ray.settings.definition import ENCODERS, default_settings, load_settings
 
 METHODS = ("e-mix", "shed", "mae")
 IMAGES = ("cxr", "mammo", "derm", "fundus")

@@ -4,16 +4,16 @@ import pytest
 from stored import runs
 
 from benchmd_ray.errors import BenchmdError
-from benchmd_ray.results.storage.places import store_folder
-from benchmd_ray.results.storage.retention import prune
-from benchmd_ray.results.store import read_run
+from benchmd_ray.runs.places import store_folder
+from benchmd_ray.runs.predictions import predictions_path
+from benchmd_ray.runs.retention import prune
+from benchmd_ray.runs.store import read_run
 from benchmd_ray.service import keeping
 from benchmd_ray.service.execute import evaluate_run, pretrain_run, transfer_run
 from benchmd_ray.service.keeping import release_unneeded
 from benchmd_ray.service.plan import Choice, make_plan
 from benchmd_ray.service.schedule import run_plan
-from benchmd_ray.settings import ENCODERS, Settings, updated
-from benchmd_ray.training.predictions import predictions_path
+from benchmd_ray.settings.definition import ENCODERS, Settings, updated
 
 SMALL = updated(
     Settings(encoder=ENCODERS["tiny"]),

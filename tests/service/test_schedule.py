@@ -24,16 +24,16 @@ from waiting import until
 from benchmd_ray.cli import main
 from benchmd_ray.data.catalog import open_catalog
 from benchmd_ray.errors import BenchmdError, Busy, NoRoom, Transient
-from benchmd_ray.files import locked, sha256
-from benchmd_ray.results.storage.history import read_history
-from benchmd_ray.results.store import read_run
+from benchmd_ray.files.atomic import locked, sha256
+from benchmd_ray.runs.history import read_history
+from benchmd_ray.runs.predictions import predictions_path
+from benchmd_ray.runs.store import read_run
 from benchmd_ray.service import execution, nodes, work
 from benchmd_ray.service.execute import evaluate_run, pretrain_run, transfer_run
 from benchmd_ray.service.live import units_done
 from benchmd_ray.service.plan import Choice, make_plan
 from benchmd_ray.service.schedule import run_plan
 from benchmd_ray.storage.lease import Lost
-from benchmd_ray.training.predictions import predictions_path
 
 SMALL = """
 encoder: tiny
@@ -78,7 +78,7 @@ def plan_of(ecg_catalogs, small):
 def reference(ecg_catalogs, small, tmp_path_factory):
     """What single commands make of the same plan: SHA-256 of predictions by run and dataset."""
     from benchmd_ray.service.execute import base_settings
-    from benchmd_ray.settings import load_settings
+    from benchmd_ray.settings.definition import load_settings
 
     store = tmp_path_factory.mktemp("single")
     source = ecg_catalogs["ptb-xl"].path

@@ -15,7 +15,7 @@ from benchmd_ray.service.simulate import (
     time_left,
 )
 from benchmd_ray.service.steps import Pretrain
-from benchmd_ray.settings import Settings
+from benchmd_ray.settings.definition import Settings
 
 
 def item(name, seconds, after=None, cpus=1.0, gpus=0.0, disk=10, peak=0):

@@ -25,10 +25,10 @@ from ports import free_ports
 from safetensors.numpy import load_file
 from waiting import until
 
-from benchmd_ray import cluster
 from benchmd_ray.cli import main
 from benchmd_ray.cli.jobs import CARRIED_BYTES, checked
-from benchmd_ray.cluster import ENVIRONMENT
+from benchmd_ray.cluster import connection as cluster
+from benchmd_ray.cluster.connection import ENVIRONMENT
 from benchmd_ray.errors import BenchmdError
 from benchmd_ray.service import submit as service
 from benchmd_ray.service.job_variables import FILE

@@ -15,12 +15,11 @@ from stored import runs
 from waiting import until
 
 from benchmd_ray.cli import main
+from benchmd_ray.console.progress import duration
 from benchmd_ray.data.catalog import open_catalog
 from benchmd_ray.errors import BenchmdError, Busy, Stopped
-from benchmd_ray.files import locked, write_json
-from benchmd_ray.progress import duration
-from benchmd_ray.results.storage.places import store_folder
-from benchmd_ray.results.watching import state_of
+from benchmd_ray.files.atomic import locked, write_json
+from benchmd_ray.runs.places import store_folder
 from benchmd_ray.service.capacity import Capacity
 from benchmd_ray.service.choice import Choice
 from benchmd_ray.service.plan import make_plan
@@ -30,7 +29,8 @@ from benchmd_ray.service.searches import Tuning, planned_searches
 from benchmd_ray.service.trial_place import place_of
 from benchmd_ray.service.tune import run_searches
 from benchmd_ray.service.tune_dry_run import tuning_dry_run
-from benchmd_ray.settings import as_dict, default_settings, load_settings
+from benchmd_ray.service.watching import state_of
+from benchmd_ray.settings.definition import as_dict, default_settings, load_settings
 from benchmd_ray.storage.bucket import open_bucket
 from benchmd_ray.tuning import ray_tune
 from benchmd_ray.tuning.known import Trial

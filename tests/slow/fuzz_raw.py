@@ -195,7 +195,7 @@ def own(path: Path) -> None:
     """Read a file as a signal over time, an image or a volume of a user's own."""
     from benchmd_ray.data.card_files import Files
     from benchmd_ray.data.datasets.any_file import read_file
-    from benchmd_ray.signals import Signal
+    from benchmd_ray.modality.signals import Signal
 
     axes, shape, patch = {
         "time": (("channel", "time"), (2, 100), (10,)),
@@ -225,7 +225,7 @@ def listed_rows(path: Path) -> None:
     from benchmd_ray.data.datasets.listed import discover
     from benchmd_ray.data.raw import Choices
     from benchmd_ray.errors import BenchmdError
-    from benchmd_ray.modalities import modality
+    from benchmd_ray.modality.modalities import modality
 
     beside = {p.stem: p.name for p in path.parent.iterdir() if p.suffix == ".txt"}
     files = Files(table=path.name, patient="patient", metadata={"age": "age"}, lists=beside)
@@ -311,7 +311,7 @@ def database(path: Path) -> None:
 
 def assigned(path: Path) -> None:
     """Take each line of a file as what ``--set`` is given."""
-    from benchmd_ray.settings import load_settings
+    from benchmd_ray.settings.definition import load_settings
 
     load_settings(assignments=path.read_text("utf-8", "surrogateescape").split("\n"))
 
@@ -327,9 +327,9 @@ def readers() -> dict[str, Callable[[Path], Any]]:
     from benchmd_ray.data.readers.metaimage import read_mhd
     from benchmd_ray.data.readers.volume import read_series
     from benchmd_ray.data.readers.wfdb import read_wfdb
-    from benchmd_ray.modalities import _read as read_modality
-    from benchmd_ray.modalities import modality
-    from benchmd_ray.settings import load_settings
+    from benchmd_ray.modality.modalities import _read as read_modality
+    from benchmd_ray.modality.modalities import modality
+    from benchmd_ray.settings.definition import load_settings
     from benchmd_ray.tuning.spaces import space_for
 
     def hounsfield(path: Path) -> None:

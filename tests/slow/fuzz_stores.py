@@ -42,22 +42,22 @@ from benchmd_ray.data.records import decode_signals, decode_targets
 from benchmd_ray.data.resident import resident_signals
 from benchmd_ray.data.verify import verify
 from benchmd_ray.errors import BenchmdError
-from benchmd_ray.modalities import modality
-from benchmd_ray.results.listing import listed
-from benchmd_ray.results.report.analysis import analyse
-from benchmd_ray.results.report.kept import kept
-from benchmd_ray.results.report.page import page
-from benchmd_ray.results.report.report_figures import figures
-from benchmd_ray.results.report.scored import read_scored
-from benchmd_ray.results.storage.history import close_killed, read_history, seconds_worked
-from benchmd_ray.results.storage.retention import prune
-from benchmd_ray.results.store import read_stores, require_weights
+from benchmd_ray.modality.modalities import modality
+from benchmd_ray.report.analysis import analyse
+from benchmd_ray.report.kept import kept
+from benchmd_ray.report.page import page
+from benchmd_ray.report.report_figures import figures
+from benchmd_ray.report.scored import read_scored
+from benchmd_ray.runs.history import close_killed, read_history, seconds_worked
+from benchmd_ray.runs.listing import listed
+from benchmd_ray.runs.retention import prune
+from benchmd_ray.runs.sessions import trained_by
+from benchmd_ray.runs.store import read_stores, require_weights
+from benchmd_ray.runs.training_log import last_metrics, read_metrics
 from benchmd_ray.service.rates import measured_runs
-from benchmd_ray.sessions import trained_by
 from benchmd_ray.training.checkpoints import _undamaged_step
 from benchmd_ray.training.jobs import transfer_result
 from benchmd_ray.training.weights import load_classifier, load_encoder
-from benchmd_ray.training_log import last_metrics, read_metrics
 from benchmd_ray.tuning.method import Method
 from benchmd_ray.tuning.records import read_searches
 from benchmd_ray.tuning.spaces import space_for

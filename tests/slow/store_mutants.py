@@ -18,8 +18,8 @@ import pyarrow.parquet as pq
 from forging import Key, forge_json, json_leaves, with_value
 
 from benchmd_ray.data.catalog import MANIFEST
-from benchmd_ray.files import digest, json_bytes, sha256
-from benchmd_ray.integrity import CHECK, HASH, checked, write_hash
+from benchmd_ray.files.atomic import digest, json_bytes, sha256
+from benchmd_ray.files.integrity import CHECK, HASH, checked, write_hash
 
 Mutator = Callable[[Path, np.random.Generator], None]
 NESTED = "@nested@"

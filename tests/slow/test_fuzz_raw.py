@@ -30,8 +30,8 @@ from PIL import Image
 from benchmd_ray.data.build import build
 from benchmd_ray.data.hdf5 import export_hdf5
 from benchmd_ray.demo import WRITERS
-from benchmd_ray.files import resource_folder
-from benchmd_ray.settings import Settings, as_dict
+from benchmd_ray.files.atomic import resource_folder
+from benchmd_ray.settings.definition import Settings, as_dict
 
 INPUTS = int(os.environ.get("BENCHMD_FUZZ_INPUTS", "15"))
 MEGABYTES = 4096

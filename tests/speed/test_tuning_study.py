@@ -27,8 +27,8 @@ from stores import (
 )
 
 from benchmd_ray.errors import BenchmdError
-from benchmd_ray.integrity import Stored
-from benchmd_ray.results.store import read_stores
+from benchmd_ray.files.integrity import Stored
+from benchmd_ray.runs.store import read_stores
 from benchmd_ray.service.searches import learned_in
 from benchmd_ray.tuning.portfolio import Portfolio, write_portfolio
 from speed import tuning_study

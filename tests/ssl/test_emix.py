@@ -4,9 +4,9 @@ import pytest
 import torch
 from torch import nn
 
+from benchmd_ray.modality.signals import Signal
 from benchmd_ray.models.encoder import Encoder
-from benchmd_ray.settings import EncoderSettings, PretrainSettings
-from benchmd_ray.signals import Signal
+from benchmd_ray.settings.definition import EncoderSettings, PretrainSettings
 from benchmd_ray.ssl.emix import PROJECTION, EMix, emix_loss
 
 SIGNAL = Signal(

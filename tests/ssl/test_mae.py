@@ -5,9 +5,9 @@ import torch
 from kinds import SIGNALS
 from torch import nn
 
+from benchmd_ray.modality.signals import AXES, Signal
 from benchmd_ray.models.encoder import Encoder
-from benchmd_ray.settings import ENCODERS, EncoderSettings, PretrainSettings
-from benchmd_ray.signals import AXES, Signal
+from benchmd_ray.settings.definition import ENCODERS, EncoderSettings, PretrainSettings
 from benchmd_ray.ssl.mae import MAE, mae_loss
 
 SIZE = EncoderSettings(

@@ -5,9 +5,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from benchmd_ray.modality.signals import Signal
 from benchmd_ray.models.encoder import Encoder
-from benchmd_ray.settings import EncoderSettings, PretrainSettings
-from benchmd_ray.signals import Signal
+from benchmd_ray.settings.definition import EncoderSettings, PretrainSettings
 from benchmd_ray.ssl.shed import ShED, derangement
 
 SIGNAL = Signal(

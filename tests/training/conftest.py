@@ -12,7 +12,7 @@ from kinds import SIGNALS
 from benchmd_ray.data.cards import dataset_card
 from benchmd_ray.data.catalog import Catalog, open_catalog
 from benchmd_ray.data.records import Record
-from benchmd_ray.settings import load_settings
+from benchmd_ray.settings.definition import load_settings
 
 ECG = SIGNALS["ecg"]
 TRAIN, VALIDATION = 42, 21

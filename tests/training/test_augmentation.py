@@ -13,7 +13,7 @@ from scipy import ndimage, stats
 
 from benchmd_ray.data.batches import Worker
 from benchmd_ray.errors import BenchmdError
-from benchmd_ray.settings import AugmentationSettings
+from benchmd_ray.settings.definition import AugmentationSettings
 from benchmd_ray.training.augmentation import augmented, evaluated, require_applicable, values
 from benchmd_ray.training.augmentation.draws import Draws, normal
 from benchmd_ray.training.augmentation.movement import flipped, shifted, transformed

@@ -14,10 +14,10 @@ from torch import nn
 from benchmd_ray.data.batches import Worker
 from benchmd_ray.data.feed import resident_feed
 from benchmd_ray.errors import BenchmdError
-from benchmd_ray.files import sha256
-from benchmd_ray.run_files import MODEL
+from benchmd_ray.files.atomic import sha256
+from benchmd_ray.runs.files import MODEL
 from benchmd_ray.scores.metrics import auroc
-from benchmd_ray.settings import ExecutionSettings, OptimiserSettings
+from benchmd_ray.settings.definition import ExecutionSettings, OptimiserSettings
 from benchmd_ray.training.averaging import Average
 from benchmd_ray.training.checkpoints import latest_checkpoint
 from benchmd_ray.training.engine import DeepSpeedEngine, TorchEngine

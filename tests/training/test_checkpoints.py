@@ -8,7 +8,7 @@ import torch
 
 from benchmd_ray.data.batches import Worker
 from benchmd_ray.errors import BenchmdError
-from benchmd_ray.integrity import Damaged
+from benchmd_ray.files.integrity import Damaged
 from benchmd_ray.training import checkpoints
 from benchmd_ray.training.checkpoints import (
     CHECKPOINT,

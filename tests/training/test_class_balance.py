@@ -11,8 +11,8 @@ from safetensors.torch import load_file
 
 from benchmd_ray.data.batches import Columns, ResidentFeed, Worker, drawn_order, epoch_order
 from benchmd_ray.errors import BenchmdError
-from benchmd_ray.files import sha256
-from benchmd_ray.run_files import MODEL
+from benchmd_ray.files.atomic import sha256
+from benchmd_ray.runs.files import MODEL
 from benchmd_ray.training.jobs import TransferJob
 from benchmd_ray.training.selection import class_odds, require_balanceable, training_feed
 from benchmd_ray.training.transfer import require_transferable, transfer

@@ -10,8 +10,8 @@ import pytest
 import ray.train
 
 from benchmd_ray.errors import BenchmdError, BucketError, Stopped, Transient
-from benchmd_ray.integrity import read_hashed_json
-from benchmd_ray.settings import load_settings
+from benchmd_ray.files.integrity import read_hashed_json
+from benchmd_ray.settings.definition import load_settings
 from benchmd_ray.training import launch, ray_train
 
 

@@ -4,7 +4,7 @@ from torch import nn
 
 from benchmd_ray.data.batches import Worker
 from benchmd_ray.errors import BenchmdError
-from benchmd_ray.settings import ExecutionSettings, OptimiserSettings
+from benchmd_ray.settings.definition import ExecutionSettings, OptimiserSettings
 from benchmd_ray.training.engine import (
     DeepSpeedEngine,
     TorchEngine,

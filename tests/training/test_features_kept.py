@@ -7,10 +7,10 @@ import pytest
 import torch
 
 from benchmd_ray.data.batches import Worker
-from benchmd_ray.files import TEMPORARY, sha256
+from benchmd_ray.files.atomic import TEMPORARY, sha256
 from benchmd_ray.models.encoder import Encoder
-from benchmd_ray.run_files import MODEL
-from benchmd_ray.settings import ENCODERS, LABEL_SETTINGS
+from benchmd_ray.runs.files import MODEL
+from benchmd_ray.settings.definition import ENCODERS, LABEL_SETTINGS
 from benchmd_ray.training import features, linear
 from benchmd_ray.training.features import FeatureStore, feature_store, weights_digest
 from benchmd_ray.training.jobs import TransferJob, transfer_result

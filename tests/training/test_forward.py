@@ -10,7 +10,7 @@ from kinds import SIGNALS
 from benchmd_ray.data.batches import Worker
 from benchmd_ray.models.encoder import make_encoder
 from benchmd_ray.models.heads import Classifier
-from benchmd_ray.settings import ENCODERS, Settings, load_settings
+from benchmd_ray.settings.definition import ENCODERS, Settings, load_settings
 from benchmd_ray.training import steps
 from benchmd_ray.training.collect import evaluating
 from benchmd_ray.training.forward import Graphed, graphed

@@ -10,7 +10,7 @@ from sklearn.metrics import roc_auc_score
 
 from benchmd_ray.data.resident import split_table
 from benchmd_ray.scores.metrics import auroc, probabilities
-from benchmd_ray.settings import Settings
+from benchmd_ray.settings.definition import Settings
 from benchmd_ray.training import selection
 from benchmd_ray.training.selection import HALVES, auroc_on, crossed, transfer_data
 

@@ -6,10 +6,10 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from benchmd_ray.cluster.hardware import hardware
 from benchmd_ray.errors import BenchmdError, NoRoom
-from benchmd_ray.hardware import hardware
-from benchmd_ray.run_files import MODEL
-from benchmd_ray.sessions import SESSIONS, trained_by
+from benchmd_ray.runs.files import MODEL
+from benchmd_ray.runs.sessions import SESSIONS, trained_by
 from benchmd_ray.ssl import METHODS
 from benchmd_ray.training import hardware as computing
 from benchmd_ray.training import launch as module

@@ -10,7 +10,7 @@ from benchmd_ray.data.batches import Worker
 from benchmd_ray.errors import BenchmdError
 from benchmd_ray.models.encoder import Encoder
 from benchmd_ray.models.heads import Classifier
-from benchmd_ray.settings import ENCODERS, ExecutionSettings, OptimiserSettings
+from benchmd_ray.settings.definition import ENCODERS, ExecutionSettings, OptimiserSettings
 from benchmd_ray.training.decay import layer_factors
 from benchmd_ray.training.engine import DeepSpeedEngine, TorchEngine
 

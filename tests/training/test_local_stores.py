@@ -8,9 +8,9 @@ import pytest
 from stores import described
 
 MODULES = (
-    "benchmd_ray.results.storage.mirror",
-    "benchmd_ray.results.storage.publication",
-    "benchmd_ray.results.storage.remote",
+    "benchmd_ray.runs.mirror",
+    "benchmd_ray.runs.publication",
+    "benchmd_ray.runs.remote",
     "benchmd_ray.storage.bucket",
     "benchmd_ray.storage.lease",
     "boto3",
@@ -18,10 +18,10 @@ MODULES = (
 BEGIN = "import json, sys\nfrom pathlib import Path\n"
 END = "\nprint(json.dumps([*sys.modules]))"
 STORE = """
-from benchmd_ray.results.listing import listed
-from benchmd_ray.results.storage.retention import prune
-from benchmd_ray.results.store import open_run, read_run, read_stores, require_weights
-from benchmd_ray.results.store import scoring, working
+from benchmd_ray.runs.listing import listed
+from benchmd_ray.runs.retention import prune
+from benchmd_ray.runs.store import open_run, read_run, read_stores, require_weights
+from benchmd_ray.runs.store import scoring, working
 store, about = Path(sys.argv[1]), json.loads(sys.argv[2])
 run = open_run(store, "r", about)
 with working(run):
@@ -72,6 +72,6 @@ def test_pretraining_and_transfer_in_a_folder_meet_no_module_of_s3(tmp_path, sou
 
 def test_a_store_on_s3_meets_them(tmp_path, monkeypatch):
     monkeypatch.setenv("BENCHMD_CACHE", str(tmp_path))
-    code = "from benchmd_ray.results.storage.places import backing_of, store_folder\n"
+    code = "from benchmd_ray.runs.places import backing_of, store_folder\n"
     code += "assert backing_of(store_folder('s3://benchmd-test/runs')).on_s3\n"
     assert met(code) == [*MODULES]

@@ -10,8 +10,8 @@ from scipy import stats
 
 from benchmd_ray.data.batches import Batch, Worker
 from benchmd_ray.models.heads import classification_loss
-from benchmd_ray.run_files import MODEL
-from benchmd_ray.settings import AugmentationSettings
+from benchmd_ray.runs.files import MODEL
+from benchmd_ray.settings.definition import AugmentationSettings
 from benchmd_ray.training.augmentation import mixed, mixing
 from benchmd_ray.training.augmentation.mixing import drawn_mixtures, mixed_targets
 from benchmd_ray.training.jobs import TransferJob

@@ -12,7 +12,7 @@ from benchmd_ray.data.feed import read_columns
 from benchmd_ray.data.map_style import SplitDataset
 from benchmd_ray.errors import BenchmdError
 from benchmd_ray.models.neighbours import LEAST, TEMPERATURE, Neighbours
-from benchmd_ray.settings import TransferSettings
+from benchmd_ray.settings.definition import TransferSettings
 from benchmd_ray.training.jobs import TransferJob, transfer_result
 from benchmd_ray.training.predict import classified
 from benchmd_ray.training.transfer import require_transferable, transfer

@@ -10,8 +10,8 @@ import torch
 
 from benchmd_ray.data.batches import Worker
 from benchmd_ray.errors import Stopped
-from benchmd_ray.files import sha256
-from benchmd_ray.run_files import MODEL
+from benchmd_ray.files.atomic import sha256
+from benchmd_ray.runs.files import MODEL
 from benchmd_ray.training import notice
 from benchmd_ray.training.checkpoints import latest_checkpoint
 from benchmd_ray.training.engine import make_engine

@@ -14,28 +14,28 @@ import torch
 from kinds import MODALITIES, SIGNALS
 from torch.utils.data import DataLoader
 
-from benchmd_ray.benchmarks.evaluation import CLASSIFICATION, Asked
+from benchmd_ray.cluster.hardware import from_json, hardware
 from benchmd_ray.data.batches import Worker
 from benchmd_ray.data.cards import dataset_card
 from benchmd_ray.data.map_style import SplitDataset
 from benchmd_ray.data.records import Record
 from benchmd_ray.errors import BenchmdError
-from benchmd_ray.hardware import from_json, hardware
-from benchmd_ray.integrity import Damaged, read_hashed_json, write_hash, write_hashed_json
+from benchmd_ray.evaluation.evaluation import CLASSIFICATION, Asked
+from benchmd_ray.files.integrity import Damaged, read_hashed_json, write_hash, write_hashed_json
+from benchmd_ray.modality.tasks import Task
 from benchmd_ray.models.encoder import Encoder, make_encoder
 from benchmd_ray.models.heads import Classifier
 from benchmd_ray.models.segmenter import Segmenter
-from benchmd_ray.settings import AugmentationSettings, load_settings
-from benchmd_ray.tasks import Task
-from benchmd_ray.training.applied import FeatureEncoder, SignalClassifier
-from benchmd_ray.training.predict import merging
-from benchmd_ray.training.predictions import (
+from benchmd_ray.runs.predictions import (
     CLASSIFIED,
     Form,
     Outdated,
     predictions_path,
     read_predictions,
 )
+from benchmd_ray.settings.definition import AugmentationSettings, load_settings
+from benchmd_ray.training.applied import FeatureEncoder, SignalClassifier
+from benchmd_ray.training.predict import merging
 from benchmd_ray.training.weights import export_model
 
 FUNDUS, TASK = SIGNALS["fundus"], MODALITIES["fundus"].task

@@ -10,9 +10,9 @@ from benchmd_ray.data.batches import Worker
 from benchmd_ray.data.cards import dataset_card
 from benchmd_ray.data.feed import resident_feed
 from benchmd_ray.errors import BenchmdError
-from benchmd_ray.files import sha256
+from benchmd_ray.files.atomic import sha256
 from benchmd_ray.models.encoder import Encoder
-from benchmd_ray.run_files import MODEL
+from benchmd_ray.runs.files import MODEL
 from benchmd_ray.ssl import METHODS, method_named
 from benchmd_ray.ssl.mae import MAE
 from benchmd_ray.training.checkpoints import CHECKPOINT, latest_checkpoint

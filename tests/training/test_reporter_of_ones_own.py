@@ -1,8 +1,8 @@
 import pytest
 
 from benchmd_ray.errors import BenchmdError
-from benchmd_ray.files import TEMPORARY, sha256
-from benchmd_ray.run_files import MODEL
+from benchmd_ray.files.atomic import TEMPORARY, sha256
+from benchmd_ray.runs.files import MODEL
 from benchmd_ray.training.checkpoints import latest_checkpoint
 from benchmd_ray.training.jobs import PretrainJob, TransferJob
 from benchmd_ray.training.launch import launch

@@ -8,25 +8,25 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from benchmd_ray.benchmarks.evaluation import CLASSIFICATION, Asked
 from benchmd_ray.benchmarks.medmnist.recipes import medmnist_settings
 from benchmd_ray.data.batches import Worker, epoch_order
 from benchmd_ray.data.catalog import open_catalog
 from benchmd_ray.data.feed import resident_feed
 from benchmd_ray.data.records import Record
 from benchmd_ray.errors import BenchmdError
-from benchmd_ray.files import sha256
-from benchmd_ray.modalities import Modality
+from benchmd_ray.evaluation.evaluation import CLASSIFICATION, Asked
+from benchmd_ray.files.atomic import sha256
+from benchmd_ray.modality.modalities import Modality
+from benchmd_ray.modality.signals import Signal
+from benchmd_ray.modality.tasks import Task
 from benchmd_ray.models.encoder import make_encoder
 from benchmd_ray.models.heads import Classifier
-from benchmd_ray.run_files import MODEL
+from benchmd_ray.runs.files import MODEL
+from benchmd_ray.runs.predictions import read_predictions
 from benchmd_ray.scores.metrics import auroc
-from benchmd_ray.settings import AugmentationSettings, EncoderSettings, as_dict, updated
-from benchmd_ray.signals import Signal
-from benchmd_ray.tasks import Task
+from benchmd_ray.settings.definition import AugmentationSettings, EncoderSettings, as_dict, updated
 from benchmd_ray.training.augmentation import augmented
 from benchmd_ray.training.jobs import PretrainJob, TransferJob
-from benchmd_ray.training.predictions import read_predictions
 from benchmd_ray.training.pretrain import require_pretrainable
 from benchmd_ray.training.seeds import AUGMENTATION, WEIGHTS, derived_seed
 from benchmd_ray.training.selection import Best

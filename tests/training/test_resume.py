@@ -9,16 +9,16 @@ from tiers import by_tier
 from waiting import until
 
 from benchmd_ray.data.batches import ResidentFeed, Worker
-from benchmd_ray.files import sha256
-from benchmd_ray.integrity import line
-from benchmd_ray.run_files import MODEL
+from benchmd_ray.files.atomic import sha256
+from benchmd_ray.files.integrity import line
+from benchmd_ray.runs.files import MODEL
+from benchmd_ray.runs.training_log import METRICS, read_metrics
 from benchmd_ray.training.checkpoints import CHECKPOINT, latest_checkpoint
 from benchmd_ray.training.jobs import RESULT, PretrainJob, TransferJob, transfer_result
 from benchmd_ray.training.pretrain import pretrain
 from benchmd_ray.training.reporter import RunReporter
 from benchmd_ray.training.selection import TransferData
 from benchmd_ray.training.transfer import transfer
-from benchmd_ray.training_log import METRICS, read_metrics
 
 DROPPING = ("encoder.dropout=0.1", "encoder.embedding_dropout=0.1")
 

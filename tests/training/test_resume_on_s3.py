@@ -8,9 +8,9 @@ import sys
 import pytest
 from waiting import until
 
-from benchmd_ray.files import sha256
-from benchmd_ray.results.storage.history import read_history
-from benchmd_ray.results.storage.mirror import newest_checkpoint
+from benchmd_ray.files.atomic import sha256
+from benchmd_ray.runs.history import read_history
+from benchmd_ray.runs.mirror import newest_checkpoint
 from benchmd_ray.storage.bucket import open_bucket
 from benchmd_ray.training.reporter import read_metrics
 

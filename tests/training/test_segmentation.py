@@ -18,9 +18,9 @@ from benchmd_ray.data.catalog import open_catalog
 from benchmd_ray.data.feed import resident_feed
 from benchmd_ray.errors import BenchmdError
 from benchmd_ray.models.segmenter import Segmenter
-from benchmd_ray.run_files import MODEL
+from benchmd_ray.runs.files import MODEL
 from benchmd_ray.scores.dice import dice, presence
-from benchmd_ray.settings import AugmentationSettings
+from benchmd_ray.settings.definition import AugmentationSettings
 from benchmd_ray.training.augmentation import augmented, augmented_masks
 from benchmd_ray.training.checkpoints import latest_checkpoint
 from benchmd_ray.training.jobs import PretrainJob, TransferJob

@@ -25,7 +25,7 @@ from benchmd_ray.data.batches import Worker
 from benchmd_ray.data.normalise import normaliser
 from benchmd_ray.errors import BenchmdError
 from benchmd_ray.models.encoder import make_encoder
-from benchmd_ray.settings import (
+from benchmd_ray.settings.definition import (
     ENCODERS,
     ExecutionSettings,
     OptimiserSettings,

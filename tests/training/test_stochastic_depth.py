@@ -13,12 +13,12 @@ from torch import nn
 
 from benchmd_ray.data.batches import Worker
 from benchmd_ray.errors import BenchmdError
-from benchmd_ray.files import sha256
+from benchmd_ray.files.atomic import sha256
 from benchmd_ray.models.encoder import Block, make_encoder
 from benchmd_ray.models.heads import Classifier
 from benchmd_ray.models.resnet import CONVOLUTIONS, Residual
-from benchmd_ray.run_files import MODEL
-from benchmd_ray.settings import ENCODERS, EncoderSettings
+from benchmd_ray.runs.files import MODEL
+from benchmd_ray.settings.definition import ENCODERS, EncoderSettings
 from benchmd_ray.training.jobs import TransferJob
 from benchmd_ray.training.stochastic_depth import set_stochastic_depth
 from benchmd_ray.training.transfer import transfer

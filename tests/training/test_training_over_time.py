@@ -9,14 +9,14 @@ import torch
 from click.testing import CliRunner
 from safetensors.torch import load_file
 
-from benchmd_ray.benchmarks.evaluation import CLASSIFICATION, Asked
 from benchmd_ray.cli import main
 from benchmd_ray.data.batches import Worker
 from benchmd_ray.errors import BenchmdError
-from benchmd_ray.files import sha256
-from benchmd_ray.run_files import MODEL
+from benchmd_ray.evaluation.evaluation import CLASSIFICATION, Asked
+from benchmd_ray.files.atomic import sha256
+from benchmd_ray.runs.files import MODEL
+from benchmd_ray.runs.predictions import read_predictions
 from benchmd_ray.training.jobs import PretrainJob, TransferJob
-from benchmd_ray.training.predictions import read_predictions
 from benchmd_ray.training.pretrain import require_pretrainable
 from benchmd_ray.training.transfer import require_transferable, transfer
 from benchmd_ray.training.weights import load_classifier, model_description

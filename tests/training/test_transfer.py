@@ -14,13 +14,13 @@ from benchmd_ray.data.catalog import Catalog
 from benchmd_ray.data.feed import resident_feed
 from benchmd_ray.data.records import Record
 from benchmd_ray.errors import BenchmdError
-from benchmd_ray.files import sha256
-from benchmd_ray.integrity import Damaged, read_hashed_json, write_hashed_json
+from benchmd_ray.files.atomic import sha256
+from benchmd_ray.files.integrity import Damaged, read_hashed_json, write_hashed_json
 from benchmd_ray.models.encoder import Encoder
 from benchmd_ray.models.heads import Classifier, classification_loss
-from benchmd_ray.run_files import MODEL
+from benchmd_ray.runs.files import MODEL
 from benchmd_ray.scores.metrics import auroc, probabilities
-from benchmd_ray.settings import LABEL_SETTINGS
+from benchmd_ray.settings.definition import LABEL_SETTINGS
 from benchmd_ray.training import selection
 from benchmd_ray.training.collect import collect, evaluation_batch
 from benchmd_ray.training.jobs import RESULT, PretrainJob, TransferJob, transfer_result

@@ -2,8 +2,8 @@ import pytest
 
 from benchmd_ray.data.batches import Worker
 from benchmd_ray.errors import BenchmdError
-from benchmd_ray.files import sha256
-from benchmd_ray.run_files import MODEL
+from benchmd_ray.files.atomic import sha256
+from benchmd_ray.runs.files import MODEL
 from benchmd_ray.training.checkpoints import latest_checkpoint
 from benchmd_ray.training.jobs import PretrainJob
 from benchmd_ray.training.pretrain import pretrain, require_pretrainable

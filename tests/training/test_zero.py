@@ -17,9 +17,9 @@ from graphs import Again, Refused
 from safetensors.torch import load_file
 
 from benchmd_ray.data.batches import Worker
-from benchmd_ray.files import sha256
-from benchmd_ray.run_files import MODEL
-from benchmd_ray.settings import load_settings
+from benchmd_ray.files.atomic import sha256
+from benchmd_ray.runs.files import MODEL
+from benchmd_ray.settings.definition import load_settings
 from benchmd_ray.training import engine, steps
 from benchmd_ray.training import pretrain as pretraining
 from benchmd_ray.training import transfer as transferring

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from benchmd_ray.progress import SilentBoard
+from benchmd_ray.console.progress import SilentBoard
 from benchmd_ray.tuning.limits import Budget, Limits, Place
 from benchmd_ray.tuning.study import Study
 

@@ -7,7 +7,7 @@ import pytest
 from waiting import until
 
 from benchmd_ray.errors import BucketError, Stopped, Transient
-from benchmd_ray.integrity import Damaged
+from benchmd_ray.files.integrity import Damaged
 from benchmd_ray.storage import patience, segments
 from benchmd_ray.storage.bucket import Bucket, open_bucket
 from benchmd_ray.storage.lease import Lost

@@ -8,7 +8,7 @@ from racing_alone import Killed, raced
 from scipy import stats
 from sklearn.metrics import roc_auc_score
 
-from benchmd_ray.integrity import Damaged
+from benchmd_ray.files.integrity import Damaged
 from benchmd_ray.scores.comparison import delong_shares
 from benchmd_ray.tuning.confirm import (
     SamplingVariance,

@@ -9,9 +9,9 @@ import pytest
 from ray.tune.experiment import Trial
 from ray.tune.search import Searcher
 
+from benchmd_ray.console.progress import SilentBoard
 from benchmd_ray.errors import BenchmdError, BucketError, DiskFull, Gone, NoRoom, Transient
-from benchmd_ray.progress import SilentBoard
-from benchmd_ray.settings import Settings, updated
+from benchmd_ray.settings.definition import Settings, updated
 from benchmd_ray.tuning.limits import Budget, Limits, Place
 from benchmd_ray.tuning.method import Method
 from benchmd_ray.tuning.ray_tune import LOST_NODES, Jobs, Judge, Watch

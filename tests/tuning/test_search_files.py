@@ -9,14 +9,21 @@ import yaml
 from kinds import MODALITIES
 from racing_alone import raced
 
+from benchmd_ray.console.progress import SilentBoard
 from benchmd_ray.errors import BenchmdError
-from benchmd_ray.files import digest
-from benchmd_ray.integrity import write_hashed_json
-from benchmd_ray.progress import SilentBoard
-from benchmd_ray.settings import Settings, as_dict, default_settings, load_settings, updated
+from benchmd_ray.files.atomic import digest
+from benchmd_ray.files.integrity import write_hashed_json
+from benchmd_ray.runs.files import BEST, RESULT, SEARCH, TRIALS
+from benchmd_ray.settings.definition import (
+    Settings,
+    as_dict,
+    default_settings,
+    load_settings,
+    updated,
+)
 from benchmd_ray.tuning.limits import Budget, Limits, Place
 from benchmd_ray.tuning.method import Method
-from benchmd_ray.tuning.records import BEST, FORMAT, RESULT, SEARCH, TRIALS, read_search
+from benchmd_ray.tuning.records import FORMAT, read_search
 from benchmd_ray.tuning.spaces import Parameter, Space, applied
 from benchmd_ray.tuning.study import Study
 from benchmd_ray.tuning.trial import Arm, Pretraining, Transfer, Work

@@ -13,9 +13,15 @@ from kinds import MODALITIES, SIGNALS
 
 from benchmd_ray.data.cards import kind_of
 from benchmd_ray.errors import BenchmdError
-from benchmd_ray.files import resource_folder
+from benchmd_ray.files.atomic import resource_folder
 from benchmd_ray.models.encoder import require_fitting
-from benchmd_ray.settings import Settings, as_dict, default_settings, load_settings, updated
+from benchmd_ray.settings.definition import (
+    Settings,
+    as_dict,
+    default_settings,
+    load_settings,
+    updated,
+)
 from benchmd_ray.ssl import SCRATCH, TECHNIQUES, protocol_encoder
 from benchmd_ray.tuning import entries
 from benchmd_ray.tuning.parameters import INHERITED, setting_types, value_of

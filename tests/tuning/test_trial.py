@@ -14,7 +14,7 @@ from told import Interrupted, Told
 from benchmd_ray.data.catalog import open_catalog
 from benchmd_ray.data.inner import inner_catalog
 from benchmd_ray.errors import BenchmdError
-from benchmd_ray.integrity import write_hash
+from benchmd_ray.files.integrity import write_hash
 from benchmd_ray.models.encoder import Encoder
 from benchmd_ray.training.checkpoints import latest_checkpoint
 from benchmd_ray.training.jobs import RESULT, PretrainJob, TransferJob

@@ -12,8 +12,8 @@ import pytest
 from told import Interrupted, Told
 
 from benchmd_ray.errors import Gone
-from benchmd_ray.integrity import name_of, write_hash
-from benchmd_ray.results.storage.places import store_folder
+from benchmd_ray.files.integrity import name_of, write_hash
+from benchmd_ray.runs.places import store_folder
 from benchmd_ray.storage.bucket import open_bucket
 from benchmd_ray.storage.location import Address
 from benchmd_ray.training.checkpoints import checkpoint_step

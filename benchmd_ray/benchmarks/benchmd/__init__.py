@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from benchmd_ray.benchmarks.benchmark import Benchmark, Published, Start
 from benchmd_ray.benchmarks.benchmd import published
-from benchmd_ray.modalities import Modality
-from benchmd_ray.settings import Settings, default_settings
+from benchmd_ray.evaluation.benchmark import Benchmark, Published, Start
+from benchmd_ray.modality.modalities import Modality
+from benchmd_ray.settings.definition import Settings, default_settings
 
 
 def fixed(kind: Modality, technique: str, _: str = "") -> Settings:

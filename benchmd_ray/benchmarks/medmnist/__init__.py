@@ -6,10 +6,10 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from benchmd_ray.benchmarks.benchmark import Benchmark, Start
 from benchmd_ray.benchmarks.medmnist.recipes import like, start_settings, variants
 from benchmd_ray.data.medmnist_cards import COLLECTION, IMAGE_GROUPS
-from benchmd_ray.modalities import Modality
+from benchmd_ray.evaluation.benchmark import Benchmark, Start
+from benchmd_ray.modality.modalities import Modality
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -12,7 +12,7 @@ from benchmd_ray.cli.allowed import ALLOW
 from benchmd_ray.cli.group import Commands
 from benchmd_ray.cli.options import CPUS, FILE, FOLDER, GPUS, HELD, STORE, TFLOPS
 from benchmd_ray.cli.report import RESAMPLES, print_report, print_table
-from benchmd_ray.terminal import echo
+from benchmd_ray.console.terminal import echo
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -169,7 +169,7 @@ def scores(paths: tuple[Path, ...], out: Path | None, resamples: int) -> None:
 def _print_scores(paths: Sequence[Path], out: Path | None, resamples: int = 1000) -> None:
     """Print scores next to the published ones, and write them where a folder is named."""
     from benchmd_ray.benchmarks.medmnist import report as own
-    from benchmd_ray.results.report.analysis import analyse_stores
+    from benchmd_ray.report.analysis import analyse_stores
 
     analysis = analyse_stores(paths, resamples=resamples, curves=False)
     frame = own.run_frame(analysis)

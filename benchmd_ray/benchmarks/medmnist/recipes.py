@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from benchmd_ray.data.medmnist_cards import IMAGE_GROUPS
 from benchmd_ray.errors import unknown_name
-from benchmd_ray.modalities import Modality
-from benchmd_ray.settings import Settings, updated
+from benchmd_ray.modality.modalities import Modality
+from benchmd_ray.settings.definition import Settings, updated
 
 BASELINES = tuple(
     f"resnet{layers}{kind}" for kind in ("", "-2.5d", "-3d", "-acs") for layers in (18, 50)

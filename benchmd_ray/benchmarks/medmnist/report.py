@@ -30,18 +30,18 @@ from benchmd_ray.data.medmnist_cards import (
     task_name,
 )
 from benchmd_ray.errors import BenchmdError
-from benchmd_ray.files import replacing
-from benchmd_ray.modalities import Modality
-from benchmd_ray.results.report.analysis import Analysis
-from benchmd_ray.results.report.columns import column_of, interval_of, part
-from benchmd_ray.results.report.frames import KEY
-from benchmd_ray.results.report.protocols import ENSEMBLES, base_of, is_tuned
-from benchmd_ray.results.report.scored import Scored, read_scored
-from benchmd_ray.results.report.table import Table, constant
-from benchmd_ray.results.report.tables import Declared, aggregates
-from benchmd_ray.results.store import Run
-from benchmd_ray.results.written import csv_text
-from benchmd_ray.training.predictions import CLASSIFIED
+from benchmd_ray.files.atomic import replacing
+from benchmd_ray.modality.modalities import Modality
+from benchmd_ray.report.analysis import Analysis
+from benchmd_ray.report.columns import column_of, interval_of, part
+from benchmd_ray.report.formats import csv_text
+from benchmd_ray.report.frames import KEY
+from benchmd_ray.report.protocols import ENSEMBLES, base_of, is_tuned
+from benchmd_ray.report.scored import Scored, read_scored
+from benchmd_ray.report.table import Table, constant
+from benchmd_ray.report.tables import Declared, aggregates
+from benchmd_ray.runs.predictions import CLASSIFIED
+from benchmd_ray.runs.store import Run
 from benchmd_ray.tuning.records import SearchRecord
 
 SOURCE = "MedMNIST v2, tables 3 and 4"

@@ -20,7 +20,7 @@ import pandas as pd
 
 from benchmd_ray.data.medmnist_cards import PLAIN_SIZE, MedmnistTask
 from benchmd_ray.errors import BenchmdError, unknown_name
-from benchmd_ray.files import replacing
+from benchmd_ray.files.atomic import replacing
 from benchmd_ray.scores.metrics import auroc_per_class, checked_predictions
 
 THRESHOLD = 0.5

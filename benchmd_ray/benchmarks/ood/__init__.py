@@ -12,12 +12,12 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
-from benchmd_ray.benchmarks.benchmark import Benchmark, Start
-from benchmd_ray.benchmarks.evaluation import CLASSIFICATION, Asked, Evaluation, Member
 from benchmd_ray.errors import BenchmdError
-from benchmd_ray.modalities import Modality
-from benchmd_ray.settings import Settings, updated
-from benchmd_ray.training.predictions import Form, Predictions
+from benchmd_ray.evaluation.benchmark import Benchmark, Start
+from benchmd_ray.evaluation.evaluation import CLASSIFICATION, Asked, Evaluation, Member
+from benchmd_ray.modality.modalities import Modality
+from benchmd_ray.runs.predictions import Form, Predictions
+from benchmd_ray.settings.definition import Settings, updated
 
 if TYPE_CHECKING:
     import pandas as pd

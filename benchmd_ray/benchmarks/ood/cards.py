@@ -11,14 +11,14 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Literal, get_args
 
-from benchmd_ray.card_folders import card_folders
 from benchmd_ray.data.cards import broken_cards, cards
 from benchmd_ray.data.origins import family, named, of_one_origin
 from benchmd_ray.errors import BenchmdError, unknown_name
-from benchmd_ray.files import digest
-from benchmd_ray.modalities import Modality
-from benchmd_ray.plain_yaml import read_yaml_file
-from benchmd_ray.typed import typed
+from benchmd_ray.files.atomic import digest
+from benchmd_ray.modality.card_folders import card_folders
+from benchmd_ray.modality.modalities import Modality
+from benchmd_ray.schema.plain_yaml import read_yaml_file
+from benchmd_ray.schema.typed import typed
 
 FOLDER = "ood"
 UseCase = Literal["unrelated", "faulty", "unseen", "shifted"]

@@ -18,8 +18,8 @@ from benchmd_ray.cli.options import (
     assigned,
     complete_dataset,
 )
+from benchmd_ray.console.terminal import echo
 from benchmd_ray.errors import BenchmdError, count_of
-from benchmd_ray.terminal import echo
 
 if TYPE_CHECKING:
     from benchmd_ray.storage.location import Location
@@ -117,7 +117,7 @@ def ood_build(
     from benchmd_ray.data.build import build
     from benchmd_ray.data.cards import dataset_card
     from benchmd_ray.data.discovery import conditions_there
-    from benchmd_ray.results.catalogs.describe_catalog import describe_catalog
+    from benchmd_ray.report.catalogs.describe_catalog import describe_catalog
 
     own = use_cases(name)
     normal = own.two_classes or own.normal
@@ -171,11 +171,11 @@ def ood_tune(run: Path, catalog: Location, also: tuple[Location, ...], trials: i
     """
     from benchmd_ray.benchmarks.ood import TUNED, tuned_by
     from benchmd_ray.benchmarks.ood.report_rows import tuned_frame
-    from benchmd_ray.results.store import read_run, shown
+    from benchmd_ray.runs.predictions import read_predictions
+    from benchmd_ray.runs.store import read_run, shown
     from benchmd_ray.service.datasets import from_catalogs, read_also
     from benchmd_ray.service.execute import evaluate_run
-    from benchmd_ray.settings import Settings
-    from benchmd_ray.training.predictions import read_predictions
+    from benchmd_ray.settings.definition import Settings
 
     opened, asked = read_run(run), tuned_by(trials)
     found = from_catalogs(also).datasets if also else ()
@@ -222,14 +222,14 @@ def guard(
     """
     import pandas as pd
 
-    from benchmd_ray.benchmarks.evaluation import Asked
     from benchmd_ray.benchmarks.ood import guard as guards
     from benchmd_ray.benchmarks.ood.network import Network
     from benchmd_ray.data.batches import Worker
     from benchmd_ray.data.catalog import open_catalog
-    from benchmd_ray.files import replacing
-    from benchmd_ray.results.written import csv_text
-    from benchmd_ray.settings import Settings
+    from benchmd_ray.evaluation.evaluation import Asked
+    from benchmd_ray.files.atomic import replacing
+    from benchmd_ray.report.formats import csv_text
+    from benchmd_ray.settings.definition import Settings
     from benchmd_ray.training.engine import choose_device
 
     settings, worker = Settings(), Worker(device=choose_device("auto"))

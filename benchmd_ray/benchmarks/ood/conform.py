@@ -14,7 +14,7 @@ import numpy.typing as npt
 from benchmd_ray.benchmarks.ood.faults.fault import Fault, Recorded, Values
 from benchmd_ray.benchmarks.ood.faults.images import LARGEST, resized
 from benchmd_ray.errors import BenchmdError
-from benchmd_ray.signals import Range, Signal, Window, valid_area
+from benchmd_ray.modality.signals import Range, Signal, Window, valid_area
 
 Batch = tuple[npt.NDArray[Any], npt.NDArray[Any], npt.NDArray[Any]]
 """Stored values of records, (records, *stored_shape), their scales and their valid sizes."""

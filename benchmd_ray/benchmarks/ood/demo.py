@@ -15,7 +15,6 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.compute
 
-from benchmd_ray.benchmarks.evaluation import Asked
 from benchmd_ray.benchmarks.ood import DETECTION
 from benchmd_ray.benchmarks.ood.cards import USE_CASES, use_cases
 from benchmd_ray.benchmarks.ood.conform import conformable
@@ -24,12 +23,14 @@ from benchmd_ray.benchmarks.ood.methods import METHODS, USUAL, autoencoder, bina
 from benchmd_ray.benchmarks.ood.methods.method import Method
 from benchmd_ray.benchmarks.ood.scores import chance_p, score_rows
 from benchmd_ray.benchmarks.ood.table import HALF
-from benchmd_ray.cluster import connected, own_cpus
+from benchmd_ray.cluster.connection import connected, own_cpus
 from benchmd_ray.data.cards import dataset_card
 from benchmd_ray.data.catalog import Catalog
 from benchmd_ray.data.discovery import conditions_there
 from benchmd_ray.errors import BenchmdError, count_of
-from benchmd_ray.run_files import predictions_of
+from benchmd_ray.evaluation.evaluation import Asked
+from benchmd_ray.runs.files import predictions_of
+from benchmd_ray.runs.predictions import read_predictions
 from benchmd_ray.scores.comparison import LEVEL, holm
 from benchmd_ray.service.choice import Choice
 from benchmd_ray.service.demo import TFLOPS, catalogs_of, chosen_modalities
@@ -38,7 +39,6 @@ from benchmd_ray.service.plan import Item, Plan, make_plan
 from benchmd_ray.service.schedule import run_plan
 from benchmd_ray.service.steps import Evaluate
 from benchmd_ray.ssl import SCRATCH
-from benchmd_ray.training.predictions import read_predictions
 
 SIZES: dict[str, dict[str, int]] = {
     "ecg": {"source_records": 400, "target_records": 24},

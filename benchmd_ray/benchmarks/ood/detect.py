@@ -10,7 +10,6 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from benchmd_ray.benchmarks.evaluation import Asked
 from benchmd_ray.benchmarks.ood.cards import digest_of_use_cases
 from benchmd_ray.benchmarks.ood.conform import coarse
 from benchmd_ray.benchmarks.ood.detectors import Detectors, prepared
@@ -27,8 +26,9 @@ from benchmd_ray.benchmarks.ood.sets import (
     out_sets,
 )
 from benchmd_ray.benchmarks.ood.table import ABOUT, IN, KEYS, THRESHOLDS
+from benchmd_ray.console.progress import progress
 from benchmd_ray.errors import count_of
-from benchmd_ray.progress import progress
+from benchmd_ray.evaluation.evaluation import Asked
 
 GALLERY = 3
 """Records of a set that are shown: the most and as many of the least suspicious."""

@@ -23,8 +23,8 @@ from benchmd_ray.benchmarks.ood.methods.method import (
 from benchmd_ray.benchmarks.ood.network import Network
 from benchmd_ray.benchmarks.ood.observe import Observer, median_seconds
 from benchmd_ray.benchmarks.ood.sets import FEWEST, Inside, OutSet, Records
+from benchmd_ray.console.progress import progress
 from benchmd_ray.errors import BenchmdError, count_of
-from benchmd_ray.progress import progress
 
 PIXEL_RECORDS = 5000
 """Training records whose pictures detectors are fitted on, drawn by a fixed seed."""

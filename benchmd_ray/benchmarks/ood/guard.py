@@ -19,7 +19,6 @@ import pyarrow as pa
 from safetensors import SafetensorError
 from safetensors.numpy import load_file, save_file
 
-from benchmd_ray.benchmarks.evaluation import Asked
 from benchmd_ray.benchmarks.ood.conform import Batch, conformed_batch, require_conformable
 from benchmd_ray.benchmarks.ood.detectors import bank_of, pictured, unfit
 from benchmd_ray.benchmarks.ood.measures import threshold_of
@@ -33,16 +32,17 @@ from benchmd_ray.data.catalog import MANIFEST, Catalog, open_catalog
 from benchmd_ray.data.loose import ignored_files, loose_files, read_loose
 from benchmd_ray.data.records import decode_signals
 from benchmd_ray.errors import BenchmdError, unknown_name
-from benchmd_ray.files import replacing, sha256
-from benchmd_ray.integrity import (
+from benchmd_ray.evaluation.evaluation import Asked
+from benchmd_ray.files.atomic import replacing, sha256
+from benchmd_ray.files.integrity import (
     Damaged,
     Kinds,
     read_hashed_json,
     require_sha256,
     write_hashed_json,
 )
-from benchmd_ray.run_files import RUN
-from benchmd_ray.signals import Signal
+from benchmd_ray.modality.signals import Signal
+from benchmd_ray.runs.files import RUN
 from benchmd_ray.storage.location import Location, entries
 from benchmd_ray.training.collect import evaluation_batch
 

@@ -22,14 +22,14 @@ from benchmd_ray.benchmarks.ood.methods.pretrained import NAME as PRETRAINED
 from benchmd_ray.data.batches import Worker
 from benchmd_ray.data.normalise import normaliser
 from benchmd_ray.errors import BenchmdError
-from benchmd_ray.integrity import read_hashed_json
+from benchmd_ray.files.integrity import read_hashed_json
+from benchmd_ray.modality.signals import Signal
+from benchmd_ray.modality.tasks import Task
 from benchmd_ray.models.digest import weights_digest
 from benchmd_ray.models.heads import Classifier
-from benchmd_ray.run_files import MODEL, RUN
-from benchmd_ray.settings import Settings, updated
-from benchmd_ray.signals import Signal
+from benchmd_ray.runs.files import MODEL, RUN
+from benchmd_ray.settings.definition import Settings, updated
 from benchmd_ray.ssl.mae import MAE
-from benchmd_ray.tasks import Task
 from benchmd_ray.training.augmentation.evaluation import evaluated
 from benchmd_ray.training.engine import autocast
 from benchmd_ray.training.weights import (

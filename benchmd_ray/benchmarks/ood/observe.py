@@ -22,9 +22,9 @@ from benchmd_ray.benchmarks.ood.network import Network, small, visible
 from benchmd_ray.benchmarks.ood.sets import OutSet, Records
 from benchmd_ray.data.resident import resident_signals
 from benchmd_ray.errors import BenchmdError, count_of
-from benchmd_ray.files import cache_folder
-from benchmd_ray.settings import EncoderSettings, Settings, updated
-from benchmd_ray.signals import Signal
+from benchmd_ray.files.atomic import cache_folder
+from benchmd_ray.modality.signals import Signal
+from benchmd_ray.settings.definition import EncoderSettings, Settings, updated
 from benchmd_ray.training.collect import evaluation_batch
 from benchmd_ray.training.features import feature_store
 

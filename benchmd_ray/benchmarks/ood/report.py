@@ -21,11 +21,11 @@ from benchmd_ray.benchmarks.ood.report_rows import (
 )
 from benchmd_ray.benchmarks.ood.scores import ENSEMBLE
 from benchmd_ray.benchmarks.ood.table import ALL, HALF, about
-from benchmd_ray.results.report.analysis import Analysis
-from benchmd_ray.results.report.columns import column_of, interval_of, key_columns, table_of
-from benchmd_ray.results.report.page_findings import judged
-from benchmd_ray.results.report.table import Column, Table
-from benchmd_ray.results.report.tables import Declared, aggregates
+from benchmd_ray.report.analysis import Analysis
+from benchmd_ray.report.columns import column_of, interval_of, key_columns, table_of
+from benchmd_ray.report.page_findings import judged
+from benchmd_ray.report.table import Column, Table
+from benchmd_ray.report.tables import Declared, aggregates
 
 HEADING = "Out-of-distribution detection"
 DETECTED = ("unrelated", "faulty", "unseen")

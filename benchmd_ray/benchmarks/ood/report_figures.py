@@ -17,9 +17,9 @@ from benchmd_ray.benchmarks.ood.methods import USUAL
 from benchmd_ray.benchmarks.ood.report import HEADING, title_of
 from benchmd_ray.benchmarks.ood.report_rows import CASES, STUDY, Network, frame, networks
 from benchmd_ray.benchmarks.ood.table import ALL, IN, about
-from benchmd_ray.results.canvas import TechniqueLook
-from benchmd_ray.results.report.figures_panels import FAINT, SMALL, grid, technique_legend
-from benchmd_ray.results.report.figures_parts import Drawn, Report, Titled, techniques_of
+from benchmd_ray.report.canvas import TechniqueLook
+from benchmd_ray.report.figures_panels import FAINT, SMALL, grid, technique_legend
+from benchmd_ray.report.figures_parts import Drawn, Report, Titled, techniques_of
 
 COLOURS = {"none": "#0072B2", "other-sources": "#D55E00", "same-source": "#999999"}
 MARKERS = {"none": "o", "other-sources": "s", "same-source": "^"}

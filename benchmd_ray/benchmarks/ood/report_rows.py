@@ -27,13 +27,13 @@ from benchmd_ray.benchmarks.ood.scores import (
 from benchmd_ray.benchmarks.ood.sets import FEWEST
 from benchmd_ray.benchmarks.ood.table import ALL, about
 from benchmd_ray.errors import BenchmdError
-from benchmd_ray.results.report.analysis import Analysis
-from benchmd_ray.results.report.protocols import comparable_with
-from benchmd_ray.run_files import predictions_of
+from benchmd_ray.report.analysis import Analysis
+from benchmd_ray.report.protocols import comparable_with
+from benchmd_ray.runs.files import predictions_of
+from benchmd_ray.runs.predictions import Predictions, read_predictions
 from benchmd_ray.scores.comparison import holm
 from benchmd_ray.scores.seeds import difference_over_seeds, pooled_seeds
 from benchmd_ray.ssl import SCRATCH
-from benchmd_ray.training.predictions import Predictions, read_predictions
 
 STUDY = ("modality", "source", "policy", "setting", "technique", "protocol", "evaluation")
 """What names a network and how it was asked; runs that share it differ by their seeds."""

@@ -25,9 +25,9 @@ from benchmd_ray.benchmarks.ood.released import balanced
 from benchmd_ray.benchmarks.ood.sets import FEWEST
 from benchmd_ray.benchmarks.ood.table import ALL, HALF, IN, KEYS, THRESHOLDS, about, thresholds
 from benchmd_ray.errors import BenchmdError
+from benchmd_ray.runs.predictions import Predictions
 from benchmd_ray.scores.seeds import pooled_seeds
 from benchmd_ray.scores.support import Basis
-from benchmd_ray.training.predictions import Predictions
 
 RELEASED = "ood-released"
 """The evaluation that is scored as the released code does, too."""

@@ -16,7 +16,6 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from benchmd_ray.benchmarks.evaluation import Asked
 from benchmd_ray.benchmarks.ood.calibrate import (
     Draw,
     auroc_of,
@@ -31,10 +30,11 @@ from benchmd_ray.benchmarks.ood.network import Network
 from benchmd_ray.benchmarks.ood.observe import Observer
 from benchmd_ray.benchmarks.ood.sets import OutSet, inside, out_sets
 from benchmd_ray.errors import BenchmdError
-from benchmd_ray.plain_yaml import read_yaml_file
+from benchmd_ray.evaluation.evaluation import Asked
+from benchmd_ray.schema.plain_yaml import read_yaml_file
+from benchmd_ray.schema.typed import typed
 from benchmd_ray.tuning.independent import tried
 from benchmd_ray.tuning.parameters import Kind, Parameter
-from benchmd_ray.typed import typed
 
 TRIALS = 20
 """Of a search, the defaults among them."""

@@ -25,7 +25,7 @@ from benchmd_ray.data.records import HELD_OUT, SEPARATOR, decode_targets
 from benchmd_ray.data.resident import split_table
 from benchmd_ray.data.splits import stable_fraction
 from benchmd_ray.errors import BenchmdError
-from benchmd_ray.tasks import UNKNOWN
+from benchmd_ray.modality.tasks import UNKNOWN
 
 COLUMNS = ("record_id", "unit_id", "group_id", "target", "held_out", "scale", "valid_size")
 ALL_TOGETHER = "all together"

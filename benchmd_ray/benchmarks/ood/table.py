@@ -13,7 +13,7 @@ import pyarrow.compute
 
 from benchmd_ray.benchmarks.ood.cards import USE_CASES
 from benchmd_ray.errors import shown
-from benchmd_ray.training.predictions import Predictions, fault_of_columns
+from benchmd_ray.runs.predictions import Predictions, fault_of_columns
 
 IN, ALL, HALF = "in", "all", "random half"
 """Names of the in-distribution set, of means over sets, and of the control of chance."""

@@ -9,8 +9,6 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import TYPE_CHECKING
 
-from benchmd_ray.benchmarks.benchmark import Benchmark, Start
-from benchmd_ray.benchmarks.evaluation import SEGMENTATION
 from benchmd_ray.benchmarks.touchstone.recipes import (
     datasets,
     like,
@@ -18,6 +16,8 @@ from benchmd_ray.benchmarks.touchstone.recipes import (
     start_settings,
     variants,
 )
+from benchmd_ray.evaluation.benchmark import Benchmark, Start
+from benchmd_ray.evaluation.evaluation import SEGMENTATION
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -15,16 +15,16 @@ import pyarrow.parquet as pq
 
 from benchmd_ray.benchmarks.touchstone.tasks import Task
 from benchmd_ray.errors import BenchmdError
-from benchmd_ray.files import replacing, sha256, write_json
-from benchmd_ray.integrity import (
+from benchmd_ray.files.atomic import replacing, sha256, write_json
+from benchmd_ray.files.integrity import (
     Damaged,
     parsed_json,
     require_sha256,
     without_hash,
     write_hashed_json,
 )
-from benchmd_ray.parquet import read_table
-from benchmd_ray.typed import typed
+from benchmd_ray.files.parquet import read_table
+from benchmd_ray.schema.typed import typed
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -10,8 +10,8 @@ import click
 from benchmd_ray.cli.group import Commands
 from benchmd_ray.cli.options import CPUS, FILE, FOLDER, Real
 from benchmd_ray.cli.report import print_table
+from benchmd_ray.console.terminal import echo
 from benchmd_ray.errors import BenchmdError, count_of
-from benchmd_ray.terminal import echo
 
 if TYPE_CHECKING:
     from benchmd_ray.benchmarks.touchstone.contests import Family

@@ -25,14 +25,14 @@ from benchmd_ray.benchmarks.touchstone.masks import claimed, stem_of, suffix_of
 from benchmd_ray.benchmarks.touchstone.scoring import work
 from benchmd_ray.benchmarks.touchstone.submission import Submission
 from benchmd_ray.benchmarks.touchstone.tasks import Task
-from benchmd_ray.cluster import connected
+from benchmd_ray.cluster.connection import connected
+from benchmd_ray.console.progress import progress
 from benchmd_ray.data.readers import dicom, nifti, volume
 from benchmd_ray.errors import BenchmdError, count_of, shown
-from benchmd_ray.extras import require
-from benchmd_ray.files import digest, locked, remove, remove_partial
-from benchmd_ray.integrity import Damaged, read_hashed_json, write_hashed_json
-from benchmd_ray.parts import versions_of
-from benchmd_ray.progress import progress
+from benchmd_ray.extensions.extras import require
+from benchmd_ray.extensions.parts import versions_of
+from benchmd_ray.files.atomic import digest, locked, remove, remove_partial
+from benchmd_ray.files.integrity import Damaged, read_hashed_json, write_hashed_json
 from benchmd_ray.scores.dice import CODES
 from benchmd_ray.service.each import Call, Lost, each
 

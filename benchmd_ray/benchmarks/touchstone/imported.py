@@ -22,13 +22,13 @@ import pandas as pd
 
 from benchmd_ray.benchmarks.touchstone.cases import SCHEMA
 from benchmd_ray.benchmarks.touchstone.joining import METRICS, AlgorithmScores
-from benchmd_ray.card_folders import card_folders
 from benchmd_ray.data.readers.bounded import read_bounded
 from benchmd_ray.data.records import RecordError
 from benchmd_ray.data.tables import stated_separator
 from benchmd_ray.errors import BenchmdError, composed, count_of, shown
-from benchmd_ray.plain_yaml import read_yaml_file
-from benchmd_ray.typed import typed
+from benchmd_ray.modality.card_folders import card_folders
+from benchmd_ray.schema.plain_yaml import read_yaml_file
+from benchmd_ray.schema.typed import typed
 
 CARDS = "touchstone"
 """Folder of cards of algorithms, in a folder of cards."""

@@ -9,8 +9,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from benchmd_ray.errors import BenchmdError, unknown_name
-from benchmd_ray.modalities import Modality
-from benchmd_ray.settings import Settings, updated
+from benchmd_ray.modality.modalities import Modality
+from benchmd_ray.settings.definition import Settings, updated
 
 NETWORKS = ("monai-unet", "monai-segresnet", "monai-unetr", "monai-swinunetr")
 """The usual one first."""

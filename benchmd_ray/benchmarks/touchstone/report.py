@@ -40,9 +40,9 @@ from benchmd_ray.benchmarks.touchstone.report_parts import (
 )
 from benchmd_ray.benchmarks.touchstone.tasks import MEAN
 from benchmd_ray.errors import count_of
-from benchmd_ray.results.report.columns import column_of, interval_of
-from benchmd_ray.results.report.table import Column, Table, shown
-from benchmd_ray.results.report.tables import Declared
+from benchmd_ray.report.columns import column_of, interval_of
+from benchmd_ray.report.table import Column, Table, shown
+from benchmd_ray.report.tables import Declared
 
 
 def headline_frame(one: Comparison) -> pd.DataFrame:

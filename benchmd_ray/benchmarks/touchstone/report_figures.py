@@ -27,10 +27,10 @@ from benchmd_ray.benchmarks.touchstone.report_parts import (
     class_title,
 )
 from benchmd_ray.benchmarks.touchstone.tasks import MEAN
-from benchmd_ray.files import slug
-from benchmd_ray.results.canvas import new_figure
-from benchmd_ray.results.report.figures_panels import FAINT, SMALL, grid
-from benchmd_ray.results.report.figures_parts import Drawn, Skipped, Titled
+from benchmd_ray.files.atomic import slug
+from benchmd_ray.report.canvas import new_figure
+from benchmd_ray.report.figures_panels import FAINT, SMALL, grid
+from benchmd_ray.report.figures_parts import Drawn, Skipped, Titled
 from benchmd_ray.scores.comparison import LEVEL
 
 BLUE, ORANGE, YELLOW, DARK = "#0072B2", "#D55E00", "#F0C929", "#2F4B6E"

@@ -7,8 +7,8 @@ import pandas as pd
 from benchmd_ray.benchmarks.touchstone.comparing import Comparison
 from benchmd_ray.benchmarks.touchstone.groups import ALL, CENTRED
 from benchmd_ray.benchmarks.touchstone.report_parts import class_column, in_percent, table_with
-from benchmd_ray.results.report.columns import column_of
-from benchmd_ray.results.report.table import Table
+from benchmd_ray.report.columns import column_of
+from benchmd_ray.report.table import Table
 
 
 def groups(one: Comparison) -> Table | None:

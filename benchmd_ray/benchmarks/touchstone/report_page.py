@@ -12,10 +12,10 @@ from benchmd_ray.benchmarks.touchstone.comparing import VERSION, Comparison
 from benchmd_ray.benchmarks.touchstone.report_figures import draw
 from benchmd_ray.benchmarks.touchstone.report_parts import RESULTS
 from benchmd_ray.benchmarks.touchstone.report_slices import draw_slices
-from benchmd_ray.files import replacing, slug
-from benchmd_ray.progress import progress
-from benchmd_ray.results.canvas import styled, write_listed
-from benchmd_ray.results.report.document import (
+from benchmd_ray.console.progress import progress
+from benchmd_ray.files.atomic import replacing, slug
+from benchmd_ray.report.canvas import styled, write_listed
+from benchmd_ray.report.document import (
     Section,
     document,
     figure_parts,
@@ -23,9 +23,9 @@ from benchmd_ray.results.report.document import (
     none,
     terms,
 )
-from benchmd_ray.results.report.figures_parts import Skipped, Titled
-from benchmd_ray.results.report.page_tables import html
-from benchmd_ray.results.report.table_files import write_declared
+from benchmd_ray.report.figures_parts import Skipped, Titled
+from benchmd_ray.report.page_tables import html
+from benchmd_ray.report.table_files import write_declared
 
 NAME = "comparison.html"
 FIGURES = "figures"

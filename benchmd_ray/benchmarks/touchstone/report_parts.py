@@ -10,8 +10,8 @@ import pandas as pd
 from benchmd_ray.benchmarks.touchstone.comparing import Comparison
 from benchmd_ray.benchmarks.touchstone.groups import CENTRED
 from benchmd_ray.benchmarks.touchstone.tasks import MEAN
-from benchmd_ray.results.report.columns import column_of, interval_of
-from benchmd_ray.results.report.table import Column, Table, constant
+from benchmd_ray.report.columns import column_of, interval_of
+from benchmd_ray.report.table import Column, Table, constant
 
 RESULTS, PUBLISHED, COMMON = "Results", "As published: own cases", "On common cases"
 BEST, PAIRS, GROUPS = "Level with the best", "Algorithms in pairs", "Groups of scans"

@@ -11,13 +11,13 @@ from benchmd_ray.benchmarks.touchstone import report_trained
 from benchmd_ray.benchmarks.touchstone.report_parts import rank_column
 from benchmd_ray.benchmarks.touchstone.score_rows import COMMON, EVALUATION, LEVEL, OWN, RANK
 from benchmd_ray.benchmarks.touchstone.tasks import MEAN
-from benchmd_ray.files import slug
-from benchmd_ray.results.report.analysis import Analysis
-from benchmd_ray.results.report.columns import column_of, interval_of
-from benchmd_ray.results.report.figures_panels import FAINT, SMALL, grid
-from benchmd_ray.results.report.figures_parts import Drawn, Report, Titled
-from benchmd_ray.results.report.table import Column, Table, constant
-from benchmd_ray.results.report.tables import Declared, aggregates
+from benchmd_ray.files.atomic import slug
+from benchmd_ray.report.analysis import Analysis
+from benchmd_ray.report.columns import column_of, interval_of
+from benchmd_ray.report.figures_panels import FAINT, SMALL, grid
+from benchmd_ray.report.figures_parts import Drawn, Report, Titled
+from benchmd_ray.report.table import Column, Table, constant
+from benchmd_ray.report.tables import Declared, aggregates
 
 HEADING = "Segmentation"
 KEY = ["dataset", "regime", "technique", "class"]

@@ -14,10 +14,10 @@ from benchmd_ray.benchmarks.touchstone.comparing import Comparison
 from benchmd_ray.benchmarks.touchstone.planes import Planes
 from benchmd_ray.benchmarks.touchstone.report_parts import PERCENT, WORST, class_title
 from benchmd_ray.errors import BenchmdError
-from benchmd_ray.files import slug
-from benchmd_ray.results.canvas import new_figure
-from benchmd_ray.results.report.figures_panels import SMALL
-from benchmd_ray.results.report.figures_parts import Drawn, Skipped, Titled
+from benchmd_ray.files.atomic import slug
+from benchmd_ray.report.canvas import new_figure
+from benchmd_ray.report.figures_panels import SMALL
+from benchmd_ray.report.figures_parts import Drawn, Skipped, Titled
 
 PLANES = ("axial", "coronal", "sagittal")
 """Across z, y and x."""

@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from benchmd_ray.benchmarks.evaluation import SEGMENTATION
-from benchmd_ray.benchmarks.segmentation import MEAN, Measured, Where, measured, row_of
-from benchmd_ray.files import slug
-from benchmd_ray.results.report.analysis import Analysis
-from benchmd_ray.results.report.columns import (
+from benchmd_ray.evaluation.evaluation import SEGMENTATION
+from benchmd_ray.evaluation.segmentation import MEAN, Measured, Where, measured, row_of
+from benchmd_ray.files.atomic import slug
+from benchmd_ray.report.analysis import Analysis
+from benchmd_ray.report.columns import (
     cautions,
     column_of,
     interval_of,
@@ -22,14 +22,14 @@ from benchmd_ray.results.report.columns import (
     part,
     table_of,
 )
-from benchmd_ray.results.report.figures_panels import FAINT, SMALL, grid
-from benchmd_ray.results.report.figures_parts import Drawn, Report, Titled
-from benchmd_ray.results.report.frames import KEY
-from benchmd_ray.results.report.table import Column, Table
-from benchmd_ray.results.report.tables import Declared, aggregates
+from benchmd_ray.report.figures_panels import FAINT, SMALL, grid
+from benchmd_ray.report.figures_parts import Drawn, Report, Titled
+from benchmd_ray.report.frames import KEY
+from benchmd_ray.report.table import Column, Table
+from benchmd_ray.report.tables import Declared, aggregates
+from benchmd_ray.runs.predictions import Predictions, predictions_path, read_predictions
 from benchmd_ray.scores.comparison import holm
 from benchmd_ray.scores.seeds import difference_over_seeds
-from benchmd_ray.training.predictions import Predictions, predictions_path, read_predictions
 from benchmd_ray.training.segmented import BASELINE
 
 HEADING = "Networks that segment"

@@ -29,7 +29,7 @@ from benchmd_ray.benchmarks.touchstone.tasks import Task
 from benchmd_ray.benchmarks.touchstone.two_sets import Means, read_means
 from benchmd_ray.data.apart import Died
 from benchmd_ray.errors import BenchmdError, count_of
-from benchmd_ray.typed import typed
+from benchmd_ray.schema.typed import typed
 
 
 def read_scores(runs: Sequence[Path], folder: Path | None = None) -> Scores:

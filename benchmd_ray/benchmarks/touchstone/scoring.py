@@ -18,8 +18,8 @@ from benchmd_ray.benchmarks.touchstone.submission import (
 )
 from benchmd_ray.benchmarks.touchstone.tasks import Task
 from benchmd_ray.data.apart import Apart, Died
-from benchmd_ray.files import TEMPORARY, remove, without_home
-from benchmd_ray.typed import typed
+from benchmd_ray.files.atomic import TEMPORARY, remove, without_home
+from benchmd_ray.schema.typed import typed
 
 PROCESS = Apart("benchmd_ray.benchmarks.touchstone.case")
 """Reads and scores; one for each Ray worker."""

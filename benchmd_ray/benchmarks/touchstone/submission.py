@@ -25,7 +25,7 @@ from typing import IO
 
 from benchmd_ray.data.apart import end_with_parent
 from benchmd_ray.errors import BenchmdError, count_of
-from benchmd_ray.files import replacing
+from benchmd_ray.files.atomic import replacing
 
 INPUT, OUTPUT = "{input}", "{output}"
 KEPT_BYTES = 2**15

@@ -10,10 +10,10 @@ import re
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from benchmd_ray.card_folders import Cards, card_folders, read_cards, require_own_name
 from benchmd_ray.errors import BenchmdError, FieldError, require_plain_name, shown, unknown_name
-from benchmd_ray.plain_yaml import read_yaml_file
-from benchmd_ray.typed import typed
+from benchmd_ray.modality.card_folders import Cards, card_folders, read_cards, require_own_name
+from benchmd_ray.schema.plain_yaml import read_yaml_file
+from benchmd_ray.schema.typed import typed
 
 FOLDER = "segmentation"
 MEAN = "mean"

@@ -39,9 +39,9 @@ from benchmd_ray.data.datasets import (
 )
 from benchmd_ray.data.raw import Dataset, Discovery
 from benchmd_ray.errors import BenchmdError, first_line
-from benchmd_ray.extras import require
-from benchmd_ray.files import sha256
-from benchmd_ray.plugins import GROUPS, find_module
+from benchmd_ray.extensions.extras import require
+from benchmd_ray.extensions.plugins import GROUPS, find_module
+from benchmd_ray.files.atomic import sha256
 
 _CINC = Dataset(cinc.discover, cinc.read)
 DATASETS: dict[str, Dataset] = {

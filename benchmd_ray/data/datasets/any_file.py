@@ -36,7 +36,7 @@ from benchmd_ray.data.transforms import (
     window_starts,
 )
 from benchmd_ray.errors import composed
-from benchmd_ray.signals import Signal, valid_area
+from benchmd_ray.modality.signals import Signal, valid_area
 
 VERSION = 3
 """Raised whenever what is stored of a file changes."""

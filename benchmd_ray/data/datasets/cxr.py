@@ -11,7 +11,7 @@ from benchmd_ray.data.datasets.images import image_record
 from benchmd_ray.data.raw import Choices, Key, RawItem, Reading
 from benchmd_ray.data.readers.image import read_image
 from benchmd_ray.errors import BenchmdError, shown
-from benchmd_ray.tasks import UNKNOWN
+from benchmd_ray.modality.tasks import UNKNOWN
 
 VERSION = 1
 """Raised whenever the records, labels or splits change that the same files give."""

@@ -24,7 +24,7 @@ from benchmd_ray.data.records import Record, RecordError, hashed_patient
 from benchmd_ray.data.splits import balanced_splits
 from benchmd_ray.data.transforms import quantise
 from benchmd_ray.errors import BenchmdError, shown
-from benchmd_ray.signals import valid_area
+from benchmd_ray.modality.signals import valid_area
 
 VERSION = 2
 """Raised whenever the records, labels or splits change that the same files give."""

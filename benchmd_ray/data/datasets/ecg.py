@@ -20,7 +20,7 @@ from benchmd_ray.data.records import (
 from benchmd_ray.data.tables import read_rows
 from benchmd_ray.data.transforms import quantise, resample, segments
 from benchmd_ray.errors import BenchmdError
-from benchmd_ray.modalities import modality
+from benchmd_ray.modality.modalities import modality
 
 VERSION = 2
 """Raised whenever the records, labels or splits change that the same files give."""

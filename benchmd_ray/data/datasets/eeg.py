@@ -16,7 +16,7 @@ from benchmd_ray.data.raw import RawItem, Reading
 from benchmd_ray.data.readers.edf import Annotation, Recording, plain, read_edf, read_header
 from benchmd_ray.data.records import HELD_OUT, SEPARATOR, Record, RecordError, shown_names
 from benchmd_ray.data.transforms import quantise, resample
-from benchmd_ray.modalities import modality
+from benchmd_ray.modality.modalities import modality
 
 VERSION = 1
 """Raised whenever the records, labels or splits change that the same files give."""

@@ -17,7 +17,7 @@ from benchmd_ray.data.raw import Choices, Discovery, RawItem, Reading
 from benchmd_ray.data.readers.npz import Rows, rows_of
 from benchmd_ray.data.records import Record, RecordError, hashed_patient
 from benchmd_ray.errors import BenchmdError
-from benchmd_ray.files import md5
+from benchmd_ray.files.atomic import md5
 
 VERSION = 2
 """Raised whenever the records, labels or splits change that the same files give."""

@@ -14,7 +14,7 @@ from benchmd_ray.data.datasets.images import NO_LABEL
 from benchmd_ray.data.raw import inside
 from benchmd_ray.data.tables import MISSING, age, age_string, sex
 from benchmd_ray.errors import BenchmdError, count_of, shown
-from benchmd_ray.tasks import UNKNOWN
+from benchmd_ray.modality.tasks import UNKNOWN
 
 VERSION = 1
 """Raised whenever the same tables give other labels or metadata."""

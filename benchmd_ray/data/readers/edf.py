@@ -29,7 +29,7 @@ from benchmd_ray.data.readers.headers import (
 )
 from benchmd_ray.data.records import RecordError, require_once
 from benchmd_ray.errors import composed
-from benchmd_ray.extras import importing
+from benchmd_ray.extensions.extras import importing
 
 VERSION = 2
 """Raised whenever what it reads of the same file changes."""

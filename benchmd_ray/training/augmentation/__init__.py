@@ -10,9 +10,9 @@ import torch
 
 from benchmd_ray.data.batches import Worker
 from benchmd_ray.errors import BenchmdError
-from benchmd_ray.settings import AugmentationSettings
-from benchmd_ray.signals import Signal
-from benchmd_ray.tasks import Task
+from benchmd_ray.modality.signals import Signal
+from benchmd_ray.modality.tasks import Task
+from benchmd_ray.settings.definition import AugmentationSettings
 from benchmd_ray.training.augmentation.draws import Draws
 from benchmd_ray.training.augmentation.evaluation import evaluated
 from benchmd_ray.training.augmentation.mixing import mixed

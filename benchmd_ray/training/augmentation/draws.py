@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from benchmd_ray.data.batches import Worker, to_device
-from benchmd_ray.settings import AugmentationSettings
+from benchmd_ray.settings.definition import AugmentationSettings
 from benchmd_ray.training.seeds import AUGMENTATION
 
 AXES = 3

@@ -14,8 +14,8 @@ import numpy.typing as npt
 import torch
 
 from benchmd_ray.data.batches import Batch, Worker, to_device
-from benchmd_ray.settings import AugmentationSettings
-from benchmd_ray.tasks import EXCLUSIVE, UNKNOWN, TaskKind
+from benchmd_ray.modality.tasks import EXCLUSIVE, UNKNOWN, TaskKind
+from benchmd_ray.settings.definition import AugmentationSettings
 from benchmd_ray.training.augmentation.draws import AXES, MIXING
 from benchmd_ray.training.augmentation.movement import each
 from benchmd_ray.training.augmentation.values import block

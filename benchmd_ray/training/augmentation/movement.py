@@ -9,7 +9,7 @@ import torch
 from torch.nn import functional
 
 from benchmd_ray.data.batches import to_device
-from benchmd_ray.settings import AugmentationSettings
+from benchmd_ray.settings.definition import AugmentationSettings
 from benchmd_ray.training.augmentation.draws import AFFINE, AXES, Draws
 
 ANGLE = math.pi / 6

@@ -10,7 +10,7 @@ import math
 
 import torch
 
-from benchmd_ray.settings import AugmentationSettings
+from benchmd_ray.settings.definition import AugmentationSettings
 from benchmd_ray.training.augmentation.draws import (
     AXES,
     BLUR,

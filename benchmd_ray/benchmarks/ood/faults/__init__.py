@@ -9,7 +9,7 @@ import numpy as np
 from benchmd_ray.benchmarks.ood.faults import images, traces, volumes
 from benchmd_ray.benchmarks.ood.faults.fault import SEVERITIES, Fault, Recorded, Values, controls
 from benchmd_ray.errors import BenchmdError
-from benchmd_ray.signals import Signal
+from benchmd_ray.modality.signals import Signal
 
 __all__ = ["SEVERITIES", "Fault", "Recorded", "faults_of", "made"]
 _KINDS = {2: traces.faults_of, 3: images.faults_of, 4: volumes.faults_of}

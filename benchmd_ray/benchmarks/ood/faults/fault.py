@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from benchmd_ray.data.normalise import NORMALISERS
 from benchmd_ray.errors import require_plain_name
-from benchmd_ray.signals import Range, Signal, Window, valid_area
+from benchmd_ray.modality.signals import Range, Signal, Window, valid_area
 
 Values = npt.NDArray[np.float32]
 SEVERITIES = (1, 2, 3)

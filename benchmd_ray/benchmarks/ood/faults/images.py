@@ -11,7 +11,7 @@ from PIL import Image, ImageDraw, ImageFont
 from scipy import ndimage
 
 from benchmd_ray.benchmarks.ood.faults.fault import Fault, Recorded, Values, spread, valid_values
-from benchmd_ray.signals import Signal
+from benchmd_ray.modality.signals import Signal
 
 Change = Callable[[Values, int, np.random.Generator], Values]
 """From (channels, y, x) within 0 and 1, a severity and random numbers to the same."""

@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from benchmd_ray.benchmarks.ood.faults.fault import Fault, Recorded, Values, spread, valid_values
-from benchmd_ray.signals import Signal
+from benchmd_ray.modality.signals import Signal
 
 LIMB = ("I", "II", "III", "aVR", "aVL", "aVF")
 CHEST = tuple(f"V{number}" for number in range(1, 7))

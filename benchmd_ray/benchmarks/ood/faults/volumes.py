@@ -15,7 +15,7 @@ from benchmd_ray.benchmarks.ood.faults.fault import (
     valid_values,
 )
 from benchmd_ray.benchmarks.ood.faults.images import LARGEST, resized, smooth_noise
-from benchmd_ray.signals import Signal, Window
+from benchmd_ray.modality.signals import Signal, Window
 
 AIR = -1000.0
 """HU."""

@@ -1,7 +1,7 @@
 """Detectors, one file each: a state fitted on in-distribution records, and a score by it.
 
-An installed package brings its own by an entry point of `plugins.GROUPS`, ``detector``: a function
-without arguments that gives a `Method`.
+An installed package adds its own by an entry point of ``detector`` (`extensions.plugins.GROUPS`): a
+function without arguments that gives a `Method`.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ from benchmd_ray.benchmarks.ood.methods import (
 from benchmd_ray.benchmarks.ood.methods.method import Method
 from benchmd_ray.benchmarks.ood.methods.outside import guarded
 from benchmd_ray.errors import BenchmdError
-from benchmd_ray.plugins import GROUPS, plugin, plugin_source
+from benchmd_ray.extensions.plugins import GROUPS, plugin, plugin_source
 
 _ONE = (
     msp,
@@ -96,7 +96,7 @@ METHODS: dict[str, Method] = {
 """By name, in the tables' order."""
 
 KIND = "detector"
-"""What a user's detector is among `plugins.GROUPS`."""
+"""What a user's detector is among `extensions.plugins.GROUPS`."""
 
 
 def detectors() -> dict[str, Method]:

@@ -1,0 +1,1 @@
+"""The one place that starts or joins Ray; telemetry, hardware and GPU memory."""

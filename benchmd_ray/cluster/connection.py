@@ -1,0 +1,374 @@
+"""The one place that starts Ray or joins a running one, and the environment both need."""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+import socket
+import sys
+import time
+import uuid
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, nullcontext
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from benchmd_ray.cluster.head import watched
+from benchmd_ray.console.interrupts import deferred
+from benchmd_ray.console.terminal import echo
+from benchmd_ray.errors import BenchmdError, NoRoom, count_of
+from benchmd_ray.extensions.plugins import ALLOWED, NAMED
+from benchmd_ray.extensions.private_parts import private_part, replaced
+from benchmd_ray.files.atomic import is_disk_full
+
+ENVIRONMENT = {
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_TRAIN_HEALTH_CHECK_INTERVAL_S": "0.2",  # by default a report waits for up to 2 s
+    "RAY_DATA_USE_DATASOURCE_V2": "0",  # the V2 reader is slower and loses duplicate paths
+    "RAY_DATA_DISABLE_PROGRESS_BARS": "1",  # commands show their own progress
+    "RAY_task_oom_retries": "3",  # by default a task that lacks memory is tried for ever
+    "RAY_ENABLE_AUTO_CONNECT": "0",  # a thread that asks a Ray that has ended would start another
+    "RAY_DISABLE_FAILURE_SIGNAL_HANDLER": "1",  # it ends commands at SIGTERM, with 134
+}
+"""Set before Ray is imported, and for every worker: one of an embedded Ray inherits it."""
+
+WITHIN_A_JOB = {"RAY_OVERRIDE_JOB_RUNTIME_ENV": "1"}
+"""A submitted job may have been given the same variables; Ray else refuses to join."""
+
+NODES = "BENCHMD_NODES"
+"""Names the nodes that a cluster is to have before a command begins, see `asked_nodes`."""
+
+ONE = r"[\w.:/-]+=\d+(?:\.\d+)?"
+"""In there: a resource and its amount."""
+
+NODES_SECONDS = 900.0
+"""How long they are awaited."""
+
+EMBEDDED_STORE_BYTES = 512 * 2**20
+"""Object store of an embedded Ray: shards are written by tasks and do not pass through it."""
+
+
+CONNECT_SECONDS = 5.0
+
+
+def _require_listening(address: str) -> None:
+    """Fail soon where nothing listens: Ray itself tries for minutes.
+
+    Raises:
+        OSError: Nothing listens at host:port.
+    """
+    host, _, port = address.removeprefix("ray://").rpartition(":")
+    if host and port.isdigit():
+        socket.create_connection((host, int(port)), CONNECT_SECONDS).close()
+
+
+def _inherited() -> dict[str, str]:
+    """Variables of this process for workers of a cluster that was started elsewhere."""
+    names = ("BENCHMD_CACHE", ALLOWED, NAMED)
+    return {name: os.environ[name] for name in names if name in os.environ}
+
+
+class _SearchPath(list[str]):
+    """What Ray adds to the module search path of workers, but for the working folder.
+
+    That may hold what others wrote, such as a store; a driver does not search it either.
+    """
+
+    def extend(self, folders: Iterable[str]) -> None:
+        """Add folders."""
+        super().extend(folder for folder in folders if folder != os.path.abspath(os.curdir))
+
+
+def _job() -> Any:
+    """Configuration of this driver at Ray."""
+    from ray.job_config import JobConfig
+
+    job = JobConfig()
+    job._py_driver_sys_path = _SearchPath()
+    return job
+
+
+def own_cpus() -> int:
+    """CPUs that this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def connected_already() -> bool:
+    """Whether this process is connected to a Ray."""
+    ray = sys.modules.get("ray")
+    return ray is not None and ray.is_initialized()
+
+
+def embedded(address: str | None = None) -> bool:
+    """Whether `connected` would start a Ray in this process, as there is none to work on."""
+    return not (connected_already() or address or os.environ.get("RAY_ADDRESS"))
+
+
+def _start(address: str | None, cpus: int) -> None:
+    """Join the cluster at ``address``, or start a Ray in this process that no other machine sees.
+
+    Raises:
+        BenchmdError: The cluster cannot be reached, or Ray not be started.
+    """
+    import ray
+
+    common: dict[str, Any] = {
+        "log_to_driver": False,
+        "logging_level": logging.ERROR,
+        "job_config": _job(),
+    }
+    try:
+        if address:
+            _require_listening(address)
+            environment = {"env_vars": ENVIRONMENT | _inherited()}
+            with _own_signals():
+                ray.init(address=address, runtime_env=environment, **common)
+            return
+        with _alone(), _own_signals():
+            ray.init(
+                address="local",
+                num_cpus=max(cpus, own_cpus()),
+                include_dashboard=False,
+                object_store_memory=EMBEDDED_STORE_BYTES,
+                **common,
+            )
+    except Exception as error:  # Ray raises that of all kinds, which may have one of the system
+        if not address:
+            raise BenchmdError(f"cannot start Ray on this machine: {_why(error)}") from error
+        raise BenchmdError(
+            f"cannot reach Ray at {address}: {error}. Start it with `ray start --head`, set "
+            "RAY_AUTH_MODE=token and RAY_AUTH_TOKEN to what that cluster was started with, or "
+            "leave --address out to run embedded."
+        ) from error
+
+
+def _why(error: Exception) -> str:
+    """Why Ray does not start: it waits for processes that a full disk has ended."""
+    folder = Path(private_part("ray._common.utils", "get_default_system_temp_dir")())
+    if is_disk_full(error, folder):
+        return (
+            f"no space left in {folder}, where it keeps its own files. Free some space, or name "
+            "another folder as RAY_TMPDIR, and run the command again"
+        )
+    return str(error)
+
+
+@contextmanager
+def _alone() -> Iterator[None]:
+    """Let a Ray that is started within stay on this machine; `ray.init` has no options for it.
+
+    It listens on 127.0.0.1: its processes else listen on all interfaces, but on systems where no
+    cluster can be. And it starts in a third of the time: without the autoscaler, as no node can
+    come; without the process that sends logs to drivers, as none wants them; and without the
+    server of the dashboard and what gathers metrics for it, as there is no dashboard.
+    """
+    params = private_part("ray._private.parameter", "RayParams")
+    lean = partial(params, no_monitor=True, include_log_monitor=False)
+    without = ImportError("an embedded Ray has no dashboard")
+    with (
+        replaced("ray._private.ray_constants", "ENABLE_RAY_CLUSTER", False),
+        replaced("ray._private.parameter", "RayParams", lean),
+        replaced("ray._private.services", "start_api_server", lambda *_, **__: (None, None)),
+        replaced("ray._private.utils", "get_dashboard_dependency_error", lambda: without),
+    ):
+        yield
+
+
+@contextmanager
+def _own_signals() -> Iterator[None]:
+    """Let Ray start whole, and leave this process's handlers of signals as they are.
+
+    Ray sets handlers for SIGTERM that end the process at once, with exit codes of their own.
+
+    Raises:
+        Stopped: A signal came meanwhile.
+    """
+    with replaced("ray._private.utils", "set_sigterm_handler", lambda _: None), deferred():
+        yield
+
+
+@contextmanager
+def connected(address: str | None = None, *, cpus: int = 1) -> Iterator[None]:
+    """A Ray to work on: the cluster at ``address``, or an embedded one for the time being.
+
+    Args:
+        address: ``auto``, ``host:port`` or ``ray://…`` of a running cluster. None takes
+            ``RAY_ADDRESS`` where it is set (so it is in a submitted job) and else starts a local
+            Ray in this process. A Ray that is running in this process is used as it is.
+        cpus: Logical CPUs that the work needs at once; a local Ray offers at least these.
+
+    Raises:
+        BenchmdError: The cluster cannot be reached.
+        NoRoom: It is too small.
+    """
+    for name, value in (ENVIRONMENT | WITHIN_A_JOB).items():
+        os.environ.setdefault(name, value)
+    import ray
+
+    address = address or os.environ.get("RAY_ADDRESS")
+    started = not ray.is_initialized()
+    try:
+        if started:
+            _start(address, cpus)
+        first = asked_nodes(os.environ.get(NODES, "")) if started and address else []
+        with _asked_for(first):
+            _require_cpus(cpus)
+            joined = started and address and not address.startswith("ray://")
+            with watched(ray.get_runtime_context().gcs_address) if joined else nullcontext():
+                yield
+    finally:
+        if started:
+            ray.shutdown()
+
+
+def _require_cpus(cpus: int) -> None:
+    import ray
+
+    available = ray.cluster_resources().get("CPU", 0)
+    if available < cpus:
+        raise NoRoom(
+            f"the work needs {count_of(cpus, 'CPU')} at once and the cluster has {available:g}. "
+            "Take fewer workers (execution.workers) or a larger cluster; one that grows on demand "
+            f"is asked for nodes by `benchmd submit --nodes` or {NODES}."
+        )
+
+
+def asked_nodes(text: str) -> list[dict[str, float]]:
+    """The resources of each node that is asked for, such as ``8*CPU=16,GPU=1 2*CPU=32``.
+
+    Raises:
+        BenchmdError: The text says something else.
+    """
+    nodes: list[dict[str, float]] = []
+    for group in text.split():
+        match = re.fullmatch(rf"(?:([1-9]\d*)\*)?({ONE}(?:,{ONE})*)", group)
+        if not match:
+            raise BenchmdError(
+                f"{group!r} asks for no nodes: expected NUMBER*RESOURCE=AMOUNT,…, such as "
+                "'8*CPU=16,GPU=1'."
+            )
+        parts = [part.partition("=") for part in match[2].split(",")]
+        nodes += [{name: float(amount) for name, _, amount in parts}] * int(match[1] or 1)
+    return nodes
+
+
+def ask(bundles: list[dict[str, float]]) -> None:
+    """Tell the cluster's autoscaler what its nodes are to hold; without one nobody listens.
+
+    It keeps only the last request, whoever made it. The nodes that `NODES` names are the least;
+    what does not fit on them is asked for besides.
+    """
+    from ray.autoscaler.sdk import request_resources
+
+    least = asked_nodes(os.environ.get(NODES, ""))
+    free, more = [Counter(node) for node in least], []
+    for bundle in bundles:
+        fitting = (f for f in free if all(f[name] >= much for name, much in bundle.items()))
+        if (node := next(fitting, None)) is not None:
+            node.subtract(bundle)
+        else:
+            more.append(bundle)
+    request_resources(bundles=[*least, *more])
+
+
+@contextmanager
+def _asked_for(nodes: list[dict[str, float]]) -> Iterator[None]:
+    """Ask for these nodes within, and wait until they are there, or some of each kind in the end.
+
+    What works on what a cluster has can then begin on one that had only its head.
+
+    Raises:
+        BenchmdError: Nothing came of a resource that was asked for.
+    """
+    if not nodes:
+        yield
+        return
+    import ray
+    from ray.autoscaler.sdk import request_resources
+
+    wanted = sum(map(Counter, nodes), Counter())
+    request_resources(bundles=nodes)
+    try:
+        echo(f"waiting up to {NODES_SECONDS:g} s for the nodes of {NODES}", err=True)
+        deadline = time.monotonic() + NODES_SECONDS
+        while time.monotonic() < deadline:
+            there = ray.cluster_resources()
+            if all(there.get(name, 0) >= amount for name, amount in wanted.items()):
+                break
+            time.sleep(1)
+        there = ray.cluster_resources()
+        if none := sorted(name for name in wanted if not there.get(name)):
+            raise BenchmdError(
+                f"no node with {', '.join(none)} came within {NODES_SECONDS:g} s: look at the "
+                "autoscaler (`ray status`), its limits and the cloud's, or ask for other nodes."
+            )
+        yield
+    finally:
+        request_resources(bundles=[])
+
+
+def free_reserved() -> None:
+    """Free what this program's Ray Train jobs have reserved; none of them may be at work.
+
+    Where the process that waits for such a job is killed, the job dies with it. Its reservation
+    stays, unless the cluster has a dashboard, and so the next job would wait for ever.
+    """
+    import ray
+    from ray.util.placement_group import PlacementGroup, remove_placement_group
+
+    identifier = private_part("ray._raylet", "PlacementGroupID")
+    own = ray.get_runtime_context().get_job_id()
+    for name, about in ray.util.placement_group_table().items():
+        if name.endswith(own) and about["state"] != "REMOVED":  # its end names the program
+            remove_placement_group(PlacementGroup(identifier(bytes.fromhex(name))))
+
+
+def require_shared(folder: Path) -> None:
+    """Refuse to let a cluster work in a folder that not all of its nodes see.
+
+    Raises:
+        BenchmdError: A node does not; one by itself sees what its driver sees.
+    """
+    import ray
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+    nodes = [node["NodeID"] for node in ray.nodes() if node["Alive"]]
+    if len(nodes) < 2:
+        return
+    probe = folder / f".partial-probe-{uuid.uuid4().hex}"
+    probe.touch()
+    try:
+        look = ray.remote(num_cpus=0, max_retries=0)(_is_file)
+        there = [NodeAffinitySchedulingStrategy(node, soft=False) for node in nodes]
+        seen = ray.get([look.options(scheduling_strategy=node).remote(probe) for node in there])
+    finally:
+        probe.unlink(missing_ok=True)
+    if not all(seen):
+        raise BenchmdError(
+            f"{seen.count(False)} of the cluster's {len(nodes)} nodes do not see {folder}, where "
+            "the run's checkpoints are written: name a store that all nodes see under the same "
+            "path; with a store on S3, set BENCHMD_CACHE to such a folder on every node."
+        )
+
+
+def _is_file(path: Path) -> bool:
+    return path.is_file()
+
+
+def ray_data() -> Any:
+    """The module ``ray.data``, set to keep order, to read by the V1 reader and to be quiet."""
+    import ray.data
+
+    logging.getLogger("ray.data").setLevel(logging.ERROR)
+    context = ray.data.DataContext.get_current()
+    context.use_datasource_v2 = False
+    context.execution_options.preserve_order = True
+    context.enable_progress_bars = False
+    # With reservation on, tasks of a short job start one by one for the first second.
+    context.op_resource_reservation_enabled = False
+    return ray.data

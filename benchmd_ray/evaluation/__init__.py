@@ -1,0 +1,1 @@
+"""The interface of benchmarks and evaluations, and the registry that finds them."""

@@ -1,0 +1,233 @@
+"""Where benchmarks are found: by the entry points of installed packages, and by import path.
+
+The four that ship with this package are entry points of the group `GROUP` like anybody's. A custom
+module is named on the command line (``--bench package.module:NAME``) or in `NAMED`.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+from collections.abc import Mapping
+from importlib.metadata import EntryPoint, entry_points
+from pathlib import Path
+from typing import Any
+
+from benchmd_ray.errors import BenchmdError, first_line, unknown_name
+from benchmd_ray.evaluation.benchmark import Benchmark, Start
+from benchmd_ray.evaluation.evaluation import OF_TRANSFERS, Evaluation
+from benchmd_ray.extensions.plugins import IMPORT_PATH, NAMED
+from benchmd_ray.modality.modalities import Modality
+
+PACKAGE = "benchmd-ray"
+GROUP = "benchmd_ray.benchmarks"
+"""Entry points of packages that bring benchmarks: ``name = package.module:BENCHMARK``."""
+USUAL = "benchmd"
+"""The benchmark that commands run where none is chosen."""
+
+
+def add_benchmark(path: str) -> str:
+    """Let this process, and those that it starts, use the benchmark of an import path.
+
+    Returns:
+        Its name.
+
+    Raises:
+        BenchmdError: It cannot be imported, or has a name that is taken.
+    """
+    paths = [path for path in os.environ.get(NAMED, "").split(",") if path]
+    name = _loaded(path).name
+    os.environ[NAMED] = ",".join(dict.fromkeys([*paths, path]))
+    if name in broken_benchmarks():
+        raise BenchmdError(broken_benchmarks()[name])
+    return name
+
+
+def benchmarks() -> dict[str, Benchmark]:
+    """All sound benchmarks by name: the package's, those of installed packages, the user's."""
+    return _found(os.environ.get(NAMED, ""))[0]
+
+
+def broken_benchmarks() -> dict[str, str]:
+    """What is wrong with the others, by their names or import paths."""
+    return _found(os.environ.get(NAMED, ""))[1]
+
+
+def benchmark(name: str = USUAL) -> Benchmark:
+    """The benchmark of that name, or of that import path.
+
+    Raises:
+        BenchmdError: There is none, or it is broken.
+    """
+    if IMPORT_PATH.fullmatch(name):
+        name = add_benchmark(name)
+    if name in broken_benchmarks():
+        raise BenchmdError(broken_benchmarks()[name])
+    if USUAL not in benchmarks():
+        raise BenchmdError(
+            f"no benchmark {USUAL}: its entry point is missing. Install the package {PACKAGE}, in a "
+            "checkout by `pip install -e .`."
+        )
+    if name not in benchmarks():
+        raise unknown_name("benchmark", name, benchmarks())
+    return benchmarks()[name]
+
+
+def starts() -> dict[str, Start]:
+    """The starts of all benchmarks by name, the usual benchmark's usual one first."""
+    return {start.name: start for each in benchmarks().values() for start in each.starts}
+
+
+def evaluations() -> dict[str, Evaluation]:
+    """The evaluations of all benchmarks by name."""
+    return {one.name: one for each in benchmarks().values() for one in each.evaluations}
+
+
+def asked_name(name: str) -> str:
+    """Name of what evaluations are asked for: a benchmark's, also of an import path, or one.
+
+    Raises:
+        BenchmdError: There is neither a benchmark nor an evaluation of that name.
+    """
+    alone = evaluations().keys() - benchmarks().keys()
+    if name not in alone and not IMPORT_PATH.fullmatch(name) and name not in benchmarks():
+        raise unknown_name("benchmark or evaluation", name, [*benchmarks(), *sorted(alone)])
+    return name if name in alone else benchmark(name).name
+
+
+def evaluations_asked(name: str) -> tuple[Evaluation, ...]:
+    """What is asked of each transfer: a benchmark's evaluations, or the usual ones and one.
+
+    Args:
+        name: What `asked_name` gives.
+    """
+    if name in benchmarks():
+        return tuple(one for one in benchmark(name).evaluations if one.planned)
+    return tuple(dict.fromkeys((*OF_TRANSFERS, evaluations()[name])))
+
+
+def settings_among(determinants: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings among what decides a run's result, by part, as `Start.followed` takes them."""
+    parts = ("encoder", "pretrain", "transfer")
+    return {name: determinants[name] for name in parts if name in determinants}
+
+
+def protocol_of(kind: Modality, technique: str, *settings: Mapping[str, Any]) -> str:
+    """Name of the first start whose protocol a run follows, empty where it follows none.
+
+    Args:
+        kind: What it is trained on.
+        technique: Its technique.
+        settings: Those of the run and of its pretraining, by part, as `Start.followed` takes them.
+    """
+    for start in starts().values():
+        if all(start.followed(kind, technique, each) for each in settings):
+            return start.name
+    return ""
+
+
+def usual_start() -> str:
+    """Name of the protocol that tables do not have to name."""
+    return benchmarks()[USUAL].starts[0].name
+
+
+def published_for(dataset: str, setting: str, technique: str) -> tuple[Benchmark, float] | None:
+    """The benchmark that published an AUROC for this result, and the AUROC."""
+    for each in benchmarks().values():
+        value = each.published and each.published.auroc().get((dataset, setting, technique))
+        if value:
+            return each, value
+    return None
+
+
+def built_in_space(technique: str, setting: str, kind: Modality) -> Path | None:
+    """The file of a benchmark's own search space for a search, if one has it."""
+    paths = (each.space(technique, setting, kind) for each in benchmarks().values() if each.space)
+    return next((path for path in paths if path is not None), None)
+
+
+@functools.cache
+def _found(named: str) -> tuple[dict[str, Benchmark], dict[str, str]]:
+    """Sound benchmarks by name, and what is wrong with others."""
+    sound: dict[str, Benchmark] = {}
+    broken: dict[str, str] = {}
+    paths: dict[str, str] = {}
+    for entry in sorted(entry_points(group=GROUP), key=_order):
+        paths[entry.value if entry.name in paths else entry.name] = entry.value
+    paths |= {path: path for path in named.split(",") if path}
+    for name, path in paths.items():
+        try:
+            made = _loaded(path)
+            for what, names, taken in (
+                ("benchmark", {made.name}, sound.keys()),
+                ("start", {start.name for start in made.starts}, _names(sound)),
+                ("evaluation", _others(made, sound), _others(made, sound)),
+            ):
+                if both := sorted(names & taken):
+                    raise BenchmdError(
+                        f"{path}: there is a {what} {both[0]} already: choose another name."
+                    )
+            sound[made.name] = made
+        except BenchmdError as error:
+            broken[name] = str(error)
+    return sound, broken
+
+
+def _order(entry: EntryPoint) -> tuple[bool, bool, str, str]:
+    """This package's come first, so that no other package takes their names."""
+    is_other = entry.dist is None or entry.dist.name != PACKAGE
+    return is_other, entry.name != USUAL, entry.name, entry.value
+
+
+def _names(sound: dict[str, Benchmark]) -> set[str]:
+    return {start.name for each in sound.values() for start in each.starts}
+
+
+def _others(made: Benchmark, sound: dict[str, Benchmark]) -> set[str]:
+    """Names of evaluations of a benchmark that are another's, of the same name."""
+    held = {one.name: one for each in sound.values() for one in each.evaluations}
+    return {one.name for one in made.evaluations if held.get(one.name, one) is not one}
+
+
+def _loaded(path: str) -> Benchmark:
+    """What an import path names.
+
+    Raises:
+        BenchmdError: It cannot be imported, or is not a benchmark.
+    """
+    try:
+        made = EntryPoint("", path, GROUP).load()
+    except Exception as error:  # whatever a module of the user does
+        raise BenchmdError(
+            f"the benchmark {path} cannot be imported ({type(error).__name__}: "
+            f"{first_line(error)}): install it, or put its folder into PYTHONPATH on every node."
+        ) from error
+    if not isinstance(made, Benchmark):
+        raise BenchmdError(
+            f"{path} is of the type {type(made).__name__}, expected a "
+            "benchmd_ray.evaluation.benchmark.Benchmark."
+        )
+    return made
+
+
+def commands() -> dict[str, str]:
+    """Import paths of the benchmarks' own commands, by name; the first of a name counts."""
+    found: dict[str, str] = {}
+    for each in benchmarks().values():
+        found = {**each.commands, **found}
+    return found
+
+
+def named_by(path: str) -> Any:
+    """What an import path of a benchmark names.
+
+    Raises:
+        BenchmdError: It cannot be imported.
+    """
+    try:
+        return EntryPoint("", path, GROUP).load()
+    except Exception as error:  # whatever a module of the user does
+        raise BenchmdError(
+            f"{path}, which a benchmark names, cannot be imported ({type(error).__name__}: "
+            f"{first_line(error)})."
+        ) from error

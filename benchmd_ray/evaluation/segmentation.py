@@ -1,0 +1,121 @@
+"""Scores of segmentations: DSC of each class with its interval over patients."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
+
+from benchmd_ray.runs.predictions import Predictions
+from benchmd_ray.scores.resampling import resampled_means
+from benchmd_ray.scores.seeds import pooled_seeds
+from benchmd_ray.scores.sums import mean_over_classes, ratio
+from benchmd_ray.scores.support import Basis, effective
+
+Floats = npt.NDArray[np.float64]
+Where = tuple[str, str, str]
+"""Split, method, and class, or `MEAN`."""
+METRIC = "dsc"
+MEAN = "mean"
+"""In place of a class: the mean of the classes' values."""
+
+
+@dataclass(frozen=True, eq=False)
+class Measured:
+    """DSC of one class, or the mean over classes, on one split."""
+
+    value: float
+    """Mean over the cases whose reference has the class; NaN without any."""
+    draws: Floats
+    """(resamples,): the same of whole patients drawn with replacement."""
+    basis: Basis
+    """The patients that it rests on."""
+    records: int
+    """Cases of the split."""
+    patients: int
+    """Patients of the split."""
+    cases: int
+    """Cases whose reference has the class, or any class."""
+
+
+def measured(predictions: Predictions, resamples: int) -> dict[Where, Measured]:
+    """DSC of the model and of the baseline, split by split: each class, and their mean.
+
+    Args:
+        predictions: Of the evaluation ``segmentation``.
+        resamples: Of the bootstrap over patients. Draws are the same for all methods and runs that
+            have the same patients.
+    """
+    frame = predictions.table.to_pandas()
+    return {
+        (str(split), str(method), name): one
+        for (split, method), own in frame.groupby(["split", "method"], sort=True)
+        for name, one in _measured(own, predictions.task.foreground, resamples)
+    }
+
+
+def score_rows(predictions: Predictions, resamples: int) -> pd.DataFrame:
+    """Score rows of `measured`.
+
+    Args:
+        predictions: Of the evaluation ``segmentation``.
+        resamples: Of the bootstrap over patients.
+    """
+    rows = [
+        {
+            "split": split,
+            "method": method,
+            "scored": predictions.task.scored,
+            "class": name,
+            **row_of([one]),
+        }
+        for (split, method, name), one in measured(predictions, resamples).items()
+    ]
+    return pd.DataFrame(rows)
+
+
+def row_of(seeds: list[Measured]) -> dict[str, object]:
+    """Value, interval and counts of one seed or of several, pooled.
+
+    Args:
+        seeds: Of the same cases.
+    """
+    first = seeds[0]
+    pooled = pooled_seeds([one.value for one in seeds], [one.draws for one in seeds], first.basis)
+    return {
+        "metric": METRIC,
+        "value": pooled.mean,
+        "low": pooled.low,
+        "high": pooled.high,
+        "caution": pooled.caution,
+        "records": first.records,
+        "patients": first.patients,
+        "positives": first.cases,
+        "effective": first.basis.fewest,
+    }
+
+
+def _measured(
+    own: pd.DataFrame, classes: tuple[str, ...], resamples: int
+) -> Iterator[tuple[str, Measured]]:
+    """Of one method on one split."""
+    table = own.pivot(index="record_id", columns="class", values="dsc")[list(classes)]
+    cases = own.drop_duplicates("record_id").set_index("record_id").loc[table.index]
+    names, place = np.unique(cases["group_id"].to_numpy(dtype=np.str_), return_inverse=True)
+    values = table.to_numpy(dtype=np.float64)
+    known = ~np.isnan(values)
+    draws = resampled_means(values, place, resamples=resamples)
+    point = ratio(np.where(known, values, 0.0).sum(axis=0), known.sum(axis=0))
+    patients = [effective(np.bincount(place[column])) for column in known.T]
+    counts = tuple(n for n, some in zip(patients, known.any(axis=0), strict=True) if some)
+    sizes = len(place), len(names)
+    whole = Basis(effective(np.bincount(place)), counts)
+    value, over = float(mean_over_classes(point)), mean_over_classes(draws)
+    yield MEAN, Measured(value, over, whole, *sizes, int(known.any(axis=1).sum()))
+    for column, name in enumerate(classes):
+        basis = Basis(patients[column], ())
+        one = draws[:, column]
+        yield name, Measured(float(point[column]), one, basis, *sizes, int(known[:, column].sum()))

@@ -1,0 +1,1 @@
+"""Models that travel: programs and model cards."""

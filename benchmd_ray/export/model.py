@@ -1,0 +1,184 @@
+"""A run's model as a folder for others: weights, what they are, a card, and programs if asked."""
+
+from __future__ import annotations
+
+import os
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from benchmd_ray.data.catalog import Catalog, open_catalog
+from benchmd_ray.errors import BenchmdError
+from benchmd_ray.export import portable
+from benchmd_ray.export.model_card import Program, model_card
+from benchmd_ray.extensions.extras import EXTRAS, require
+from benchmd_ray.extensions.parts import package_versions
+from benchmd_ray.files.atomic import TEMPORARY, flush, removed_on_failure, sha256
+from benchmd_ray.files.integrity import write_hashed_json
+from benchmd_ray.runs.files import MODEL
+from benchmd_ray.runs.store import Run, require_weights, shown
+from benchmd_ray.storage.location import Location
+from benchmd_ray.training.applied import FeatureEncoder, SignalClassifier
+from benchmd_ray.training.weights import CONFIG, model_description, write_weights
+
+CARD = "README.md"
+TRAINED = (
+    *("kind", "technique", "setting", "protocol", "seed", "modality", "source", "policy"),
+    *("provenance", "raw", "options", "upstream", "determinants", "versions"),
+)
+"""What ``config.json`` has of ``run.json``, where it is there."""
+
+
+@dataclass(frozen=True)
+class Exported:
+    """A folder that was written."""
+
+    folder: Path
+    programs: tuple[Program, ...]
+
+
+def export_run(
+    run: Run,
+    out: Path,
+    *,
+    catalog: Location | None = None,
+    torch_export: bool = False,
+    onnx: bool = False,
+) -> Exported:
+    """Write the model of a finished run into a new folder, whole or not at all.
+
+    Args:
+        run: A pretraining, or a transfer to classes.
+        out: The folder; it is empty or not there.
+        catalog: Programs are compared with the model on its first records; None: on noise. It is
+            refused where no program is written.
+        torch_export: Write `portable.TORCH`, too.
+        onnx: Write `portable.ONNX`, too.
+
+    Raises:
+        BenchmdError: The run is not finished, segments, holds training records or is damaged, the
+            folder holds something, a catalog is named without a program, or a program cannot be
+            written or differs from the model.
+    """
+    if catalog is not None and not (torch_export or onnx):
+        raise BenchmdError(
+            "the catalog would not be read: it is what model.pt2 and model.onnx are compared on. "
+            "Ask for one of them with --torch-export or --onnx, or leave --catalog out."
+        )
+    if onnx:
+        require("--onnx", *EXTRAS["onnx"].packages)
+    out = out.resolve()
+    require_empty(out)
+    _require_exportable(run)
+    opened = None if catalog is None else open_catalog(catalog)
+    require_weights(run)
+    model = _model(run)
+    with _new_folder(out) as folder:
+        weights = write_weights(folder / MODEL, _tensors(model))
+        chosen = {portable.TORCH: torch_export, portable.ONNX: onnx}
+        names = [name for name, asked in chosen.items() if asked]
+        programs = _programs(run, model, folder, names, opened) if names else ()
+        write_hashed_json(folder / CONFIG, _config(run, model, weights, folder, programs))
+        card = model_card(
+            run,
+            portable.output_name(model),
+            _width(model),
+            takes_sizes=portable.takes_sizes(model.signal),
+            programs=programs,
+        )
+        (folder / CARD).write_text(card, "utf-8")
+    return Exported(out, programs)
+
+
+def require_empty(out: Path) -> None:
+    """Refuse a folder that holds something.
+
+    Raises:
+        BenchmdError: It does, or is a file.
+    """
+    if out.exists() and not (out.is_dir() and not any(out.iterdir())):
+        raise BenchmdError(
+            f"{out} is there and not an empty folder: name another one with --out, or remove it."
+        )
+
+
+def _require_exportable(run: Run) -> None:
+    if run.settings.transfer.mode == "knn" and run.description["kind"] == "transfer":
+        raise BenchmdError(
+            f"{shown(run.folder)} lets nearest neighbours vote: its model holds the features and "
+            "labels of each training record, which are data of patients. Export its pretraining, "
+            "or a transfer of another mode."
+        )
+    if run.description["kind"] == "transfer" and run.modality.task.segments:
+        raise BenchmdError(
+            f"{shown(run.folder)} is of a model that segments, which cannot be exported yet: name "
+            "a pretraining, or a transfer to classes."
+        )
+
+
+def _model(run: Run) -> portable.Model:
+    if run.description["kind"] == "transfer":
+        return SignalClassifier(run.folder, "cpu")
+    return FeatureEncoder(run.folder, "cpu")
+
+
+def _tensors(model: portable.Model) -> dict[str, Any]:
+    """Weights by the names that runs give them."""
+    above = "" if isinstance(model, SignalClassifier) else "encoder."
+    tensors = model.module.module.state_dict()
+    return {f"{above}{name}": tensor for name, tensor in tensors.items()}
+
+
+def _width(model: portable.Model) -> int:
+    return len(model.classes) if isinstance(model, SignalClassifier) else model.width
+
+
+def _programs(
+    run: Run, model: portable.Model, folder: Path, names: list[str], catalog: Catalog | None
+) -> tuple[Program, ...]:
+    """Write programs, each compared with the model as it is read again."""
+    if catalog is None:
+        checks = portable.noise(model.signal, portable.statistics_of(run.folder))
+    else:
+        checks = portable.records_of(catalog, model.signal)
+    program, made = portable.traced(model), []
+    for name in names:
+        if name == portable.TORCH:
+            outputs = portable.write_torch(program, folder)
+        else:
+            inputs = portable.input_names(model.signal)
+            outputs = portable.write_onnx(program, folder, inputs, portable.output_name(model))
+        apart = portable.require_equal(name, outputs, model, checks)
+        made.append(Program(name, apart, checks.what))
+    return tuple(made)
+
+
+def _config(
+    run: Run, model: portable.Model, weights: str, folder: Path, programs: tuple[Program, ...]
+) -> dict[str, Any]:
+    """What ``config.json`` says: all that `model_description` does, and where it is from."""
+    about = run.description
+    return {
+        **model_description(run.folder),
+        "weights": weights,
+        "output": {"name": portable.output_name(model), "width": _width(model)},
+        "programs": {each.file: sha256(folder / each.file) for each in programs},
+        "versions": dict(package_versions()),
+        "trained": {"run": run.folder.name, **{k: about[k] for k in TRAINED if k in about}},
+    }
+
+
+@contextmanager
+def _new_folder(out: Path) -> Iterator[Path]:
+    """A temporary folder next to ``out``, which it becomes on success."""
+    out.parent.mkdir(parents=True, exist_ok=True)
+    partial = out.with_name(f"{TEMPORARY}{uuid.uuid4().hex[:12]}-{out.name}")
+    with removed_on_failure(partial, out):
+        partial.mkdir()
+        yield partial
+        flush(partial)
+        require_empty(out)
+        os.replace(partial, out)

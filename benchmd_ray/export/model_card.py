@@ -1,0 +1,274 @@
+"""The card of an exported model: what it is and rests on, how good it is, what it is not for.
+
+It begins with the fields that the Hugging Face hub reads. What runs, predictions and cards of
+datasets say is written as text: nothing of it becomes HTML or another table cell.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import pandas as pd
+import yaml
+
+from benchmd_ray.data.cards import DatasetCard, cards
+from benchmd_ray.export.model_input import input_section
+from benchmd_ray.export.model_origin import Origin, origin_of
+from benchmd_ray.export.model_scores import provenances, score_sections
+from benchmd_ray.export.model_training import training_rows
+from benchmd_ray.extensions.parts import package_versions
+from benchmd_ray.report.formats import markdown
+from benchmd_ray.report.table import text_of
+from benchmd_ray.runs.files import predictions_of
+from benchmd_ray.runs.store import Run
+
+HUB_METRICS = ["roc_auc", "accuracy", "f1", "brier_score"]
+"""Metrics of the scores, as the hub names them."""
+TASKS = {
+    "single-label": "exactly one of these classes; probabilities add up to 1",
+    "multi-label": "any of these labels, each with a probability of its own",
+    "ordinal": "exactly one of these classes, in this order; probabilities add up to 1",
+}
+PROVENANCES = {
+    "whole": "all records of {title}",
+    "sample": "a sample of {title}, {records} raw records",
+    "unofficial": "unofficial files of {title}, those of a mirror or of a third party",
+    "synthetic": "synthetic records in the layout of {title}, drawn by a program and measured on "
+    "nobody, so that its outputs say nothing about patients",
+}
+"""What a model was trained on, by `data.provenance`."""
+LIMITS = """\
+It is for research: on how models move from one hospital to others, as a start for training, as a
+baseline. It is not a medical device and **not for diagnosis**, triage or any other decision about a
+patient. Nothing is known of it on other populations, devices and protocols of acquisition than
+those of the datasets above; a score there is a mean, and says nothing about a single patient.
+Signals of another unit, rate, order of channels or shape give numbers without meaning.
+"""
+
+
+@dataclass(frozen=True)
+class Program:
+    """A file that runs the model without this package, and how it was checked."""
+
+    file: str
+    difference: float
+    """Largest difference from the model's outputs, as a share of the largest where that is above
+    1."""
+    records: str
+    """On what, in words."""
+
+    @property
+    def checked(self) -> str:
+        """How it was checked, after its name."""
+        return (
+            f"differs from the model by at most {self.difference:.1g} on {self.records} (relative "
+            "to the largest output where that is above 1)"
+        )
+
+
+def model_card(
+    run: Run, output: str, width: int, *, takes_sizes: bool, programs: Sequence[Program]
+) -> str:
+    """The card of a run's model, Markdown.
+
+    Args:
+        run: A finished run.
+        output: ``probabilities`` or ``features``.
+        width: How many, of a record.
+        takes_sizes: Whether programs take valid sizes, too.
+        programs: Files next to the card.
+
+    Raises:
+        BenchmdError: Predictions of the run cannot be read.
+    """
+    scores = score_sections(run)
+    about = run.description
+    origin = origin_of(run)
+    source = {about["source"]: str(about["provenance"])}
+    datasets = source | {k: v for k, v in provenances(run).items() if k not in source}
+    signal, segments = run.modality.signal, run.modality.task.segments
+    sections = {
+        "Input": input_section(signal, takes_sizes=takes_sizes, segments=segments),
+        "Output": _output(run, output, width),
+        "How to use it": _use(run, output, takes_sizes=takes_sizes, programs=programs),
+        "Data": _data(run, datasets, origin),
+        "Training": _table("setting", training_rows(run, origin)),
+        "Scores": scores or "Features have no scores of their own: transfers from it have.",
+        "Limits and intended use": LIMITS,
+        "Versions": _versions(about.get("versions", {})),
+    }
+    head = yaml.safe_dump(_head(run, datasets, origin), sort_keys=False, allow_unicode=True)
+    parts = [f"---\n{head}---\n", f"# {_plain(_title(run, output))}\n", _lead(run, output, origin)]
+    parts += [f"## {title}\n\n{text.strip()}\n" for title, text in sections.items()]
+    return "\n".join(parts)
+
+
+def _head(run: Run, datasets: Mapping[str, str], origin: Origin) -> dict[str, Any]:
+    """Fields that the hub reads; nothing is claimed of weights that were trained elsewhere."""
+    about = run.description
+    weakest = str(about["provenance"])
+    tags = ["medical", "benchmd", about["modality"], about["technique"]]
+    tags += ["pretrained-elsewhere"] if origin.elsewhere else []
+    terms = {"license_name": "terms-of-the-datasets", "license_link": "README.md"}
+    return {
+        **({"license": "unknown"} if origin.elsewhere else {"license": "other", **terms}),
+        "tags": [*tags, *([] if weakest == "whole" else [f"{weakest}-data"])],
+        **({"datasets": list(datasets)} if origin.trains else {}),
+        **({"metrics": HUB_METRICS} if predictions_of(run.folder) else {}),
+    }
+
+
+def _title(run: Run, output: str) -> str:
+    about = run.description
+    what = "classifier" if output == "probabilities" else "encoder"
+    return (
+        f"{about['modality']} {what}: {about['technique']}, {about['setting']}, {about['source']}"
+    )
+
+
+def _lead(run: Run, output: str, origin: Origin) -> str:
+    """The first sentences say what the model was trained on, or that it was trained elsewhere."""
+    about = run.description
+    data = PROVENANCES[about["provenance"]].format(
+        title=_plain(_name_of(about["source"])), records=_records(about["source"], *about["raw"])
+    )
+    named = replace(origin, name=_plain(origin.name), sha256=_plain(origin.sha256))
+    lines = [
+        f"This model turns {_plain(about['modality'])} signals into {output}.",
+        named.sentences(data),
+        "It is for research and **not for diagnosis**.\n",
+    ]
+    return "\n".join(lines)
+
+
+def _output(run: Run, output: str, width: int) -> str:
+    if output == "features":
+        return f"float32 (records, {width}): features of each record."
+    task = run.modality.task
+    frame = pd.DataFrame({"column": range(width), "class": [*map(text_of, task.classes)]})
+    return f"float32 (records, {width}): {TASKS[task.kind]}.\n\n{markdown(frame)}"
+
+
+def _use(run: Run, output: str, *, takes_sizes: bool, programs: Sequence[Program]) -> str:
+    given = "signals, sizes" if takes_sizes else "signals"
+    named = ", ".join(f'"{name}": {name}' for name in given.split(", "))
+    tensors = "torch.as_tensor(signals), torch.as_tensor(sizes)" if takes_sizes else given
+    code = {
+        "model.pt2": (
+            "With PyTorch and nothing else:",
+            "import torch\n"
+            'model = torch.export.load("model.pt2").module()\n'
+            f"{output} = model({tensors})",
+        ),
+        "model.onnx": (
+            "With ONNX Runtime, on NumPy arrays:",
+            "import onnxruntime\n"
+            'model = onnxruntime.InferenceSession("model.onnx")\n'
+            f"({output},) = model.run(None, {{{named}}})",
+        ),
+    }
+    make, call = ("classifier", "predict") if output == "probabilities" else ("encoder", "features")
+    parts = [_code(*code[each.file]) for each in programs]
+    if programs:
+        kinds = {"model.pt2": "a float32 tensor", "model.onnx": "a float32 array"}
+        taken = " and ".join(f"{kinds[each.file]} for `{each.file}`" for each in programs)
+        parts.append(f"Signals are {taken}, of the shape above; `.eval()` is not needed.")
+    parts.append(
+        _code(
+            "With benchmd_ray, which compares every file with its hash, and signals with what the "
+            "model takes:",
+            f'import benchmd_ray\nmodel = benchmd_ray.{make}("FOLDER")\n'
+            f"{output} = model.{call}({given.replace('sizes', 'sizes=sizes')})",
+        )
+    )
+    if any(each.file == "model.pt2" for each in programs):
+        parts.append(
+            f"`model.pt2` was written by PyTorch {package_versions()['torch']}: read it with this "
+            "version or a newer one. It holds no pickle; `torch.export.load` would execute one in "
+            "a file that was forged, so load such files from people you trust only. Its SHA-256 is "
+            "in `config.json`."
+        )
+    parts += [f"`{each.file}` {each.checked}." for each in programs]
+    parts.append(
+        "`model.safetensors` has the weights, and `config.json` the architecture, the input, the "
+        "normaliser with its statistics, the classes and all that determined the training."
+    )
+    return "\n\n".join(parts)
+
+
+def _data(run: Run, datasets: Mapping[str, str], origin: Origin) -> str:
+    """Datasets with their terms; the model's own terms are for who shares it to state."""
+    rows, citations = [], []
+    for name, provenance in datasets.items():
+        card = _card_of(name)
+        rows.append(
+            {
+                "dataset": text_of(name),
+                "used for": origin.use if name == run.description["source"] else "scores",
+                "records": provenance,
+                "licence": _stated(card, "licence"),
+                "access": _stated(card, "access"),
+                "page": _stated(card, "homepage"),
+            }
+        )
+        if card is not None and card.citation:
+            citations.append(f"- {_plain(card.citation)}")
+    policy = run.description["policy"]
+    weights = "of the encoder's weights and " if origin.elsewhere else ""
+    said = (
+        f"Splits and labels follow the policy {policy}. Whoever shares this model answers for the "
+        f"terms {weights}of the training data, which bind what is made of them."
+    )
+    return "\n\n".join([markdown(pd.DataFrame(rows)), said, "\n".join(dict.fromkeys(citations))])
+
+
+def _card_of(dataset: str) -> DatasetCard | None:
+    """The card of a dataset as results name it, which may end in its layout's mark."""
+    for card in cards().values():
+        marks = [layout.mark for layout in card.layouts.values() if layout.mark]
+        if dataset in (card.name, *(f"{card.name}-{mark}" for mark in marks)):
+            return card
+    return None
+
+
+def _name_of(dataset: str) -> str:
+    card = _card_of(dataset)
+    return f"{card.title} ({dataset})" if card is not None and card.title else dataset
+
+
+def _records(dataset: str, found: int, expected: int) -> str:
+    """How many raw records there are, and of how many: of a part, of the whole dataset's."""
+    card = _card_of(dataset)
+    layouts = [] if card is None else [*card.layouts.values()]
+    wholes = [layout.records for layout in layouts if not (layout.part or layout.mark)]
+    is_part = any(layout.part and layout.records == expected for layout in layouts)
+    whole = max(wholes, default=expected) if is_part else expected
+    return f"{found:,} of its {whole:,}" if found < whole else f"{found:,}"
+
+
+def _stated(card: DatasetCard | None, name: str) -> str:
+    return text_of((card and getattr(card, name)) or "not stated")
+
+
+def _table(what: str, rows: Mapping[str, object]) -> str:
+    return markdown(pd.DataFrame({what: [*rows], "value": [*map(text_of, rows.values())]}))
+
+
+def _versions(trained: Mapping[str, str]) -> str:
+    now = package_versions()
+    rows = [
+        {"package": name, "trained with": trained.get(name, "–"), "exported with": now.get(name)}
+        for name in dict.fromkeys([*trained, *now])
+    ]
+    return markdown(pd.DataFrame(rows).map(text_of))
+
+
+def _code(said: str, lines: str) -> str:
+    return f"{said}\n\n```python\n{lines}\n```"
+
+
+def _plain(text: object) -> str:
+    """Text of which Markdown makes no HTML."""
+    return " ".join(text_of(text).split()).replace("<", "&lt;")

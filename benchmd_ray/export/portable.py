@@ -1,0 +1,281 @@
+"""A run's model as a program: signals in their unit to probabilities or features, and no package.
+
+The program is what `torch.export` traces of the model with its normalisation, for any number of
+records. It is written as PyTorch's own archive, which holds no pickle, and as ONNX. Neither holds
+what was traced on, or a path of the machine that did so.
+"""
+
+from __future__ import annotations
+
+import io
+import logging
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+from torch.export import Dim, ExportedProgram
+
+from benchmd_ray.data.catalog import Catalog
+from benchmd_ray.data.normalise import NORMALISERS, Statistics
+from benchmd_ray.data.records import decode_signals
+from benchmd_ray.errors import BenchmdError, first_line
+from benchmd_ray.modality.signals import Signal, Window, differing_in
+from benchmd_ray.training.applied import FeatureEncoder, SignalClassifier, probabilities
+from benchmd_ray.training.weights import model_description
+
+TORCH, ONNX = "model.pt2", "model.onnx"
+"""Names of the files."""
+LARGEST_DIFFERENCE = 1e-4
+"""Between the outputs of a program and of its model, as `difference` has it."""
+RECORDS = 8
+"""Records that a program is compared on."""
+TRACED = 2
+"""Records that a program is traced with."""
+
+Model = FeatureEncoder | SignalClassifier
+Inputs = tuple[torch.Tensor, ...]
+"""Signals (records, *stored_shape) in their unit and, where `takes_sizes`, valid sizes."""
+Outputs = Callable[[Inputs], torch.Tensor]
+
+
+class Portable(nn.Module):
+    """What a program computes: probabilities of a classifier, features of an encoder."""
+
+    def __init__(self, model: Model) -> None:
+        """Take a model; its weights take no gradients any more."""
+        super().__init__()
+        self.whole = model.module.requires_grad_(False)
+        self.task = model.task if isinstance(model, SignalClassifier) else None
+
+    def forward(self, signals: torch.Tensor, sizes: torch.Tensor | None = None) -> torch.Tensor:
+        """(records, classes) or (records, width) float32.
+
+        Args:
+            signals: (records, *stored_shape) float32, in the signal's unit.
+            sizes: (records, axes but the channel's) int64, see `Record.valid_size`.
+        """
+        outputs: torch.Tensor = self.whole(signals, sizes)
+        return outputs if self.task is None else probabilities(outputs, self.task)
+
+
+def output_name(model: Model) -> str:
+    """What a program gives."""
+    return "probabilities" if isinstance(model, SignalClassifier) else "features"
+
+
+def takes_sizes(signal: Signal) -> bool:
+    """Whether a program needs to know what of a signal is padding: it becomes 0."""
+    return NORMALISERS[signal.normaliser].by_statistics
+
+
+def input_names(signal: Signal) -> tuple[str, ...]:
+    """Names of `Inputs`."""
+    return ("signals", "sizes") if takes_sizes(signal) else ("signals",)
+
+
+def traced(model: Model) -> ExportedProgram:
+    """The program of a model on the CPU.
+
+    Raises:
+        BenchmdError: The network cannot be traced, as some of users' own.
+    """
+    signals = torch.zeros(TRACED, *model.signal.stored_shape)
+    example = _inputs(model.signal, signals, _whole(model.signal, TRACED))
+    records = Dim("records", min=1)
+    try:
+        with _quiet():
+            program = torch.export.export(
+                Portable(model).eval(),
+                example,
+                dynamic_shapes=tuple({0: records} for _ in example),
+                strict=True,
+            )
+    except Exception as error:  # whatever a network does that cannot be traced
+        raise BenchmdError(
+            f"PyTorch cannot export this network ({type(error).__name__}: {first_line(error)}): "
+            "export it without --torch-export and --onnx, and load the weights by its own code."
+        ) from error
+    program.example_inputs = None
+    for part in program.graph_module.modules():
+        for node in part.graph.nodes if isinstance(part, torch.fx.GraphModule) else ():
+            node.meta.pop("stack_trace", None)
+    return program
+
+
+def write_torch(program: ExportedProgram, folder: Path) -> Outputs:
+    """Write `TORCH`.
+
+    Returns:
+        What the file gives, loaded anew.
+    """
+    with _quiet():
+        data = io.BytesIO()  # a writer of files ends the process where a disk is full
+        torch.export.save(program, data)
+        (folder / TORCH).write_bytes(data.getvalue())
+        loaded = torch.export.load(folder / TORCH).module()
+    return lambda inputs: loaded(*inputs)
+
+
+def write_onnx(program: ExportedProgram, folder: Path, names: tuple[str, ...], out: str) -> Outputs:
+    """Write `ONNX`, with the weights in the file.
+
+    Args:
+        program: The program.
+        folder: Where to.
+        names: Of its inputs.
+        out: Of its output.
+
+    Returns:
+        What the file gives, in ONNX Runtime.
+
+    Raises:
+        BenchmdError: The network has an operation that ONNX does not have.
+    """
+    import onnxruntime
+
+    path = folder / ONNX
+    try:
+        with _quiet():
+            torch.onnx.export(
+                program,
+                f=path,
+                input_names=names,
+                output_names=[out],
+                external_data=False,
+                dynamo=True,
+                verbose=False,
+            )
+    except Exception as error:  # the exporter's own errors are of many types
+        raise BenchmdError(
+            f"this network cannot be written as ONNX ({type(error).__name__}: "
+            f"{first_line(error)}): export it without --onnx; --torch-export may work."
+        ) from error
+    session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
+
+    def outputs(inputs: Inputs) -> torch.Tensor:
+        given = {name: each.numpy() for name, each in zip(names, inputs, strict=True)}
+        return torch.from_numpy(session.run([out], given)[0])
+
+    return outputs
+
+
+@dataclass(frozen=True)
+class Checks:
+    """Records on which programs are compared with their model."""
+
+    inputs: Inputs
+    what: str
+    """What they are, for the card."""
+
+
+def records_of(catalog: Catalog, signal: Signal) -> Checks:
+    """The first records of a catalog.
+
+    Raises:
+        BenchmdError: It is of another signal, or has none, or a shard is damaged.
+    """
+    if catalog.signal != signal:
+        raise BenchmdError(
+            f"the catalog {catalog.path} is of {catalog.signal.name}, and the model of "
+            f"{signal.name}{differing_in(catalog.signal, signal)}: name one of the same signal."
+        )
+    split = next((name for name in catalog.manifest["splits"] if catalog.rows(name)), "train")
+    catalog.require_split(split)
+    columns = ("signal", "scale", "valid_size")
+    table = catalog.shards(split)[0].table(columns).slice(0, RECORDS).combine_chunks()
+    stored = decode_signals(table["signal"], signal).astype(np.float32)
+    scales = np.array(table["scale"].to_pylist(), np.float32)
+    signals = torch.from_numpy(stored * scales.reshape(-1, *(1,) * (stored.ndim - 1)))
+    sizes = torch.tensor(table["valid_size"].to_pylist(), dtype=torch.int64)
+    what = f"{len(signals)} records of {catalog.dataset} ({split})"
+    return Checks(_inputs(signal, signals, sizes), what)
+
+
+def noise(signal: Signal, statistics: Statistics | None) -> Checks:
+    """Seeded noise of about the values that a model sees, half of it padded where that counts."""
+    generator = torch.Generator().manual_seed(0)
+    drawn = torch.randn(RECORDS, *signal.stored_shape, generator=generator)
+    parameters = signal.normaliser_parameters()
+    within = parameters.range if isinstance(parameters, Window) else parameters
+    if hasattr(within, "low"):
+        drawn = within.low + (within.high - within.low) * torch.sigmoid(drawn)
+    elif statistics is not None:
+        shape = (-1, *(1,) * (drawn.ndim - 2))
+        mean, std = (torch.tensor(statistics[name]).reshape(shape) for name in ("mean", "std"))
+        drawn = mean + std * drawn
+    sizes = _whole(signal, RECORDS).clone()
+    sizes[RECORDS // 2 :] = (sizes[RECORDS // 2 :] + 1) // 2
+    return Checks(_inputs(signal, drawn, sizes), "seeded noise")
+
+
+def require_equal(name: str, outputs: Outputs, model: Model, checks: Checks) -> float:
+    """Compare a program with its model, on several records and on one.
+
+    Args:
+        name: Of the file, for the message.
+        outputs: What the program gives.
+        model: The model.
+        checks: The records.
+
+    Returns:
+        Their `difference`.
+
+    Raises:
+        BenchmdError: It is above `LARGEST_DIFFERENCE`.
+    """
+    signals, *rest = checks.inputs
+    sizes = rest[0] if rest else None
+    take = model.predict if isinstance(model, SignalClassifier) else model.features
+    expected = take(signals, sizes=sizes)
+    one = outputs(tuple(each[:1] for each in checks.inputs))
+    given = torch.cat([outputs(checks.inputs), one])
+    apart = difference(torch.cat([expected, expected[:1]]), given)
+    if not apart <= LARGEST_DIFFERENCE:
+        raise BenchmdError(
+            f"{name} differs from the model by {apart:.2g} on {checks.what}, expected "
+            f"{LARGEST_DIFFERENCE:g} or less: nothing is written. Export without the option that "
+            "makes it, and report the network."
+        )
+    return apart
+
+
+def difference(expected: torch.Tensor, given: torch.Tensor) -> float:
+    """Largest difference of outputs, as a share of the largest of them where that is above 1."""
+    if expected.shape != given.shape:
+        return float("inf")
+    return float((given - expected).abs().max() / max(1.0, float(expected.abs().max())))
+
+
+def statistics_of(folder: Path) -> Statistics | None:
+    """Statistics of the training split that the signals of a run's model are normalised by."""
+    statistics: Statistics | None = model_description(folder)["statistics"]
+    return statistics
+
+
+def _inputs(signal: Signal, signals: torch.Tensor, sizes: torch.Tensor) -> Inputs:
+    return (signals, sizes) if takes_sizes(signal) else (signals,)
+
+
+def _whole(signal: Signal, records: int) -> torch.Tensor:
+    """Sizes of records without padding."""
+    return torch.tensor(signal.stored_shape[1:]).repeat(records, 1)
+
+
+@contextmanager
+def _quiet() -> Iterator[Any]:
+    """Without what exporters log and warn of, which concerns their own code."""
+    logger = logging.getLogger("torch.onnx")
+    before = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logger.setLevel(before)

@@ -1,0 +1,162 @@
+"""Versions of the code that computes results: they are part of what names a run.
+
+Raise a part's version whenever its results change: runs of two versions are different runs, which
+are never pooled, resumed into one another or taken for done. ``python tests/parts.py`` compares the
+sources with those that were recorded, and accepts a change that alters no result. Data readers and
+dataset modules have a ``VERSION`` of their own, which is part of a catalog's identity; an
+evaluation's is in its predictions (`runs.predictions.Form`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from functools import cache
+from importlib.metadata import version
+
+from benchmd_ray._version import __version__
+from benchmd_ray.extensions.extras import is_installed
+
+
+@dataclass(frozen=True)
+class Part:
+    """Code that computes results together."""
+
+    version: int
+    files: tuple[str, ...]
+    """Its source, in the package."""
+
+
+PARTS: Mapping[str, Part] = {
+    "transformer": Part(1, ("models/drop_path.py", "models/encoder.py", "models/patch.py")),
+    "resnet": Part(1, ("models/drop_path.py", "models/resnet.py")),
+    "xresnet": Part(1, ("models/drop_path.py", "models/resnet.py", "models/xresnet.py")),
+    "monai": Part(1, ("models/monai_networks.py",)),
+    "transformers": Part(
+        1, ("models/evaluating.py", "models/hub_configs.py", "models/hub_networks.py")
+    ),
+    "imagenet": Part(1, ("models/imagenet.py",)),
+    "heads": Part(1, ("models/heads.py",)),
+    "nearest neighbours": Part(1, ("models/neighbours.py",)),
+    "segmentation": Part(
+        1,
+        (
+            "models/segmentation_networks.py",
+            "models/segmenter.py",
+            "training/segmentation.py",
+            "scores/dice.py",
+        ),
+    ),
+    "e-mix": Part(2, ("ssl/__init__.py", "ssl/emix.py", "ssl/method.py")),
+    "shed": Part(1, ("ssl/shed.py", "ssl/method.py")),
+    "mae": Part(1, ("ssl/mae.py", "ssl/method.py")),
+    "normalisation": Part(1, ("data/normalise.py",)),
+    "feed": Part(
+        2,
+        (
+            "data/batches.py",
+            "data/feed.py",
+            "data/records.py",
+            "data/resident.py",
+            "data/sizes.py",
+            "data/streaming.py",
+        ),
+    ),
+    "optimisation": Part(
+        2,
+        (
+            "training/averaging.py",
+            "training/engine.py",
+            "training/decay.py",
+            "training/freezing.py",
+            "training/seeds.py",
+            "training/steps.py",
+            "training/stochastic_depth.py",
+            "training/zero.py",
+        ),
+    ),
+    "pretraining": Part(1, ("training/losses.py", "training/pretrain.py")),
+    "transfer": Part(
+        2,
+        (
+            "training/transfer.py",
+            "training/selection.py",
+            "training/collect.py",
+            "training/forward.py",
+            "training/objectives.py",
+            "scores/metrics.py",
+            "scores/ranking.py",
+            "scores/units.py",
+        ),
+    ),
+    "linear evaluation": Part(2, ("training/linear.py", "training/features.py")),
+    "augmentation": Part(
+        1,
+        (
+            "training/augmentation/__init__.py",
+            "training/augmentation/draws.py",
+            "training/augmentation/evaluation.py",
+            "training/augmentation/mixing.py",
+            "training/augmentation/movement.py",
+            "training/augmentation/values.py",
+        ),
+    ),
+    "inner splits": Part(1, ("data/inner.py", "data/splits.py")),
+    "search": Part(
+        7,
+        (
+            "scores/comparison.py",
+            "tuning/confirm.py",
+            "tuning/known.py",
+            "tuning/limits.py",
+            "tuning/method.py",
+            "tuning/racing.py",
+            "tuning/samplers.py",
+            "tuning/sampling.py",
+            "tuning/study.py",
+            "tuning/trial.py",
+        ),
+    ),
+    "segmentation scores": Part(
+        3,
+        (
+            "benchmarks/touchstone/case.py",
+            "benchmarks/touchstone/dicom_masks.py",
+            "benchmarks/touchstone/layouts.py",
+            "benchmarks/touchstone/masks.py",
+            "benchmarks/touchstone/tasks.py",
+            "scores/dice.py",
+            "scores/overlap.py",
+            "scores/segmentation.py",
+            "scores/surfaces.py",
+        ),
+    ),
+}
+"""The parts by the names that runs and reports give them."""
+
+EVERY = ("normalisation", "feed", "optimisation")
+"""Parts that all training uses."""
+
+
+def versions_of(names: Iterable[str]) -> dict[str, int]:
+    """Versions of those of these names that are parts: what is plugged in has a source hash."""
+    return {name: PARTS[name].version for name in sorted({*names} & PARTS.keys())}
+
+
+def older(held: Mapping[str, object]) -> list[str]:
+    """Parts whose version is not that of the code now: ``mae 1, now 2``.
+
+    Args:
+        held: Versions that a run states, by part.
+    """
+    now = {name: part.version for name, part in PARTS.items()}
+    changed = [name for name in sorted(held) if held[name] != now.get(name)]
+    return [f"{name} {held[name]}, now {now.get(name, 'gone')}" for name in changed]
+
+
+@cache
+def package_versions() -> Mapping[str, str]:
+    """Versions of the packages that compute; looking them up takes milliseconds."""
+    packages = ("torch", "deepspeed", "ray", "numpy", "pyarrow", "monai", "transformers")
+    found = {name: version(name) for name in packages if is_installed(name)}
+    return {"benchmd_ray": __version__, **found}

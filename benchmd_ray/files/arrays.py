@@ -1,0 +1,42 @@
+"""Arrays of numpy that are read back: damage as one kind of error."""
+
+from __future__ import annotations
+
+import tokenize
+import zipfile
+import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from benchmd_ray.files.integrity import Damaged
+
+UNREADABLE = (
+    *(OSError, ValueError, TypeError, KeyError, EOFError, SyntaxError, tokenize.TokenError),
+    *(OverflowError, MemoryError, RecursionError, RuntimeError, zipfile.BadZipFile, zlib.error),
+)
+"""What numpy raises on a file that holds none."""
+
+
+@contextmanager
+def _damage(path: Path, remedy: str) -> Iterator[None]:
+    try:
+        yield
+    except UNREADABLE as error:
+        why = f"numpy cannot read it ({type(error).__name__})"
+        raise Damaged(path, why, remedy) from error
+
+
+def mapped(path: Path, mode: Literal["r", "c"], remedy: str) -> npt.NDArray[Any]:
+    """The array of a ``.npy`` file, memory-mapped: read-only (r), or copied on write (c).
+
+    Raises:
+        Damaged: It holds none.
+    """
+    with _damage(path, remedy):
+        array: npt.NDArray[Any] = np.load(path, mmap_mode=mode, allow_pickle=False)
+        return array

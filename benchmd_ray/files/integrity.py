@@ -1,0 +1,419 @@
+"""Files that are compared with their hash where they are read back: damage is found, never used.
+
+A JSON file holds its own SHA-256, each line of a log its own CRC-32, and any other file has its
+SHA-256 in a file next to it, as ``sha256sum`` writes it. A file is hashed once per process, as long
+as it does not change. The files of a run or a search name it, so that one that was moved
+between two of them is found. Whoever can write the files can write all of this: it
+protects against damage, not against forgery.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import logging
+import os
+import re
+import shutil
+import stat
+import time
+import zlib
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Generic, TypeVar
+
+from benchmd_ray.errors import BenchmdError, count_of, shown
+from benchmd_ray.files.atomic import digest, parse_json, replacing, sha256, write_json
+
+HASH = "sha256"
+"""Key of a JSON file's own hash."""
+OF = "of"
+"""Key of the run or search that a file is of, see `name_of`."""
+NAMED = re.compile(r"-([0-9a-f]{12})$")
+"""End of a run's or search's name: the hash of what determines it."""
+CHECK = "crc32"
+"""Key of a line's own checksum."""
+SUFFIX = ".sha256"
+"""Ending of the file with another file's hash."""
+REPLACED_SECONDS = 0.2
+"""Longer than it takes to replace a file's hash after the file."""
+Item = TypeVar("Item")
+Kinds = Mapping[str, type | tuple[type, ...]]
+"""Types of the values of an object, by name."""
+MAX_JSON_BYTES = 2**24
+"""Largest JSON file of a run or a search that is read; they have some kB."""
+MAX_LOG_BYTES, MAX_LOG_LINES = 2**28, 2**20
+"""Largest log that is read."""
+logger = logging.getLogger(__name__)
+
+
+class Damaged(BenchmdError):
+    """What is read back is not what was written."""
+
+    def __init__(self, path: object, why: str, remedy: str) -> None:
+        """Say so.
+
+        Args:
+            path: The file.
+            why: What is wrong with it.
+            remedy: What to do about it, a whole sentence.
+        """
+        super().__init__(f"{path} is damaged: {why}. {remedy}")
+        self.why = why
+        self._said = (str(path), why, remedy)
+
+    def __reduce__(self) -> tuple[type[Damaged], tuple[str, str, str]]:
+        """Lets it come back from other processes."""
+        return type(self), self._said
+
+
+@dataclass(frozen=True)
+class Stored(Generic[Item]):
+    """Runs or searches of some stores."""
+
+    found: list[Item]
+    """Those that can be read, in order of name."""
+    damaged: dict[Path, str]
+    """By folder, why others cannot be read; they are skipped."""
+
+    @property
+    def notes(self) -> list[str]:
+        """One line for each that is skipped."""
+        return [f"Skipped: {why}" for why in self.damaged.values()]
+
+
+def made_again(folder: object) -> str:
+    """What to do where a file of a run is damaged: a sentence.
+
+    Args:
+        folder: Of the run, as commands name it.
+    """
+    return (
+        f"Remove the folder {folder} (or move it out of the store) and run the command again that "
+        "made it."
+    )
+
+
+def read_json(path: Path, remedy: str) -> dict[str, Any]:
+    """The object in a JSON file.
+
+    Args:
+        path: The file.
+        remedy: What to do where it is damaged.
+
+    Raises:
+        Damaged: It is missing, has too many bytes or values, or is no JSON object.
+    """
+    if _regular(path, remedy).st_size > MAX_JSON_BYTES:
+        raise Damaged(path, f"it has more than {MAX_JSON_BYTES:,} bytes", remedy)
+    return parsed_json(path.read_bytes(), path, remedy)
+
+
+def _regular(path: Path, remedy: str) -> os.stat_result:
+    """What the system says of a file.
+
+    Raises:
+        Damaged: It is missing, or a pipe, a device or a folder, which might never end.
+    """
+    try:
+        held = os.stat(path)
+    except (FileNotFoundError, NotADirectoryError) as error:
+        raise Damaged(path, "it is missing", remedy) from error
+    if not stat.S_ISREG(held.st_mode):
+        raise Damaged(path, "it is not a regular file", remedy)
+    return held
+
+
+def parsed_json(data: bytes, path: object, remedy: str) -> dict[str, Any]:
+    """The JSON object that a file holds; see `read_json`."""
+    try:
+        content = parse_json(data)
+    except (ValueError, RecursionError) as error:  # nested deeper than Python can follow
+        raise Damaged(path, f"it is not JSON of ours ({error})", remedy) from error
+    if not isinstance(content, dict):
+        raise Damaged(path, f"it holds {type(content).__name__}, expected an object", remedy)
+    return content
+
+
+def name_of(folder: Path) -> str:
+    """What files of a run, a search or one of its trials call it.
+
+    The hash that the folder's name ends in; within a search, that of the search's name and the
+    path from there.
+    """
+    path = folder.resolve()
+    for named in (path, *path.parents):
+        if found := NAMED.search(named.name):
+            return (Path(found[1]) / path.relative_to(named)).as_posix()
+    return path.name
+
+
+def require_of(stated: object, folder: Path, path: object, remedy: str) -> None:
+    """Refuse a file of another run or search.
+
+    Args:
+        stated: What it says it is of.
+        folder: The run or search that it was found in.
+        path: The file.
+        remedy: What to do then.
+
+    Raises:
+        Damaged: It is of another one, or does not say which.
+    """
+    if stated != name_of(folder):
+        other = f"was written for {shown(stated)}" if stated else "does not say what it is of"
+        raise Damaged(path, f"it {other}, expected {shown(name_of(folder))}", remedy)
+
+
+def write_hashed_json(path: Path, content: Mapping[str, Any], *, of: Path | None = None) -> None:
+    """Write an object with the hash of its content, whole or not at all.
+
+    Args:
+        path: The file.
+        content: The object.
+        of: Folder of the run or search that it says it is of.
+    """
+    write_json(path, hashed(content if of is None else {**content, OF: name_of(of)}))
+
+
+def hashed(content: Mapping[str, Any]) -> dict[str, Any]:
+    """A JSON-serialisable object with the hash of its content."""
+    plain = json.loads(json.dumps(content))  # as it is read again
+    return {**plain, HASH: digest(plain)}
+
+
+def read_hashed_json(
+    path: Path, remedy: str, kinds: Kinds | None = None, *, of: Path | None = None
+) -> dict[str, Any]:
+    """The object that `write_hashed_json` wrote.
+
+    Args:
+        path: The file.
+        remedy: What to do where it is damaged.
+        kinds: What it holds at least, and the types of that.
+        of: Folder of the run or search that it must say it is of.
+
+    Raises:
+        Damaged: It is missing, another one than was written, or of another run or search.
+    """
+    content = without_hash(read_json(path, remedy), path, remedy)
+    if of is not None:
+        require_of(content.pop(OF, None), of, path, remedy)
+    require_kinds(content, kinds or {}, path, remedy)
+    return content
+
+
+def without_hash(content: Mapping[str, Any], path: object, remedy: str) -> dict[str, Any]:
+    """What `hashed` was made of.
+
+    Raises:
+        Damaged: It is another object than was written.
+    """
+    plain = {name: held for name, held in content.items() if name != HASH}
+    if not has_digest(plain, content.get(HASH)):
+        why = "its content is not what was written: its SHA-256 is another"
+        raise Damaged(path, why if content.get(HASH) else f"it has no {HASH}", remedy)
+    return plain
+
+
+def has_digest(content: Mapping[str, Any], stated: object) -> bool:
+    """Whether an object has this digest; one that cannot be written as JSON has none."""
+    try:
+        return digest(content) == stated
+    except (UnicodeEncodeError, RecursionError):  # half a surrogate pair; nested too deep
+        return False
+
+
+def require_kinds(
+    content: object, kinds: Kinds, path: object, remedy: str, what: str = "it"
+) -> None:
+    """Refuse what is not an object of such values.
+
+    Raises:
+        Damaged: It has a `kinds_fault`.
+    """
+    if fault := kinds_fault(content, kinds, what):
+        raise Damaged(path, fault, remedy)
+
+
+def kinds_fault(content: object, kinds: Kinds, what: str = "it") -> str:
+    """What an object lacks or holds as another type; empty where that is nothing.
+
+    Args:
+        content: The object.
+        kinds: What it holds at least; a bool is not an int.
+        what: What it is, for the message.
+    """
+    if not isinstance(content, dict):
+        return f"{what} is {shown(content)}, expected names and values"
+    if missing := [name for name in kinds if name not in content]:
+        return f"{what} lacks {', '.join(missing)}"
+    for name, kind in kinds.items():
+        value, chosen = content[name], kind if isinstance(kind, tuple) else (kind,)
+        if not isinstance(value, chosen) or (isinstance(value, bool) and bool not in chosen):
+            return f"{what} has {name} {shown(value)}, which is of another type"
+        if isinstance(value, int | float) and not abs(value) < 2**63:
+            return f"{what} has {name} {shown(value)}, expected a finite number of 64 bits"
+    return ""
+
+
+def line(values: Mapping[str, Any]) -> str:
+    """A line of a log with its checksum, with its end."""
+    return json.dumps(checked(values), ensure_ascii=False) + "\n"
+
+
+def checked(values: Mapping[str, Any]) -> dict[str, Any]:
+    """JSON-serialisable values with their checksum."""
+    plain = json.loads(json.dumps(values))
+    return {**plain, CHECK: _checksum(plain)}
+
+
+def read_line(text: str) -> dict[str, Any] | None:
+    """What `line` was made of; None where it was cut off or damaged."""
+    try:
+        return unchecked(parse_json(text))
+    except (ValueError, RecursionError):
+        return None
+
+
+def unchecked(values: Any) -> dict[str, Any] | None:
+    """What `checked` was made of; None where it was damaged."""
+    if not isinstance(values, dict):
+        return None
+    held = {name: value for name, value in values.items() if name != CHECK}
+    try:
+        return held if values.get(CHECK) == _checksum(held) else None
+    except (UnicodeEncodeError, RecursionError):
+        return None
+
+
+def read_lines(path: Path) -> list[dict[str, Any]]:
+    """Whole lines of a log; none without a file.
+
+    Damaged lines are skipped with a warning; a last line that was cut off, by a killed process, is
+    skipped without one. A log that is larger than any is skipped with a warning.
+    """
+    if not path.is_file():
+        return []
+    text = path.read_text("utf-8", "replace") if path.stat().st_size <= MAX_LOG_BYTES else None
+    if text is None or text.count("\n") > MAX_LOG_LINES:
+        _warn(path, "it is skipped, as it is larger than any log")
+        return []
+    texts = text.split("\n")
+    cut_off = texts.pop()
+    values = [*map(read_line, texts), *filter(None, [read_line(cut_off)])]
+    whole = [one for one in values if one is not None]
+    if damaged := len(values) - len(whole):
+        _warn(path, f"{count_of(damaged, 'damaged line')} skipped")
+    return whole
+
+
+@functools.cache
+def _warn(path: Path, what: str) -> None:
+    """Say it once per process."""
+    logger.warning("%s: %s", path, what)
+
+
+def _checksum(values: Mapping[str, Any]) -> str:
+    text = json.dumps(values, sort_keys=True, ensure_ascii=False)
+    return f"{zlib.crc32(text.encode()):08x}"
+
+
+@contextmanager
+def replacing_hashed(path: Path) -> Iterator[Path]:
+    """Write a file and its hash next to it, each whole or not at all; see `files.replacing`."""
+    with replacing(path) as partial:
+        yield partial
+        held = sha256(partial)
+    _write_hash(path, held)
+
+
+def write_hash(path: Path) -> None:
+    """Write the hash of a file that is there next to it."""
+    _write_hash(path, sha256(path))
+
+
+def _write_hash(path: Path, held: str) -> None:
+    with replacing(hash_path(path)) as partial:
+        partial.write_text(f"{held}  {path.name}\n", "utf-8")
+
+
+def require_hash(path: Path, remedy: str) -> None:
+    """Compare a file with the hash next to it; twice where another process may be replacing both.
+
+    Raises:
+        Damaged: It is another one, or has none.
+    """
+    try:
+        require_sha256(path, stated_sha256(path, remedy), remedy)
+    except Damaged:
+        if not path.is_file():
+            raise
+        time.sleep(REPLACED_SECONDS)
+        require_sha256(path, stated_sha256(path, remedy), remedy)
+
+
+def is_whole(path: Path) -> bool:
+    """Whether a file is there and the one whose hash is next to it."""
+    try:
+        require_hash(path, "")
+    except Damaged:
+        return False
+    return True
+
+
+def stated_sha256(path: Path, remedy: str) -> str:
+    """The hash next to a file, as it was written; the file is not looked at.
+
+    Raises:
+        Damaged: There is none, or it is that of a file of another name.
+    """
+    beside = hash_path(path)
+    if not beside.is_file():
+        raise Damaged(path, f"{beside.name} is missing", remedy)
+    with beside.open("rb") as file:
+        held, _, name = file.read(4096).decode("utf-8", "replace").partition("  ")
+    if name != f"{path.name}\n":
+        raise Damaged(path, f"{beside.name} is not of this file", remedy)
+    return held
+
+
+def require_sha256(path: Path, stated: str, remedy: str) -> None:
+    """Compare a file with the SHA-256 that was stated when it was written.
+
+    Raises:
+        Damaged: It is missing, or another one.
+    """
+    _regular(path, remedy)
+    if sha256_once(path) != stated:
+        raise Damaged(path, "its SHA-256 is not the one that was recorded", remedy)
+
+
+def remove_hashed(path: Path) -> None:
+    """Remove a file and its hash, if they are there."""
+    hash_path(path).unlink(missing_ok=True)
+    path.unlink(missing_ok=True)
+
+
+def sha256_once(path: Path) -> str:
+    """SHA-256 of a file, computed once per process unless the file changes."""
+    held = os.stat(path)
+    return _sha256(path, held.st_size, held.st_mtime_ns, held.st_ino)
+
+
+@functools.lru_cache(maxsize=100_000)
+def _sha256(path: Path, *stamp: int) -> str:
+    return sha256(path)
+
+
+def hash_path(path: Path) -> Path:
+    """The file with the hash of a file, next to it."""
+    return path.with_name(f"{path.name}{SUFFIX}")
+
+
+def copy_hashed(source: Path, target: Path) -> None:
+    """Copy a file with its hash."""
+    shutil.copyfile(hash_path(source), hash_path(target))
+    shutil.copyfile(source, target)

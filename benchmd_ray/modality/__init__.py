@@ -1,0 +1,1 @@
+"""Signals, tasks, modalities and the folders of cards."""

@@ -1,0 +1,96 @@
+"""Modalities: a signal, its usual task, and what the fixed protocol trains it with.
+
+Each is a card of ``data_catalog/modalities``, the seven of BenchMD among them (BenchMD v2, section
+3 and appendix C; ``docs/differences.md`` names where this departs). Cards of datasets name one and
+may state what differs in its signal and task.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from benchmd_ray.errors import BenchmdError, FieldError, require_plain_name, shown
+from benchmd_ray.modality.card_folders import Cards, card_folders, read_cards, require_own_name
+from benchmd_ray.modality.signals import Signal
+from benchmd_ray.modality.tasks import Task
+
+FOLDER = "modalities"
+"""Folder of their cards, within one of cards of datasets."""
+
+
+@dataclass(frozen=True)
+class Modality:
+    """A signal with its usual task."""
+
+    name: str
+    signal: Signal
+    task: Task
+    batch_size: int
+    """Examples of a training step in the fixed protocol."""
+    place: int | None = None
+    """Place among the others in tables; those without one come last, by name."""
+
+    def __post_init__(self) -> None:
+        """Refuse a name that no folder should have, and batches of nothing.
+
+        Raises:
+            FieldError: The message says what is expected.
+        """
+        require_plain_name("modality", self.name)
+        if self.batch_size < 1:
+            message = f"batch_size is {self.batch_size}, expected 1 or more."
+            raise FieldError("batch_size", message)
+
+    @property
+    def order(self) -> tuple[bool, int, str]:
+        """Sorts modalities as tables and figures show them."""
+        return self.place is None, self.place or 0, self.name
+
+    def fits(self, other: Modality) -> bool:
+        """Whether a model of one can be scored on the other: their signals and tasks are equal."""
+        return (self.signal, self.task) == (other.signal, other.task)
+
+
+def modalities() -> dict[str, Modality]:
+    """Those that have a sound card, by name, in the order of tables."""
+    held = _read_all(card_folders()).sound.values()
+    return {each.name: each for each in sorted(held, key=lambda each: each.order)}
+
+
+@functools.cache
+def _read_all(folders: tuple[Path, ...]) -> Cards[Modality]:
+    paths = (path for folder in folders for path in sorted((folder / FOLDER).glob("*.yaml")))
+    return read_cards("modality", paths, _read)
+
+
+def _read(path: Path) -> dict[str, Modality]:
+    # what names no modality needs no YAML
+    from benchmd_ray.schema.plain_yaml import read_yaml_file
+    from benchmd_ray.schema.typed import typed
+
+    where = f"the card {path}"
+    content = read_yaml_file(path, where)
+    if not isinstance(content, Mapping):
+        raise BenchmdError(f"{where} holds {shown(content)}, expected its keys.")
+    if isinstance(content.get("signal"), dict):
+        content["signal"].setdefault("name", path.stem)
+    made = typed(Modality, content, where)
+    require_own_name(path, content, where)
+    return {made.name: made}
+
+
+def broken_modalities() -> dict[str, str]:
+    """What is wrong with the other cards, by the names of their files."""
+    return _read_all(card_folders()).broken
+
+
+def modality(name: str) -> Modality:
+    """The modality of that name.
+
+    Raises:
+        BenchmdError: There is none, the message lists the valid names; or its card is broken.
+    """
+    return _read_all(card_folders())[name]

@@ -1,0 +1,255 @@
+"""Signals: axes, shapes, unit and type of what a catalog holds and an encoder sees."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field, fields, replace
+from typing import Any, Literal
+
+from benchmd_ray.errors import BenchmdError, FieldError, require_plain_name, unknown_name
+from benchmd_ray.schema.typed import typed
+
+
+@dataclass(frozen=True)
+class Range:
+    """Values that are mapped onto others, what lies beyond clipped."""
+
+    low: float
+    high: float
+    onto_low: float = 0.0
+    onto_high: float = 1.0
+
+    def __post_init__(self) -> None:
+        """Refuse an empty range."""
+        if not (self.low < self.high and self.onto_low < self.onto_high):
+            raise BenchmdError(
+                f"the range from {self.low:g} to {self.high:g}, onto {self.onto_low:g} to "
+                f"{self.onto_high:g}, is empty: low must be below high."
+            )
+
+
+@dataclass(frozen=True)
+class Window:
+    """A window of CT: its centre and width, in the signal's unit."""
+
+    centre: float
+    width: float
+
+    def __post_init__(self) -> None:
+        """Refuse an empty window."""
+        if self.width <= 0:
+            raise BenchmdError(
+                f"the window around {self.centre:g} has the width {self.width:g}: expected a "
+                "positive number."
+            )
+
+    @property
+    def range(self) -> Range:
+        """What it shows."""
+        return Range(self.centre - self.width / 2, self.centre + self.width / 2)
+
+
+@dataclass(frozen=True)
+class Plain:
+    """No parameters."""
+
+
+PARAMETERS: dict[str, type] = {
+    "record-range": Plain,
+    "fixed-range": Range,
+    "window": Window,
+    "source-statistics": Plain,
+    "source-mean": Range,
+    "none": Plain,
+}
+"""Of the normalisers that `benchmd_ray.data.normalise` has, by their names."""
+MAX_VALUES = 2**28
+"""Values of a stored signal: half a gigabyte of int16."""
+LOWEST_RATE = 1e-3
+"""Hz; rates are taken to 1 / 10,000."""
+AXES = (("channel", "time"), ("channel", "y", "x"), ("channel", "z", "y", "x"))
+"""Axes that a signal may have: over time, of an image, of a volume."""
+GROUPS = dict(zip(AXES, ("over-time", "images", "volumes"), strict=True))
+"""The widest group in search spaces of signals with these axes."""
+
+
+@dataclass(frozen=True)
+class Signal:
+    """What the records of a catalog are."""
+
+    name: str
+    """What it is called in messages, tables and search spaces."""
+    axes: tuple[str, ...]
+    """Of `AXES`."""
+    stored_shape: tuple[int, ...]
+    """Shape in the catalog."""
+    input_shape: tuple[int, ...]
+    """Shape as the encoder sees it, channels first: of the stored one, the centre."""
+    dtype: Literal["int16", "uint8"]
+    """Type in the catalog: the narrowest that loses nothing."""
+    unit: str
+    """Physical unit of ``stored value × scale``."""
+    patch: tuple[int, ...]
+    """Extent of a patch along each axis but the channel's."""
+    normaliser: str
+    """Name of the function that makes stored values what the encoder sees."""
+    parameters: dict[str, Any] = field(default_factory=dict, hash=False)
+    """Of the normaliser, such as the ends of its range."""
+    channels: tuple[str, ...] = ()
+    """Names of the channels in their order, for signals over time."""
+    rate: float | None = None
+    """Sampling rate in Hz, for signals over time."""
+    within: tuple[str, ...] = ()
+    """Wider groups in search spaces, the widest first."""
+
+    def __post_init__(self) -> None:
+        """Refuse what no catalog or encoder can have.
+
+        Raises:
+            FieldError: The message says what, and what is expected.
+        """
+        require_plain_name("signal", self.name)
+        for name in self.within:
+            require_plain_name("group of signals", name, "within")
+        field, fault = self._axes_fault() or self._extents_fault() or self._time_fault() or ("", "")
+        if fault:
+            raise FieldError(field, f"the signal {self.name} cannot be: {fault}.")
+        try:
+            self.normaliser_parameters()
+        except BenchmdError as error:
+            field = "parameters" if self.parameters else "normaliser"
+            raise FieldError(field, str(error)) from error
+
+    def _axes_fault(self) -> tuple[str, str] | None:
+        """A field, and what is wrong with the number of its values; likewise the next ones."""
+        extents = (*self.stored_shape, *self.input_shape, *self.patch)
+        if self.axes not in AXES:
+            expected = " or ".join(", ".join(axes) for axes in AXES)
+            return "axes", f"its axes are {', '.join(self.axes)}, expected {expected}"
+        if not len(self.axes) == len(self.stored_shape) == len(self.input_shape):
+            fault = "stored_shape and input_shape do not have an extent for each of its axes"
+            return "stored_shape", fault
+        if len(self.patch) != len(self.axes) - 1:
+            return "patch", "patch does not have an extent for each axis but the channel's"
+        if min(extents) < 1 or math.prod(self.stored_shape) > MAX_VALUES:
+            return "stored_shape", f"its extents are not within 1 and {MAX_VALUES:,} values in all"
+        return None
+
+    def _extents_fault(self) -> tuple[str, str] | None:
+        if self.stored_shape[0] != self.input_shape[0]:
+            return "input_shape", "stored_shape and input_shape have different numbers of channels"
+        for axis, stored, seen, patch in zip(
+            self.axes[1:], self.stored_shape[1:], self.input_shape[1:], self.patch, strict=True
+        ):
+            if stored < seen or (stored - seen) % 2:
+                return (
+                    "input_shape",
+                    f"of {stored} stored values along {axis} the centre {seen} cannot be cut out: "
+                    "expected no more than are stored, less by an even number",
+                )
+            if seen % patch:
+                fault = f"patches of {patch} do not cut {seen} values along {axis} into whole ones"
+                return "patch", fault
+        return None
+
+    def _time_fault(self) -> tuple[str, str] | None:
+        if self.channels and len(self.channels) != self.stored_shape[0]:
+            fault = f"it has {self.stored_shape[0]} channels and names {len(self.channels)}"
+            return "channels", fault
+        if self.axes[-1] == "time" and (self.rate is None or self.dtype != "int16"):
+            field = "rate" if self.rate is None else "dtype"
+            return field, "signals over time are int16 and have a rate in Hz"
+        if self.rate is not None and self.rate < LOWEST_RATE:
+            return "rate", f"its rate is {self.rate:g} Hz, expected {LOWEST_RATE:g} Hz or more"
+        return None
+
+    def normaliser_parameters(self) -> Any:
+        """The parameters of its normaliser, of the type in `PARAMETERS`.
+
+        Raises:
+            BenchmdError: There is no such normaliser, or it has others.
+        """
+        if self.normaliser not in PARAMETERS:
+            raise unknown_name(f"normaliser of {self.name}", self.normaliser, PARAMETERS)
+        where = f"the normaliser {self.normaliser} of {self.name}"
+        return typed(PARAMETERS[self.normaliser], dict(self.parameters), where)
+
+    @property
+    def is_image(self) -> bool:
+        """Whether it is a picture of one or more channels."""
+        return self.axes == ("channel", "y", "x")
+
+    @property
+    def tokens(self) -> int:
+        """Number of patches the encoder sees, CLS not counted."""
+        return math.prod(s // p for s, p in zip(self.input_shape[1:], self.patch, strict=True))
+
+    @property
+    def patch_size(self) -> int:
+        """Number of values in a patch, all channels together."""
+        return self.input_shape[0] * math.prod(self.patch)
+
+    @property
+    def groups(self) -> tuple[str, ...]:
+        """Its groups in search spaces, the widest first, and its own name."""
+        return (GROUPS[self.axes], *self.within, self.name)
+
+    def with_patch(self, size: int) -> Signal:
+        """This signal, cut into patches of another extent.
+
+        Args:
+            size: Extent in samples along time, or in pixels along y and x; the extent along z stays
+                as it is. 0 takes the signal's own patches.
+
+        Raises:
+            BenchmdError: The extent does not divide the signal's.
+        """
+        if size == 0:
+            return self
+        kept = self.patch[:-2]  # z, where there is one
+        along = self.input_shape[1 + len(kept) :]
+        if size < 0 or any(extent % size for extent in along):
+            unit = "samples" if self.axes[-1] == "time" else "pixels"
+            raise BenchmdError(
+                f"setting encoder.patch_size is {size}, which does not cut the {along[0]} {unit} "
+                f"of {self.name} along {' and '.join(self.axes[1 + len(kept) :])} into whole "
+                f"patches: expected a divisor, such as {_divisors_near(math.gcd(*along), size)}, "
+                f"or 0 for its own ({self.patch[-1]})."
+            )
+        return replace(self, patch=kept + (size,) * len(along))
+
+
+def valid_area(extents: Sequence[int], size: Sequence[Any]) -> tuple[slice, ...]:
+    """Where a stored signal is more than padding, along each axis but the channel's.
+
+    Padding is on both sides, half of it rounded down in front; that of short volumes is behind
+    their slices.
+
+    Args:
+        extents: Of the stored signal, without its channels.
+        size: The valid ones, as `Record.valid_size`.
+    """
+    starts = valid_starts(extents, size)
+    return tuple(slice(start, start + valid) for start, valid in zip(starts, size, strict=True))
+
+
+def valid_starts(extents: Sequence[int], size: Sequence[Any]) -> list[Any]:
+    """Where each slice of `valid_area` begins, which takes the same; sizes may be tensors."""
+    starts = [(whole - valid) // 2 for whole, valid in zip(extents, size, strict=True)]
+    return [0 * starts[0], *starts[1:]] if len(starts) == 3 else starts
+
+
+def differing_in(one: Signal, other: Signal) -> str:
+    """What tells two signals of one name apart, for a message; empty where the name does."""
+    if one.name != other.name:
+        return ""
+    names = [f.name for f in fields(Signal) if getattr(one, f.name) != getattr(other, f.name)]
+    return f" with another {', '.join(names)}" if names else ""
+
+
+def _divisors_near(extent: int, size: int) -> str:
+    """Up to two divisors of an extent on either side of a size, for a message."""
+    divisors = [d for d in range(1, extent + 1) if extent % d == 0]
+    below = [d for d in divisors if d < size][-2:]
+    return ", ".join(map(str, below + [d for d in divisors if d > size][:2]))

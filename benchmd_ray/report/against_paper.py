@@ -1,0 +1,126 @@
+"""Our results next to the paper's, cell by cell."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import pandas as pd
+
+from benchmd_ray.evaluation.registry import benchmarks
+from benchmd_ray.report.analysis import Block, blocks
+from benchmd_ray.report.columns import (
+    cautions,
+    column_of,
+    interval_of,
+    key_columns,
+    table_of,
+)
+from benchmd_ray.report.frames import KEY
+from benchmd_ray.report.protocols import protocols
+from benchmd_ray.report.rows import beside, with_predictions
+from benchmd_ray.report.table import Table, shown
+from benchmd_ray.runs.store import Run
+
+COLUMNS = {
+    **dict.fromkeys(KEY, "str"),
+    **dict.fromkeys(("paper", "value", "low", "high"), "float64"),
+    "seeds": "int64",
+    "difference": "float64",
+    "inside": "boolean",
+    "caution": "str",
+    "reason": "str",
+    "reference": "str",
+}
+"""``value`` is ours; ``difference`` is ours minus the paper's; ``inside``: the paper's number is in
+our interval, missing where there is none; ``caution``: why there is none, or why it is rough;
+``reason``: why the two are not comparable, empty where they are; ``reference``: the paper."""
+
+
+def against_paper(found: Sequence[Run], *, resamples: int = 1000) -> pd.DataFrame:
+    """Every cell that our runs and the paper's tables share, with the columns `COLUMNS`.
+
+    Args:
+        found: Runs, as `store.runs` reads them.
+        resamples: Of the patients, for the intervals.
+
+    Raises:
+        BenchmdError: No run is finished and has predictions, or predictions cannot be read.
+    """
+    with_predictions(found)  # refused before anything is read
+    named = protocols(found)
+    rows = [row for block in blocks(found, named, ("auroc",), resamples) for row in _rows(block)]
+    return pd.DataFrame(
+        {name: pd.Series([row[name] for row in rows], dtype=kind) for name, kind in COLUMNS.items()}
+    )
+
+
+def _rows(block: Block) -> Iterator[dict[str, Any]]:
+    for pool in block.pools:
+        found = [beside(member, pool.key["protocol"]) for member in pool.members]
+        near = found[0]
+        if near is None:
+            continue
+        ours, published = pool.pooled("auroc", 0), near.value
+        yield {
+            **pool.key,
+            "paper": published,
+            "value": ours.mean,
+            "low": ours.low,
+            "high": ours.high,
+            "seeds": ours.seeds,
+            "difference": ours.mean - published,
+            "inside": ours.low <= published <= ours.high if ours.low <= ours.high else None,
+            "caution": ours.caution,
+            "reason": "; ".join(sorted({one.unlike for one in found if one and one.unlike})),
+            "reference": near.source,
+        }
+
+
+def comparison(frame: pd.DataFrame) -> Table | None:
+    """The comparison as people read it."""
+    inside = frame["inside"].map({True: "yes", False: "no"})
+    columns = (
+        *key_columns(frame),
+        column_of("paper", frame["paper"], "number"),
+        interval_of("ours [95 %]", frame, "value"),
+        column_of("ours − paper", frame["difference"], "signed"),
+        column_of("paper inside", inside.astype("object"), "text"),
+        column_of("seeds", frame["seeds"], "integer"),
+        *cautions(frame),
+        *([column_of("not comparable", frame["reason"], "text")] if any(frame["reason"]) else []),
+    )
+    return table_of("Our AUROC and the published.", columns, frame)
+
+
+def summary(frame: pd.DataFrame) -> list[str]:
+    """What the comparison amounts to: of the comparable cells, and how many are not."""
+    comparable = frame[frame["reason"] == ""]
+    every = {each.published.source for each in benchmarks().values() if each.published}
+    papers = " and ".join(sorted(set(frame["reference"]) or every))
+    lines = []
+    if len(comparable):
+        count, spans = len(comparable), int(comparable["inside"].count())
+        inside = int(comparable["inside"].sum())
+        mean = shown(comparable["difference"].mean(), "signed")
+        lines.append(
+            f"{count} comparable {'cell' if count == 1 else 'cells'} of {papers}: of {spans} with "
+            f"an interval of ours, it holds the paper's number in {inside}; mean difference (ours "
+            f"minus the paper's) {mean}. The paper's numbers vary too, "
+            "and their intervals are not known."
+        )
+        means = comparable.groupby("technique", sort=False)["difference"].agg(["mean", "size"])
+        each = ", ".join(
+            f"{name} {shown(row['mean'], 'signed')} ({row['size']:.0f})"
+            for name, row in means.iterrows()
+        )
+        lines.append(f"Mean difference by technique (cells): {each}.")
+    else:
+        lines.append(f"No result is comparable with {papers}.")
+    counts = Counter(frame.loc[frame["reason"] != "", "reason"])
+    lines += [
+        f"Not comparable, {count:,} {'result' if count == 1 else 'results'}: {reason}."
+        for reason, count in counts.most_common()
+    ]
+    return lines

@@ -1,0 +1,288 @@
+"""Everything that a report says, computed once from runs and their predictions.
+
+`analyse` reads the predictions of finished runs, pools those that differ only by their seeds, and
+fills one frame for each kind of statement. Figures, page and tables read these frames and compute
+nothing. Statistics are those of `benchmd_ray.scores`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+
+import pandas as pd
+
+from benchmd_ray.console.progress import progress
+from benchmd_ray.report.compared import (
+    apart,
+    change_rows,
+    contest_rows,
+    gap_rows,
+    other_seeds,
+    shared_patients,
+)
+from benchmd_ray.report.curves import calibration_frame, roc_frame
+from benchmd_ray.report.ensembles import ensembles
+from benchmd_ray.report.frames import FRAMES, frame
+from benchmd_ray.report.hardware_notes import of_pools
+from benchmd_ray.report.names import place
+from benchmd_ray.report.notes import notes
+from benchmd_ray.report.people import subgroup_rows
+from benchmd_ray.report.pools import Pool, pools
+from benchmd_ray.report.protocols import Protocols, protocols
+from benchmd_ray.report.rows import (
+    Row,
+    beside,
+    brought_rows,
+    other_rows,
+    score_rows,
+    unfinished,
+    with_predictions,
+)
+from benchmd_ray.report.scored import Scored, measured, read_scored
+from benchmd_ray.report.training_frames import older_parts, ran_rows, training_rows
+from benchmd_ray.report.tuning_frames import (
+    Pair,
+    search_rows,
+    tuned_pairs,
+    tuned_rows,
+    tuning_notes,
+)
+from benchmd_ray.runs.store import Run, read_stores
+from benchmd_ray.scores.metrics import METRICS
+from benchmd_ray.tuning.records import SearchRecord, read_searches
+
+RUNS_AT_ONCE = 16
+"""Runs whose predictions are read and measured together."""
+
+
+@dataclass(frozen=True, eq=False)
+class Analysis:
+    """Results of runs. The columns of each frame are those of `frames.FRAMES`.
+
+    A result is named by the columns of `frames.KEY`; its seeds are pooled. Intervals are of 95 %.
+    """
+
+    rows: pd.DataFrame = field(default_factory=partial(frame, "rows", ()))
+    """The long table: every metric of every run on every split, and what benchmarks bring."""
+    scores: pd.DataFrame = field(default_factory=partial(frame, "scores", ()))
+    """Every metric, over all classes (``mean``) and of each class; of averages over runs too."""
+    gaps: pd.DataFrame = field(default_factory=partial(frame, "gaps", ()))
+    """In distribution (the source's validation split) minus another dataset, for each metric."""
+    changes: pd.DataFrame = field(default_factory=partial(frame, "changes", ()))
+    """Each technique minus scratch on the same records, for each metric."""
+    pairs: pd.DataFrame = field(default_factory=partial(frame, "pairs", ()))
+    """Pairs of techniques on the same records: AUROC of b minus that of a."""
+    ranking: pd.DataFrame = field(default_factory=partial(frame, "ranking", ()))
+    """Rank of each technique among those on the same records, and what the ranking is worth."""
+    subgroups: pd.DataFrame = field(default_factory=partial(frame, "subgroups", ()))
+    """AUROC of groups of people and devices."""
+    subgroup_pairs: pd.DataFrame = field(default_factory=partial(frame, "subgroup_pairs", ()))
+    """Which groups differ from which."""
+    excluded: pd.DataFrame = field(default_factory=partial(frame, "excluded", ()))
+    """Groups too small to be scored."""
+    roc: pd.DataFrame = field(default_factory=partial(frame, "roc", ()))
+    """ROC curve of each class and seed."""
+    calibration: pd.DataFrame = field(default_factory=partial(frame, "calibration", ()))
+    """Scores against the share of positives of each class and seed, in bins."""
+    training: pd.DataFrame = field(default_factory=partial(frame, "training", ()))
+    """Loss, source validation AUROC and learning rate over the training."""
+    ran: pd.DataFrame = field(default_factory=partial(frame, "ran", ()))
+    """One row per run: where and with what it ran."""
+    searches: pd.DataFrame = field(default_factory=partial(frame, "searches", ()))
+    """One row per search: its trials, what they scored and what they cost."""
+    tuned: pd.DataFrame = field(default_factory=partial(frame, "tuned", ()))
+    """Tuned settings minus those that their search started from, in AUROC."""
+    modalities: tuple[str, ...] = ()
+    """Names of the runs' modalities, in the order that their cards state."""
+    records: list[SearchRecord] = field(default_factory=list)
+    """The searches themselves, with every trial."""
+    runs: list[Run] = field(default_factory=list)
+    """All runs."""
+    resamples: int = 1000
+    """Of the bootstrap over patients."""
+    notes: list[str] = field(default_factory=list)
+    """What a reader must know."""
+
+
+@dataclass(frozen=True, eq=False)
+class Block:
+    """Results of all runs that were trained on one source by one policy."""
+
+    pools: list[Pool]
+    notes: list[str]
+
+    @property
+    def rows(self) -> Iterator[Row]:
+        """Score rows of the single runs."""
+        for pool in self.pools:
+            for member in pool.members:
+                yield from score_rows(member, pool.key["protocol"])
+
+
+def paper(pool: Pool) -> float:
+    """The published AUROC next to a pool, NaN where there is none or not for all its runs.
+
+    None is of an average over runs.
+    """
+    if pool.averaged:
+        return float("nan")
+    found = [beside(member, pool.key["protocol"]) for member in pool.members]
+    values = {None if one is None or one.unlike else one.value for one in found}
+    (value,) = values if len(values) == 1 else (None,)
+    return float("nan") if value is None else value
+
+
+def analyse(
+    found: Sequence[Run],
+    *,
+    searches: Sequence[SearchRecord] = (),
+    skipped: Sequence[str] = (),
+    resamples: int = 1000,
+    curves: bool = True,
+) -> Analysis:
+    """Compute everything that a report says.
+
+    Args:
+        found: Pretraining and transfer runs, as `store.runs` reads them.
+        searches: Searches of their stores, as `tuning.records.searches` reads them.
+        skipped: Notes on what could not be read of the stores.
+        resamples: Of the patients, for the intervals.
+        curves: Whether to fill ``roc`` and ``calibration``, which only figures show.
+
+    Raises:
+        BenchmdError: No run is finished and has predictions, or predictions cannot be read.
+    """
+    with_predictions(found)  # refused before anything is read
+    named = protocols(found)
+    said = [*skipped, *unfinished(found), *older_parts(found), *named.notes]
+    rows: dict[str, list[pd.DataFrame]] = {name: [frame(name, ())] for name in FRAMES}
+    for block in blocks(found, named, tuple(METRICS), resamples):
+        said += block.notes
+        pairs = tuned_pairs(block.pools, searches, found)
+        averages, skipped_too = ensembles(pairs, tuple(METRICS), resamples)
+        said += skipped_too
+        for name, made in _frames_of(block, averages, resamples, curves=curves).items():
+            rows[name].append(made)
+        rows["tuned"].append(frame("tuned", tuned_rows([*pairs, *averages], paper)))
+    others, skipped_too = other_rows(found, named.names, resamples)
+    rows["rows"].append(others)
+    brought, skipped_rows = brought_rows(set(pd.concat(rows["rows"])["dataset"]))
+    rows["rows"].append(brought)
+    said += [*skipped_too, *skipped_rows]
+    rows["searches"].append(frame("searches", search_rows(searches)))
+    rows["training"].append(frame("training", training_rows(found)))
+    rows["ran"].append(frame("ran", ran_rows(found, named.names)))
+    frames = {name: pd.concat(parts, ignore_index=True) for name, parts in rows.items()}
+    said += tuning_notes(frames["tuned"], searches)
+    kinds = sorted((run.modality for run in found), key=lambda kind: kind.order)
+    return Analysis(
+        modalities=tuple(dict.fromkeys(kind.name for kind in kinds)),
+        notes=[*notes(frames["rows"]), *said],
+        records=list(searches),
+        runs=list(found),
+        resamples=resamples,
+        **frames,
+    )
+
+
+def analyse_stores(paths: Sequence[Path], *, resamples: int, curves: bool) -> Analysis:
+    """The analysis of runs and of stores of runs and searches; what cannot be read is noted.
+
+    Raises:
+        BenchmdError: As `analyse` does; or a path holds no run.
+    """
+    stored, searched = read_stores([*paths]), read_searches([*paths])
+    return analyse(
+        stored.found,
+        searches=searched.found,
+        skipped=[*stored.notes, *searched.notes],
+        resamples=resamples,
+        curves=curves,
+    )
+
+
+def blocks(
+    found: Sequence[Run], named: Protocols, metrics: Sequence[str], resamples: int
+) -> Iterator[Block]:
+    """Results of runs, measured and pooled, source by source; shows progress.
+
+    Raises:
+        BenchmdError: No run is finished and has predictions, or predictions cannot be read.
+    """
+    runs = with_predictions(found)
+    display, done = progress("statistics", len(runs), "runs"), 0
+    for together in _by_source(runs):
+        scored: list[Scored] = []
+        skipped: list[str] = []
+        for start in range(0, len(together), RUNS_AT_ONCE):
+            some = together[start : start + RUNS_AT_ONCE]
+            read = [read_scored(run) for run in some]
+            scored += measured([one for each in read for one in each.scored], metrics, resamples)
+            skipped += [note for each in read for note in each.skipped]
+            done += len(some)
+            display.update(done)
+        held, said = pools(scored, named.names)
+        said = [*skipped, *said, *apart(held), *other_seeds(held), *shared_patients(held)]
+        said += of_pools(held, found)
+        yield Block(held, said)
+    display.close()
+
+
+def _by_source(runs: Sequence[Run]) -> list[list[Run]]:
+    found: dict[tuple[str, ...], list[Run]] = {}
+    for run in runs:
+        key = (*(str(run.description[name]) for name in ("modality", "source", "policy")),)
+        found.setdefault(key, []).append(run)
+    return [found[key] for key in sorted(found)]
+
+
+def _frames_of(
+    block: Block, averages: Sequence[Pair], resamples: int, *, curves: bool
+) -> dict[str, pd.DataFrame]:
+    """The frames of one block, but those of the training; averages have scores and no more."""
+    held, metrics = block.pools, tuple(METRICS)
+    whole = [*held, *(pool for pair in averages for pool in pair.pools)]
+    several = {**subgroup_rows(held, resamples), **contest_rows(held)}
+    drawn = held if curves else ()
+    return {
+        "rows": frame("rows", block.rows),
+        "scores": frame("scores", pooled_rows(sorted(whole, key=lambda p: place(p.key)), metrics)),
+        "gaps": frame("gaps", gap_rows(held, metrics)),
+        "changes": frame("changes", change_rows(held, metrics)),
+        **{name: frame(name, rows) for name, rows in several.items()},
+        "roc": roc_frame(drawn),
+        "calibration": calibration_frame(drawn),
+    }
+
+
+def pooled_rows(held: Sequence[Pool], metrics: Sequence[str]) -> Iterator[Row]:
+    """Each metric of each pool, over all classes and of each; NaN where it cannot be scored."""
+    for pool in held:
+        positives = (pool.first.targets == 1).sum(axis=0)
+        names = ("mean", *pool.first.classes)
+        for metric in metrics:
+            values = pool.values(metric)
+            for column, name in enumerate(names):
+                pooled = pool.pooled(metric, column)
+                first = (metric, name) == ("auroc", "mean")
+                yield {
+                    **pool.key,
+                    "metric": metric,
+                    "class": name,
+                    "value": pooled.mean,
+                    "sd": pooled.sd,
+                    "low": pooled.low,
+                    "high": pooled.high,
+                    "seeds": len(pool.runs),
+                    "seed_values": tuple(values[:, column].tolist()),
+                    "records": len(pool.first.targets),
+                    "patients": pool.first.patients,
+                    "positives": int(positives[column - 1] if column else positives.sum()),
+                    "scored": pool.first.predicted.scored,
+                    "paper": paper(pool) if first else float("nan"),
+                    "caution": pooled.caution,
+                    "runs": "; ".join(member.run.folder.name for member in pool.runs),
+                }

@@ -1,0 +1,281 @@
+"""What all figures share: style, title, and how they are written."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import multiprocessing
+import re
+import signal
+import sys
+import textwrap
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import AbstractContextManager, suppress
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, Literal
+from weakref import WeakKeyDictionary
+
+import matplotlib
+from matplotlib import style
+from matplotlib.figure import Figure
+from matplotlib.layout_engine import ConstrainedLayoutEngine
+from PIL import Image
+
+from benchmd_ray.data.apart import end_with_parent
+from benchmd_ray.data.catalog import Catalog
+from benchmd_ray.errors import BenchmdError
+from benchmd_ray.files.atomic import remove, replacing, write_json
+from benchmd_ray.scores.resampling import usual_threads
+
+OKABE_ITO = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#F0E442")
+"""Colours that colour-blind people tell apart; each goes with a pattern of `HATCHES`."""
+HATCHES = ("", "/////", "....", "xxxxx", "|||||", "+++++", "ooo")
+STYLE = {
+    "font.family": "sans-serif",
+    "font.sans-serif": ["DejaVu Sans"],
+    "font.size": 9.0,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.titlesize": 9.0,
+    "axes.titlelocation": "left",
+    "hatch.linewidth": 0.6,
+    "svg.fonttype": "none",
+    "svg.hashsalt": "benchmd",
+}
+BLACK, YELLOW = "#000000", "#F0E442"
+"""Yellow is too light for a line on white: it comes last, and with a dark edge."""
+UNSAID = ("Date", "Creator", "Format", "Type")
+"""What an SVG does not say of itself."""
+_DRAWN: WeakKeyDictionary[Figure, str] = WeakKeyDictionary()
+DPI = 150
+DRAWING = "Drawing"
+"""Key of a PNG's text that says which SVG it shows, and with how many dots per inch."""
+WIDTH = 10.0
+"""Inches."""
+LETTERS = 9.6
+"""Of a title, per inch."""
+LISTED, FIGURE = "figures.json", r"[\w.+-]+\.(png|svg)"
+"""List of the figures that a folder was given, and what such a name is like."""
+MAX_LISTED_BYTES = 2**20
+EACH = 4
+"""Figures of each process that writes some, at least."""
+
+
+LineStyle = Literal["-", "--", "-."] | tuple[float, tuple[float, ...]]
+
+
+@dataclass(frozen=True)
+class TechniqueLook:
+    """How one technique looks in every figure: told apart by shape where colour is lost."""
+
+    colour: str
+    marker: str
+    line: LineStyle
+
+
+TECHNIQUE_LOOKS = {
+    "scratch": TechniqueLook(BLACK, "o", "-"),
+    "e-mix": TechniqueLook("#E69F00", "s", "--"),
+    "shed": TechniqueLook("#56B4E9", "^", "-."),
+    "mae": TechniqueLook("#0072B2", "D", (0, (1.0, 1.2))),
+    "imagenet": TechniqueLook("#D55E00", "v", (0, (6.0, 1.5, 1.0, 1.5, 1.0, 1.5))),
+    "imagenet+mae": TechniqueLook("#009E73", "P", (0, (8.0, 2.5))),
+}
+OTHER_LOOKS = (
+    TechniqueLook("#CC79A7", "X", (0, (3.0, 1.0))),
+    TechniqueLook("#7F7F7F", "p", (0, (4.0, 1.0, 1.0, 1.0))),
+    TechniqueLook(YELLOW, "*", (0, (1.0, 2.5))),
+    TechniqueLook("#882255", "<", (0, (10.0, 2.0, 2.0, 2.0))),
+    TechniqueLook("#999933", ">", (0, (2.0, 2.0))),
+    TechniqueLook("#44AA99", "h", (0, (5.0, 1.0))),
+)
+"""Of techniques that are not the benchmark's own, in the order of their names."""
+
+
+def technique_looks(names: Iterable[str]) -> dict[str, TechniqueLook]:
+    """Look of each technique, by name; the benchmark's own look the same in every report.
+
+    Args:
+        names: All techniques of a report, so that each looks the same in all its figures.
+    """
+    others = sorted(set(names) - set(TECHNIQUE_LOOKS))
+    added = {name: OTHER_LOOKS[i % len(OTHER_LOOKS)] for i, name in enumerate(others)}
+    return {**TECHNIQUE_LOOKS, **added}
+
+
+def styled() -> AbstractContextManager[None]:
+    """Draw and write within it: matplotlib's own defaults and `STYLE`, whatever the user set."""
+    return style.context(["default", STYLE])
+
+
+def new_figure(title: str, height: float, *, width: float = WIDTH) -> Figure:
+    """An empty figure with its title, of a size in inches."""
+    # Letters are a little wider in a PNG than where the layout is found.
+    figure = Figure(figsize=(width, height), layout=ConstrainedLayoutEngine(w_pad=0.1))
+    lines = textwrap.fill(title, int(width * LETTERS), break_on_hyphens=False)
+    figure.suptitle(lines, x=0.01, ha="left", fontsize=11, fontweight="bold")
+    return figure
+
+
+def look(place: int) -> dict[str, Any]:
+    """Colour and pattern of the bars of one series."""
+    return {
+        "facecolor": OKABE_ITO[place % len(OKABE_ITO)],
+        "hatch": HATCHES[place % len(HATCHES)],
+        "edgecolor": "white",
+        "linewidth": 0,
+    }
+
+
+def named(catalog: Catalog) -> str:
+    """Dataset and policy, for titles."""
+    return f"{catalog.dataset} ({catalog.manifest['policy']})"
+
+
+def compact(svg: str) -> str:
+    """An SVG with coordinates of two decimals, 1/100 point, instead of six: half the size."""
+
+    def rounded(attribute: re.Match[str]) -> str:
+        return re.sub(r"\d+\.\d{3,}", lambda n: f"{float(n[0]):.2f}", attribute[0])
+
+    return re.sub(r'\s(?:d|x|y)="[^"]*"', rounded, svg)
+
+
+def svg_of(figure: Figure) -> str:
+    """A finished figure as SVG, drawn once: the same figure gives the same text."""
+    if figure not in _DRAWN:
+        _lay_out(figure)
+        held = io.BytesIO()
+        with styled():
+            figure.savefig(held, format="svg", metadata=dict.fromkeys(UNSAID))
+        _DRAWN[figure] = compact(held.getvalue().decode())
+    return _DRAWN[figure]
+
+
+def write(figure: Figure, folder: Path, name: str) -> list[Path]:
+    """Write a finished figure as PNG and as SVG: the same figure gives the same bytes.
+
+    A PNG that was made of the very same drawing is kept: it names the SVG's hash.
+    """
+    png, svg = folder / f"{name}.png", folder / f"{name}.svg"
+    text = svg_of(figure)
+    drawing = f"{hashlib.sha256(text.encode()).hexdigest()} {DPI} {matplotlib.__version__}"
+    if _drawing_of(png) != drawing:
+        with styled(), replacing(png) as partial:
+            metadata = {"Software": None, DRAWING: drawing}
+            figure.savefig(partial, format="png", dpi=DPI, metadata=metadata)
+    with replacing(svg) as partial:
+        partial.write_text(text, "utf-8")
+    return [png, svg]
+
+
+def _drawing_of(png: Path) -> str:
+    """Which drawing a PNG says that it is of; empty where it says none."""
+    try:
+        with Image.open(png, formats=["PNG"]) as image:
+            return str(image.info.get(DRAWING, ""))
+    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError):  # none, or another's
+        return ""
+
+
+def write_listed(
+    figures: Sequence[tuple[str, Figure]], folder: Path, reported: Callable[[int], None]
+) -> None:
+    """Write figures as `write_all` does; those that were listed here before and are none now go.
+
+    Args:
+        figures: Each with its name.
+        folder: Of all of them; what else lies there stays.
+        reported: Is called with the number of those that are written.
+    """
+    names = [f"{name}.{kind}" for name, _ in figures for kind in ("png", "svg")]
+    for old in set(listed_in(folder)) - set(names):
+        (folder / old).unlink(missing_ok=True)
+    if not figures:
+        remove(folder / LISTED)
+        return
+    write_json(folder / LISTED, names)
+    write_all(figures, folder, reported)
+
+
+def listed_in(folder: Path) -> list[str]:
+    """Names of the files that `write_listed` wrote; none where the list cannot be read."""
+    path = folder / LISTED
+    if not path.is_file() or path.stat().st_size > MAX_LISTED_BYTES:
+        return []
+    with suppress(ValueError, RecursionError):
+        names = json.loads(path.read_bytes())
+        if isinstance(names, list):
+            return [n for n in names if isinstance(n, str) and re.fullmatch(FIGURE, n)]
+    return []
+
+
+def write_all(
+    figures: Sequence[tuple[str, Figure]], folder: Path, reported: Callable[[int], None]
+) -> None:
+    """Write finished figures as `write` does, several at a time where there are CPUs for it.
+
+    Args:
+        figures: Each with its name.
+        folder: Of all of them.
+        reported: Is called with the number of those that are written.
+
+    Raises:
+        BenchmdError: A process that wrote figures was ended from outside.
+    """
+    processes = min(usual_threads(), len(figures) // EACH)
+    if processes < 2 or sys.platform != "linux":
+        for number, (name, figure) in enumerate(figures, 1):
+            write(figure, folder, name)
+            reported(number)
+        return
+    work = partial(_written, figures, folder)
+    # Forked processes import nothing: the working folder may hold anybody's modules.
+    context = multiprocessing.get_context("fork")
+    with ProcessPoolExecutor(processes, context, _begin, (work,)) as pool:
+        jobs = [pool.submit(_write_number, place) for place in range(len(figures))]
+        try:
+            for number, ((name, figure), job) in enumerate(zip(figures, jobs, strict=True), 1):
+                job.result()
+                _DRAWN[figure] = (folder / f"{name}.svg").read_text("utf-8")
+                reported(number)
+        except BrokenProcessPool:
+            raise BenchmdError(
+                f"a process that wrote figures into {folder} was ended from outside, maybe for "
+                "want of memory: run the command again, with OMP_NUM_THREADS=1 for one at a time."
+            ) from None
+        except BaseException:
+            pool.shutdown(cancel_futures=True)
+            raise
+
+
+_work: list[Callable[[int], None]] = []
+"""In a forked process: writes the figure of a place."""
+
+
+def _begin(work: Callable[[int], None]) -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # its parent says when to end
+    end_with_parent()
+    _work.append(work)
+
+
+def _write_number(place: int) -> None:
+    _work[0](place)
+
+
+def _written(figures: Sequence[tuple[str, Figure]], folder: Path, place: int) -> None:
+    name, figure = figures[place]
+    write(figure, folder, name)
+
+
+def _lay_out(figure: Figure) -> None:
+    """Find where everything goes, once: it takes as long as drawing."""
+    if figure.get_layout_engine() is not None:
+        with styled():
+            figure.draw_without_rendering()
+            figure.set_layout_engine(None)

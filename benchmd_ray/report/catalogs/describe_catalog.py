@@ -1,0 +1,83 @@
+"""A catalog as text."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from benchmd_ray.data.catalog import Catalog
+from benchmd_ray.data.records import HELD_OUT
+from benchmd_ray.data.verify import cautions
+from benchmd_ray.errors import count_of
+from benchmd_ray.report.catalogs.lines import count_table, list_item, paragraph
+
+QUARANTINE_SHOWN = 20
+"""Quarantined records that are named one by one."""
+
+
+def describe_catalog(catalog: Catalog) -> list[str]:
+    """The lines on a catalog: counts per split and class, what was excluded or quarantined."""
+    manifest = catalog.manifest
+    order = sorted(set(manifest["splits"]) - {HELD_OUT}, key=lambda name: (name == "test", name))
+    splits = {split: manifest["splits"][split] for split in order}
+    built = f"policy {manifest['policy']}, layout {manifest['layout']}"
+    for name, value in manifest.get("options", {}).items():
+        built += f", {name}={value}"
+    lines = [
+        f"{catalog.path}: {catalog.dataset}, {built}, digest {catalog.digest[:16]}",
+        *count_table("", list(splits), _rows(catalog, splits)),
+        *_statistics(catalog),
+    ]
+    if held := manifest["splits"].get(HELD_OUT):
+        counts = ", ".join(f"{name} {count:,}" for name, count in held["conditions"].items())
+        whole = f"{count_of(held['records'], 'record')} of {count_of(held['patients'], 'patient')}"
+        lines += paragraph(f"held out of all training: {whole} ({counts})", 0)
+    for key, title in (("warnings", "noted"), ("excluded", "excluded")):
+        for reason, count in manifest.get(key, {}).items():
+            lines += paragraph(f"{title}: {count:,}, {reason}", 0)
+    raw = manifest["raw"]
+    lines.append(
+        f"raw records: {raw['records']:,} of {raw['expected']:,}; files that tables name and that "
+        f"are missing: {raw['missing']:,}"
+    )
+    if raw["provenance"] != "whole":
+        lines.append(f"provenance: {raw['provenance']}")
+    if raw["grouped_by"] != "patient":
+        lines.append(f"the source names no patients: each {raw['grouped_by']} stands for one")
+    for text in cautions(catalog):
+        lines += paragraph(f"caution: {text}", 0)
+    return [*lines, *_quarantine(manifest["quarantined"])]
+
+
+def _rows(catalog: Catalog, splits: Mapping[str, Any]) -> dict[str, list[int]]:
+    """Rows of the table of counts; units only where they are not the records themselves."""
+    rows = {row: [held[row] for held in splits.values()] for row in ("records", "patients")}
+    units = [held.get("units", held["records"]) for held in splits.values()]
+    if units != rows["records"]:
+        scored = catalog.task.scored
+        rows = {"records": rows["records"], scored: units, "patients": rows["patients"]}
+    classes = {
+        f"  {name}": [held["classes"][name] for held in splits.values()]
+        for name in catalog.card.classes
+    }
+    return rows | classes
+
+
+def _statistics(catalog: Catalog) -> list[str]:
+    """Mean and standard deviation of the training split, where its signals are normalised by it."""
+    held, signal = catalog.statistics, catalog.signal
+    if held is None or not (signal.dtype == "uint8" or signal.normaliser.startswith("source-")):
+        return []
+    mean, std = (" ".join(f"{value:.2f}" for value in held[name]) for name in ("mean", "std"))
+    unit = "of 255" if signal.dtype == "uint8" else signal.unit
+    return [f"training split, per channel: mean {mean}, standard deviation {std} {unit}"]
+
+
+def _quarantine(entries: list[dict[str, str | None]]) -> list[str]:
+    lines = [f"quarantined: {len(entries):,}"]
+    for entry in entries[:QUARANTINE_SHOWN]:
+        name = entry["file"] or f"record {entry['record']}"
+        lines += list_item(f"{name}: {entry['reason']}")
+    if len(entries) > QUARANTINE_SHOWN:
+        lines.append(f"  and {len(entries) - QUARANTINE_SHOWN:,} more, in manifest.json")
+    return lines

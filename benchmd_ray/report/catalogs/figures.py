@@ -1,0 +1,178 @@
+"""Pictures of a catalog: class balance, people, examples; PNG for screens and SVG for print.
+
+Drawn only with matplotlib's objects, so that no global state is touched. The same catalog gives
+the same bytes. No names of patients, records or files are in them.
+"""
+
+from __future__ import annotations
+
+import textwrap
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from benchmd_ray.data.catalog import Catalog
+from benchmd_ray.data.records import OLDEST_AGE
+from benchmd_ray.report.canvas import look, named, new_figure, styled, write
+from benchmd_ray.report.catalogs.contents import (
+    AGE_BIN,
+    AGE_BINS,
+    SEXES,
+    SPLITS,
+    Balance,
+    People,
+    class_balance,
+    examples,
+    people,
+)
+from benchmd_ray.report.catalogs.example_figures import draw_examples
+
+PER_CLASS = {"time": 2}
+"""Examples of a class, by the last axis of the signal: traces are wide."""
+OTHERWISE_PER_CLASS = 4
+UNKNOWN_LOOK: dict[str, Any] = {
+    "facecolor": "#E5E5E5",
+    "hatch": "-----",
+    "edgecolor": "#999999",
+    "linewidth": 0,
+}
+
+
+def write_figures(catalog: Catalog, folder: Path) -> list[Path]:
+    """Write all figures of a catalog as PNG and as SVG.
+
+    Args:
+        catalog: The catalog.
+        folder: Takes ``class-balance``, ``people``, and ``examples``, which are one figure per
+            class for signals over time with many channels, elsewhere one.
+
+    Returns:
+        The files.
+
+    Raises:
+        BenchmdError: A shard is missing or of another size than the manifest states.
+    """
+    chosen = examples(catalog, PER_CLASS.get(catalog.signal.axes[-1], OTHERWISE_PER_CLASS))
+    with styled():
+        figures = {
+            "class-balance": draw_class_balance(catalog, class_balance(catalog)),
+            "people": draw_people(catalog, people(catalog)),
+            **draw_examples(catalog, chosen),
+        }
+        return [path for name, figure in figures.items() for path in write(figure, folder, name)]
+
+
+def draw_class_balance(catalog: Catalog, balances: dict[str, Balance]) -> Figure:
+    """Share of each split's records that is of each class, with the numbers."""
+    sizes = ", ".join(f"{held.records:,} {split}" for split, held in balances.items())
+    names = catalog.card.classes
+    figure = new_figure(
+        f"Class balance of {named(catalog)}: {sizes} {_rows(catalog)}",
+        1.3 + len(names) * (0.15 + 0.24 * len(balances)),
+    )
+    axes = figure.add_subplot()
+    height = 0.8 / len(balances)
+    for place, (split, held) in enumerate(balances.items()):
+        shift = (place - (len(balances) - 1) / 2) * height
+        _class_bars(axes, held, shift, height, label=split, **look(_colour(split)))
+    axes.set_yticks(np.arange(len(names)), [textwrap.fill(name, 24) for name in names])
+    axes.set_ylim(len(names) - 0.5, -0.5)
+    widest = max(
+        (held.positive[name] + held.unknown[name]) / held.records
+        for held in balances.values()
+        for name in names
+    )
+    axes.set_xlim(0, 100 * max(widest, 0.01))
+    axes.set_xlabel(f"share of the split's {_rows(catalog)} (%)")
+    axes.tick_params(axis="y", length=0)
+    handles = {label: bar for bar, label in zip(*axes.get_legend_handles_labels(), strict=True)}
+    labels = sorted(handles, key=(*balances, "unknown").index)
+    figure.legend(
+        [handles[label] for label in labels],
+        labels,
+        loc="outside lower left",
+        ncols=len(labels),
+        frameon=False,
+    )
+    return figure
+
+
+def _colour(split: str) -> int:
+    """Place of a split's colour, the same in every figure."""
+    return (*SPLITS, split).index(split)
+
+
+def _class_bars(axes: Axes, held: Balance, shift: float, height: float, **look: Any) -> None:
+    """Bars of one split: its share of each class, the unknown after it, and the numbers."""
+    for row, name in enumerate(held.positive):
+        positive, unknown = held.positive[name], held.unknown[name]
+        share, end = (100 * n / held.records for n in (positive, positive + unknown))
+        axes.barh(row + shift, share, height * 0.9, **look)
+        text = f"{positive:,} ({share:.1f} %)"
+        if unknown:
+            axes.barh(
+                row + shift, end - share, height * 0.9, share, label="unknown", **UNKNOWN_LOOK
+            )
+            text += f", unknown {unknown:,}"
+        axes.annotate(
+            text, (end, row + shift), (4, 0), textcoords="offset points", va="center", fontsize=7.5
+        )
+
+
+def draw_people(catalog: Catalog, found: dict[str, People]) -> Figure:
+    """Ages of each split's patients by sex, and how many are not known."""
+    sizes = ", ".join(f"{held.patients:,} {split}" for split, held in found.items())
+    whom = _whom(catalog)
+    figure = new_figure(
+        f"Ages and sexes of {named(catalog)}: {sizes} {whom}", 0.9 + 2.0 * len(found)
+    )
+    panels = figure.subplots(len(found), sharex=True, squeeze=False)[:, 0]
+    labels = [f"{n * AGE_BIN}–{(n + 1) * AGE_BIN - 1}" for n in range(AGE_BINS - 1)]
+    places = np.append(np.arange(AGE_BINS), AGE_BINS + 0.5)
+    shown = [sex for sex in SEXES if any(held.of_sex(sex) for held in found.values())]
+    most = max(
+        max(*held.ages[sex], held.age_unknown[sex]) for held in found.values() for sex in shown
+    )
+    upright = most > 999 or (most > 99 and len(shown) > 2)  # wider than a bar
+    for axes, (split, held) in zip(panels, found.items(), strict=True):
+        for number, sex in enumerate(shown):
+            shift = (number - (len(shown) - 1) / 2) * 0.8 / len(shown)
+            counts = [*held.ages[sex], held.age_unknown[sex]]
+            label = "sex unknown" if sex == "unknown" else sex
+            bars = axes.bar(
+                places + shift, counts, 0.76 / len(shown), label=label, **look(SEXES.index(sex))
+            )
+            texts = [f"{n:,}" if n else "" for n in counts]
+            axes.bar_label(bars, texts, fontsize=6.5, padding=2, rotation=90 if upright else 0)
+        axes.set_title(f"{split}: {_sexes(held)}")
+        axes.set_ylabel(whom)
+        axes.yaxis.get_major_locator().set_params(integer=True)
+        axes.yaxis.set_major_formatter("{x:,.0f}")
+        axes.margins(y=0.3 if upright else 0.12)
+    panels[-1].set_xticks(places, [*labels, f"{OLDEST_AGE:g}+", "unknown"])
+    panels[-1].set_xlabel("age (years)")
+    handles, names = panels[0].get_legend_handles_labels()
+    figure.legend(handles, names, loc="outside lower left", ncols=len(SEXES), frameon=False)
+    return figure
+
+
+def _whom(catalog: Catalog) -> str:
+    """What is counted: patients, or what stands for them where the source names none."""
+    grouped_by = str(catalog.manifest["raw"]["grouped_by"])
+    if grouped_by == "record" and catalog.task.scored == "scans":
+        return "scans"
+    return f"{grouped_by}s"
+
+
+def _sexes(held: People) -> str:
+    counts = ", ".join(f"{sex} {held.of_sex(sex):,}" for sex in SEXES[:2])
+    ages = sum(held.age_unknown.values())
+    return f"{counts}, sex unknown {held.of_sex('unknown'):,}; age unknown {ages:,}"
+
+
+def _rows(catalog: Catalog) -> str:
+    """What a row of the catalog is."""
+    return "windows" if catalog.task.scored == "scans" else "records"

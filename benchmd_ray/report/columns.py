@@ -1,0 +1,179 @@
+"""Columns that the tables of a report have in common, made from its frames."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import pandas as pd
+
+from benchmd_ray.report.frames import BOOTSTRAP
+from benchmd_ray.report.names import SETTINGS, TECHNIQUES, dataset_text
+from benchmd_ray.report.table import Column, Table, constant, text_of
+from benchmd_ray.scores.comparison import LEVEL
+from benchmd_ray.scores.metrics import METRICS
+
+ORDERS = {"setting": SETTINGS, "technique": TECHNIQUES, "a": TECHNIQUES, "b": TECHNIQUES}
+FILTERED = ("modality", "trained on", "dataset", "setting", "technique", "protocol", "variable")
+ABOUT = {
+    "AUROC [95 %]": "One against the rest, mean over the classes that could be scored; interval "
+    f"from a {BOOTSTRAP}, pooled over seeds",
+    "sd": "Standard deviation between seeds",
+    "paper": "Published AUROC of this cell, where the two may be compared; the notes say whose",
+    "ours − paper": "Difference from the published number",
+    "p": "Two-sided; of AUROC with one seed by exchange of the techniques within patients, else "
+    "by Student's t",
+    "p (Holm)": "p after Holm's correction within one dataset and setting",
+    "p (DeLong)": "Two-sided test of the difference in mean AUROC by DeLong's covariance",
+    "p (groups)": "Of the hypothesis that AUROC is equal in all groups, by Welch's test",
+    "a − b [95 %]": "Over the classes that both groups can score",
+    "p (Kruskal)": "Kruskal-Wallis test that all groups are alike",
+    "p (Bonferroni)": "Mann-Whitney test of two groups, times the number of pairs",
+    "rank [95 %]": "1 is the highest AUROC; the interval holds the ranks that no test rules out",
+    "Kendall's τ": "Agreement of the order in resamples with the order found; 1 is the same",
+    "gap [95 %]": "In distribution minus target; above zero the target is harder",
+    "tuned [95 %]": "AUROC of the settings that a search found, trained on the whole training "
+    "split",
+    "start [95 %]": "AUROC of the settings that the search started from, trained alike",
+    "tuned − start [95 %]": "On the same rows, each draw of patients used for both",
+    "caution": "Why an interval or a p is missing, or why the interval is rough; see the methods",
+    "catalog": "Digest of the catalog's content",
+    "hardware": "Model of the CPU or GPU that trained, of all where sessions or workers differ",
+    "instructions": "What PyTorch and NumPy chose; of a GPU its compute capability",
+    "threads": "Of PyTorch, each worker",
+    "start is": "Protocol of the settings that the search started from",
+    "evaluations of a trial": "Of one that goes to the end; others earn fewer",
+    "choosing": "confirmed: by fresh evaluations against the start, which is kept unless a trial "
+    "is shown to be better; highest: the trial with the highest value",
+    "inner score, start": "On the search's validation records, over fresh evaluations where there "
+    "are any",
+    "inner score, chosen": "Likewise: what to expect of what was chosen, corrected for having "
+    "been chosen; where the highest value decides, that value, which is too high",
+    "difference": "To the start over fresh evaluations: of the chosen trial, or of the one with "
+    "the largest where the start is kept",
+    "its lower bound": "One-sided, over all trials that were evaluated again; above zero a trial "
+    "takes the start's place",
+    "hours": "Wall-clock time of the search",
+    "device hours": "Hours that devices worked for trials, all together",
+    "shared hours": "Of the pretrainings that all trials of the search share",
+    "classes": "How many could be scored, of all",
+}
+
+
+def table_of(caption: str, columns: Sequence[Column], rows: pd.DataFrame) -> Table | None:
+    """None where there is nothing to show."""
+    if rows.empty:
+        return None
+    kept, said = constant([column for column in columns if not _nothing(column)])
+    return Table(f"{caption}{said}{_sources_said(rows) or ''}", kept)
+
+
+def _nothing(column: Column) -> bool:
+    """Whether a column of numbers has none."""
+    return column.kind in ("number", "signed", "p") and bool(pd.isna(list(column.values)).all())
+
+
+def _sources_said(rows: pd.DataFrame) -> str | None:
+    """Where models were trained, where the modality says it, which saves a column."""
+    sources = rows[["modality", "source"]].drop_duplicates()
+    if sources["modality"].duplicated().any():
+        return None
+    said = ", ".join(f"{text_of(s)} ({text_of(m)})" for m, s in sources.to_numpy())
+    return f" Trained on {said}."
+
+
+def key_columns(rows: pd.DataFrame) -> tuple[Column, ...]:
+    """What names a result, as far as the frame has it."""
+    found = [column_of("modality", rows["modality"], "text")]
+    if _sources_said(rows) is None:
+        found.append(column_of("trained on", rows["source"], "text"))
+    if "dataset" in rows:
+        names = list(rows["dataset"])
+        if "role" in rows:
+            parts = (rows[name] for name in ("source", "dataset", "role", "split"))
+            names = [dataset_text(*row) for row in zip(*parts, strict=True)]
+        found.append(column_of("dataset", names, "text"))
+    others = ("setting", "technique", "policy", "protocol")
+    return (*found, *(column_of(name, rows[name], "text") for name in others if name in rows))
+
+
+def cautions(rows: pd.DataFrame) -> tuple[Column, ...]:
+    """The column that says what is missing or rough, where anything is."""
+    return (column_of("caution", rows["caution"], "text"),) if rows["caution"].any() else ()
+
+
+def sizes(rows: pd.DataFrame) -> tuple[Column, ...]:
+    """How many records and patients a value rests on."""
+    return tuple(column_of(name, rows[name], "integer") for name in ("records", "patients"))
+
+
+def metric_column(rows: pd.DataFrame, *, required: bool) -> Column:
+    """The column by which readers choose a metric, AUROC at first."""
+    titles = [metric_title(name) for name in rows["metric"]]
+    order = tuple(metric_title(name) for name in METRICS)
+    chosen = next((title for title in order if title in titles), "")
+    return Column("metric", titles, order=order, filtered=True, required=required, chosen=chosen)
+
+
+def metric_title(name: str) -> str:
+    """Title of a metric, with an arrow to where it is better."""
+    if name not in METRICS:
+        return text_of(name)
+    return f"{METRICS[name].title} {'↑' if METRICS[name].higher_is_better else '↓'}"
+
+
+def interval_of(
+    title: str,
+    rows: pd.DataFrame,
+    value: str,
+    kind: Any = "interval",
+    *,
+    digits: int = 3,
+    p: str = "",
+    about: str = "",
+    worse: Sequence[bool] = (),
+) -> Column:
+    """A column of values with their intervals, ``low`` and ``high`` of the rows.
+
+    Args:
+        title: Of the column.
+        rows: Of the frame.
+        value: Column of the values.
+        kind: ``interval`` or ``change``.
+        digits: After the point.
+        p: Of a ``change``, column of the p that says whether it is not zero.
+        about: What it is, where that is not of all columns of this title.
+        worse: Of a ``change``, whether one above zero is a loss.
+    """
+    return Column(
+        title,
+        list(rows[value]),
+        kind,
+        low=list(rows["low"]),
+        high=list(rows["high"]),
+        differs=list(rows[p] < LEVEL) if p else (),
+        worse=worse,
+        digits=digits,
+        about=about or ABOUT.get(title, ""),
+    )
+
+
+def falling(metrics: Iterable[str]) -> list[bool]:
+    """Of each metric, whether lower values are better."""
+    return [name in METRICS and not METRICS[name].higher_is_better for name in metrics]
+
+
+def column_of(title: str, values: Any, kind: Any, **options: Any) -> Column:
+    """A column; what it is, whether rows are chosen by it and its order follow from its title."""
+    known = {
+        "about": ABOUT.get(title, ""),
+        "filtered": title in FILTERED,
+        "order": ORDERS.get(title, ()),
+    }
+    return Column(title, list(values), kind, **{**known, **options})
+
+
+def part(frame: pd.DataFrame, name: str) -> pd.DataFrame:
+    """The columns of ``start`` or ``difference`` with their interval as low and high."""
+    names = [name, f"{name}_low", f"{name}_high"]
+    return frame[names].set_axis([name, "low", "high"], axis=1)

@@ -1,0 +1,318 @@
+"""Frames that compare: gaps between datasets, changes against scratch, pairs, rankings."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import combinations
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from benchmd_ray.errors import count_of
+from benchmd_ray.report.frames import PLACE
+from benchmd_ray.report.names import SPLITS
+from benchmd_ray.report.pools import Pool
+from benchmd_ray.report.protocols import comparable_with, letters_of, same_transfer
+from benchmd_ray.scores.comparison import (
+    EXCHANGES,
+    LEAST_EXCHANGE_P,
+    delong,
+    exchange_p,
+    holm,
+    unpaired,
+)
+from benchmd_ray.scores.seeds import Difference, difference_over_seeds
+from benchmd_ray.scores.stability import ranking_stability
+from benchmd_ray.scores.support import Basis, caution, weaker
+
+SCRATCH = "scratch"
+"""The technique that the others are compared with."""
+Row = dict[str, Any]
+Floats = npt.NDArray[np.float64]
+
+
+def gap_rows(pools: Sequence[Pool], metrics: Sequence[str]) -> Iterator[Row]:
+    """In distribution (the source's own validation split) minus each other dataset.
+
+    Means over classes are of those that both can score (decision D23).
+    A dataset is scored by its split ``test`` where it has one.
+    """
+    names = ("modality", "source", "policy", "setting", "technique", "protocol")
+    own = {
+        tuple(pool.key[name] for name in names): pool
+        for pool in pools
+        if pool.key["dataset"] == pool.key["source"] and pool.key["split"] == "validation"
+    }
+    for pool in _one_split(pools):
+        home = own.get(tuple(pool.key[name] for name in names))
+        if home is None or pool.key["dataset"] == pool.key["source"]:
+            continue
+        whole = home, pool
+        if home.scored_classes != pool.scored_classes:  # else the means would be of other classes
+            common = home.scored_classes & pool.scored_classes
+            home, pool = home.over(common), pool.over(common)
+        for metric in metrics:
+            basis = weaker(home.basis(metric), pool.basis(metric))
+            gap = dict(vars(_over_seeds(home, pool, metric, basis, subtract=unpaired)))
+            if home is not whole[0]:
+                over = _over(metric, (home, pool), whole, len(common))
+                gap["caution"] = "; ".join(filter(None, (over, gap["caution"])))
+            yield {
+                **pool.key,
+                "metric": metric,
+                "in_distribution": home.value(metric),
+                "target": pool.value(metric),
+                "gap": gap.pop("value"),
+                **gap,
+            }
+
+
+def _over(metric: str, common: Sequence[Pool], whole: Sequence[Pool], classes: int) -> str:
+    """What a gap over common classes must say; nothing where they change no value."""
+    values, before = ([pool.value(metric) for pool in pools] for pools in (common, whole))
+    if np.isnan(values).all() and not np.isnan(before).any():
+        return "no value: a mean of recalls, of other classes in both"
+    changed = not np.array_equal(values, before, equal_nan=True)
+    return f"over {count_of(classes, 'class')} that both can score" if changed else ""
+
+
+def shared_patients(pools: Sequence[Pool]) -> list[str]:
+    """Names the datasets with patients of a source's own validation split among theirs."""
+    own = {
+        pool.key["source"]: set(pool.first.units["group_id"])
+        for pool in pools
+        if pool.key["dataset"] == pool.key["source"] and pool.key["split"] == "validation"
+    }
+    found = set()
+    for pool in _one_split(pools):
+        source, dataset = pool.key["source"], pool.key["dataset"]
+        both = own.get(source, set()) & set(pool.first.units["group_id"])
+        if both and dataset != source:
+            found.add((dataset, source, len(both), pool.first.patients))
+    return [
+        f"{dataset}: {both:,} of its {patients:,} patients are also in {source} (validation); the "
+        "interval of the gap takes the two as if no patient were in both."
+        for dataset, source, both, patients in sorted(found)
+    ]
+
+
+def _one_split(pools: Sequence[Pool]) -> list[Pool]:
+    """Pools without the other splits of a dataset: the last of `SPLITS` stays."""
+    best: dict[tuple[str, ...], Pool] = {}
+    for pool in sorted(pools, key=lambda p: [*SPLITS, p.key["split"]].index(p.key["split"])):
+        best[tuple(value for name, value in pool.key.items() if name != "split")] = pool
+    return [pool for pool in pools if any(pool is one for one in best.values())]
+
+
+def change_rows(pools: Sequence[Pool], metrics: Sequence[str]) -> Iterator[Row]:
+    """Each technique minus scratch on the same records, the seeds of both pooled."""
+    for together in _together(pools):
+        base = [pool for pool in together if pool.key["technique"] == SCRATCH]
+        for pool in together:
+            for scratch in base:
+                if pool is scratch or not _base_of(scratch, [pool]):
+                    continue
+                for metric in metrics:
+                    change = difference(pool, scratch, metric)
+                    yield {
+                        **pool.key,
+                        "metric": metric,
+                        **vars(change),
+                        "p_delong": p_delong(scratch, pool) if metric == "auroc" else np.nan,
+                    }
+
+
+def difference(a: Pool, b: Pool, metric: str) -> Difference:
+    """Metric of a minus that of b on the same records, over the seeds.
+
+    With one seed on both sides the p of AUROC is that of the exchange test, otherwise Student's.
+    """
+    exact = None
+    if metric == "auroc" and _by_exchange(a, b):
+        one = a.first
+        exact = exchange_p(one.targets, b.first.scores, one.scores, one.groups)
+    return _over_seeds(a, b, metric, a.basis(metric), exact=exact)
+
+
+def _by_exchange(a: Pool, b: Pool) -> bool:
+    """Whether the AUROCs of two techniques are compared by exchange."""
+    return len(a.members) == len(b.members) == 1
+
+
+def _over_seeds(
+    a: Pool,
+    b: Pool,
+    metric: str,
+    basis: Basis,
+    *,
+    subtract: Callable[[Floats, Floats], Floats] = np.subtract,
+    exact: float | None = None,
+) -> Difference:
+    """Metric of a minus that of b, the mean over classes.
+
+    With the same seeds on both sides the difference is taken seed by seed. Otherwise it is that of
+    the means over the seeds, and its interval says nothing about seeds.
+
+    Args:
+        a: Results of one technique.
+        b: Results of another on the same records, or of the same on others.
+        metric: The metric.
+        basis: What the difference rests on.
+        subtract: Resamples of a minus those of b; for other records `unpaired`.
+        exact: p of a test that needs no interval.
+    """
+    if a.seeds == b.seeds:
+        values = a.values(metric)[:, 0] - b.values(metric)[:, 0]
+        drawn = [subtract(x, y) for x, y in zip(a.drawn(metric), b.drawn(metric), strict=True)]
+        return difference_over_seeds(values.tolist(), drawn, basis, exact=exact)
+    value = a.value(metric) - b.value(metric)
+    drawn = [subtract(a.resampled(metric), b.resampled(metric))]
+    return difference_over_seeds([value], drawn, basis, exact=exact)
+
+
+def p_delong(a: Pool, b: Pool) -> float:
+    """P-value of DeLong's test of the mean AUROC.
+
+    NaN where a technique has several seeds, as the test compares two single models, and where there
+    are too few patients for a test or for an interval that is not rough.
+    """
+    basis = a.basis("auroc")
+    several = len(a.members) > 1 or len(b.members) > 1
+    if several or basis.no_test or basis.no_interval or basis.rough:
+        return float("nan")
+    one, other = a.first, b.first
+    return delong(one.targets, one.scores, other.scores, one.groups).p
+
+
+def contest_rows(pools: Sequence[Pool]) -> Mapping[str, list[Row]]:
+    """Rows of the frames ``pairs`` and ``ranking``: techniques on the same records in AUROC.
+
+    Every pair, with Holm's correction over the pairs of a place, and the rank of each technique, 1
+    the best.
+    """
+    rows: dict[str, list[Row]] = {"pairs": [], "ranking": []}
+    for place, members in contests(pools):
+        pairs = list(combinations(members, 2))
+        found = [difference(b, a, "auroc") for a, b in pairs]
+        least = [LEAST_EXCHANGE_P if _by_exchange(a, b) else 0.0 for a, b in pairs]
+        corrected = holm([each.p for each in found], least).tolist()
+        names = [(a.key["technique"], b.key["technique"]) for a, b in pairs]
+        for (a, b), each, p in zip(names, found, corrected, strict=True):
+            held = dict(vars(each))
+            if np.isnan(p) and not np.isnan(each.p):  # settled before it was seen, see `holm`
+                reason = f"no {EXCHANGES[1]:,} exchanges can be significant among so many tests"
+                held["caution"] = "; ".join(filter(None, (each.caution, f"no p (Holm): {reason}")))
+            value = {"difference": held.pop("value")}
+            rows["pairs"].append({**place, "a": a, "b": b, **value, **held, "p_holm": p})
+        if not np.isnan([pool.value("auroc") for pool in members]).any():
+            rows["ranking"] += _ranking(place, members, dict(zip(names, corrected, strict=True)))
+    return rows
+
+
+def contests(pools: Sequence[Pool]) -> Iterator[tuple[Mapping[str, str], list[Pool]]]:
+    """Places where several techniques meet on the same records, and their pools.
+
+    Where the protocols of a place have letters (settings of the pretraining), each letter is a
+    place, which the techniques without one take part in. Scratch takes part too where it is called
+    ``fixed`` and the others, of the same transfer, ``custom`` for their pretraining.
+    """
+    for together in _together(pools):
+        protocols = sorted({pool.key["protocol"] for pool in together})
+        for protocol in letters_of(protocols):
+            members = [p for p in together if comparable_with(p.key["protocol"], protocol)]
+            if all(pool.key["technique"] != SCRATCH for pool in members):
+                scratch = [pool for pool in together if pool.key["technique"] == SCRATCH]
+                members = [*(pool for pool in scratch if _base_of(pool, members)), *members]
+            if len(members) > 1:
+                place = {name: members[0].key[name] for name in PLACE}
+                yield place | {"protocol": protocol}, members
+
+
+def _together(pools: Sequence[Pool]) -> list[list[Pool]]:
+    """Pools on the same records that differ only by their technique and protocol."""
+    found: dict[tuple[str, ...], list[Pool]] = {}
+    names = [name for name in PLACE if name != "protocol"]
+    for pool in pools:
+        key = (*(pool.key[name] for name in names), pool.first.rows_digest)
+        found.setdefault(key, []).append(pool)
+    return list(found.values())
+
+
+def apart(pools: Sequence[Pool]) -> list[str]:
+    """Notes on techniques that cannot be compared, for their records are not the same."""
+    places: dict[str, dict[str, list[str]]] = {}
+    for pool in pools:
+        held = places.setdefault(_place(pool.key), {})
+        held.setdefault(pool.first.rows_digest, []).append(pool.key["technique"])
+    return [
+        f"{where}: {' and '.join(', '.join(names) for names in held.values())} were scored on "
+        "different records or labels and are not compared. Evaluate the runs again with one "
+        "catalog."
+        for where, held in places.items()
+        if len(held) > 1
+    ]
+
+
+def other_seeds(pools: Sequence[Pool]) -> list[str]:
+    """Notes on techniques that were run with different seeds."""
+    found: dict[tuple[str, str, str], list[str]] = {}
+    for place, members in contests(pools):
+        seeds: dict[tuple[int, ...], list[str]] = {}
+        for pool in members:
+            seeds.setdefault(pool.seeds, []).append(pool.key["technique"])
+        if len(seeds) > 1:
+            said = "; ".join(
+                f"{', '.join(names)}: {', '.join(map(str, held))}" for held, names in seeds.items()
+            )
+            settings = found.setdefault((place["source"], place["protocol"], said), [])
+            settings += [place["setting"]] if place["setting"] not in settings else []
+    return [
+        f"{source}, {protocol}, {', '.join(settings)}: the techniques have different seeds "
+        f"({said}). Where two differ in them, the interval and p of their difference say nothing "
+        "about seeds."
+        for (source, protocol, said), settings in found.items()
+    ]
+
+
+def _place(key: Mapping[str, str]) -> str:
+    return (
+        f"{key['source']}, {key['dataset']} ({key['split']}), {key['setting']}, {key['protocol']}"
+    )
+
+
+def _base_of(scratch: Pool, others: Sequence[Pool]) -> bool:
+    """Whether results from scratch are what others differ from only by their pretraining."""
+    return all(
+        comparable_with(scratch.key["protocol"], other.key["protocol"])
+        or same_transfer(scratch.first.run, other.first.run)
+        for other in others
+    )
+
+
+def _ranking(
+    place: Mapping[str, str], members: Sequence[Pool], p: Mapping[tuple[str, str], float]
+) -> Iterator[Row]:
+    """Rows of the ranking of some techniques, best first.
+
+    Args:
+        place: Where they meet.
+        members: Their results.
+        p: Of each pair, after Holm.
+    """
+    values = {pool.key["technique"]: pool.value("auroc") for pool in members}
+    drawn = {pool.key["technique"]: pool.resampled("auroc") for pool in members}
+    stability, basis = ranking_stability(values, drawn, p), members[0].basis("auroc")
+    why = basis.no_test or basis.no_interval or basis.rough or "the resamples do not differ"
+    for technique in stability.order:
+        rank, low, high = stability.rank[technique]
+        untested = why if np.isnan(low) else ""
+        yield {
+            **place,
+            "technique": technique,
+            "rank": rank,
+            "low": low,
+            "high": high,
+            "tau": np.nan if basis.no_interval else stability.tau,
+            "caution": caution(interval=untested, τ=basis.no_interval),
+        }

@@ -1,0 +1,82 @@
+"""ROC and calibration curves of each class, for figures."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
+from sklearn.metrics import roc_curve
+
+from benchmd_ray.report.frames import FRAMES, frame
+from benchmd_ray.report.pools import Pool
+from benchmd_ray.scores.sums import BINS
+
+POINTS = 200
+"""Most points of a ROC curve."""
+Floats = npt.NDArray[np.float64]
+Points = dict[str, npt.NDArray[np.generic]]
+"""Columns of a curve, all of one length."""
+Curve = Callable[[npt.NDArray[np.int8], Floats], Points]
+
+
+def roc_frame(pools: Sequence[Pool]) -> pd.DataFrame:
+    """ROC curves of every class and seed, each of at most `POINTS` points from (0, 0) to (1, 1)."""
+    return _curves("roc", pools, _roc)
+
+
+def calibration_frame(pools: Sequence[Pool]) -> pd.DataFrame:
+    """Mean score and share of positives in bins of equal width of every class's score.
+
+    The bins are those of the metric ``calibration_error``; empty ones are excluded.
+    """
+    return _curves("calibration", pools, _calibration)
+
+
+def _curves(name: str, pools: Sequence[Pool], curve: Curve) -> pd.DataFrame:
+    found = [one for pool in pools for one in _of_pool(pool, curve)]
+    if not found:
+        return frame(name, [])
+    lengths = [len(next(iter(points.values()))) for _, points in found]
+    columns = {  # of all curves at once: a frame of each would take most of a report's time
+        column: np.repeat([about[column] for about, _ in found], lengths)
+        if column in found[0][0]
+        else np.concatenate([points[column] for _, points in found])
+        for column in FRAMES[name]
+    }
+    return pd.DataFrame(columns).astype(FRAMES[name])
+
+
+def _of_pool(pool: Pool, curve: Curve) -> Iterator[tuple[dict[str, Any], Points]]:
+    """What names each curve, and its points."""
+    for seed, member in zip(pool.seeds, pool.members, strict=True):
+        for index, name in enumerate(member.classes):
+            target, score = member.targets[:, index], member.scores[:, index]
+            known = target >= 0
+            if 0 < np.count_nonzero(target == 1) < np.count_nonzero(known):
+                points = curve(target[known], score[known])
+                yield {**pool.key, "class": name, "seed": seed}, points
+
+
+def _roc(target: npt.NDArray[np.int8], score: Floats) -> Points:
+    fpr, tpr, _ = roc_curve(target, score)
+    if len(fpr) > POINTS:
+        # evenly along the curve, whose length in this sense is at most 2
+        along = fpr + tpr
+        places = np.searchsorted(along, np.linspace(0, along[-1], POINTS))
+        places = np.unique(np.append(places, (0, len(fpr) - 1)))[: len(fpr)]
+        fpr, tpr = fpr[places], tpr[places]
+    return {"fpr": fpr, "tpr": tpr}
+
+
+def _calibration(target: npt.NDArray[np.int8], score: Floats) -> Points:
+    place = np.minimum((np.clip(score, 0, 1) * BINS).astype(np.intp), BINS - 1)
+    count = np.bincount(place, minlength=BINS)
+    held = np.flatnonzero(count)
+    return {
+        "predicted": np.bincount(place, score, minlength=BINS)[held] / count[held],
+        "observed": np.bincount(place, target, minlength=BINS)[held] / count[held],
+        "count": count[held],
+    }

@@ -1,0 +1,210 @@
+"""Forest plots: differences to scratch and gaps to targets, a row for each dataset."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import pandas as pd
+from matplotlib.lines import Line2D
+
+from benchmd_ray.report.figures_panels import (
+    SETTING_LABELS,
+    SMALL,
+    difference_limits,
+    dodged,
+    grid,
+    technique_legend,
+)
+from benchmd_ray.report.figures_parts import (
+    Drawn,
+    Report,
+    Skipped,
+    Study,
+    Titled,
+    mean_auroc,
+    of_metric,
+    of_place,
+    places_of,
+    settings_of,
+    techniques_of,
+)
+from benchmd_ray.report.figures_wording import (
+    by_chance,
+    caveat,
+    differences,
+    how_drawn,
+    joined,
+    judged,
+    sizes,
+)
+
+SECTION = "Results"
+BASELINE = "scratch"
+HOLLOW = "Filled points: the test of that difference has p < 0.05; hollow: no difference is shown."
+ROW, TECHNIQUE = 0.14, 0.14
+"""Inches of a row, and for each technique in it."""
+Draw = Callable[[Report, tuple[Study, ...], bool, str], Drawn]
+
+
+def draw_forests(report: Report) -> Iterator[Drawn]:
+    """Changes and gaps of all studies, with the most labels."""
+    for draw, topic in ((draw_changes, "change"), (draw_gaps, "gap")):
+        for studies in report.together:
+            yield draw(report, studies, False, report.name(topic, studies))
+
+
+def draw_forests_by_setting(report: Report) -> Iterator[Drawn]:
+    """Changes and gaps of each study in all its settings, where it has several."""
+    for draw, topic in ((draw_changes, "change"), (draw_gaps, "gap")):
+        for study in report.studies:
+            if len(settings_of(study.of(report.analysis.scores))) > 1:
+                yield draw(report, (study,), True, f"{topic}-by-setting-{study.slug}")
+
+
+def draw_changes(report: Report, studies: tuple[Study, ...], every: bool, name: str) -> Drawn:
+    """Difference of each technique to scratch on each dataset.
+
+    Args:
+        report: What is drawn from.
+        studies: A panel each.
+        every: Show all settings, not only the one with the most labels.
+        name: Of the figure.
+    """
+    changes = judged(of_metric(report.analysis.changes))
+    parts = _parts(report, changes, studies, every)
+    if not parts:
+        return Skipped(name, f"no technique has enough patients to be compared with {BASELINE}")
+    return _forest(
+        report,
+        parts,
+        every,
+        name,
+        what=f"Change over {BASELINE}",
+        names=("gains", "losses"),
+        axis=f"AUROC − {BASELINE}'s",
+        said=f"AUROC of a technique minus {BASELINE}'s on the same rows, {how_drawn(report)}.",
+    )
+
+
+def draw_gaps(report: Report, studies: tuple[Study, ...], every: bool, name: str) -> Drawn:
+    """In-distribution AUROC minus that of each target; for the arguments see `draw_changes`."""
+    gaps = judged(of_metric(report.analysis.gaps)).rename(columns={"gap": "value"})
+    parts = _parts(report, gaps.assign(split=""), studies, every)
+    if not parts:
+        return Skipped(name, "no target is scored by a run whose own validation split is scored")
+    return _forest(
+        report,
+        parts,
+        every,
+        name,
+        what="Gap to the targets",
+        names=("lower there", "higher there"),
+        axis="AUROC in distribution − target",
+        said="AUROC on the source's validation split minus that on the target, "
+        f"{how_drawn(report)}, the two drawn independently, as if no patient were in both. "
+        "Above zero: the target is harder.",
+    )
+
+
+Parts = list[tuple[Study, str, pd.DataFrame]]
+"""Of each panel: its study, its heading, and its rows in their order, named in ``row``."""
+
+
+def _parts(report: Report, frame: pd.DataFrame, studies: tuple[Study, ...], every: bool) -> Parts:
+    parts = []
+    for study in studies:
+        rows = study.of(frame).dropna(subset=["value"])
+        detail = report.detail(study)
+        if not every:
+            rows = rows[rows["setting"] == detail]
+        if len(rows):
+            heading = study.label if every else f"{study.label}: {_short(detail)}"
+            parts.append((study, heading, _named(study, rows, every)))
+    return parts
+
+
+def _named(study: Study, rows: pd.DataFrame, every: bool) -> pd.DataFrame:
+    """Rows by place and setting, each with what stands at its side."""
+    found, places = [], places_of(study, rows)
+    for place in places:
+        of_one = of_place(rows, place)
+        alone = sum(name == place[0] for name, _ in places) == 1
+        at = place[0] if alone and place[0] != study.source else f"{place[0]} ({place[1]})"
+        for setting in settings_of(of_one):
+            label = f"{at}\n{_short(setting)}" if every else at
+            found.append(of_one[of_one["setting"] == setting].assign(row=label))
+    return pd.concat(found, ignore_index=True)
+
+
+def _short(setting: str) -> str:
+    return SETTING_LABELS.get(setting, setting).replace("\n", ", ")
+
+
+def _forest(
+    report: Report,
+    parts: Parts,
+    every: bool,
+    name: str,
+    *,
+    what: str,
+    names: tuple[str, str],
+    axis: str,
+    said: str,
+) -> Titled:
+    """A panel for each part, each with limits of its own.
+
+    Args:
+        report: What is drawn from.
+        parts: value, low, high, tested, differs, caution.
+        every: Whether rows are settings, too.
+        name: Of the figure.
+        what: What the differences are.
+        names: What those above and below zero are.
+        axis: Name of the x axis.
+        said: What they are of, for the caption.
+    """
+    whole = pd.concat([rows for _, _, rows in parts], ignore_index=True)
+    several = whole["modality"].nunique() > 1
+    told = whole if several else whole.drop(columns="modality")
+    found = differences(told, what if several else f"{parts[0][0].label}: {what.lower()}", *names)
+    techniques = techniques_of(whole)
+    most = max(rows["row"].nunique() for _, _, rows in parts)
+    height = most * max(ROW + TECHNIQUE * len(techniques), 0.34 if every else 0.2) + 0.55
+    figure, panels = grid(found, len(parts), row=height)
+    for axes, (_, heading, rows) in zip(panels, parts, strict=True):
+        at = list(dict.fromkeys(rows["row"]))
+        dodged(
+            axes,
+            rows,
+            at=at,
+            column="row",
+            techniques=techniques_of(rows),
+            looks=report.looks,
+            sideways=True,
+        )
+        axes.set_title(heading)
+        axes.set_yticks(range(len(at)), at, fontsize=SMALL)
+        axes.tick_params(axis="y", length=0)
+        axes.set_xlim(*difference_limits(rows))
+        axes.set_xlabel(axis, fontsize=SMALL + 0.5)
+        axes.axvline(0, color="#333333", linewidth=0.9, zorder=1)
+    hollow = Line2D(
+        [],
+        [],
+        label="hollow: no difference shown",
+        color="#444444",
+        marker="o",
+        markerfacecolor="white",
+    )
+    hollow.set_linestyle("none")
+    technique_legend(figure, techniques, report.looks, extra=[hollow])
+    scores = mean_auroc(report.analysis.scores)
+    caption = joined(
+        said,
+        "" if every else report.not_drawn([study for study, _, _ in parts]),
+        HOLLOW,
+        caveat(whole),
+        by_chance(int(whole["tested"].sum())),
+        sizes(pd.concat([study.of(scores) for study, _, _ in parts])),
+    )
+    return Titled(name, SECTION, found, caption, figure, aggregate=True)

@@ -1,0 +1,163 @@
+"""Figures of section "Label efficiency": AUROC against the labels that fine-tuning was given."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+import pandas as pd
+from matplotlib.axes import Axes
+
+from benchmd_ray.report.canvas import TechniqueLook
+from benchmd_ray.report.figures_panels import (
+    FAINT,
+    SMALL,
+    auroc_limits,
+    chance_line,
+    chance_mark,
+    grid,
+    technique_legend,
+)
+from benchmd_ray.report.figures_parts import (
+    Drawn,
+    Report,
+    Skipped,
+    Study,
+    Titled,
+    heading,
+    in_distribution,
+    mean_auroc,
+    of_place,
+    on_targets,
+    place_label,
+    places_of,
+    techniques_of,
+)
+from benchmd_ray.report.figures_wording import how_drawn, joined, sizes
+from benchmd_ray.scores.support import TEST_PATIENTS
+
+SECTION = "Label efficiency"
+LABELS = {
+    "finetune-small": (3.0, "8"),
+    "finetune-medium": (6.0, "64"),
+    "finetune-large": (8.0, "256"),
+    "finetune-full": (10.0, "all"),
+}
+"""Place on the axis, the base-2 logarithm of labels per class, and its name; "all" stands apart."""
+BREAK = 9.0
+Place = tuple[str, str]
+"""Dataset and split."""
+
+
+def draw_label_efficiency(report: Report) -> Iterator[Drawn]:
+    """One figure: a panel for each study, with its first target, or else with its source."""
+    for studies in report.together:
+        shown = []
+        for study in studies:
+            places = places_of(study, on_targets(_finetuned(report, study)))
+            places = places or places_of(study, in_distribution(_finetuned(report, study)))
+            shown += [(study, place) for place in places[:1]]
+        yield draw_curves(report, shown, report.name("label-efficiency", studies))
+
+
+def draw_label_efficiency_by_dataset(report: Report) -> Iterator[Drawn]:
+    """One figure for each study: a panel for each dataset and split."""
+    for study in report.studies:
+        places = places_of(study, _finetuned(report, study))
+        if len(places) > 1:
+            shown = [(study, place) for place in places]
+            yield draw_curves(report, shown, f"label-efficiency-{study.slug}")
+
+
+def _finetuned(report: Report, study: Study) -> pd.DataFrame:
+    scores = study.of(mean_auroc(report.analysis.scores)).dropna(subset=["value"])
+    return scores[scores["setting"].isin(list(LABELS))]
+
+
+def draw_curves(report: Report, shown: Sequence[tuple[Study, Place]], name: str) -> Drawn:
+    """AUROC against labels per class, with the intervals as bands.
+
+    Args:
+        report: What is drawn from.
+        shown: A panel each; where there is a single fine-tuning setting there is none.
+        name: Of the figure.
+    """
+    parts = [(*at, of_place(_finetuned(report, at[0]), at[1])) for at in shown]
+    parts = [part for part in parts if part[2]["setting"].nunique() > 1]
+    if not parts:
+        return Skipped(name, "fewer than two fine-tuning settings are there: nothing to join")
+    studies = list(dict.fromkeys(study for study, *_ in parts))
+    scores = pd.concat([rows for *_, rows in parts])
+    title = _finding(scores) if len(studies) > 1 else f"{studies[0].label}: {_finding(scores)}"
+    techniques = techniques_of(scores)
+    figure, panels = grid(title, len(parts), row=2.6)
+    for axes, (study, place, rows) in zip(panels, parts, strict=True):
+        _curves(axes, rows, techniques, report.looks)
+        axes.set_title(heading(study, place) if len(studies) > 1 else place_label(study, place))
+        axes.set_ylim(*auroc_limits(rows))
+        axes.set_ylabel("AUROC")
+        axes.set_xlabel("labels per class (logarithmic)", fontsize=SMALL + 0.5)
+        chance_line(axes)
+    technique_legend(figure, techniques, report.looks, lines=True, extra=[chance_mark()])
+    caption = joined(
+        f"Fine-tuned encoders; mean AUROC over classes, bands: {how_drawn(report)}. A class with "
+        "fewer labelled records gives all that it has; all labels stand right of the grey bar, "
+        "since their number differs from class to class. Whether intervals overlap is not a test.",
+        sizes(scores),
+    )
+    return Titled(name, SECTION, title, caption, figure, aggregate=True)
+
+
+def _curves(
+    axes: Axes, frame: pd.DataFrame, techniques: Sequence[str], looks: Mapping[str, TechniqueLook]
+) -> None:
+    settings = [s for s in LABELS if s in set(frame["setting"])]
+    for technique in techniques:
+        rows = frame[frame["technique"] == technique].set_index("setting")
+        rows = rows.loc[[s for s in settings if s in rows.index]]
+        x, look = [LABELS[s][0] for s in rows.index], looks[technique]
+        axes.fill_between(
+            x, rows["low"], rows["high"], color=look.colour, alpha=0.13, linewidth=0, zorder=1
+        )
+        axes.plot(
+            x,
+            rows["value"],
+            label=technique,
+            color=look.colour,
+            linestyle=look.line,
+            marker=look.marker,
+            markersize=5.0,
+            linewidth=1.4,
+            zorder=3,
+        )
+    ticks = [LABELS[s] for s in settings]
+    axes.set_xticks([at for at, _ in ticks], [text for _, text in ticks])
+    axes.set_xlim(ticks[0][0] - 0.4, ticks[-1][0] + 0.4)
+    if "finetune-full" in settings:
+        axes.axvline(BREAK, color=FAINT, linewidth=3, zorder=0)
+
+
+def _finding(scores: pd.DataFrame) -> str:
+    """In how many curves the first and last interval do not meet: a description, not a test."""
+    settings = [s for s in LABELS if s in set(scores["setting"])]
+    span = f"from {LABELS[settings[0]][1]} to {LABELS[settings[-1]][1]} labels per class"
+    curves = up = down = 0
+    spans = scores[scores["patients"] >= TEST_PATIENTS].dropna(subset=["low", "high"])
+    for _, rows in spans.groupby(["dataset", "split", "technique"]):
+        ends = rows.set_index("setting")
+        if {settings[0], settings[-1]} <= set(ends.index):
+            low, high = ends["low"].astype(float), ends["high"].astype(float)
+            curves += 1
+            up += bool(low[settings[-1]] > high[settings[0]])
+            down += bool(high[settings[-1]] < low[settings[0]])
+    if not curves:
+        return f"AUROC {span}: no curve has intervals of {TEST_PATIENTS} patients at both ends"
+    if not up + down:
+        which = "of the curve" if curves == 1 else f"of all {curves} curves"
+        return f"AUROC {span}: the intervals at both ends {which} overlap"
+    fell = f", lower in {down}" if down else ""
+    left = curves - up - down
+    rest = f"; in {left} they overlap" if left else ""
+    return (
+        f"AUROC {span}: at the end higher in {up} of {curves} curves{fell}, with intervals that "
+        f"do not overlap{rest}"
+    )

@@ -1,0 +1,217 @@
+"""Figures of section "Significance": which techniques differ on the same rows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+import pandas as pd
+from matplotlib import colormaps
+from matplotlib.axes import Axes
+from matplotlib.cm import ScalarMappable
+from matplotlib.colors import Normalize
+from matplotlib.figure import Figure
+
+from benchmd_ray.report.canvas import new_figure
+from benchmd_ray.report.figures_panels import (
+    SETTING_LABELS,
+    SMALL,
+    title_height,
+)
+from benchmd_ray.report.figures_parts import (
+    Drawn,
+    Report,
+    Skipped,
+    Study,
+    Titled,
+    heading,
+    mean_auroc,
+    of_metric,
+    of_place,
+    ordered,
+    places_of,
+    settings_of,
+)
+from benchmd_ray.report.figures_wording import (
+    how_drawn,
+    joined,
+    p_value,
+    several_seeds,
+    signed,
+    sizes,
+    spanned,
+)
+from benchmd_ray.report.names import TECHNIQUES
+from benchmd_ray.scores.comparison import LEVEL
+
+SECTION = "Significance"
+STARS = ((0.001, "***"), (0.01, "**"), (LEVEL, "*"))
+COLOURS = "PuOr"
+"""Two ends that colour-blind people tell apart; the numbers carry the sign in grey print."""
+COLUMNS = 3
+FEW = 10
+"""Of a class with fewer positives the title speaks."""
+AT_LEAST = 0.02
+"""The colours span this difference of AUROC at least, so that noise does not glow."""
+
+
+def draw_pairs(report: Report) -> Iterator[Drawn]:
+    """One figure for each study and dataset: a matrix for each setting."""
+    for study in report.studies:
+        pairs = study.of(report.analysis.pairs).dropna(subset=["difference"])
+        if pairs.empty:
+            yield Skipped(
+                f"significance-{study.slug}", "no two techniques are scored on the same rows"
+            )
+            continue
+        spread = max(AT_LEAST, float(pairs["difference"].abs().max()))
+        for place in places_of(study, pairs):
+            yield draw_matrices(report, study, place, spread)
+
+
+def draw_matrices(report: Report, study: Study, place: tuple[str, str], spread: float) -> Titled:
+    """A matrix of techniques for each setting: differences, and stars where they are shown.
+
+    Args:
+        report: What is drawn from.
+        study: Of these runs.
+        place: Dataset and split.
+        spread: The largest difference of the study: the colours are the same in all its figures.
+    """
+    pairs = of_place(study.of(report.analysis.pairs), place).dropna(subset=["difference"])
+    settings = settings_of(pairs)
+    names = ordered([*pairs["a"], *pairs["b"]], TECHNIQUES)
+    here = of_metric(of_place(study.of(report.analysis.scores), place))
+    title = f"{heading(study, place)}: {_finding(pairs, _rows(here))}"
+    rows = -(-len(settings) // COLUMNS)
+    figure = new_figure(title, 1.1 + title_height(title) + rows * (0.9 + 0.36 * (len(names) - 1)))
+    panels = [figure.add_subplot(rows, COLUMNS, n + 1) for n in range(len(settings))]
+    for axes, setting in zip(panels, settings, strict=True):
+        _matrix(axes, pairs[pairs["setting"] == setting], names, spread)
+        label = SETTING_LABELS.get(setting, setting)
+        axes.set_title(label.replace("\n", ", "))
+    _colour_bar(figure, panels, spread)
+    caption = joined(
+        "Each cell: AUROC of its row's technique minus that of its column's on the same rows. "
+        f"Stars: p adjusted by Holm for all pairs of one matrix, {_tested(here)}, "
+        "below 0.05 (*), 0.01 (**), 0.001 (***). Without stars no difference is shown. In the "
+        f"title: {how_drawn(report)}.",
+        "Without colour: too few patients for a test." if pairs["p_holm"].isna().any() else "",
+        sizes(mean_auroc(here)),
+    )
+    name = f"significance-{study.slug}-{place[0]}-{place[1]}"
+    return Titled(name, SECTION, title, caption, figure, aggregate=True)
+
+
+def _colour_bar(figure: Figure, panels: Sequence[Axes], spread: float) -> None:
+    bar = figure.colorbar(
+        ScalarMappable(Normalize(-spread, spread), COLOURS),
+        ax=list(panels),
+        orientation="horizontal",
+        location="bottom",
+        aspect=60,
+        fraction=0.04,
+        pad=0.02,
+    )
+    bar.set_label("difference of AUROC, row − column", fontsize=8)
+    bar.outline.set_linewidth(0.4)
+    bar.ax.tick_params(labelsize=SMALL)
+
+
+def _matrix(axes: Axes, pairs: pd.DataFrame, names: Sequence[str], spread: float) -> None:
+    """Lower triangle: later techniques in rows, earlier ones in columns; coloured where tested."""
+    shades = np.full((len(names) - 1, len(names) - 1), np.nan)
+    for _, row in pairs.iterrows():
+        a, b = names.index(row["a"]), names.index(row["b"])
+        sign = 1 if b > a else -1
+        down, across = max(a, b) - 1, min(a, b)
+        value = sign * row["difference"]
+        shades[down, across] = np.nan if np.isnan(row["p_holm"]) else value
+        found = stars(row)
+        axes.text(
+            across,
+            down,
+            f"{signed(value)}\n{found or ' '}",
+            ha="center",
+            va="center",
+            fontsize=7.0,
+            fontweight="bold" if found else "normal",
+            color="black" if np.isnan(row["p_holm"]) else _ink(value / spread),
+        )
+    axes.imshow(shades, cmap=COLOURS, vmin=-spread, vmax=spread, aspect="auto")
+    axes.set_xticks(
+        range(len(names) - 1),
+        names[:-1],
+        fontsize=SMALL,
+        rotation=30,
+        ha="right",
+        rotation_mode="anchor",
+    )
+    axes.set_yticks(range(len(names) - 1), names[1:], fontsize=SMALL)
+    axes.tick_params(length=0, pad=2)
+    for side in ("left", "bottom"):
+        axes.spines[side].set_visible(False)
+
+
+def _ink(share: float) -> str:
+    """Colour of text that can be read on the colour of a share of the scale, −1 to 1."""
+    red, green, blue, _ = colormaps[COLOURS]((share + 1) / 2)
+    return "black" if 0.3 * red + 0.59 * green + 0.11 * blue > 0.5 else "white"
+
+
+def is_shown(row: pd.Series) -> bool:
+    """Whether a pair differs, by the adjusted p."""
+    return bool(row["p_holm"] < LEVEL)
+
+
+def stars(row: pd.Series) -> str:
+    """Stars of a pair; none where no difference is shown."""
+    if not is_shown(row):
+        return ""
+    return next(text for below, text in STARS if row["p_holm"] < below)
+
+
+def _tested(scores: pd.DataFrame) -> str:
+    """Where the p values come from."""
+    exchange = "by exchange of the two techniques within patients"
+    if several_seeds(scores):
+        return (
+            f"{exchange} where both have one seed, else by Student's t over patients, and over "
+            "training seeds where both have the same"
+        )
+    return exchange
+
+
+def _rows(scores: pd.DataFrame) -> str:
+    """On how many patients techniques are compared, and the rarest class where it is rare."""
+    if scores.empty:
+        return ""
+    classes = scores[(scores["class"] != "mean") & scores["value"].notna()]
+    rare = classes[classes["positives"] < FEW].sort_values("positives", kind="stable")
+    few = ""
+    if len(rare):
+        count = int(rare["positives"].iloc[0])
+        few = f", {rare['class'].iloc[0]} has {count} positive{'s' * (count != 1)}"
+    return f" ({int(scores['patients'].max()):,} patients{few})"
+
+
+def _finding(pairs: pd.DataFrame, rows: str) -> str:
+    clear = pairs[[is_shown(row) for _, row in pairs.iterrows()]]
+    total = int(pairs["p_holm"].count())
+    if not total:
+        return f"too few patients to test whether techniques differ{rows}"
+    if clear.empty:
+        if total == 1:
+            (tested,) = pairs.dropna(subset="p_holm")[["a", "b"]].to_numpy()
+            return f"{tested[0]} and {tested[1]} are not shown to differ{rows}"
+        return f"none of {total} pairs of techniques is shown to differ{rows}"
+    row = clear.iloc[int(clear["difference"].abs().to_numpy().argmax())]
+    better, worse, low, high = row["b"], row["a"], row["low"], row["high"]
+    if row["difference"] < 0:
+        better, worse, low, high = worse, better, -high, -low
+    number = spanned(abs(row["difference"]), low, high, signed)
+    return (
+        f"{len(clear)} of {total} pairs of techniques differ{rows}; most {better} over {worse}, "
+        f"{number}, {p_value(row['p_holm'])} after Holm's correction within each setting "
+        f"({row['setting']})"
+    )

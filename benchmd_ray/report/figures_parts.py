@@ -1,0 +1,310 @@
+"""What the report's figures are made of: their type, the studies, the rows of each."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pandas as pd
+from matplotlib.figure import Figure
+
+from benchmd_ray.data.splits import TARGET_SPLIT
+from benchmd_ray.evaluation.registry import usual_start
+from benchmd_ray.report.canvas import TechniqueLook
+from benchmd_ray.report.names import SETTINGS, TECHNIQUES
+from benchmd_ray.report.protocols import comparable_with, letters_of
+
+if TYPE_CHECKING:
+    from benchmd_ray.report.analysis import Analysis
+
+TOGETHER = 8
+"""Studies in one figure, at most."""
+STUDY = ("modality", "source", "policy", "protocol")
+MOST_LABELS = ("full", "large", "medium", "small")
+MOST_TRAINED = ("finetune", "linear", "knn")
+"""Labels and modes of transfer settings, the most first."""
+OVER_TARGETS = (
+    *("setting", "technique", "value", "low", "high", "paper", "tested", "differs", "caution"),
+)
+"""Columns of `over_targets`."""
+
+
+@dataclass(frozen=True)
+class Titled:
+    """A figure of the report."""
+
+    name: str
+    """Stem of its files."""
+    section: str
+    title: str
+    """What it shows, with numbers; also drawn at the figure's top."""
+    caption: str
+    """What the marks and intervals are, and how many patients, resamples and seeds."""
+    figure: Figure
+    folded: bool = False
+    """Whether the page shows only its title until it is opened."""
+    aggregate: bool = False
+    """Whether it shows nothing of a single record; no other figure is sent to W&B."""
+
+
+@dataclass(frozen=True)
+class Skipped:
+    """A figure that could not be drawn."""
+
+    name: str
+    reason: str
+
+
+Drawn = Titled | Skipped
+
+
+@dataclass(frozen=True)
+class Study:
+    """What one figure holds at most: runs that were trained alike on one source."""
+
+    modality: str
+    source: str
+    policy: str
+    protocol: str
+    label: str
+    """Short: names the policy where the report holds several, the protocol if it is not fixed."""
+
+    @property
+    def slug(self) -> str:
+        """For names of files."""
+        return self.label.replace(", ", "-").replace(" ", "-")
+
+    def of(self, frame: pd.DataFrame) -> pd.DataFrame:
+        """Rows of this study; where its protocol names a pretraining, those from scratch too."""
+        here = np.ones(len(frame), bool)
+        for column in ("modality", "source", "policy"):
+            if column in frame:
+                here &= (frame[column] == getattr(self, column)).to_numpy(bool)
+        if "protocol" in frame:
+            fit = {name for name in set(frame["protocol"]) if comparable_with(name, self.protocol)}
+            here &= frame["protocol"].isin(list(fit)).to_numpy(bool)
+        return frame[here]
+
+
+@dataclass(frozen=True)
+class Report:
+    """The analysis, and what all its figures have in common."""
+
+    analysis: Analysis
+    looks: Mapping[str, TechniqueLook]
+    studies: tuple[Study, ...]
+    resamples: int | None = None
+    """Of the patients, where it is known."""
+
+    @property
+    def together(self) -> list[tuple[Study, ...]]:
+        """The studies that have a figure together."""
+        held = self.studies
+        return [held[first : first + TOGETHER] for first in range(0, max(1, len(held)), TOGETHER)]
+
+    def name(self, topic: str, studies: tuple[Study, ...]) -> str:
+        """Stem of the files of a figure of these studies."""
+        groups = self.together
+        return topic if len(groups) == 1 else f"{topic}-{groups.index(studies) + 1}"
+
+    def detail(self, study: Study) -> str:
+        """The setting of the figures that show only one: the one with the most labels."""
+        return min(settings_of(study.of(self.analysis.scores)), key=_by_labels)
+
+    def not_drawn(self, studies: Sequence[Study]) -> str:
+        """Names the settings that `detail` leaves out, as a sentence; empty: none."""
+        others: dict[tuple[str, ...], list[str]] = {}
+        for study in studies:
+            found, drawn = settings_of(study.of(self.analysis.scores)), self.detail(study)
+            others.setdefault(tuple(s for s in found if s != drawn), []).append(study.label)
+        if len(others) == 1:
+            names = ", ".join(next(iter(others)))
+            return f"Not drawn, but in the tables: {names}." * bool(names)
+        parts = [f"of {'; '.join(of)} {', '.join(names)}" for names, of in others.items() if names]
+        return f"Not drawn, but in the tables: {'; '.join(parts)}."
+
+
+def studies(scores: pd.DataFrame, modalities: Sequence[str]) -> tuple[Study, ...]:
+    """The studies of a report: in the order of the modalities, then by name.
+
+    Args:
+        scores: Rows of results with the columns `STUDY`.
+        modalities: Names of all that they are of.
+    """
+    if scores.empty:
+        return ()
+    protocols: dict[tuple[str, str, str], list[str]] = {}
+    rows = {tuple(map(str, row)) for row in scores[list(STUDY)].to_numpy()}
+    for kind, source, policy, protocol in sorted(rows):
+        protocols.setdefault((kind, source, policy), []).append(protocol)
+    keys = [(*key, name) for key, names in protocols.items() for name in letters_of(names)]
+    keys.sort(key=lambda key: (modalities.index(key[0]), key))
+    several = len({policy for _, _, policy, _ in keys}) > 1
+    return tuple(
+        Study(
+            *key,
+            ", ".join(
+                part
+                for part, named in zip(
+                    key, (True, True, several, key[3] != usual_start()), strict=True
+                )
+                if named
+            ),
+        )
+        for key in keys
+    )
+
+
+def ordered(names: Iterable[str], known: Sequence[str]) -> list[str]:
+    """Names without repetition, the known ones first in their order."""
+    found = set(names)
+    return [name for name in known if name in found] + sorted(found - set(known))
+
+
+def techniques_of(frame: pd.DataFrame) -> list[str]:
+    """Techniques in the benchmark's order."""
+    return ordered(frame["technique"], TECHNIQUES)
+
+
+def settings_of(frame: pd.DataFrame) -> list[str]:
+    """Transfer settings in the benchmark's order."""
+    return ordered(frame["setting"], SETTINGS)
+
+
+def _by_labels(setting: str) -> tuple[int, int]:
+    """Sorts settings: first the most labels, and of the same labels the most that is trained."""
+    mode, _, labels = setting.partition("-")
+    return _place(MOST_LABELS, labels or "full"), _place(MOST_TRAINED, mode)
+
+
+def _place(known: Sequence[str], name: str) -> int:
+    return known.index(name) if name in known else len(known)
+
+
+def mean_auroc(scores: pd.DataFrame) -> pd.DataFrame:
+    """Rows of the AUROC averaged over classes."""
+    if scores.empty:
+        return scores
+    return scores[(scores["metric"] == "auroc") & (scores["class"] == "mean")]
+
+
+def of_metric(frame: pd.DataFrame, metric: str = "auroc") -> pd.DataFrame:
+    """Rows of one metric."""
+    return frame if frame.empty else frame[frame["metric"] == metric]
+
+
+def in_distribution(frame: pd.DataFrame) -> pd.DataFrame:
+    """Rows of the source's own validation split, as in the paper; without it of its test split."""
+    own = frame[frame["dataset"] == frame["source"]]
+    if own.empty:
+        return own
+    splits = own.groupby(["source", "policy"])["split"].transform(_of_source)
+    chosen = own["split"].to_numpy(str) == splits.to_numpy(str)
+    return own[np.asarray(chosen, bool)]
+
+
+def _of_source(splits: pd.Series) -> str:
+    held = {str(split) for split in splits}
+    return next((name for name in ("validation", "test") if name in held), min(held))
+
+
+def on_targets(frame: pd.DataFrame) -> pd.DataFrame:
+    """Rows of the targets, of the one split of each that its policy scores."""
+    frame = frame[(frame["role"] == "target") & (frame["dataset"] != frame["source"])]
+    if frame.empty:
+        return frame
+    splits: dict[tuple[str, str], set[str]] = {}
+    names = list(zip(frame["policy"], frame["dataset"], frame["split"], strict=True))
+    for policy, dataset, split in names:
+        splits.setdefault((policy, dataset), set()).add(split)
+    scored = {
+        key: TARGET_SPLIT[key[0]] if TARGET_SPLIT.get(key[0]) in found else min(found)
+        for key, found in splits.items()
+    }
+    return frame[np.array([split == scored[policy, name] for policy, name, split in names])]
+
+
+def over_targets(frame: pd.DataFrame, *, one_seed: bool) -> pd.DataFrame:
+    """Mean over a study's targets of each setting and technique: value, low, high, paper.
+
+    Targets are taken as if no patient were in two: with one seed, the distances from mean to
+    interval ends add in quadrature (square-and-add, Zou and Donner 2008, doi:10.1002/sim.3095).
+    Intervals over several seeds hold the seeds' spread too, which targets share; then the ends are
+    averaged, which is right for estimates that go up and down together and too wide for others.
+    A technique that lacks a target which another has in the same setting is excluded: its mean
+    would be of other datasets. A mean is tested where all its targets are, and differs from zero
+    where its interval does not hold zero.
+
+    Args:
+        frame: Rows of one study with setting, technique, value, low, high, caution, paper if known,
+            and tested where they are differences.
+        one_seed: Whether all values are of one training seed.
+    """
+    rows = []
+    frame = on_targets(frame)
+    power = 2 if one_seed else 1
+    for setting, cells in frame.groupby("setting", sort=False):
+        whole = cells["dataset"].nunique()
+        for technique, found in cells.groupby("technique", sort=False):
+            if found["dataset"].nunique() != whole or len(found) != whole:
+                continue
+            value = float(found["value"].mean())
+            below = np.maximum((found["value"] - found["low"]).to_numpy(float), 0) ** power
+            above = np.maximum((found["high"] - found["value"]).to_numpy(float), 0) ** power
+            low = value - float(below.sum() ** (1 / power)) / whole
+            high = value + float(above.sum() ** (1 / power)) / whole
+            tested = "tested" in found and bool(found["tested"].all()) and low <= high
+            cautions = [caution for caution in found["caution"] if caution]
+            rows.append(
+                {
+                    "setting": setting,
+                    "technique": technique,
+                    "value": value,
+                    "low": low,
+                    "high": high,
+                    "paper": float(found["paper"].mean(skipna=False))
+                    if "paper" in found
+                    else np.nan,
+                    "tested": tested,
+                    "differs": tested and not low <= 0 <= high,
+                    "caution": cautions[0] if cautions else "",
+                }
+            )
+    return pd.DataFrame(rows, columns=list(OVER_TARGETS))
+
+
+def places_of(study: Study, frame: pd.DataFrame) -> list[tuple[str, str]]:
+    """(dataset, split) of a study: its source first, then the targets by name."""
+    found = {(str(d), str(s)) for d, s in zip(frame["dataset"], frame["split"], strict=True)}
+    return sorted(found, key=lambda at: (at[0] != study.source, at[0], at[1] != "validation", at))
+
+
+def of_place(frame: pd.DataFrame, place: tuple[str, str]) -> pd.DataFrame:
+    """Rows of one split of one dataset."""
+    return frame[(frame["dataset"] == place[0]) & (frame["split"] == place[1])]
+
+
+def of_setting(
+    study: Study, frame: pd.DataFrame, place: tuple[str, str], setting: str
+) -> pd.DataFrame:
+    """Rows of one study, dataset, split and setting."""
+    found = of_place(study.of(frame), place)
+    return found[found["setting"] == setting]
+
+
+def place_label(study: Study, place: tuple[str, str]) -> str:
+    """Name of a dataset and split, and what it is to the study."""
+    dataset, split = place
+    if dataset == study.source:
+        return f"{dataset} ({split}, {'in distribution' if split == 'validation' else 'source'})"
+    return f"{dataset} ({split}, target)"
+
+
+def heading(study: Study, place: tuple[str, str]) -> str:
+    """A study and one dataset and split of it, for titles."""
+    dataset, split = place
+    if dataset == study.source:
+        return f"{study.label} ({split}{', in distribution' * (split == 'validation')})"
+    return f"{study.label} → {dataset} ({split})"

@@ -1,0 +1,317 @@
+"""Figures of section "Significance": order of the techniques, over datasets and on each."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+
+import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+
+from benchmd_ray.evaluation.registry import usual_start
+from benchmd_ray.report.canvas import TechniqueLook
+from benchmd_ray.report.figures_panels import (
+    SETTING_LABELS,
+    columns_for,
+    dodged,
+    grid,
+    technique_legend,
+)
+from benchmd_ray.report.figures_parts import (
+    Drawn,
+    Report,
+    Skipped,
+    Study,
+    Titled,
+    in_distribution,
+    mean_auroc,
+    of_place,
+    on_targets,
+    place_label,
+    places_of,
+    settings_of,
+    techniques_of,
+)
+from benchmd_ray.report.figures_wording import (
+    GLUE,
+    joined,
+    listed,
+    p_value,
+    sizes,
+)
+from benchmd_ray.scores.comparison import LEVEL
+from benchmd_ray.scores.stability import CriticalDifference, critical_difference
+
+SECTION = "Significance"
+CELL = ["dataset", "setting"]
+THREE = 3
+"""Techniques of which a diagram is worth its place; of two, the forest plot says it."""
+DEPENDENT = (
+    "Settings and targets of one source share its patients and its pretrained models, so the tests "
+    "take one value of each source: the mean over its cells."
+)
+
+
+def draw_main_difference(report: Report) -> Iterator[Drawn]:
+    """A diagram of three techniques or more on enough sources, on targets where there is one."""
+    usual = [study for study in report.studies if study.protocol.split()[0] == usual_start()]
+    found = list(draw_critical_differences(replace(report, studies=tuple(usual)), least=THREE))
+    held = [one for one in found if isinstance(one, Titled)]
+    held.sort(key=lambda one: ("targets" not in one.name, "all-techniques" in one.name))
+    yield from held[:1] or found[-1:]
+
+
+def draw_critical_differences(report: Report, least: int = 0) -> Iterator[Drawn]:
+    """Mean ranks over sources and their (dataset × setting) cells: validation, and targets.
+
+    Args:
+        report: What is drawn from.
+        least: Techniques that a diagram has, at least; then its tests can show something, too.
+    """
+    bases = list(dict.fromkeys(study.protocol.split()[0] for study in report.studies))
+    for base in bases:
+        chosen: dict[tuple[str, str], Study] = {}
+        for study in report.studies:
+            if study.protocol.split()[0] == base:
+                chosen.setdefault((study.modality, study.source), study)
+        end = "" if base == usual_start() else f"-{base}"
+        for at, choose in (("in distribution", in_distribution), ("on targets", on_targets)):
+            tables = {
+                study: choose(study.of(mean_auroc(report.analysis.scores)))
+                for study in chosen.values()
+            }
+            name = f"critical-difference-{at.split()[-1]}{end}"
+            yield from _of_tables(report, tables, at, name, least)
+
+
+def _of_tables(
+    report: Report, tables: Mapping[Study, pd.DataFrame], at: str, name: str, least: int
+) -> Iterator[Drawn]:
+    """A diagram of the techniques that most cells share; one of all, where a study has all."""
+    held = {study: frozenset(table["technique"]) for study, table in tables.items() if len(table)}
+    shared = _shared(tables, held)
+    every = frozenset().union(*held.values())
+    if not shared:
+        yield Skipped(name, f"no study has two techniques with enough patients {at}")
+        return
+    for names, end in ((shared, ""), (every, "-all-techniques")):
+        used = {study: tables[study] for study in held if names <= held[study]}
+        if used and (not end or every != shared):
+            yield draw_critical_difference(report, used, names, at, f"{name}{end}", least)
+
+
+def _shared(
+    tables: Mapping[Study, pd.DataFrame], held: Mapping[Study, frozenset[str]]
+) -> frozenset[str]:
+    """Of the sets of techniques that two studies share, the one with the most in its table."""
+    sets = {a & b for a in held.values() for b in held.values() if len(a & b) > 1}
+
+    def size(names: frozenset[str]) -> tuple[int, int, list[str]]:
+        cells = sum(len(tables[s].groupby(CELL)) for s in held if names <= held[s])
+        return cells * (len(names) - 1), cells, sorted(names)
+
+    return max(sets, key=size, default=frozenset())
+
+
+def draw_critical_difference(
+    report: Report,
+    tables: Mapping[Study, pd.DataFrame],
+    names: frozenset[str],
+    at: str,
+    name: str,
+    least: int = 0,
+) -> Drawn:
+    """A critical-difference diagram.
+
+    Args:
+        report: What is drawn from.
+        tables: Mean AUROCs of each study.
+        names: Techniques to compare; cells that lack one are excluded.
+        at: Where the AUROCs were measured, for the title.
+        name: Of the figure.
+        least: See `draw_critical_differences`.
+    """
+    if len(names) < least:
+        return Skipped(name, f"fewer than {least} techniques are on the same cells {at}")
+    parts = {
+        study.label: table[table["technique"].isin(names)]
+        .pivot_table(index=CELL, columns="technique", values="value", dropna=False)
+        .reindex(columns=[t for t in techniques_of(table) if t in names])
+        for study, table in tables.items()
+        if len(table)
+    }
+    whole = pd.concat(parts).dropna()
+    order = techniques_of(pd.DataFrame({"technique": list(names)}))
+    if whole.empty:
+        return Skipped(name, f"no dataset and setting has all of {', '.join(order)} {at}")
+    sources = whole.index.get_level_values(0)
+    found = critical_difference(whole[order].to_numpy(float), order, list(sources))
+    if least and found.note:
+        return Skipped(name, found.note)
+    title = _finding(found, at)
+    figure, (axes,) = grid(title, 1, columns=1, row=0.9 + 0.24 * len(order), extra=0.3)
+    diagram(axes, found, report.looks)
+    caption = joined(
+        f"Mean rank by AUROC (1 is best) over {_cells(found)}, each one setting on one "
+        f"dataset {at} ({listed(sorted({s.modality for s in tables}))}), all seeds pooled.",
+        ""
+        if found.note
+        else "Bars join techniques of which no pair is shown to differ (Wilcoxon's signed-rank "
+        f"test, p adjusted by Holm, level {LEVEL}).",
+        f"Friedman's test over all: {p_value(found.p)}." if not np.isnan(found.p) else "",
+        found.note,
+        DEPENDENT,
+    )
+    return Titled(name, SECTION, title, caption, figure, aggregate=True)
+
+
+def diagram(axes: Axes, found: CriticalDifference, looks: Mapping[str, TechniqueLook]) -> None:
+    """The axis of ranks, the techniques at its sides, and the bars that join cliques."""
+    count = len(found.names)
+    left = (count + 1) // 2
+    bars = 0.35 * len(found.cliques)
+    for place, (name, rank) in enumerate(zip(found.names, found.mean_ranks, strict=True)):
+        first = place < left
+        depth = -(0.7 + bars + 0.8 * (place if first else count - 1 - place))
+        side = 0.75 if first else count + 0.25
+        colour, marker = looks[name].colour, looks[name].marker
+        axes.plot([rank, rank, side], [0, depth, depth], color="#555555", linewidth=0.8)
+        axes.plot(
+            [rank],
+            [0],
+            marker=marker,
+            color=colour,
+            markersize=7,
+            label=name,
+            clip_on=False,
+            zorder=5,
+        )
+        axes.annotate(
+            f"{name}  {rank:.2f}" if first else f"{rank:.2f}  {name}",
+            (side, depth),
+            (-4 if first else 4, 0),
+            textcoords="offset points",
+            ha="right" if first else "left",
+            va="center",
+        )
+    ranks = dict(zip(found.names, found.mean_ranks, strict=True))
+    for number, clique in enumerate(found.cliques):
+        ends = [ranks[clique[0]] - 0.04, ranks[clique[-1]] + 0.04]
+        height = -0.35 - 0.35 * number
+        axes.plot(ends, [height, height], color="black", linewidth=3.5, solid_capstyle="butt")
+    _rank_axis(axes, count, 1.1 + bars + 0.8 * (left - 1))
+
+
+def _rank_axis(axes: Axes, count: int, depth: float) -> None:
+    """The axis on top, and room below."""
+    axes.set_xlim(0.2, count + 0.8)
+    axes.set_ylim(-depth, 0)
+    axes.spines[["left", "bottom"]].set_visible(False)
+    axes.plot([1, count], [0, 0], color="black", linewidth=1.4, zorder=1, clip_on=False)
+    axes.set_yticks([])
+    axes.xaxis.tick_top()
+    axes.set_xticks(range(1, count + 1))
+    axes.xaxis.set_label_position("top")
+    axes.set_xlabel("mean rank (1 is best)")
+
+
+def _finding(found: CriticalDifference, at: str) -> str:
+    best, rank = found.names[0], found.mean_ranks[0]
+    tied = [n for n, r in zip(found.names, found.mean_ranks, strict=True) if np.isclose(r, rank)]
+    lead = f"lowest mean rank {listed(tied)} {rank:.2f}"
+    cells = _cells(found)
+    if found.note:
+        return f"Ranks {at}: nothing can be concluded from {cells}; {lead}"
+    clear = [(a, b) for a, b, p in found.pairs if p <= LEVEL]
+    if not clear:
+        return f"Ranks {at}: no technique is shown to differ from another in {cells}; {lead}"
+    below = [b for a, b in clear if a == best]
+    over = f", ahead of {listed(below)}" if below else ", not shown to be ahead of any"
+    return (
+        f"Ranks {at}: {len(clear)} of {len(found.pairs)} pairs of techniques differ over {cells}; "
+        f"{lead}{over}"
+    )
+
+
+def _cells(found: CriticalDifference) -> str:
+    return (
+        f"{found.cells} cell{'s' * (found.cells != 1)} of {found.sources} "
+        f"source{'s' * (found.sources != 1)}"
+    )
+
+
+def draw_rankings(report: Report) -> Iterator[Drawn]:
+    """One figure for each study: ranks on each dataset with their intervals."""
+    for study in report.studies:
+        yield draw_ranking(report, study)
+
+
+def draw_ranking(report: Report, study: Study) -> Drawn:
+    """Rank of each technique on each dataset and setting, with τ of the ranking."""
+    name = f"ranking-{study.slug}"
+    ranking = study.of(report.analysis.ranking).dropna(subset=["rank"])
+    techniques = techniques_of(ranking)
+    if len(techniques) < 2:
+        return Skipped(name, "fewer than two techniques are ranked on the same rows")
+    title = f"{study.label}: {_stability(ranking)}"
+    places, settings = places_of(study, ranking), settings_of(ranking)
+    figure, panels = grid(title, len(places), columns=columns_for(settings), row=2.5)
+    for axes, place in zip(panels, places, strict=True):
+        rows = of_place(ranking, place)
+        dodged(
+            axes,
+            rows.rename(columns={"rank": "value"}),
+            at=settings,
+            column="setting",
+            techniques=techniques,
+            looks=report.looks,
+        )
+        axes.set_title(place_label(study, place))
+        axes.set_xticks(range(len(settings)), [_tick(s, rows) for s in settings], fontsize=7.0)
+        axes.tick_params(axis="x", length=0)
+        axes.set_ylim(len(techniques) + 0.4, 0.6)
+        axes.set_yticks(range(1, len(techniques) + 1))
+        axes.set_ylabel("rank (1 is best)")
+    technique_legend(figure, techniques, report.looks)
+    caption = joined(
+        "Rank by mean AUROC. Its interval holds the ranks that no test of two techniques, adjusted "
+        "by Holm for all pairs of a dataset and setting, rules out; without one, too few patients "
+        "are scored for a test. τ: mean Kendall's τ-b of the rankings of resampled patients with "
+        "that of all; 1 is the same order, 0 no relation.",
+        sizes(study.of(mean_auroc(report.analysis.scores))),
+    )
+    return Titled(name, SECTION, title, caption, figure, aggregate=True)
+
+
+def _tick(setting: str, rows: pd.DataFrame) -> str:
+    """A setting with the τ of its ranking."""
+    label = SETTING_LABELS.get(setting, setting)
+    found = rows[rows["setting"] == setting]
+    return f"{label}\n{_tau(found.iloc[0])}" if len(found) else label
+
+
+def _tau(row: pd.Series) -> str:
+    return "τ –" if np.isnan(row["tau"]) else f"τ{GLUE}{row['tau']:.2f}".replace("-", "−")
+
+
+def _stability(ranking: pd.DataFrame) -> str:
+    """The firmest and loosest ranking, and how often the first place is certain."""
+    cells = ranking.drop_duplicates(["dataset", "split", "setting"])
+    tested = cells["low"].notna().sum()
+    certain = ranking[ranking["high"] == 1]
+    count = f"{len(certain)}{GLUE}of{GLUE}{tested}"
+    first = f"tests put one technique ahead of all others in {count}"
+    if not tested:
+        first = "too few patients to test whether techniques differ"
+    usable = cells.dropna(subset=["tau"])
+    if usable.empty:
+        return f"no ranking has a τ; {first}"
+    low, high = (usable.loc[usable["tau"].agg(end)] for end in ("idxmin", "idxmax"))
+    if low["tau"] == high["tau"]:
+        return f"the ranking has {_tau(low)} ({_cell(low)}); {first}"
+    return f"rankings have {_tau(low)} ({_cell(low)}) to {_tau(high)} ({_cell(high)}); {first}"
+
+
+def _cell(row: pd.Series) -> str:
+    return f"{row['dataset']}, {row['setting']}"

@@ -1,0 +1,408 @@
+"""Figures of how searched settings go with the score: slices, contour, parallel coordinates."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
+from matplotlib import colormaps
+from matplotlib.axes import Axes
+from matplotlib.cm import ScalarMappable
+from matplotlib.colors import Normalize
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.ticker import MaxNLocator
+from matplotlib.tri import LinearTriInterpolator, Triangulation
+
+from benchmd_ray.errors import count_of
+from benchmd_ray.report.canvas import OKABE_ITO, new_figure
+from benchmd_ray.report.figures_panels import FAINT, SMALL, grid, title_height
+from benchmd_ray.report.figures_parts import Drawn, Skipped, Titled
+from benchmd_ray.report.figures_wording import listed, plain
+from benchmd_ray.report.tuning_frames import networks
+from benchmd_ray.tuning.records import NUMERIC, SearchRecord
+
+Floats = npt.NDArray[np.float64]
+SECTION = "Tuning"
+NO_VALUE = "{}: no trial has a value"
+START: dict[str, Any] = {
+    "marker": "D",
+    "color": "#000000",
+    "markerfacecolor": "white",
+    "markeredgewidth": 1.4,
+    "markersize": 6.5,
+    "linestyle": "none",
+    "zorder": 5,
+}
+"""Look of the first trial, the settings that the search started from."""
+ENOUGH = 10
+"""Trials with a value that a contour needs."""
+FINE = 150
+"""Points of a contour's grid along each axis."""
+COLOURS = "viridis"
+PANEL_ROW = 2.0
+PANEL_LETTERS = 36
+"""Letters of a choice's values that stand side by side below a panel; more are slanted."""
+SIDE_BY_SIDE = 10
+"""Settings of parallel coordinates whose names stand on one line; of more, on two in turn."""
+
+
+def scored(record: SearchRecord) -> pd.DataFrame:
+    """Trials of a search with a value; none while it has no result."""
+    trials = record.trials
+    chosen = trials["value"].notna() & (record.result is not None)
+    return trials[chosen].reset_index(drop=True)
+
+
+def chosen_of(record: SearchRecord, done: pd.DataFrame) -> pd.DataFrame:
+    """The row of the trial that took the start's place; none where the search keeps its start."""
+    return done[(done["number"] == record.best) & (done["number"] > 0)]
+
+
+def inner(record: SearchRecord) -> str:
+    """What trials are scored by, for axes and titles: ``inner AUROC``."""
+    return f"inner {record.objectives[0].upper()}"
+
+
+def heading(record: SearchRecord) -> str:
+    """What is searched, for titles."""
+    where = listed(list(dict.fromkeys(str(about["modality"]) for about in record.sources)))
+    if len(record.sources) == 1:
+        where = f"{where}, {record.sources[0]['source']}"
+    return f"Search of {record.technique}, {record.setting} ({where}; {networks(record)})"
+
+
+def varied(record: SearchRecord, done: pd.DataFrame) -> list[str]:
+    """Settings of which trials with a value have two values or more."""
+    return [name for name in record.space if done[name].nunique() > 1]
+
+
+def labels_of(names: Iterable[str]) -> dict[str, str]:
+    """The shortest ends of settings' names that tell them apart: ``optimiser.lr`` or ``lr``."""
+    whole = list(names)
+    found = {}
+    for name in whole:
+        parts = name.split(".")
+        ends = [".".join(parts[-count:]) for count in range(1, len(parts) + 1)]
+        found[name] = next(
+            end
+            for end in ends
+            if end == name or sum(f".{one}".endswith(f".{end}") for one in whole) == 1
+        )
+    return found
+
+
+def mark_legend(figure: Figure, handles: Sequence[Line2D]) -> None:
+    """Legend below a figure."""
+    figure.legend(
+        handles=list(handles),
+        loc="outside lower left",
+        ncols=max(1, len(handles)),
+        frameon=False,
+        fontsize=8.5,
+        handlelength=2.2,
+    )
+
+
+def draw_slices(record: SearchRecord) -> Drawn:
+    """The score against each setting by itself."""
+    name, done = f"slice-{record.name}", scored(record)
+    if done.empty:
+        return Skipped(name, NO_VALUE.format(record.name))
+    top = done["number"].isin(chosen_of(record, done)["number"]).to_numpy()
+    short = labels_of(varied(record, done))
+    if not short:
+        return Skipped(name, f"{record.name}: no setting has two values among its trials")
+    title = f"{heading(record)}: {inner(record)} of {count_of(len(done), 'trial')} by each setting"
+    figure, panels = grid(title, len(short), columns=3, row=PANEL_ROW, extra=0.5)
+    for place, (axes, key) in enumerate(zip(panels, short, strict=True)):
+        about = record.space[key]
+        x, ticks = positions(done[key], about)
+        shown = x + (_jitter(len(x)) if ticks else 0.0)
+        colours = done["number"].to_numpy(float)
+        axes.scatter(shown, done["value"], c=colours, cmap="Blues", vmin=-0.6 * len(done), s=20,
+                     edgecolors="#444444", linewidths=0.4, label="trials")  # fmt: skip
+        first = (done["number"] == 0).to_numpy()
+        axes.plot(shown[first], done["value"][first], label="start", **START)
+        axes.plot(shown[top], done["value"][top], label="chosen", **CHOSEN)
+        _setting_axis(axes, x, about, ticks)
+        axes.set_title(short[key])
+        axes.grid(axis="y", color=FAINT, linewidth=0.5)
+        if place % 3 == 0:
+            axes.set_ylabel(inner(record))
+    mark_legend(figure, _looks(record))
+    caption = (
+        "Each point is a trial with a value, darker the later it was; other settings differ too. "
+        "A trial in which a setting had no part is not in its panel. Points of one choice are "
+        "spread sideways so that none hides another. Logarithmic axes where the search draws on "
+        "a logarithmic scale."
+    )
+    return Titled(name, SECTION, title, caption, figure, aggregate=True)
+
+
+def draw_contour(record: SearchRecord) -> Drawn:
+    """The score over the two most important settings that are numbers."""
+    name, done = f"contour-{record.name}", scored(record)
+    numeric = [key for key in record.space if record.space[key]["kind"] in NUMERIC]
+    ordered = [key for key in record.importance if key in numeric]
+    pair = ordered[:2]
+    if len(pair) < 2:
+        why = record.importance_reason if not record.importance else "fewer than two are numbers"
+        return Skipped(name, f"{record.name}, contour of the two most important settings: {why}")
+    done = done.dropna(subset=pair)
+    if len(done) < ENOUGH:
+        return Skipped(
+            name,
+            f"{record.name}: a contour needs {ENOUGH} trials with a value, there are {len(done)}",
+        )
+    surface = _surface(record, pair, done)
+    if surface is None:
+        return Skipped(
+            name, f"{record.name}: the trials do not spread over both {pair[0]} and {pair[1]}"
+        )
+    short = labels_of(record.space)
+    title = f"{heading(record)}: {inner(record)} by {' and '.join(short[key] for key in pair)}"
+    for _, row in chosen_of(record, done).iterrows():
+        where = " and ".join(f"{short[key]} {row[key]:.3g}" for key in pair)
+        title = f"{heading(record)}: chosen at {where}"
+    figure = new_figure(title, 4.2 + title_height(title), width=7.5)
+    axes = figure.add_subplot()
+    drawn = axes.contourf(*surface, levels=12, cmap=COLOURS)
+    axes.plot(done[pair[0]], done[pair[1]], label="trials", **TRIALS)
+    for rows, look, label in (
+        (done[done["number"] == 0], START, "start"),
+        (chosen_of(record, done), CHOSEN, "chosen"),
+    ):
+        axes.plot(rows[pair[0]], rows[pair[1]], label=label, **look)
+    for axis, key in (("x", pair[0]), ("y", pair[1])):
+        about, values = record.space[key], done[key].to_numpy(float)
+        getattr(axes, f"set_{axis}scale")("log" if _is_log(about) else "linear")
+        getattr(axes, f"set_{axis}lim")(*_padded(values.min(), values.max(), about, 0.05))
+        getattr(axes, f"set_{axis}label")(short[key])
+    figure.colorbar(drawn, ax=axes, label=inner(record), format="%.3f")
+    mark_legend(figure, _looks(record))
+    caption = (
+        f"Values of {len(done)} trials, interpolated linearly; nothing is drawn outside of them. "
+        "The other settings differ between the trials, which shows as roughness."
+    )
+    return Titled(name, SECTION, title, caption, figure, aggregate=True)
+
+
+def draw_parallel(record: SearchRecord) -> Drawn:
+    """Every trial with a value as a line over all settings, coloured by its score."""
+    name, done = f"parallel-{record.name}", scored(record)
+    if done.empty:
+        return Skipped(name, NO_VALUE.format(record.name))
+    short = labels_of(varied(record, done))
+    if not short:
+        return Skipped(name, f"{record.name}: no setting has two values among its trials")
+    title = f"{heading(record)}: settings of {count_of(len(done), 'trial')} by {inner(record)}"
+    figure = new_figure(title, 4.0 + title_height(title))
+    axes = figure.add_subplot()
+    values = done["value"].to_numpy(float)
+    shades = Normalize(values.min(), values.max() if np.ptp(values) else values.min() + 1e-3)
+    heights = np.column_stack(
+        [*(_heights(done[key], record.space[key]) for key in short), shades(values)]
+    )
+    for row in np.argsort(values, kind="stable"):
+        first = done["number"].iloc[row] == 0
+        axes.plot(
+            heights[row],
+            color=colormaps[COLOURS](float(shades(values[row]))),
+            linewidth=2.0 if first else 1.2,
+            linestyle="--" if first else "-",
+            marker=".",
+            markersize=3,
+            label=f"trial {done['number'].iloc[row]}",
+        )
+    _coordinates(axes, record, short, (float(shades.vmin or 0), float(shades.vmax or 1)))
+    bar = ScalarMappable(shades, COLOURS)
+    figure.colorbar(bar, ax=axes, label=inner(record), pad=0.06, format="%.3f")
+    caption = (
+        "A line is a trial with a value; dashed the settings that the search started from. At each "
+        "setting its range, logarithmic where the search draws so; a line is broken where a "
+        "setting had no part. The higher the value, the brighter, and drawn above the others."
+    )
+    return Titled(name, SECTION, title, caption, figure, aggregate=True)
+
+
+CHOSEN: dict[str, Any] = {
+    "marker": "*",
+    "color": OKABE_ITO[5],
+    "markersize": 10.0,
+    "linestyle": "none",
+    "zorder": 6,
+}
+TRIALS: dict[str, Any] = {
+    "marker": "o",
+    "color": "#444444",
+    "markerfacecolor": "#BFD8EC",
+    "markersize": 4.5,
+    "markeredgewidth": 0.6,
+    "linestyle": "none",
+    "zorder": 4,
+}
+
+
+def positions(column: pd.Series, about: Mapping[str, Any]) -> tuple[Floats, list[str]]:
+    """Where values of a setting stand on an axis, and the names of a choice's places."""
+    if about["kind"] in NUMERIC:
+        return column.to_numpy(float), []
+    names = [str(value) for value in about["values"]]
+    seen = [_choice(value, about["values"]) for value in column]
+    return np.array(seen, np.float64), names
+
+
+def _choice(value: Any, values: Sequence[Any]) -> float:
+    """Place of a value among the choices; NaN where the setting had no part.
+
+    A column of mixed kinds is kept as text, and one of integers with gaps as real numbers.
+    """
+    if pd.isna(value):
+        return float("nan")
+    for place, one in enumerate(values):
+        if one == value or str(one) == str(value):
+            return float(place)
+    return float("nan")
+
+
+def _jitter(count: int) -> Floats:
+    """Small steps sideways, the same every time (golden ratio)."""
+    return np.asarray((np.arange(count) * 0.618033988749895 % 1.0 - 0.5) * 0.5)
+
+
+def _setting_axis(
+    axes: Axes, places: Floats, about: Mapping[str, Any], names: Sequence[str]
+) -> None:
+    """Scale, limits and ticks of a setting's x axis."""
+    axes.tick_params(labelsize=SMALL)
+    if names:
+        axes.set_xticks(range(len(names)), names)
+        axes.set_xlim(-0.6, len(names) - 0.4)
+        if sum(map(len, names)) > PANEL_LETTERS:
+            axes.tick_params(axis="x", labelrotation=30)
+            for label in axes.get_xticklabels():
+                label.set(ha="right", rotation_mode="anchor")
+        return
+    axes.set_xscale("log" if _is_log(about) else "linear")
+    axes.set_xlim(*_padded(*_ends(places, about), about, 0.04))
+    if not _is_log(about):
+        axes.xaxis.set_major_locator(
+            MaxNLocator(nbins=5, integer=about["kind"] == "int", min_n_ticks=2)
+        )
+
+
+def _ends(values: Any, about: Mapping[str, Any]) -> tuple[float, float]:
+    """Range of a number, wide enough for all values: a search may start outside of its space."""
+    held = [float(value) for value in values if not np.isnan(value)]
+    return min([about["low"], *held]), max([about["high"], *held])
+
+
+def _is_log(about: Mapping[str, Any]) -> bool:
+    return str(about["kind"]).startswith("log")
+
+
+def _padded(low: float, high: float, about: Mapping[str, Any], room: float) -> tuple[float, float]:
+    """Limits of an axis with some room at both ends, on the scale of the setting."""
+    ends = _scaled([low, high], about)
+    more = room * (ends[1] - ends[0]) or room
+    first, last = ends[0] - more, ends[1] + more
+    return (10**first, 10**last) if _is_log(about) else (first, last)
+
+
+def _scaled(values: Any, about: Mapping[str, Any]) -> Floats:
+    """Values of a number, on a logarithmic scale where the search draws so."""
+    real = np.asarray(values, np.float64)
+    return np.log10(real) if _is_log(about) else real
+
+
+def _surface(
+    record: SearchRecord, pair: Sequence[str], done: pd.DataFrame
+) -> tuple[Floats, Floats, Any] | None:
+    """Grid and score, interpolated on the scales of the settings; None where they do not spread."""
+    units = []
+    for key in pair:
+        scaled = _scaled(done[key], record.space[key])
+        if np.ptp(scaled) == 0:
+            return None
+        units.append((scaled - scaled.min()) / np.ptp(scaled))
+    together = pd.DataFrame({"x": units[0], "y": units[1], "z": done["value"].to_numpy(float)})
+    points = together.groupby(["x", "y"], sort=True)["z"].max().reset_index()
+    try:
+        mesh = Triangulation(points["x"], points["y"])
+    except (RuntimeError, ValueError):  # all on one line
+        return None
+    fine = np.linspace(0, 1, FINE)
+    x, y = np.meshgrid(fine, fine)
+    z = LinearTriInterpolator(mesh, points["z"])(x, y)
+    grids = []
+    for unit, key in ((x, pair[0]), (y, pair[1])):
+        scaled = _scaled(done[key], record.space[key])
+        real = scaled.min() + unit * np.ptp(scaled)
+        grids.append(10**real if _is_log(record.space[key]) else real)
+    return grids[0], grids[1], z
+
+
+def _heights(column: pd.Series, about: Mapping[str, Any]) -> Floats:
+    """Values of a setting between 0 and 1 over its range."""
+    places, names = positions(column, about)
+    if names:
+        return places / max(1, len(names) - 1)
+    low, high = _scaled(_ends(places, about), about)
+    return np.asarray((_scaled(places, about) - low) / (high - low or 1.0))
+
+
+def _coordinates(
+    axes: Axes, record: SearchRecord, short: Mapping[str, str], limits: tuple[float, float]
+) -> None:
+    """The upright axes of parallel coordinates with their names, ends and choices."""
+    axes.set_xlim(-0.3, len(short) + 0.3)
+    axes.set_ylim(-0.09, 1.09)
+    axes.set_yticks([])
+    for side in ("left", "bottom"):
+        axes.spines[side].set_visible(False)
+    lower = "\n\n" if len(short) > SIDE_BY_SIDE else ""
+    names = [f"{lower * (i % 2)}{_broken(name)}" for i, name in enumerate(short.values())]
+    axes.set_xticks(
+        range(len(short) + 1), [*names, inner(record).replace(" ", "\n")], fontsize=SMALL
+    )
+    axes.tick_params(axis="x", length=0)
+    boxed = {"facecolor": "white", "edgecolor": "none", "alpha": 0.8, "pad": 0.6}
+    for place, key in enumerate([*short, None]):
+        axes.axvline(place, ymin=0.07, ymax=0.93, color="#666666", linewidth=0.7, zorder=0)
+        if key is None:
+            marks = [(0.0, plain(limits[0])), (1.0, plain(limits[1]))]
+        elif record.space[key]["kind"] in NUMERIC:
+            ends = _ends(scored(record)[key].to_numpy(float), record.space[key])
+            marks = [(0.0, f"{ends[0]:g}"), (1.0, f"{ends[1]:g}")]
+        else:
+            values = [str(value) for value in record.space[key]["values"]]
+            marks = [(i / max(1, len(values) - 1), value) for i, value in enumerate(values)]
+        for height, text in marks:
+            end = height in (0.0, 1.0)
+            offset = (-0.03 if height == 0.0 else 0.03) if end else 0.0
+            axes.text(
+                place if end else place + 0.05,
+                height + offset,
+                text,
+                fontsize=7,
+                ha="center" if end else "left",
+                va="center" if not end else ("top" if height == 0.0 else "bottom"),
+                bbox=boxed,
+                zorder=6,
+            )
+
+
+def _broken(name: str) -> str:
+    """A long name on two lines or more."""
+    return name if len(name) < 11 else name.replace(".", ".\n").replace("_", "_\n", 1)
+
+
+def _looks(record: SearchRecord) -> list[Line2D]:
+    """Legend of trials, start and what was chosen."""
+    looks = [("trials", TRIALS), ("start of the search", START)]
+    looks += [("chosen", CHOSEN)] if record.best else []
+    return [Line2D([], [], label=label, **look) for label, look in looks]

@@ -1,0 +1,180 @@
+"""Figures of section "Training": losses and source validation AUROC while runs were trained."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.ticker import MaxNLocator
+
+from benchmd_ray.report.canvas import new_figure
+from benchmd_ray.report.figures_panels import (
+    FAINT,
+    SETTING_LABELS,
+    SMALL,
+    grid,
+    technique_legend,
+    title_height,
+)
+from benchmd_ray.report.figures_parts import (
+    STUDY,
+    Drawn,
+    Report,
+    Skipped,
+    Study,
+    Titled,
+    settings_of,
+    studies,
+    techniques_of,
+)
+from benchmd_ray.report.figures_wording import joined, plain
+
+SECTION = "Training"
+POINTS = 50
+"""Most epochs of a curve that are drawn."""
+SCORES = {"validation_auroc": "validation AUROC", "validation_dsc": "validation DSC"}
+"""By which an epoch is kept."""
+NAMES = {"loss": "loss", **SCORES}
+
+
+def draw_training(report: Report) -> Iterator[Drawn]:
+    """Pretraining of each source, then fine-tuning and linear evaluation of each study."""
+    frame = _placed(report)
+    pretraining = frame[(frame["kind"] == "pretrain") & (frame["name"] == "loss")]
+    for study in studies(pretraining, report.analysis.modalities):
+        yield draw_pretraining(report, study, study.of(pretraining))
+    transfer = frame[(frame["kind"] == "transfer") & frame["name"].isin(list(NAMES))]
+    for study in studies(transfer, report.analysis.modalities):
+        yield draw_transfer(report, study, study.of(transfer))
+    for name, rows in (("pretraining", pretraining), ("transfer", transfer)):
+        if rows.empty:
+            yield Skipped(name, f"no {name} wrote its metrics")
+
+
+def draw_pretraining(report: Report, study: Study, frame: pd.DataFrame) -> Drawn:
+    """Loss of each technique on its own axis: their losses are of different kinds."""
+    techniques = techniques_of(frame)
+    title = f"{study.label}: pretraining loss, first to last report: {_from_to(frame)}"
+    figure, panels = grid(title, len(techniques), columns=3, row=2.2, extra=0.3)
+    for axes, technique in zip(panels, techniques, strict=True):
+        rows = frame[frame["technique"] == technique]
+        for run, one in rows.groupby("run", sort=True):
+            axes.plot(
+                one["done"],
+                one["value"],
+                label=f"{technique} {run}",
+                color=report.looks[technique].colour,
+                linewidth=0.9,
+            )
+        axes.set_title(f"{technique} ({_runs(rows)})")
+        axes.set_xlabel(f"{rows['unit'].iloc[0]}")
+        axes.set_ylabel("loss")
+        axes.xaxis.set_major_formatter("{x:,.0f}")
+        axes.locator_params(axis="x", nbins=4)
+        axes.grid(axis="y", color=FAINT, linewidth=0.5)
+    caption = (
+        "Loss of the pretraining as reported, a line for each seed. The techniques' losses are of "
+        "different kinds: their heights say nothing about each other. Each axis spans its own "
+        "losses."
+    )
+    return Titled(f"pretraining-{study.slug}", SECTION, title, caption, figure, aggregate=True)
+
+
+def draw_transfer(report: Report, study: Study, frame: pd.DataFrame) -> Drawn:
+    """Loss and source validation AUROC of each epoch; a column for each setting."""
+    settings, techniques = settings_of(frame), techniques_of(frame)
+    names = [name for name in NAMES if name in set(frame["name"])]
+    title = f"{study.label}: {_peaks(frame)}"
+    figure = new_figure(title, 0.9 + 2.1 * len(names) + title_height(title))
+    panels = figure.subplots(len(names), len(settings), sharey="row", squeeze=False)
+    for row, name in zip(panels, names, strict=True):
+        for axes, setting in zip(row, settings, strict=True):
+            here = frame[(frame["name"] == name) & (frame["setting"] == setting)]
+            _lines(axes, here, techniques, report)
+            axes.grid(axis="y", color=FAINT, linewidth=0.5)
+            axes.tick_params(labelsize=SMALL)
+            axes.xaxis.set_major_locator(MaxNLocator(integer=True))  # of epochs
+        row[0].set_ylabel(NAMES[name])
+    for column, setting in enumerate(settings):
+        panels[0][column].set_title(SETTING_LABELS.get(setting, setting), fontsize=8)
+        panels[-1][column].set_xlabel("epoch")
+    technique_legend(figure, techniques, report.looks, lines=True)
+    caption = joined(
+        f"{_runs(frame).capitalize()}. Lines: mean over the seeds of each epoch; bands: their "
+        "lowest and highest, no interval.",
+        f"Of more than {POINTS} epochs some are drawn, evenly spread."
+        if int(frame["done"].nunique()) > POINTS
+        else "",
+        "The epoch of the highest validation AUROC (DSC of masks) is the one that is scored, so "
+        "that this value is a little too high.",
+    )
+    return Titled(f"training-{study.slug}", SECTION, title, caption, figure, aggregate=True)
+
+
+def _placed(report: Report) -> pd.DataFrame:
+    """The training frame with each run's policy and protocol."""
+    ran = report.analysis.ran[["run", "policy", "protocol"]].drop_duplicates("run")
+    return report.analysis.training.merge(ran, on="run", how="inner").dropna(
+        subset=["value", *STUDY]
+    )
+
+
+def _lines(axes: Axes, frame: pd.DataFrame, techniques: Sequence[str], report: Report) -> None:
+    for technique in techniques:
+        rows = frame[frame["technique"] == technique]
+        if rows.empty:
+            continue
+        found = _thinned(rows.groupby("done")["value"].agg(["mean", "min", "max"]))
+        look = report.looks[technique]
+        if rows["run"].nunique() > 1:
+            axes.fill_between(
+                found.index, found["min"], found["max"], color=look.colour, alpha=0.15, linewidth=0
+            )
+        axes.plot(
+            found.index,
+            found["mean"],
+            label=technique,
+            color=look.colour,
+            linestyle=look.line,
+            linewidth=1.1,
+            marker=look.marker,
+            markersize=3.5,
+            markevery=[len(found) - 1],
+        )
+
+
+def _thinned(curve: pd.DataFrame) -> pd.DataFrame:
+    """At most `POINTS` rows, evenly spread, with the last."""
+    step = -(-len(curve) // POINTS)
+    return curve.iloc[(len(curve) - 1) % step :: step]
+
+
+def _runs(frame: pd.DataFrame) -> str:
+    count = frame["run"].nunique()
+    return f"{count} run{'s' * (count != 1)}"
+
+
+def _from_to(frame: pd.DataFrame) -> str:
+    parts = []
+    for technique in techniques_of(frame):
+        rows = frame[frame["technique"] == technique].sort_values("done").groupby("run")["value"]
+        first, last = float(rows.first().mean()), float(rows.last().mean())
+        parts.append(f"{technique} {plain(first)} → {plain(last)}")
+    return ", ".join(parts).replace(" →", "\u00a0→").replace("→ ", "→\u00a0")
+
+
+def _peaks(frame: pd.DataFrame) -> str:
+    """How many runs had their best epoch last: those might gain from more epochs."""
+    rows = frame[frame["name"].isin(list(SCORES))].sort_values("done")
+    if rows.empty:
+        return "training loss; no validation AUROC was reported"
+    name = SCORES[rows["name"].iloc[0]]
+    runs = rows.groupby("run")
+    best = rows.loc[runs["value"].idxmax()].set_index("run")["done"]
+    last = runs["done"].max()
+    at_end, total = int((best == last).sum()), len(best)
+    return (
+        f"{name} is highest at the last epoch in {at_end} of {total} runs "
+        f"(median best epoch {best.median():.0f} of {last.median():.0f})"
+    )

@@ -1,0 +1,143 @@
+"""A frame as aligned text, as Markdown, as LaTeX and as CSV."""
+
+from __future__ import annotations
+
+import csv
+import re
+from collections.abc import Sequence
+
+import pandas as pd
+
+from benchmd_ray.console.terminal import visible
+
+LATEX = {
+    "\\": r"\textbackslash{}",
+    "&": r"\&",
+    "%": r"\%",
+    "$": r"\$",
+    "#": r"\#",
+    "_": r"\_",
+    "{": r"\{",
+    "}": r"\}",
+    "~": r"\textasciitilde{}",
+    "^": r"\textasciicircum{}",
+    "<": r"\textless{}",
+    ">": r"\textgreater{}",
+    "|": r"\textbar{}",
+    "[": "{[}",  # after \\ a bracket would be read as a length
+    "]": "{]}",
+    "–": "--",
+    "−": "$-$",
+    "±": r"$\pm$",
+    "×": r"$\times$",
+    "τ": r"$\tau$",
+    "→": r"$\rightarrow$",
+    "↑": r"$\uparrow$",
+    "↓": r"$\downarrow$",
+    "…": r"\dots{}",
+    "≥": r"$\geq$",
+    "≈": r"$\approx$",
+    "“": "``",
+    "”": "''",
+}
+"""What stands for characters that LaTeX reads in another way or has in no font."""
+
+
+NUMBER = re.compile(r"–|(\*\*)?[<+−-]?[\d,]*\.?\d+(e-?\d+)?( \[.*\])?( \(no interval\))?(\*\*| ≈)?")
+"""A cell of a column of numbers, some of them marked."""
+FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n")
+"""What a spreadsheet takes for the beginning of a formula (OWASP, "CSV Injection")."""
+
+
+def csv_text(frame: pd.DataFrame) -> str:
+    """A frame as CSV with a header, of which a spreadsheet executes nothing.
+
+    Names of classes, sites and options come from data and settings, and people open tables in
+    spreadsheets. So a text that begins like a formula gets a leading apostrophe, and all texts are
+    quoted, so that no other separator or line end within them begins a cell. Numbers stay numbers,
+    also those in a column of mixed types.
+    """
+    safe = frame.map(_inert).rename(columns=_inert)
+    return str(safe.to_csv(index=False, quoting=csv.QUOTE_NONNUMERIC))
+
+
+def _inert(cell: object) -> object:
+    return f"'{cell}" if isinstance(cell, str) and cell.startswith(FORMULA) else cell
+
+
+def aligned(frame: pd.DataFrame) -> list[str]:
+    """The lines of a frame as text for a terminal, columns of numbers to the right."""
+    rows = [[*map(visible, row)] for row in _rows(frame)]
+    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
+    right = _right(frame)
+    lines = [
+        "  ".join(
+            v.rjust(w) if r else v.ljust(w) for v, w, r in zip(row, widths, right, strict=True)
+        ).rstrip()
+        for row in rows
+    ]
+    return [lines[0], "  ".join("-" * w for w in widths), *lines[1:]]
+
+
+def markdown(frame: pd.DataFrame) -> str:
+    """A frame as a Markdown table, columns of numbers to the right."""
+    head, *rows = ([_plain(v) for v in row] for row in _rows(frame))
+    marks = ["---:" if right else "---" for right in _right(frame)]
+    return "\n".join(f"| {' | '.join(row)} |" for row in (head, marks, *rows))
+
+
+def _plain(cell: str) -> str:
+    """A cell of which Markdown makes neither another cell nor HTML."""
+    return re.sub("<(?=[A-Za-z/!?])", "&lt;", " ".join(cell.split()).replace("|", "\\|"))
+
+
+def latex(frame: pd.DataFrame, caption: str, label: str, notes: Sequence[str] = ()) -> str:
+    r"""A frame as a LaTeX table over several pages.
+
+    It needs the packages ``booktabs`` and ``longtable``.
+
+    Args:
+        frame: Texts and numbers.
+        caption: Its caption, plain text.
+        label: For ``\ref``.
+        notes: Plain text, below the table.
+    """
+    head, *rows = ([latex_text(v) for v in row] for row in _rows(frame))
+    columns = "".join("r" if right else "l" for right in _right(frame))
+    top = " & ".join(head) + r" \\"
+    lines = [
+        "% needs \\usepackage{booktabs,longtable}",
+        r"\begingroup\footnotesize\setlength{\tabcolsep}{3pt}",
+        rf"\begin{{longtable}}{{{columns}}}",
+        rf"\caption{{{latex_text(caption)}}}\label{{{label}}}\\",
+        r"\toprule",
+        top,
+        r"\midrule",
+        r"\endfirsthead",
+        r"\toprule",
+        top,
+        r"\midrule",
+        r"\endhead",
+        r"\bottomrule",
+        r"\endlastfoot",
+        *(" & ".join(row) + r" \\" for row in rows),
+        r"\end{longtable}",
+    ]
+    lines += [f"\n{latex_text(note)}" for note in notes]
+    lines += [r"\par\endgroup"]
+    return "\n".join(lines) + "\n"
+
+
+def latex_text(content: str) -> str:
+    """Plain text for LaTeX."""
+    content = re.sub(r"(?<!\w)-(?=\d)", "−", content)
+    return "".join(LATEX.get(character, character) for character in content)
+
+
+def _rows(frame: pd.DataFrame) -> list[list[str]]:
+    return [list(map(str, frame.columns)), *([str(v) for v in row] for row in frame.to_numpy())]
+
+
+def _right(frame: pd.DataFrame) -> list[bool]:
+    """Of each column, whether all of it are numbers, with or without intervals, or dashes."""
+    return [all(NUMBER.fullmatch(str(v)) for v in frame.iloc[:, i]) for i in range(frame.shape[1])]

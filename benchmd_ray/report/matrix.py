@@ -1,0 +1,393 @@
+"""The first table of a report: each technique on each dataset, and which of them is best there.
+
+Its cells are AUROC, mean over classes, seeds pooled. Within a setting and a protocol the highest of
+the techniques on the same records is the best one, and all are alike to it of which no test says
+that they differ: `frames` ``pairs``, Holm's correction over the pairs of a place.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from html import escape
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+import pandas as pd
+
+from benchmd_ray.data.provenance import together
+from benchmd_ray.errors import count_of
+from benchmd_ray.evaluation.registry import usual_start
+from benchmd_ray.report.formats import aligned, latex_text, markdown
+from benchmd_ray.report.names import SETTINGS, TECHNIQUES, dataset_text
+from benchmd_ray.report.notes import synthetic
+from benchmd_ray.report.protocols import base_of, is_ensemble
+from benchmd_ray.report.table import DASH, Kind, shown, text_of
+from benchmd_ray.scores.comparison import LEVEL
+
+if TYPE_CHECKING:
+    from benchmd_ray.report.analysis import Analysis
+
+NAME = "main"
+"""Stem of its files."""
+PAPER = "paper"
+"""Protocol of published numbers."""
+ALIKE = "≈"
+Mark = Literal["", "best", "alike"]
+Where = tuple[str, str, str, str, str, str]
+"""modality, source, policy, dataset, role, split."""
+What = tuple[str, str, str]
+"""setting, protocol, technique."""
+Group = tuple[str, str, str]
+"""modality, source, policy: columns that belong together."""
+PLACE = ("modality", "source", "policy", "dataset", "role", "split")
+METHOD = ("setting", "protocol", "technique")
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A technique on a dataset."""
+
+    value: float
+    low: float
+    high: float
+    seeds: int
+    mark: Mark = ""
+
+
+@dataclass(frozen=True)
+class Matrix:
+    """All cells, by method and dataset, and what sums up a method."""
+
+    cells: Mapping[tuple[What, Where], Cell]
+    gaps: Mapping[tuple[What, Group], float]
+    """In distribution minus target, mean over the targets."""
+    ranks: Mapping[tuple[What, Group], float]
+    """Mean rank over the targets, or over all datasets where there is none; 1 is the best."""
+    provenance: Mapping[Where, str]
+    """What the results of a column were trained and scored on, see `data.provenance`."""
+    warning: str = ""
+    """What a reader must not miss."""
+
+    @cached_property
+    def groups(self) -> dict[Group, list[Where]]:
+        """The columns of each source: targets before what is in distribution."""
+        found: dict[Group, list[Where]] = {}
+        for where in dict.fromkeys(where for _, where in self.cells):
+            found.setdefault(where[:3], []).append(where)
+        return {
+            group: sorted(places, key=lambda where: where[4] != "target")
+            for group, places in found.items()
+        }
+
+    @cached_property
+    def methods(self) -> list[What]:
+        """Of the rows: setting by setting, a paper's numbers below ours."""
+
+        def order(what: What) -> tuple[object, ...]:
+            setting, protocol, technique = what
+            own = protocol if protocol != PAPER else usual_start()
+            return (
+                *_known(SETTINGS, setting),
+                own != usual_start(),
+                own,
+                *_known(TECHNIQUES, technique),
+                protocol == PAPER,
+            )
+
+        return sorted(dict.fromkeys(what for what, _ in self.cells), key=order)
+
+    @property
+    def frame(self) -> pd.DataFrame:
+        """A row for each cell, with all digits."""
+        rows = [
+            {
+                **dict(zip(METHOD, what, strict=True)),
+                **dict(zip(PLACE, where, strict=True)),
+                **vars(self.cells[what, where]),
+                "provenance": "" if what[1] == PAPER else self.provenance.get(where, ""),
+                "gap": self.gaps.get((what, group), np.nan),
+                "mean_rank": self.ranks.get((what, group), np.nan),
+            }
+            for what in self.methods
+            for group, places in self.groups.items()
+            for where in places
+            if (what, where) in self.cells
+        ]
+        return pd.DataFrame(rows)
+
+
+def _known(names: Sequence[str], name: str) -> tuple[int, str]:
+    return (names.index(name) if name in names else len(names), name)
+
+
+def matrix_of(analysis: Analysis) -> Matrix | None:
+    """The matrix of an analysis; None where nothing is classified."""
+    scores = analysis.scores
+    scores = scores[(scores["metric"] == "auroc") & (scores["class"] == "mean")]
+    protocols = scores["protocol"].astype(str)
+    apart = protocols.map(is_ensemble).astype(bool) | protocols.str.startswith("shuffled")
+    scores = scores[~apart].dropna(subset="value")
+    if scores.empty:
+        return None
+    marks, cells = _marks(analysis, scores), {}
+    for row in scores.to_dict("records"):
+        what, where = _what(row), _where(row)
+        held = (row["value"], row["low"], row["high"], int(row["seeds"]))
+        cells[what, where] = Cell(*held, mark=marks.get((what, where), ""))
+        if np.isfinite(row["paper"]):
+            published = (what[0], PAPER, what[2])
+            cells[published, where] = Cell(row["paper"], np.nan, np.nan, 0)
+    rows = analysis.rows[analysis.rows["run"] != ""]
+    rows = rows[[*PLACE, "provenance"]].drop_duplicates()
+    stated: dict[Where, str] = {}
+    for row in rows.to_dict("records"):
+        where = _where(row)
+        stated[where] = together(row["provenance"], stated.get(where, row["provenance"]))
+    gaps, ranks = dict(_gaps(analysis)), dict(_ranks(analysis))
+    return Matrix(cells, gaps, ranks, stated, synthetic(analysis.rows))
+
+
+def _what(row: Mapping[Any, Any]) -> What:
+    setting, protocol, technique = (str(row[name]) for name in METHOD)
+    return setting, protocol, technique
+
+
+def _where(row: Mapping[Any, Any]) -> Where:
+    modality, source, policy, dataset, role, split = (str(row[name]) for name in PLACE)
+    return modality, source, policy, dataset, role, split
+
+
+def _marks(analysis: Analysis, scores: pd.DataFrame) -> dict[tuple[What, Where], Mark]:
+    """Of each contest the best technique, and those that cannot be told from it."""
+    values = {(_what(row), _where(row)): row["value"] for row in scores.to_dict("records")}
+    contests: dict[tuple[str, str, Where], dict[frozenset[str], float]] = {}
+    for row in analysis.pairs.to_dict("records"):
+        place = (str(row["setting"]), str(row["protocol"]), _where(row))
+        contests.setdefault(place, {})[frozenset((row["a"], row["b"]))] = row["p_holm"]
+    found: dict[tuple[What, Where], Mark] = {}
+    for (setting, protocol, where), pairs in contests.items():
+        names = sorted({name for pair in pairs for name in pair})
+        own = {name: values.get(((setting, protocol, name), where), np.nan) for name in names}
+        held = {name: value for name, value in own.items() if np.isfinite(value)}
+        if len(held) < 2:
+            continue
+        best = max(held, key=lambda name: held[name])
+        for name in held:
+            differs = pairs.get(frozenset((best, name)), np.nan) < LEVEL
+            mark: Mark = "best" if name == best else "" if differs else "alike"
+            found[(setting, protocol, name), where] = mark
+    return found
+
+
+def _gaps(analysis: Analysis) -> Iterator[tuple[tuple[What, Group], float]]:
+    """Of methods that every target of theirs has a gap of."""
+    gaps = analysis.gaps[analysis.gaps["metric"] == "auroc"]
+    for key, rows in gaps.groupby([*METHOD, *PLACE[:3]], sort=False):
+        values = rows["gap"].to_numpy(float)
+        if np.isfinite(values).all():
+            yield _split(key), float(values.mean())
+
+
+def _ranks(analysis: Analysis) -> Iterator[tuple[tuple[What, Group], float]]:
+    """Of methods that take part wherever others of their setting and protocol meet."""
+    for _, rows in analysis.ranking.groupby(["setting", "protocol", *PLACE[:3]], sort=False):
+        targets = rows[rows["role"] == "target"]
+        held = targets if len(targets) else rows
+        contests = len(held[list(PLACE)].drop_duplicates())
+        for key, own in held.groupby([*METHOD, *PLACE[:3]], sort=False):
+            if len(own) == contests:
+                yield _split(key), float(own["rank"].mean())
+
+
+def _split(key: Any) -> tuple[What, Group]:
+    setting, protocol, technique, modality, source, policy = map(str, key)
+    return (setting, protocol, technique), (modality, source, policy)
+
+
+# --- as people read it -----------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Shown:
+    """A cell as text."""
+
+    text: str
+    mark: Mark = ""
+    cell: Cell | None = None
+    """None of a sum, and where there is nothing."""
+
+
+@dataclass(frozen=True)
+class Written:
+    """Heads and cells of a matrix as texts."""
+
+    heads: list[str]
+    groups: list[tuple[str, int]]
+    """Modalities, and how many columns each has."""
+    rows: list[tuple[What, list[Shown]]]
+    sums: list[str]
+    """Which sums there are."""
+    warning: str
+
+
+def written(matrix: Matrix) -> Written:
+    """A matrix as texts."""
+    sums: list[tuple[str, Mapping[tuple[What, Group], float], Kind, int]] = [
+        ("gap", matrix.gaps, "signed", 3),
+        ("rank", matrix.ranks, "number", 1),
+    ]
+    several = len({group[:2] for group in matrix.groups}) < len(matrix.groups)
+    heads, groups, used = list[str](), list[tuple[str, int]](), set[str]()
+    rows: dict[What, list[Shown]] = {what: [] for what in matrix.methods}
+    for group, places in matrix.groups.items():
+        before = len(heads)
+        for where in places:
+            heads.append(dataset_text(where[1], where[3], where[4], where[5]))
+            for what, cells in rows.items():
+                cell = matrix.cells.get((what, where))
+                value = DASH if cell is None else shown(cell.value, "number")
+                cells.append(Shown(value, "" if cell is None else cell.mark, cell))
+        for name, values, kind, digits in sums:
+            if any(of == group for _, of in values):
+                used.add(name)
+                heads.append(name)
+                for what, cells in rows.items():
+                    cells.append(Shown(shown(values.get((what, group)), kind, digits)))
+        title = f"{group[0]}, {group[2]}" if several else group[0]
+        groups.append((title, len(heads) - before))
+    held = [name for name, *_ in sums if name in used]
+    return Written(heads, groups, list(rows.items()), held, matrix.warning)
+
+
+def method_text(what: What) -> str:
+    """``mae (tuned)``: a protocol is named unless it is the usual one."""
+    return what[2] if what[1] == usual_start() else f"{what[2]} ({what[1]})"
+
+
+CAPTION = "AUROC, mean over classes, seeds pooled."
+MARKED = (
+    "Bold is the highest of the techniques on the same records with one setting; "
+    f"{ALIKE} cannot be told from it (p ≥ {LEVEL} after Holm's correction, or too few patients for "
+    "a test)."
+)
+TUNED = "Tuned rows do not compete with the others."
+SUMMED = {
+    "gap": "Gap: in distribution minus target, mean over the targets.",
+    "rank": "Rank: mean over the targets, or over all datasets without one; 1 is the best.",
+}
+
+
+def caption_of(text: Written) -> str:
+    """What the cells are, and the sums that there are."""
+    marked = any(each.mark for _, cells in text.rows for each in cells)
+    tuned = marked and any(base_of(what[1]) == "tuned" for what, _ in text.rows)
+    sums = [SUMMED[name] for name in text.sums]
+    said = [CAPTION, MARKED if marked else "", TUNED if tuned else "", *sums, text.warning]
+    return " ".join(filter(None, said))
+
+
+def matrix_markdown(matrix: Matrix) -> str:
+    """The matrix as a Markdown table with its caption."""
+    text = written(matrix)
+    forms: dict[Mark, str] = {"": "{}", "best": "**{}**", "alike": "{} " + ALIKE}
+    rows = [
+        [what[0], method_text(what), *(forms[each.mark].format(each.text) for each in cells)]
+        for what, cells in text.rows
+    ]
+    heads = ["setting", "technique", *text.heads]
+    return f"{caption_of(text)}\n\n{markdown(pd.DataFrame(rows, columns=pd.Index(heads)))}\n"
+
+
+def matrix_lines(matrix: Matrix) -> list[str]:
+    """The lines of the matrix for a terminal: a table for each source, and the caption."""
+    text, parts, first = written(matrix), list[str](), 0
+    for title, count in text.groups:
+        chosen, before = slice(first, first + count), ""
+        lines = []
+        for what, cells in text.rows:
+            own = [each.text + {"best": "*", "alike": ALIKE, "": " "}[each.mark] for each in cells]
+            if any(each.cell is not None for each in cells[chosen]):
+                setting = "" if what[0] == before else what[0]
+                lines.append([setting, method_text(what), *own[chosen]])
+                before = what[0]
+        heads = ["setting", "technique", *(f"{head} " for head in text.heads[chosen])]
+        table = pd.DataFrame(lines, columns=pd.Index(heads))
+        parts += [title, *aligned(table), ""]
+        first += count
+    caption = caption_of(text).replace("Bold is", "* is")
+    return [*parts, caption]
+
+
+def matrix_latex(matrix: Matrix) -> str:
+    """The matrix as a LaTeX table of one page; it needs booktabs and graphicx."""
+    text = written(matrix)
+    forms: dict[Mark, str] = {"": "{}", "best": r"\textbf{{{}}}", "alike": r"{}$^{{\approx}}$"}
+    wide = 1 + len(text.heads)
+    groups = [rf"\multicolumn{{{n}}}{{c}}{{{latex_text(name)}}}" for name, n in text.groups]
+    ends = np.cumsum([1, *(count for _, count in text.groups)])
+    rules = [rf"\cmidrule(lr){{{first + 1}-{last}}}" for first, last in pairwise(ends)]
+    lines = [
+        "% needs \\usepackage{booktabs,graphicx}",
+        r"\begin{table}",
+        rf"\caption{{{latex_text(caption_of(text))}}}\label{{tab:{NAME}}}",
+        r"\resizebox{\textwidth}{!}{%",
+        rf"\begin{{tabular}}{{l{'r' * len(text.heads)}}}",
+        r"\toprule",
+        " & ".join(["", *groups]) + r" \\",
+        "".join(rules),
+        " & ".join(map(latex_text, ("technique", *text.heads))) + r" \\",
+    ]
+    before = ""
+    for what, cells in text.rows:
+        if what[0] != before:
+            before = what[0]
+            head = rf"\multicolumn{{{wide}}}{{l}}{{\emph{{{latex_text(before)}}}}} \\"
+            lines += [r"\midrule", head]
+        values = [forms[each.mark].format(latex_text(each.text)) for each in cells]
+        lines.append(" & ".join([latex_text(method_text(what)), *values]) + r" \\")
+    lines += [r"\bottomrule", r"\end{tabular}}", r"\end{table}"]
+    return "\n".join(lines) + "\n"
+
+
+def matrix_html(matrix: Matrix) -> str:
+    """The matrix for the page; a cell's interval and seeds are its title."""
+    text = written(matrix)
+    groups = "".join(
+        f'<th scope="colgroup" colspan="{count}">{escape(text_of(name))}</th>'
+        for name, count in text.groups
+    )
+    heads = "".join(
+        f'<th scope="col" class="n">{escape(text_of(head))}</th>' for head in text.heads
+    )
+    parts, before = list[str](), ""
+    for what, cells in text.rows:
+        if what[0] != before:
+            before, wide = what[0], len(cells) + 1
+            head = f'<tr><th scope="rowgroup" colspan="{wide}">{escape(text_of(before))}</th></tr>'
+            parts.append(f"{'</tbody>' if parts else ''}<tbody>{head}")
+        quiet = ' class="quiet"' if what[1] == PAPER else ""
+        name = escape(text_of(method_text(what)))
+        parts.append(
+            f'<tr{quiet}><th scope="row">{name}</th>{"".join(map(_html_cell, cells))}</tr>'
+        )
+    return (
+        '<div class="scroll" role="region" tabindex="0" aria-labelledby="caption-main">'
+        f'<table class="matrix"><caption id="caption-main"><span>{escape(caption_of(text))}</span>'
+        f'</caption><thead><tr><td></td>{groups}</tr><tr><th scope="col">technique</th>{heads}'
+        f"</tr></thead>{''.join(parts)}</tbody></table></div>\n"
+    )
+
+
+def _html_cell(each: Shown) -> str:
+    about, cell = "", each.cell
+    if cell is not None and cell.seeds:
+        ends = [shown(end, "number") for end in (cell.low, cell.high)]
+        span = "no interval" if DASH in ends else f"95 % interval {ends[0]} to {ends[1]}"
+        about = f' title="{span}, {count_of(cell.seeds, "seed")}"'
+    if each.mark == "best":
+        return f'<td class="n best"{about}><b>{each.text}</b></td>'
+    sign = f"<span>{ALIKE}</span>" if each.mark == "alike" else ""
+    return f'<td class="n"{about}>{each.text}{sign}</td>'

@@ -1,0 +1,173 @@
+"""What a reader of results must know: how they were made, and what they do not say."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pandas as pd
+
+from benchmd_ray.evaluation.registry import benchmarks, starts
+from benchmd_ray.report.frames import BOOTSTRAP
+from benchmd_ray.runs.predictions import CLASSIFIED
+from benchmd_ray.scores.metrics import METRICS
+from benchmd_ray.scores.support import (
+    INTERVAL_PATIENTS,
+    ROUGH_IN_CLASS,
+    TEST_PATIENTS,
+    Basis,
+)
+
+
+def notes(rows: pd.DataFrame) -> list[str]:
+    """Notes on score rows (`frames.FRAMES`), but those that no run has made."""
+    runs = rows[rows["run"] != ""]
+    ours = runs[runs["evaluation"] == CLASSIFIED.evaluation]
+    found = ours[(ours["class"] == "mean") & (ours["metric"] == "auroc")]
+    own = found["role"] == "source"
+    protocols = runs["protocol"].str.split(" ").str[0]
+    lines = [*_notes_on_seeds(runs), *_notes_on_paper(found)]
+    if len(found):
+        lines.insert(
+            0,
+            "AUROC: one-vs-rest, unweighted mean over the classes that could be scored; 95 % "
+            f"interval by Student's t from a {BOOTSTRAP}, with several seeds over patients and "
+            "seeds.",
+        )
+    chosen = own & (found["split"] == "validation") & ~found["setting"].str.startswith("knn")
+    if chosen.any():
+        lines.append(
+            "validation: the split that also chose the best epoch, so that its AUROC is a little "
+            "too high."
+        )
+    if (found["setting"] == "linear").any():
+        lines.append("linear: a linear head on the frozen encoder, all labels.")
+    if found["setting"].str.startswith("knn").any():
+        lines.append(
+            "knn: nothing is trained; the nearest training records by the frozen encoder's "
+            "features vote."
+        )
+    if (own & (found["dataset"] != found["source"])).any():
+        lines.append(
+            "another source: scored zero-shot as the targets are, by a run that was trained on the "
+            "source named at the left."
+        )
+    lines += [
+        f"{name}: the records of the table are {scored}."
+        for name, scored in _distinct(found, "modality", "scored")
+        if scored != "records"
+    ]
+    lines += [
+        f"{s.name}: {s.note}" for s in starts().values() if s.note and s.name in set(protocols)
+    ]
+    if (protocols == "custom").any():
+        lines.append("custom: settings other than the fixed protocol's; not comparable to paper.")
+    if (protocols == "tuned").any():
+        lines.append("tuned: settings that a search found; not comparable to paper.")
+    if (protocols == "shuffled").any():
+        lines.append("shuffled: trained on labels shuffled among the records, a sanity check.")
+    lines += [
+        f"{dataset}: built from {held:,} raw records, the whole dataset has {whole:,}."
+        for dataset, held, whole in _distinct(
+            runs[runs["provenance"] != "synthetic"], "dataset", "raw_records", "raw_expected"
+        )
+        if held != whole
+    ]
+    options = sorted({one for text in runs["options"] for one in text.split("; ") if one})
+    lines += [f"{option}, an option of the build; the default is another." for option in options]
+    warnings = {
+        (name, one)
+        for name, text in _distinct(runs, "dataset", "warnings")
+        for one in text.split("; ")
+        if one
+    }
+    lines += [f"{dataset}: {warning}." for dataset, warning in sorted(warnings)]
+    return [*lines, *_notes_on_patients(found), *_notes_on_classes(ours)]
+
+
+def synthetic(rows: pd.DataFrame) -> str:
+    """Which results were trained or scored on synthetic data, as a sentence; empty: none.
+
+    Args:
+        rows: The long table of scores.
+    """
+    drawn = rows["provenance"] == "synthetic"
+    if not drawn.any():
+        return ""
+    which = "All results rest"
+    if not drawn[rows["run"] != ""].all():
+        which = f"Results on {', '.join(sorted(rows.loc[drawn, 'dataset'].unique()))} rest"
+    return f"{which} on synthetic data: such numbers say nothing about patients."
+
+
+def _distinct(rows: pd.DataFrame, *names: str) -> list[tuple[Any, ...]]:
+    """The different values of some columns, sorted."""
+    return sorted(rows[[*names]].drop_duplicates().itertuples(index=False, name=None))
+
+
+def _notes_on_seeds(found: pd.DataFrame) -> list[str]:
+    if found["seed"].nunique() < 2:
+        return []
+    return [
+        "seeds: runs that differ only by their seed are one row with their mean and the standard "
+        "deviation between them (sd); the interval is then for patients and seeds together. Two "
+        "seeds hardly tell how seeds vary, so that it can be very wide: take three or more. Of one "
+        "seed it says nothing about another."
+    ]
+
+
+def _notes_on_paper(found: pd.DataFrame) -> list[str]:
+    """What was published next to these results, and where the two cannot be compared."""
+    words = {p.source: p.words for each in benchmarks().values() if (p := each.published)}
+    published = found["published_in"] != ""
+    lines = [
+        f"paper: {source}. {words.get(source, '')}".strip()
+        for source in sorted(set(found.loc[published, "published_in"]))
+    ]
+    reasons = sorted(set(found["unlike"]) - {""})
+    if reasons:
+        lines.append(f"paper: – where the two cannot be compared: {'; '.join(reasons)}.")
+    return lines
+
+
+def _notes_on_patients(found: pd.DataFrame) -> list[str]:
+    """Splits of too few patients."""
+    lines = []
+    for dataset, split, patients in _distinct(found, "dataset", "split", "effective"):
+        basis = Basis(patients, ())
+        if basis.no_test:
+            few = f"with fewer than {TEST_PATIENTS} nothing is tested."
+            if basis.no_interval:
+                few = (
+                    f"fewer than {INTERVAL_PATIENTS} have no interval, and nothing about them is "
+                    "tested."
+                )
+            lines.append(f"{dataset} ({split}): {basis.no_test}; {few}")
+    return lines
+
+
+def _notes_on_classes(rows: pd.DataFrame) -> list[str]:
+    """Classes that rest on few patients, and those of no positives or of nothing else."""
+    lines, enough = [], METRICS["auroc"].least
+    each = rows[(rows["metric"] == "auroc") & (rows["class"] != "mean")]
+    places = each.drop_duplicates(["dataset", "split", "class", "effective"])
+    for least, most, so in (
+        (1, enough, "so no interval of the class or of a mean over classes"),
+        (enough, ROUGH_IN_CLASS, "so the interval is rough"),
+    ):
+        few: dict[tuple[str, str], dict[str, None]] = {}
+        chosen = places[(places["effective"] >= least) & (places["effective"] < most)]
+        columns = chosen[["dataset", "split", "class", "effective"]]
+        for dataset, split, name, count in columns.itertuples(index=False, name=None):
+            patients = f"{count:.3g}" if count == round(count) else f"effectively {count:.3g}"
+            few.setdefault((dataset, split), {})[f"{name} ({patients})"] = None
+        lines += [
+            f"Fewer than {most:g} patients on the rarer side (positive or negative) in {dataset} "
+            f"({split}), {so}: {', '.join(names)}."
+            for (dataset, split), names in sorted(few.items())
+        ]
+    unscored = places[places["value"].isna()]
+    return lines + [
+        f"Not scored in {dataset} ({split}), no positive or no negative {scored}: "
+        f"{', '.join(dict.fromkeys(held['class']))}."
+        for (dataset, split, scored), held in unscored.groupby(["dataset", "split", "scored"])
+    ]

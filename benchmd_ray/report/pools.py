@@ -1,0 +1,175 @@
+"""Results of runs that differ only by their seeds, pooled."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from benchmd_ray.modality.tasks import EXCLUSIVE, UNKNOWN
+from benchmd_ray.report.frames import KEY
+from benchmd_ray.report.names import place
+from benchmd_ray.report.rows import key_of
+from benchmd_ray.report.scored import Scored
+from benchmd_ray.scores.seeds import Pooled, pooled_seeds
+from benchmd_ray.scores.sums import mean_over_classes
+from benchmd_ray.scores.support import Basis
+
+Floats = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True, eq=False)
+class Pool:
+    """Results of one technique on one split of one dataset, one per seed, on the same records."""
+
+    key: Mapping[str, str]
+    """By the names of `frames.KEY`."""
+    seeds: tuple[int, ...]
+    """Seed of each member, or its number where two have the same."""
+    members: tuple[Scored, ...]
+    averaged: tuple[Scored, ...] = ()
+    """Results of single runs that the only member averages (`ensembles`); else none."""
+
+    @property
+    def runs(self) -> tuple[Scored, ...]:
+        """Results of the single runs that it is made of."""
+        return self.averaged or self.members
+
+    @property
+    def first(self) -> Scored:
+        """Any member: all have the same records, targets and classes."""
+        return self.members[0]
+
+    def values(self, metric: str) -> Floats:
+        """Values of each seed, (seeds, 1 + classes): the mean over classes first."""
+        return np.array([member.whole[metric] for member in self.members])
+
+    def value(self, metric: str) -> float:
+        """Mean over the seeds of the mean over classes."""
+        return float(self.values(metric)[:, 0].mean())
+
+    def drawn(self, metric: str, column: int = 0) -> list[Floats]:
+        """(resamples,) of each seed in the same draws; column 0 is the mean over classes."""
+        return [member.resampled[metric][:, column] for member in self.members]
+
+    def basis(self, metric: str, column: int = 0) -> Basis:
+        """What its values rest on."""
+        return self.first.support.basis(metric, column)
+
+    def resampled(self, metric: str) -> Floats:
+        """Mean over the seeds of the mean over classes, (resamples,), in the same draws."""
+        return np.asarray(np.mean(self.drawn(metric), axis=0))
+
+    def pooled(self, metric: str, column: int) -> Pooled:
+        """The seeds together.
+
+        Args:
+            metric: Its name.
+            column: 0 for the mean over classes, then each class.
+        """
+        if len(self.members) == 1:
+            return self.first.pooled(metric, column)
+        values = self.values(metric)[:, column].tolist()
+        return pooled_seeds(values, self.drawn(metric, column), self.basis(metric, column))
+
+    @property
+    def scored_classes(self) -> set[str]:
+        """Names of the classes that have a positive and a negative."""
+        counts = zip(self.first.classes, self.first.support.rarer, strict=True)
+        return {name for name, rarer in counts if rarer}
+
+    def over(self, classes: Collection[str]) -> Pool:
+        """The same results with means over some classes only.
+
+        Of single-label tasks, accuracy counts records and stays as it is, and balanced accuracy,
+        a mean of recalls, becomes NaN.
+        """
+        return replace(self, members=tuple(_over(one, classes) for one in self.members))
+
+    def where(self) -> str:
+        """Its place for messages."""
+        names = ("source", "dataset", "split", "policy", "setting", "technique", "protocol")
+        return " ".join(self.key[name] for name in names)
+
+
+def _over(one: Scored, classes: Collection[str]) -> Scored:
+    """Results with means over some classes only, see `Pool.over`."""
+    chosen = np.array([name in classes for name in one.classes])
+    values, resampled = {}, {}
+    for name, held in one.values.items():
+        if one.task in EXCLUSIVE and name == "accuracy":
+            values[name], resampled[name] = held, one.resampled[name]
+            continue
+        undefined = one.task in EXCLUSIVE and name == "balanced_accuracy"
+        kept = chosen & (not undefined)
+        draws = one.resampled[name].copy()
+        draws[:, 0] = mean_over_classes(draws[:, 1:][:, kept])
+        mean = mean_over_classes(np.array([held.per_class])[:, kept])
+        values[name], resampled[name] = replace(held, mean=float(mean[0])), draws
+    targets = np.where(chosen, one.targets, UNKNOWN).astype(np.int8)
+    return replace(one, targets=targets, values=values, resampled=resampled)
+
+
+def pools(found: Sequence[Scored], protocol: Mapping[Path, str]) -> tuple[list[Pool], list[str]]:
+    """Pool results over seeds, in the order in which they are shown.
+
+    Args:
+        found: Results of runs.
+        protocol: Protocol of each run, by its folder.
+
+    Returns:
+        The pools, and notes on what was excluded.
+    """
+    together: dict[tuple[str, ...], list[Scored]] = {}
+    for one in found:
+        key = key_of(one, protocol[one.run.folder])
+        together.setdefault(tuple(key.values()), []).append(one)
+    made, notes = [], []
+    for values, members in together.items():
+        key = dict(zip(KEY, values, strict=True))
+        kept, said = _kept(members)
+        notes += said
+        seeds, said = _seeds(kept)
+        pool = Pool(key, seeds, tuple(kept))
+        notes += [f"{pool.where()}: {line}" for line in said]
+        made.append(pool)
+    return sorted(made, key=lambda pool: place(pool.key)), notes
+
+
+def _kept(members: Sequence[Scored]) -> tuple[list[Scored], list[str]]:
+    """Members on the same records, each run once, in order of seed."""
+    counts = Counter(member.rows_digest for member in members)
+    most = max(counts, key=lambda digest: counts[digest])
+    notes, kept = [], {}
+    for member in sorted(members, key=lambda m: (_order(m), m.run.folder.name)):
+        name = f"{member.run.folder.name}: its predictions for {member.dataset} ({member.split})"
+        if member.rows_digest != most:
+            notes.append(
+                f"{name} are excluded: they are of another catalog than those of the other seeds. "
+                "Evaluate the runs again with one catalog."
+            )
+        elif member.run.digest in kept:
+            notes.append(f"{name} are there twice and count once.")
+        else:
+            kept[member.run.digest] = member
+    return list(kept.values()), notes
+
+
+def _order(member: Scored) -> tuple[int, str]:
+    about = member.run.description
+    return about["seed"], str(about.get("upstream"))
+
+
+def _seeds(members: Sequence[Scored]) -> tuple[tuple[int, ...], list[str]]:
+    seeds = tuple(int(member.run.description["seed"]) for member in members)
+    if len(set(seeds)) == len(seeds):
+        return seeds, []
+    numbers = tuple(range(len(seeds)))
+    return numbers, [
+        f"the seeds {', '.join(map(str, seeds))} of the transfer are there with several "
+        "pretrainings each; they are numbered from 0 and pooled."
+    ]

@@ -1,0 +1,304 @@
+"""The protocol of each run: which settings it has, so that no two are pooled unseen.
+
+Benchmarks name theirs (``fixed`` is BenchMD's); ``shuffled`` trains on shuffled labels, ``tuned``
+has settings that a search found, for the transfer or for the pretraining before it; all else is
+``custom``.
+Runs of one modality, source, policy, transfer setting and such protocol that differ by more than
+their seeds get a number for what differs in the transfer, and a letter for what differs in the
+pretraining: ``custom 1a``. Runs from scratch, which have no pretraining, have no letter.
+Averages of runs (`report.ensembles`) have the number and letter of the tuned runs that they
+are for: ``tuned ensemble 1a``, ``start ensemble 1a``.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from benchmd_ray.errors import BenchmdError
+from benchmd_ray.evaluation.benchmark import Start
+from benchmd_ray.evaluation.registry import settings_among, starts, usual_start
+from benchmd_ray.runs.store import Run, read_run
+
+NO_SETTINGS = {"stage", "seed", "technique", "upstream", "upstream_parts"}
+"""Determinants that are not settings."""
+AXES = {"transfer.mode", "transfer.labels", "transfer.shuffle_labels"}
+"""Settings that the key of a result names by itself."""
+ENSEMBLES = ("tuned ensemble", "start ensemble")
+"""Protocols of averages: over seeds of tuned settings, and of those that a search started from."""
+Flat = Mapping[str, str]
+
+
+@dataclass(frozen=True)
+class Protocols:
+    """Protocols of runs."""
+
+    names: Mapping[Path, str]
+    """By the run's folder."""
+    notes: tuple[str, ...]
+    """What the numbers and letters stand for."""
+
+
+@dataclass(frozen=True)
+class _Variant:
+    run: Run
+    transfer: str
+    """JSON of the settings of the transfer."""
+    pretraining: str
+    """JSON of the settings of the pretraining, empty from scratch."""
+    searches: tuple[str, ...]
+    """Names of the searches that found settings of the transfer and of its pretraining."""
+
+
+def base_protocol(run: Run, pretraining: Run | None = None) -> str:
+    """A start's name, ``custom``, ``tuned`` or ``shuffled``.
+
+    Args:
+        run: A transfer, or a pretraining by itself.
+        pretraining: That of the transfer, where it has one and it is known.
+    """
+    if run.settings.transfer.shuffle_labels:
+        return "shuffled"
+    stated = str(run.description["protocol"])
+    runs = [run] if pretraining is None else [run, pretraining]
+    if stated in starts() and all(_follows(one, starts()[stated]) for one in runs):
+        return stated
+    return "tuned" if searches_behind(run, pretraining) else "custom"
+
+
+def _follows(run: Run, start: Start) -> bool:
+    """Whether a run has the settings of a start as it is now, whatever the run's file says."""
+    settings = settings_among(run.description["determinants"])
+    try:
+        return start.followed(run.modality, run.description["technique"], settings)
+    except BenchmdError:  # settings that no run can have, or a start that they do not fit
+        return False
+
+
+def is_tuned(protocol: str) -> bool:
+    """Whether a protocol, with or without number and letter, is that of tuned settings."""
+    return base_of(protocol) in ("tuned", ENSEMBLES[0])
+
+
+def is_ensemble(protocol: str) -> bool:
+    """Whether a protocol is that of averages over runs and not of single runs."""
+    return base_of(protocol) in ENSEMBLES
+
+
+def base_of(protocol: str) -> str:
+    """A protocol without its number and letter: ``tuned ensemble 1a`` → ``tuned ensemble``."""
+    return _split(protocol)[0]
+
+
+def ensembles_of(tuned: str) -> tuple[str, str]:
+    """Protocols of the averages for a protocol of tuned runs: ``tuned 1a`` → those with ``1a``."""
+    _, number, letter = _split(tuned)
+    ours, start = (_marked(base, number, letter) for base in ENSEMBLES)
+    return ours, start
+
+
+def searches_behind(run: Run, pretraining: Run | None) -> tuple[str, ...]:
+    """Names of the searches that found settings of a run and of its pretraining, in this order."""
+    runs = [run] if pretraining is None else [run, pretraining]
+    return tuple(dict.fromkeys(one.settings.tuned for one in runs if one.settings.tuned))
+
+
+def pretraining_of(run: Run, known: Mapping[str, Run]) -> Run | None:
+    """The pretraining of a transfer, from the runs known by name or from its store.
+
+    None where it has none, or none that can be found.
+    """
+    name = run.description.get("upstream")
+    if name is None or name in known:
+        return None if name is None else known[name]
+    try:
+        return read_run(run.folder.parent / name)
+    except BenchmdError:  # not in this store
+        return None
+
+
+def comparable_with(protocol: str, other: str) -> bool:
+    """Whether results of two protocols may be compared: they differ by no letter but a missing one.
+
+    Runs from scratch have no pretraining, so they may be compared with all letters.
+    """
+    stem, letter = _parts(protocol)
+    other_stem, other_letter = _parts(other)
+    return stem == other_stem and (letter == other_letter or "" in (letter, other_letter))
+
+
+def same_transfer(run: Run, other: Run) -> bool:
+    """Whether two transfer runs have the same settings but for their seed and pretraining."""
+    return _flat(run.description["determinants"]) == _flat(other.description["determinants"])
+
+
+def letters_of(names: Sequence[str]) -> list[str]:
+    """Protocols that a comparison is made for: without the plain one where others have letters."""
+    stems = {_parts(name)[0] for name in names if _parts(name)[1]}
+    return [name for name in names if name not in stems]
+
+
+def _parts(protocol: str) -> tuple[str, str]:
+    """Protocol without its letter, and the letter: ``custom 1a`` → ``custom 1``, ``a``."""
+    base, number, letter = _split(protocol)
+    return _marked(base, number), letter
+
+
+def _split(protocol: str) -> tuple[str, str, str]:
+    """Protocol without its marks, its number and its letter (`_letter`)."""
+    found = re.fullmatch(r"(.+?)(?: (\d*)(z*[a-z]?))?", protocol)
+    base, number, letter = found.groups("") if found else (protocol, "", "")
+    return base, number, letter
+
+
+def protocols(found: Sequence[Run]) -> Protocols:
+    """The protocol of each run with its number and letter; those of pretrainings have none."""
+    known = {run.folder.name: run for run in found}
+    upstreams = {run.folder: pretraining_of(run, known) for run in found}
+    names = {run.folder: base_protocol(run, upstreams[run.folder]) for run in found}
+    together: dict[tuple[str, ...], list[Run]] = {}
+    for run in found:
+        if run.description.get("kind") == "transfer":
+            about = run.description
+            key = (*(about[k] for k in ("modality", "source", "policy", "setting")),)
+            together.setdefault((*key, names[run.folder]), []).append(run)
+    notes: list[str] = []
+    for (modality, source, policy, setting, base), runs in sorted(together.items()):
+        variants = _variants(runs, base, upstreams)
+        chosen, said = _numbered(variants, base)
+        names |= chosen
+        notes += [f"{modality}, {source} ({policy}), {setting}: {line}" for line in said]
+    return Protocols(names, tuple(notes))
+
+
+def _variants(
+    runs: Sequence[Run], base: str, upstreams: Mapping[Path, Run | None]
+) -> list[_Variant]:
+    """Settings of runs; ImageNet's own network is none of the choices that tell them apart."""
+    made: list[tuple[Run, dict[str, str], bool]] = []
+    for run in runs:
+        flat = _flat(run.description["determinants"])
+        own = base == usual_start() or run.description["technique"].startswith("imagenet")
+        made.append((run, {k: v for k, v in flat.items() if k not in AXES}, own))
+    whole = [_without_encoder(flat) for _, flat, _ in made]
+    encoders: dict[str, Flat] = {}
+    for (_, flat, own), rest in sorted(
+        zip(made, whole, strict=True), key=lambda pair: json.dumps(pair[0][1], sort_keys=True)
+    ):
+        if not own:
+            encoders.setdefault(json.dumps(rest, sort_keys=True), flat)
+    variants = []
+    for (run, flat, own), rest in zip(made, whole, strict=True):
+        text = json.dumps(rest, sort_keys=True)
+        settled = encoders.get(text, rest) if own else flat
+        upstream = upstreams[run.folder]
+        variants.append(
+            _Variant(
+                run,
+                json.dumps(settled, sort_keys=True),
+                json.dumps(_pretraining(run, base, upstream), sort_keys=True),
+                searches_behind(run, upstream),
+            )
+        )
+    return variants
+
+
+def _without_encoder(flat: Flat) -> dict[str, str]:
+    return {name: value for name, value in flat.items() if not name.startswith("encoder.")}
+
+
+def _pretraining(run: Run, base: str, upstream: Run | None) -> Flat:
+    """Settings of the pretraining; where it cannot be read, its versions and its folder's name."""
+    name = run.description.get("upstream")
+    if name is None:
+        return {}
+    if upstream is None:
+        versions = _flat({"parts": run.description["determinants"].get("upstream_parts", {})})
+        return versions if base == usual_start() else {**versions, "pretraining": name}
+    flat = _flat(upstream.description["determinants"])
+    return {k: v for k, v in flat.items() if k != "catalog" and not k.startswith("encoder.")}
+
+
+def _flat(determinants: Mapping[str, Any]) -> dict[str, str]:
+    """Settings of nested determinants: ``transfer.optimiser.lr`` → text of its value."""
+    found: dict[str, str] = {}
+    for name, value in determinants.items():
+        if name in NO_SETTINGS:
+            continue
+        if isinstance(value, Mapping):
+            found |= {f"{name}.{key}": text for key, text in _flat(value).items()}
+        else:
+            found[name] = json.dumps(value)
+    return found
+
+
+def _numbered(variants: Sequence[_Variant], base: str) -> tuple[dict[Path, str], list[str]]:
+    """Protocols of runs that share the rest of the key, and what their marks stand for."""
+    names: dict[Path, str] = {}
+    transfers = sorted({variant.transfer for variant in variants})
+    numbers = list(map(str, range(1, len(transfers) + 1))) if len(transfers) > 1 else [""]
+    notes = _said([_marked(base, number) for number in numbers], transfers, "")
+    for number, transfer in zip(numbers, transfers, strict=True):
+        inside = [variant for variant in variants if variant.transfer == transfer]
+        several = _several(inside)
+        marks = {text: _marked(base, number, _letter(i)) for i, text in enumerate(several)}
+        plain = _marked(base, number)
+        names |= {one.run.folder: marks.get(one.pretraining, plain) for one in inside}
+        notes += _said(list(marks.values()), several, "pretrained ")
+    return names, [*notes, *_found_by(variants, names)]
+
+
+def _found_by(variants: Sequence[_Variant], names: Mapping[Path, str]) -> list[str]:
+    """One line for each protocol of tuned settings with the searches that found them."""
+    found: dict[str, dict[str, None]] = {}
+    for one in variants:
+        name = names[one.run.folder]
+        if is_tuned(name):
+            found.setdefault(name, {}).update(dict.fromkeys(one.searches))
+    return [
+        f"{name}: settings found by {', '.join(sorted(searches))}."
+        for name, searches in sorted(found.items())
+    ]
+
+
+def _marked(base: str, number: str, letter: str = "") -> str:
+    return f"{base} {number}{letter}".strip()
+
+
+def _several(variants: Sequence[_Variant]) -> list[str]:
+    """Settings of the pretraining of techniques that have more than one."""
+    by_technique: dict[str, set[str]] = {}
+    for variant in variants:
+        technique = variant.run.description["technique"]
+        by_technique.setdefault(technique, set()).add(variant.pretraining)
+    return sorted(set().union(*(held for held in by_technique.values() if len(held) > 1)))
+
+
+def _letter(place: int) -> str:
+    """The letter of a place: a, b, and so on, after z come za and zb."""
+    return "z" * (place // 26) + "abcdefghijklmnopqrstuvwxyz"[place % 26]
+
+
+def _said(names: Sequence[str], settings: Sequence[str], how: str) -> list[str]:
+    """One line for each name with the settings in which it differs from the others."""
+    flat = [json.loads(text) for text in settings]
+    keys = sorted({key for one in flat for key in one})
+    differing = [key for key in keys if len({one.get(key) for one in flat}) > 1]
+    if not differing:
+        return []
+    return [
+        f"{name}: {how}with "
+        + ", ".join(f"{key}={_short(one.get(key, 'unset'))}" for key in differing)
+        + "."
+        for name, one in zip(names, flat, strict=True)
+    ]
+
+
+def _short(value: str) -> str:
+    """A value as text; a hash by its beginning."""
+    text = value.strip('"')
+    return text[:12] if len(text) == 64 else text

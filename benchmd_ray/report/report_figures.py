@@ -1,0 +1,117 @@
+"""The figures of a report, drawn from its analysis: titled by what they show, the same every time.
+
+Colour, marker and line of a technique are the same in all figures (`canvas.TECHNIQUE_LOOKS`), and
+each can be told apart without colour. Averages over runs (`ensembles`) are in the tables only. A
+title states what the numbers show and calls a difference shown only when its test says so; the
+caption says what the marks and intervals are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Literal
+
+from benchmd_ray.evaluation.registry import benchmarks, named_by
+from benchmd_ray.report.canvas import styled, technique_looks
+from benchmd_ray.report.figures_curves import draw_main_curves, draw_other_curves
+from benchmd_ray.report.figures_forest import draw_forests, draw_forests_by_setting
+from benchmd_ray.report.figures_groups import (
+    draw_differing_subgroups,
+    draw_other_subgroups,
+)
+from benchmd_ray.report.figures_labels import (
+    draw_label_efficiency,
+    draw_label_efficiency_by_dataset,
+)
+from benchmd_ray.report.figures_pairs import draw_pairs
+from benchmd_ray.report.figures_panels import footer
+from benchmd_ray.report.figures_parts import Drawn, Report, Skipped, Titled, studies
+from benchmd_ray.report.figures_ranks import (
+    draw_critical_differences,
+    draw_main_difference,
+    draw_rankings,
+)
+from benchmd_ray.report.figures_scores import draw_results
+from benchmd_ray.report.figures_training import draw_training
+from benchmd_ray.report.figures_tuning import draw_searches, draw_settings
+from benchmd_ray.report.notes import synthetic
+from benchmd_ray.report.protocols import is_ensemble
+
+if TYPE_CHECKING:
+    from benchmd_ray.report.analysis import Analysis
+
+__all__ = ["Skipped", "Titled", "Which", "draw", "figures"]
+
+Topic = Callable[[Report], Iterator[Drawn]]
+Which = Literal["main", "all", "none"]
+MAIN: tuple[Topic, ...] = (
+    draw_forests,
+    draw_results,
+    draw_label_efficiency,
+    draw_main_difference,
+    draw_differing_subgroups,
+    draw_main_curves,
+    draw_searches,
+)
+"""Those of a report that few readers would miss, in the order of its sections."""
+OTHERS: tuple[Topic, ...] = (
+    draw_forests_by_setting,
+    draw_label_efficiency_by_dataset,
+    draw_critical_differences,
+    draw_rankings,
+    draw_pairs,
+    draw_other_subgroups,
+    draw_other_curves,
+    draw_training,
+    draw_settings,
+)
+"""The others: of each dataset, setting, class and trial."""
+
+
+def figures(
+    analysis: Analysis, *, which: Which = "all", resamples: int | None = None
+) -> list[Titled]:
+    """The figures of a report that can be drawn, by section.
+
+    Args:
+        analysis: What is drawn.
+        which: The `MAIN` ones, all of them, or none.
+        resamples: Of the patients, as `analysis.analyse` was given it, for the captions; None
+            leaves the number out.
+    """
+    return draw(analysis, which=which, resamples=resamples)[0]
+
+
+def draw(
+    analysis: Analysis, *, which: Which = "all", resamples: int | None = None
+) -> tuple[list[Titled], list[Skipped]]:
+    """The figures of a report, and those that cannot be drawn with the reason.
+
+    Write them with `canvas.write`: the same analysis gives the same bytes.
+
+    Args:
+        analysis: What is drawn.
+        which: As for `figures`.
+        resamples: As for `figures`.
+    """
+    if which == "none":
+        return [], []
+    names = {
+        str(name)
+        for table in (analysis.scores, analysis.training)
+        for name in table["technique"].unique()
+    }
+    single = analysis.scores[~analysis.scores["protocol"].map(is_ensemble).astype(bool)]
+    found = studies(single, analysis.modalities)
+    report = Report(analysis, technique_looks(names), found, resamples)
+    own = [named_by(each.figures) for each in benchmarks().values() if each.figures]
+    with styled():
+        topics = [MAIN, *own, *([OTHERS] if which == "all" else [])]
+        drawn = {one.name: one for each in topics for topic in each for one in topic(report)}
+        shown = [one for one in drawn.values() if isinstance(one, Titled)]
+        if warning := synthetic(analysis.rows):
+            for one in shown:
+                footer(one.figure, warning)
+    sections = list(dict.fromkeys(one.section for one in shown))
+    shown.sort(key=lambda one: sections.index(one.section))
+    return shown, [one for one in drawn.values() if isinstance(one, Skipped)]

@@ -1,0 +1,250 @@
+"""One run on one split of one dataset: its predictions, their metrics and resamples.
+
+Rows are sorted by unit, so that two runs on the same records have them in the same order.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from benchmd_ray.errors import BenchmdError
+from benchmd_ray.modality.tasks import Task, TaskKind
+from benchmd_ray.report.kept import kept
+from benchmd_ray.runs.files import predictions_of
+from benchmd_ray.runs.predictions import (
+    CLASSIFIED,
+    Predictions,
+    read_predictions,
+)
+from benchmd_ray.runs.store import Run
+from benchmd_ray.schema.typed import typed
+from benchmd_ray.scores.metrics import Values, metric
+from benchmd_ray.scores.resampling import resampled, usual_threads
+from benchmd_ray.scores.seeds import Pooled, pooled_seeds
+from benchmd_ray.scores.support import Support, support
+
+Floats = npt.NDArray[np.float64]
+
+THREADS = 8
+"""Most at once, over all predictions: it is numpy's work, which threads share."""
+
+
+@dataclass(frozen=True, eq=False)
+class Scored:
+    """Predictions of one run for one split of one dataset."""
+
+    run: Run
+    about: Mapping[str, str]
+    """What the predictions say of the dataset (`runs.predictions.DESCRIPTION`)."""
+    split: str
+    classes: tuple[str, ...]
+    targets: npt.NDArray[np.int8]
+    """(units, classes)."""
+    scores: Floats
+    """(units, classes)."""
+    units: pd.DataFrame
+    """unit_id, group_id and metadata of each unit."""
+    values: Mapping[str, Values]
+    """By metric, of all units."""
+    resampled: Mapping[str, Floats]
+    """By metric: (resamples, 1 + classes), the mean over classes first. None of a metric without an
+    interval, of which they would not be used: (0, 1 + classes)."""
+
+    @cached_property
+    def groups(self) -> npt.NDArray[np.intp]:
+        """Number of each unit's patient among the sorted patients: as good as the name, faster."""
+        names = self.units["group_id"].to_numpy(dtype=np.str_)
+        return np.unique(names, return_inverse=True)[1]
+
+    @property
+    def dataset(self) -> str:
+        """The dataset that is scored."""
+        return self.about["dataset"]
+
+    @property
+    def task(self) -> TaskKind:
+        """Kind of its task."""
+        return self.predicted.kind
+
+    @cached_property
+    def predicted(self) -> Task:
+        """Its task, of the dataset's classes."""
+        task: Task = typed(Task, json.loads(self.about["task"]), "task")
+        return task
+
+    @cached_property
+    def support(self) -> Support:
+        """Its patients, counted."""
+        return support(self.targets, self.groups)
+
+    @property
+    def patients(self) -> int:
+        """How many there are."""
+        return self.support.patients
+
+    @cached_property
+    def rows_digest(self) -> str:
+        """Hash of catalog, units, patients and targets: equal for runs that scored the same."""
+        units = [self.units[name].tolist() for name in ("unit_id", "group_id")]
+        names = json.dumps([self.about["catalog"], *units])
+        content = names.encode() + np.ascontiguousarray(self.targets).tobytes()
+        return hashlib.sha256(content).hexdigest()
+
+    @cached_property
+    def _pooled(self) -> dict[tuple[str, int], Pooled]:
+        return {}
+
+    def pooled(self, metric: str, column: int = 0) -> Pooled:
+        """A metric with its interval: of column 0 over all classes, then of each class."""
+        held = self._pooled.get((metric, column))
+        if held is None:
+            value, drawn = self.whole[metric][column], self.resampled[metric][:, column]
+            held = pooled_seeds([float(value)], [drawn], self.support.basis(metric, column))
+            self._pooled[metric, column] = held
+        return held
+
+    @cached_property
+    def whole(self) -> Mapping[str, Floats]:
+        """By metric: the values of all units as `resampled` has them, (1 + classes,)."""
+        return {name: np.array([v.mean, *v.per_class]) for name, v in self.values.items()}
+
+
+class Read(NamedTuple):
+    """What a run has predicted."""
+
+    scored: list[Scored]
+    """Without metrics."""
+    skipped: list[str]
+    """A note on each file that cannot be read."""
+
+
+def read_scored(run: Run) -> Read:
+    """All that a finished run has predicted."""
+    found, skipped = [], []
+    for path in predictions_of(run.folder):
+        if path.parent.name != CLASSIFIED.evaluation:
+            continue
+        try:
+            predictions = read_predictions(path)
+        except BenchmdError as error:
+            skipped.append(f"Skipped: {error}")
+            continue
+        found += of_predictions(run, predictions)
+    return Read(found, skipped)
+
+
+def of_predictions(run: Run, predictions: Predictions) -> list[Scored]:
+    """The predictions of a run for a dataset, split by split, without metrics."""
+    found = []
+    for split in predictions.splits:
+        targets, scores, _ = predictions.of_split(split)
+        units = predictions.units_of_split(split)
+        order = np.argsort(units["unit_id"].to_numpy(dtype=np.str_), kind="stable")
+        found.append(
+            Scored(
+                run=run,
+                about=predictions.description,
+                split=split,
+                classes=predictions.classes,
+                targets=targets[order],
+                scores=scores[order],
+                units=units.iloc[order].reset_index(drop=True),
+                values={},
+                resampled={},
+            )
+        )
+    return found
+
+
+def measured(found: Sequence[Scored], metrics: Sequence[str], resamples: int) -> list[Scored]:
+    """The same predictions with metrics and resamples, each computed once (`kept`)."""
+    most = min(THREADS, usual_threads())
+    each = max(1, most // max(1, len(found)))  # a few large ones have several
+    with ThreadPoolExecutor(most) as pool:
+        return list(pool.map(lambda one: _measured(one, metrics, resamples, each), found))
+
+
+def _measured(one: Scored, metrics: Sequence[str], resamples: int, threads: int) -> Scored:
+    inputs: dict[str, npt.NDArray[Any]] = {
+        "targets": one.targets,
+        "scores": one.scores,
+        "groups": one.groups,
+    }
+    how = {"task": one.task, "metrics": list(metrics), "resamples": resamples}
+    held = kept(
+        inputs,
+        how,
+        lambda: _compute(one, metrics, resamples, threads),
+        lambda table: _fits(table, metrics, len(one.classes), resamples),
+    )
+    values, resampled_of, columns = {}, {}, 1 + len(one.classes)
+    every = held["value"].to_numpy().reshape(len(metrics), columns)
+    for place, name in enumerate(metrics):
+        mean, *per_class = every[place].tolist()
+        unscored = tuple(np.flatnonzero(np.isnan(per_class)).tolist())
+        values[name] = Values(mean, tuple(per_class), unscored)
+        draws = held["draws"].slice(place * columns, columns).combine_chunks()
+        resampled_of[name] = draws.flatten().to_numpy().reshape(columns, -1).T
+    return replace(one, values=values, resampled=resampled_of)
+
+
+KEPT = pa.schema(
+    [
+        ("metric", pa.string()),
+        ("column", pa.int64()),
+        ("value", pa.float64()),
+        ("draws", pa.list_(pa.float64())),
+    ]
+)
+"""Columns of the scores that are kept: of each metric over all classes (column 0) and of each."""
+
+
+def _fits(table: pa.Table, metrics: Sequence[str], classes: int, resamples: int) -> bool:
+    """Whether a table has the rows that `_compute` gives."""
+    columns = range(1 + classes)
+    if not table.schema.equals(KEPT) or any(table[name].null_count for name in KEPT.names):
+        return False
+    rows = zip(table["metric"].to_pylist(), table["column"].to_pylist(), strict=True)
+    if list(rows) != [(metric, column) for metric in metrics for column in columns]:
+        return False
+    lengths = pc.list_value_length(table["draws"]).to_numpy().reshape(len(metrics), -1)
+    whole = pc.list_flatten(table["draws"])
+    return not whole.null_count and all(
+        len(set(each)) == 1 and each[0] in (0, resamples) for each in lengths.tolist()
+    )
+
+
+def _compute(one: Scored, metrics: Sequence[str], resamples: int, threads: int) -> pa.Table:
+    """Values of all units and of resamples, with the columns of `KEPT`."""
+    rows: dict[str, list[Any]] = {name: [] for name in KEPT.names}
+    columns = 1 + len(one.classes)
+    for name in metrics:
+        whole = metric(name, one.targets, one.scores, one.task)
+        drawn = np.empty((0, columns))
+        if not all(one.support.basis(name, column).no_interval for column in range(columns)):
+            drawn = resampled(
+                name,
+                one.targets,
+                one.scores,
+                one.groups,
+                one.task,
+                resamples=resamples,
+                threads=threads,
+            )
+        rows["metric"] += columns * [name]
+        rows["column"] += range(columns)
+        rows["value"] += [whole.mean, *whole.per_class]
+        rows["draws"] += list(drawn.T)
+    return pa.table(rows, schema=KEPT)

@@ -1,0 +1,114 @@
+"""The tables of a report as files: CSV with all digits, Markdown and LaTeX as people read them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from benchmd_ray.files.atomic import replacing
+from benchmd_ray.report.analysis import Analysis
+from benchmd_ray.report.formats import csv_text, latex, markdown
+from benchmd_ray.report.matrix import (
+    NAME,
+    Matrix,
+    matrix_latex,
+    matrix_markdown,
+    matrix_of,
+)
+from benchmd_ray.report.notes import synthetic
+from benchmd_ray.report.table import Table, plain
+from benchmd_ray.report.tables import Declared, declared, main_table
+
+KINDS = ("csv", "md", "tex")
+
+
+def _names(tables: Sequence[Declared]) -> frozenset[str]:
+    kinds = [(one.name, ("csv", "md", "tex") if one.printed else ("csv",)) for one in tables]
+    return frozenset(f"{name}.{kind}" for name, held in kinds for kind in held)
+
+
+def write_tables(
+    analysis: Analysis, folder: Path, tables: Sequence[Declared] | None = None
+) -> list[Path]:
+    """Write every table with rows: as CSV, and where it is printed as Markdown and LaTeX.
+
+    The notes stand below the main table.
+
+    Args:
+        analysis: What is reported.
+        folder: For the files.
+        tables: Those of `declared` that are written; None for all.
+
+    Returns:
+        The files written.
+    """
+    main = main_table(analysis).name
+    warning = synthetic(analysis.rows)
+    chosen = declared() if tables is None else tables
+    written = write_declared(
+        chosen, analysis, folder, main=main, notes=analysis.notes, warning=warning
+    )
+    return [*_write_matrix(matrix_of(analysis), folder), *written]
+
+
+def _write_matrix(matrix: Matrix | None, folder: Path) -> list[Path]:
+    """The first table; where there is none, an earlier report's goes."""
+    makes = {"csv": lambda m: csv_text(m.frame), "md": matrix_markdown, "tex": matrix_latex}
+    if matrix is None:
+        for kind in KINDS:
+            (folder / f"{NAME}.{kind}").unlink(missing_ok=True)
+        return []
+    for kind, make in makes.items():
+        with replacing(folder / f"{NAME}.{kind}") as partial:
+            partial.write_text(make(matrix), "utf-8")
+    return [folder / f"{NAME}.{kind}" for kind in makes]
+
+
+def write_declared(
+    tables: Sequence[Declared],
+    reported: Any,
+    folder: Path,
+    *,
+    main: str,
+    notes: Sequence[str] = (),
+    warning: str = "",
+) -> list[Path]:
+    """Write tables as `write_tables` does, of whatever they are declared for.
+
+    Args:
+        tables: All that the folder may hold.
+        reported: What they are made of.
+        folder: For the files.
+        main: The table that the notes stand below.
+        notes: What a reader must know.
+        warning: What every printed table ends with.
+    """
+    contents: dict[str, str] = {}
+    for each in tables:
+        data = each.data(reported)
+        if not len(data):
+            continue
+        contents[f"{each.name}.csv"] = csv_text(data)
+        table = each.printed(reported) if each.printed else None
+        if table is not None:
+            below = [*(notes if each.name == main else ()), *filter(None, [warning])]
+            contents |= _printed(each.name, table, below)
+    for name in _names(tables) - contents.keys():  # of an earlier report, which had such rows
+        (folder / name).unlink(missing_ok=True)
+    for name, content in contents.items():
+        with replacing(folder / name) as partial:
+            partial.write_text(content, "utf-8")
+    return [folder / name for name in contents]
+
+
+def _printed(name: str, table: Table, notes: Sequence[str]) -> dict[str, str]:
+    shown, caption = plain(table)
+    lines = [caption, "", markdown(shown)]
+    if notes:
+        lines += ["", *(f"- {note}" for note in notes)]
+    label = f"tab:{name.replace('_', '-')}"
+    return {
+        f"{name}.md": "\n".join(lines) + "\n",
+        f"{name}.tex": latex(shown, caption, label, notes),
+    }

@@ -1,0 +1,445 @@
+"""The tables of a report: each is declared once, for its page and for its files."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import pandas as pd
+
+from benchmd_ray.data.provenance import together
+from benchmd_ray.errors import BenchmdError
+from benchmd_ray.evaluation.registry import benchmarks, named_by
+from benchmd_ray.report.columns import (
+    cautions,
+    column_of,
+    falling,
+    interval_of,
+    key_columns,
+    metric_column,
+    metric_title,
+    part,
+    sizes,
+    table_of,
+)
+from benchmd_ray.report.frames import KEY, VERSIONS
+from benchmd_ray.report.hardware_notes import COLUMNS
+from benchmd_ray.report.table import Column, Table
+from benchmd_ray.runs.predictions import CLASSIFIED
+from benchmd_ray.scores.metrics import METRICS
+from benchmd_ray.scores.support import INTERVAL_PATIENTS
+
+if TYPE_CHECKING:
+    from benchmd_ray.report.analysis import Analysis
+
+KEEPS = "keeps the start"
+"""Of a search that chose no other trial."""
+Make = Callable[[Any], Table | None]
+Data = Callable[[Any], pd.DataFrame]
+"""Of what is reported: an `Analysis` of runs, or what a benchmark reports by itself."""
+
+
+@dataclass(frozen=True)
+class Declared:
+    """A table of a report."""
+
+    name: str
+    """Stem of its files."""
+    heading: str
+    """On the page; of several with one heading it is there once."""
+    data: Data
+    """With all digits and columns, for CSV."""
+    page: Make | None = None
+    """As the page shows it; None where it does not."""
+    printed: Make | None = None
+    """As Markdown, LaTeX and the terminal show it; None where they do not."""
+    nothing: str = ""
+    """What the page says at its end where there is none; empty says nothing."""
+    first: bool = False
+    """Whether the page has it among the results at a glance instead of under its heading."""
+    aggregate: bool = False
+    """Whether it has nothing of a single record; no other table is sent to W&B."""
+
+    @staticmethod
+    def both(
+        name: str, heading: str, data: Data, make: Make, nothing: str = "", *, first: bool = False
+    ) -> Declared:
+        """A table that is the same everywhere."""
+        return Declared(name, heading, data, make, make, nothing, first)
+
+
+def auroc_frame(analysis: Analysis) -> pd.DataFrame:
+    """AUROC over all classes of each result, with what is known of the runs behind it."""
+    scores = analysis.scores[analysis.scores["metric"] == "auroc"]
+    whole = scores[scores["class"] == "mean"].reset_index(drop=True)
+    each = dict(list(scores[scores["class"] != "mean"].groupby([*KEY], sort=False)))
+    rows = analysis.rows[analysis.rows["evaluation"] == CLASSIFIED.evaluation]
+    rows = rows[(rows["metric"] == "auroc") & (rows["class"] == "mean")]
+    grouped = rows.groupby([*KEY], sort=False)
+    options = grouped["options"].first().to_dict()
+    provenance = grouped["provenance"].agg(lambda held: together(*held)).to_dict()
+    places = list(whole[list(KEY)].itertuples(index=False, name=None))
+    classes = [each.get(place, scores[:0]) for place in places]
+    return whole.drop(columns=["metric", "class", "positives"]).assign(
+        seed_values=["; ".join(map(str, values)) for values in whole["seed_values"]],
+        classes=[f"{held['value'].count()}/{len(held)}" for held in classes],
+        unscored=["; ".join(held.loc[held["value"].isna(), "class"]) for held in classes],
+        options=[options.get(place, "") for place in places],
+        provenance=[provenance.get(place, "") for place in places],
+    )
+
+
+def results(analysis: Analysis) -> Table | None:
+    """AUROC, mean over classes, next to the paper's."""
+    rows = auroc_frame(analysis)
+    columns = (
+        *key_columns(rows),
+        interval_of("AUROC [95 %]", rows, "value"),
+        column_of("seeds", rows["seeds"], "integer"),
+        column_of("sd", rows["sd"], "number"),
+        column_of("paper", rows["paper"], "number"),
+        column_of("ours − paper", rows["value"] - rows["paper"], "signed"),
+        column_of("classes", rows["classes"], "text"),
+        *sizes(rows),
+        *cautions(rows),
+    )
+    caption = "AUROC of each technique, mean over classes, with its 95 % interval, seeds pooled."
+    return table_of(caption, columns, rows)
+
+
+def class_frame(analysis: Analysis) -> pd.DataFrame:
+    """AUROC of each class."""
+    scores = analysis.scores
+    rows = scores[(scores["metric"] == "auroc") & (scores["class"] != "mean")]
+    return rows.drop(columns=["metric", "seed_values", "paper", "runs"]).reset_index(drop=True)
+
+
+def classes(analysis: Analysis) -> Table | None:
+    """AUROC of each class."""
+    rows = class_frame(analysis)
+    columns = (
+        *key_columns(rows),
+        column_of("class", rows["class"], "text"),
+        interval_of("AUROC [95 %]", rows, "value"),
+        column_of("positives", rows["positives"], "integer"),
+        *sizes(rows)[:1],
+        *cautions(rows),
+    )
+    return table_of("AUROC of each class against the rest.", columns, rows)
+
+
+def all_metrics(analysis: Analysis) -> Table | None:
+    """All metrics over all classes, a column each."""
+    scores = analysis.scores[analysis.scores["class"] == "mean"]
+    held = {name: rows.reset_index(drop=True) for name, rows in scores.groupby("metric")}
+    if not held:
+        return None
+    rows = held["auroc"]
+    columns = (
+        *key_columns(rows),
+        *(interval_of(METRICS[name].title, held[name], "value") for name in METRICS),
+        *cautions(rows),
+    )
+    caption = (
+        "All metrics over all classes, with 95 % intervals. AUPRC has one where each class has "
+        f"{METRICS['auprc'].least} patients on its rarer side, accuracy and Brier score where "
+        f"{INTERVAL_PATIENTS} patients are scored, the calibration error never; the caution is for "
+        "AUROC, balanced accuracy and F1."
+    )
+    return table_of(caption, columns, rows)
+
+
+def metrics(analysis: Analysis) -> Table | None:
+    """All metrics, and each class."""
+    rows = analysis.scores
+    titles = [metric_title(name) for name in rows["metric"]]
+    order = tuple(metric_title(name) for name in METRICS)
+    first = [title for title in (*order[1:], *order[:1]) if title in titles]
+    columns = (
+        *key_columns(rows),
+        Column(
+            "metric",
+            titles,
+            order=order,
+            filtered=True,
+            required=True,
+            chosen=first[0] if first else "",
+            about="An arrow says whether higher (↑) or lower (↓) is better",
+        ),
+        Column(
+            "class",
+            list(rows["class"]),
+            order=tuple(dict.fromkeys(rows["class"])),
+            filtered=True,
+            chosen="mean",
+        ),
+        interval_of("value [95 %]", rows, "value"),
+        column_of("seeds", rows["seeds"], "integer"),
+        column_of("sd", rows["sd"], "number"),
+        column_of("positives", rows["positives"], "integer"),
+        *sizes(rows),
+        *cautions(rows),
+    )
+    caption = "Every metric, over all classes and of each class. Choose metric and class above."
+    return table_of(caption, columns, rows)
+
+
+def gaps(analysis: Analysis) -> Table | None:
+    """In distribution against target."""
+    rows = analysis.gaps
+    rising = [not falls for falls in falling(rows["metric"])]  # a gap is a loss on the target
+    columns = (
+        *key_columns(rows),
+        metric_column(rows, required=True),
+        column_of("in distribution", rows["in_distribution"], "number"),
+        column_of("target", rows["target"], "number"),
+        interval_of("gap [95 %]", rows, "gap", "change", p="p", worse=rising),
+        column_of("p", rows["p"], "p", about="Two-sided, by Student's t"),
+        *cautions(rows),
+    )
+    caption = "The source's own validation split against each target, and the difference."
+    return table_of(caption, columns, rows)
+
+
+def changes(analysis: Analysis) -> Table | None:
+    """Techniques against training from scratch."""
+    rows, lower = analysis.changes, falling(analysis.changes["metric"])
+    columns = (
+        *key_columns(rows),
+        metric_column(rows, required=False),
+        interval_of("technique − scratch [95 %]", rows, "value", "change", p="p", worse=lower),
+        column_of("p", rows["p"], "p"),
+        column_of("p (DeLong)", rows["p_delong"], "p"),
+        *cautions(rows),
+    )
+    caption = "Each technique minus training from scratch, on the same rows."
+    return table_of(caption, columns, rows)
+
+
+def pairs(analysis: Analysis) -> Table | None:
+    """Techniques against each other."""
+    rows = analysis.pairs
+    columns = (
+        *key_columns(rows),
+        *(column_of(name, rows[name], "text", filtered=True) for name in ("a", "b")),
+        interval_of("b − a [95 %]", rows, "difference", "change", p="p_holm"),
+        column_of("p", rows["p"], "p"),
+        column_of("p (Holm)", rows["p_holm"], "p"),
+        *cautions(rows),
+    )
+    caption = "Difference in AUROC of two techniques on the same rows."
+    return table_of(caption, columns, rows)
+
+
+def ranking(analysis: Analysis) -> Table | None:
+    """Ranks of techniques."""
+    rows = analysis.ranking
+    columns = (
+        *key_columns(rows),
+        interval_of("rank [95 %]", rows, "rank", digits=1),
+        column_of("Kendall's τ", rows["tau"], "number", digits=2),
+        *cautions(rows),
+    )
+    return table_of("Rank of each technique by AUROC, 1 is best.", columns, rows)
+
+
+def subgroups(analysis: Analysis) -> Table | None:
+    """AUROC by subgroup."""
+    rows = analysis.subgroups
+    columns = (
+        *key_columns(rows),
+        column_of("variable", rows["variable"], "text"),
+        column_of("group", rows["group"], "text"),
+        interval_of("AUROC [95 %]", rows, "value"),
+        column_of("p (groups)", rows["p"], "p"),
+        *sizes(rows),
+        *cautions(rows),
+    )
+    return table_of("AUROC within groups of patients.", columns, rows)
+
+
+def subgroup_pairs(analysis: Analysis) -> Table | None:
+    """Which subgroups differ."""
+    rows = analysis.subgroup_pairs
+    columns = (
+        *key_columns(rows),
+        column_of("variable", rows["variable"], "text"),
+        *(column_of(name, rows[name], "text", order=()) for name in ("a", "b")),
+        interval_of("a − b [95 %]", rows, "difference", "change", p="p_holm"),
+        column_of("p (Holm)", rows["p_holm"], "p", about="After Holm's correction over the pairs"),
+        *cautions(rows),
+    )
+    return table_of("AUROC of one group minus that of another.", columns, rows)
+
+
+def excluded(analysis: Analysis) -> Table | None:
+    """Subgroups that were too small."""
+    rows = analysis.excluded
+    columns = (
+        *key_columns(rows),
+        column_of("variable", rows["variable"], "text"),
+        column_of("group", rows["group"], "text"),
+        column_of("patients", rows["patients"], "integer"),
+    )
+    return table_of(
+        "Groups of too few patients, and patients whose group is not known.",
+        columns,
+        rows,
+    )
+
+
+def ran(analysis: Analysis) -> Table | None:
+    """Every run: what, where, how long, with which versions."""
+    rows = analysis.ran
+    columns = (
+        *(column_of(name, rows[name], "text") for name in ("run", "kind")),
+        *key_columns(rows),
+        column_of("seed", rows["seed"], "integer"),
+        column_of("finished", ["yes" if done else "no" for done in rows["finished"]], "text"),
+        column_of("minutes", rows["seconds"] / 60, "number", digits=1),
+        *(column_of(name, rows[name], "text") for name in ("device", *COLUMNS)),
+        column_of("workers", rows["workers"], "integer"),
+        *(column_of(name, rows[name], "text") for name in ("catalog", "parts", *VERSIONS)),
+    )
+    return table_of("Runs that this report is made of.", columns, rows)
+
+
+def tuned(analysis: Analysis) -> Table | None:
+    """Tuned settings next to those that the search started from."""
+    rows = analysis.tuned
+    difference = part(rows, "difference").assign(p=rows["p"])
+    columns = (
+        *key_columns(rows),
+        interval_of("tuned [95 %]", rows, "value"),
+        interval_of("start [95 %]", part(rows, "start"), "start"),
+        column_of("paper", rows["paper"], "number"),
+        interval_of("tuned − start [95 %]", difference, "difference", "change", p="p"),
+        column_of("p", rows["p"], "p"),
+        column_of("p (DeLong)", rows["p_delong"], "p"),
+        column_of("seeds", rows["seeds"], "integer"),
+        column_of("start is", list(rows["start_protocol"]), "text"),
+        column_of("trials", rows["trials"].astype("float64"), "integer"),
+        column_of("device hours", rows["device_hours"], "number", digits=2),
+        column_of("search", rows["search"], "text"),
+        *cautions(rows),
+    )
+    caption = (
+        "Settings that a search found against those that it started from, AUROC, mean over "
+        "classes, on the same rows."
+    )
+    return table_of(caption, columns, rows)
+
+
+def searches(analysis: Analysis) -> Table | None:
+    """Searches, what they chose by which numbers, and what they cost."""
+    rows = analysis.searches
+    chosen = [None if pd.isna(n) else str(n) if n else KEEPS for n in rows["chosen"]]
+    columns = (
+        *key_columns(rows),
+        *(
+            column_of(name, rows[name], "text")
+            for name in ("network", "objectives", "sampler", "stopping")
+        ),
+        *(column_of(name, rows[name], "integer") for name in ("trials", "failed", "unfinished")),
+        column_of("evaluations of a trial", rows["evaluations"], "integer"),
+        column_of("evaluations in all", rows["evaluated"], "integer"),
+        column_of("choosing", rows["choosing"], "text"),
+        column_of("chosen trial", chosen, "text"),
+        column_of("inner score, start", rows["start_value"], "number"),
+        column_of("inner score, chosen", rows["chosen_value"], "number"),
+        column_of("difference", rows["difference"], "signed"),
+        column_of("its lower bound", rows["difference_low"], "signed"),
+        column_of("hours", rows["seconds"] / 3600, "number", digits=2),
+        column_of("device hours", rows["device_hours"], "number", digits=2),
+        column_of("shared hours", rows["shared_seconds"] / 3600, "number", digits=2),
+        column_of("device", rows["device"], "text"),
+        column_of("search", rows["search"], "text"),
+    )
+    return table_of("Searches, what they chose and what they cost.", columns, rows)
+
+
+def aggregates(*tables: Declared) -> tuple[Declared, ...]:
+    """Tables that have nothing of a single record."""
+    return tuple(replace(table, aggregate=True) for table in tables)
+
+
+TABLES = aggregates(
+    Declared.both("auroc", "Results", auroc_frame, results, "No result."),
+    Declared(
+        "metrics",
+        "All metrics",
+        lambda a: a.scores.drop(columns=["seed_values", "paper", "runs"]),
+        metrics,
+        all_metrics,
+        "No result.",
+    ),
+    Declared("auroc_per_class", "All metrics", class_frame, printed=classes),
+    Declared.both(
+        "gaps",
+        "In distribution and target",
+        lambda a: a.gaps,
+        gaps,
+        "No run was scored both on its source's validation split and on a target.",
+    ),
+    Declared.both(
+        "changes",
+        "Against training from scratch",
+        lambda a: a.changes,
+        changes,
+        "No technique was scored on the same rows as training from scratch.",
+    ),
+    Declared.both(
+        "pairs",
+        "Techniques in pairs",
+        lambda a: a.pairs,
+        pairs,
+        "No two techniques were scored on the same rows.",
+    ),
+    Declared.both(
+        "ranking",
+        "Order of techniques",
+        lambda a: a.ranking,
+        ranking,
+        "No two techniques were scored on the same rows.",
+    ),
+    Declared.both(
+        "subgroups",
+        "Subgroups",
+        lambda a: a.subgroups,
+        subgroups,
+        "No dataset of this report states age, sex, site, device or view.",
+    ),
+    Declared.both("subgroup_pairs", "Subgroups", lambda a: a.subgroup_pairs, subgroup_pairs),
+    Declared("subgroups_excluded", "Subgroups", lambda a: a.excluded, excluded),
+    Declared.both("tuned", "Tuning", lambda a: a.tuned, tuned),
+    Declared.both("searches", "Tuning", lambda a: a.searches, searches),
+    Declared("runs", "What ran", lambda a: a.ran, ran, nothing="No run."),
+    Declared("scores", "What ran", lambda a: a.rows),
+)
+"""The tables of every report, in order: only as CSV where they are neither shown nor printed."""
+
+
+def declared() -> tuple[Declared, ...]:
+    """The tables of every report, then those of benchmarks.
+
+    Raises:
+        BenchmdError: A benchmark's cannot be imported, or has the name of another.
+    """
+    made = {one.name: one for one in TABLES}
+    for each in benchmarks().values():
+        for one in named_by(each.tables) if each.tables else ():
+            if one.name in made:
+                raise BenchmdError(
+                    f"the benchmark {each.name} has a table {one.name}, and there is one already: "
+                    "choose another name."
+                )
+            made[one.name] = one
+    return tuple(made.values())
+
+
+def main_table(analysis: Analysis) -> Declared:
+    """The table that answers first: AUROC, or where no run classifies the first of a benchmark."""
+    others = declared()[len(TABLES) :]
+    found = (one for one in (TABLES[0], *others) if one.printed and one.printed(analysis))
+    return next(found, TABLES[0])

@@ -1,0 +1,304 @@
+"""Frames of tuning: the searches, and tuned settings against those that a search started from.
+
+The counterpart of a tuned result has the same key but for its protocol, the same records, and the
+settings of the search's first trial: of its encoder, transfer and pretraining.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from benchmd_ray.errors import count_of
+from benchmd_ray.report.compared import difference, p_delong
+from benchmd_ray.report.frames import KEY
+from benchmd_ray.report.pools import Pool
+from benchmd_ray.report.protocols import (
+    is_ensemble,
+    is_tuned,
+    pretraining_of,
+    searches_behind,
+)
+from benchmd_ray.report.table import shown
+from benchmd_ray.runs.store import Run
+from benchmd_ray.settings.definition import EncoderSettings, Settings, TransferSettings
+from benchmd_ray.tuning.records import RULE, SearchRecord
+
+Row = dict[str, Any]
+
+
+@dataclass(frozen=True, eq=False)
+class Pair:
+    """Tuned results, and those of the settings that their search started from."""
+
+    tuned: Pool
+    start: Pool | None
+    """On the same records; None where they did not run or cannot be found."""
+    search: str
+    """Name of the search."""
+    record: SearchRecord | None
+    """The search; None where it is not in the stores."""
+
+    @property
+    def pools(self) -> tuple[Pool, ...]:
+        """Both, as far as they are there."""
+        return (self.tuned,) if self.start is None else (self.tuned, self.start)
+
+
+FRESH = (
+    "Fresh evaluations are on other folds and with other seeds than the race, but of the same "
+    "patients, so that they are still a little optimistic: the source's scored splits and the "
+    "targets, which no search sees, decide."
+)
+HIGHEST = (
+    "it is the best of many and so too high; the source's scored splits and the targets, which no "
+    "search sees, decide."
+)
+"""What a reader of inner scores must know, by how a search chose."""
+SAME = ("catalog", "precision")
+"""Determinants of a transfer that no search changes: they must be those of the tuned run."""
+
+
+def search_rows(records: Sequence[SearchRecord]) -> Iterator[Row]:
+    """One row per search; of a search over several sources their records and patients added."""
+    for record in records:
+        yield {
+            "search": record.name,
+            **{name: _listed(record, name) for name in ("modality", "source", "policy")},
+            "technique": record.technique,
+            "setting": record.setting,
+            "network": networks(record),
+            "sampler": record.sampler,
+            "stopping": record.stopping,
+            "choosing": record.choosing,
+            "objectives": ", ".join(record.objectives),
+            "searched": len(record.space),
+            "trials": len(record.trials),
+            **record.counts,
+            "evaluations": record.evaluations,
+            "evaluated": int(record.trials[["evaluations", "fresh_evaluations"]].sum().sum()),
+            "chosen": record.best,
+            **_choice(record),
+            "seconds": record.seconds,
+            "device_hours": record.device_hours,
+            "shared_seconds": record.shared_seconds,
+            "device": record.device,
+            **{
+                f"{fold}_{what}": sum(int(about[what][fold]) for about in record.sources)
+                for fold in ("train", "validation")
+                for what in ("records", "patients")
+            },
+        }
+
+
+def networks(record: SearchRecord) -> str:
+    """Networks of a search, the one that it starts from first: ``resnet18 or resnet50``."""
+    encoders = [each.get("encoder", {}) for each in record.settings]
+    started = [str(size.get("network", EncoderSettings().network)) for size in encoders]
+    searched = record.space.get("encoder.network", {}).get("values", ())
+    return " or ".join(dict.fromkeys([*started, *map(str, searched)]))
+
+
+def _choice(record: SearchRecord) -> dict[str, float]:
+    """Scores by which a search chose, start and choice, and the difference that decided."""
+    decision, nearest = record.decision, next(iter(record.finalists), {})
+    one = next((one for one in record.finalists if one["number"] == record.best), nearest)
+    return {
+        "start_value": record.first_value if decision is None else decision["start"],
+        "chosen_value": record.value if decision is None else decision["expected"],
+        "difference": one.get("difference", np.nan),
+        "difference_low": one.get("low", np.nan),
+    }
+
+
+def tuned_pairs(
+    pools: Sequence[Pool], records: Sequence[SearchRecord], found: Sequence[Run]
+) -> list[Pair]:
+    """The tuned results among pools of one source and policy, each with its counterpart.
+
+    Args:
+        pools: Results of single runs.
+        records: Searches.
+        found: Runs, among them the pretrainings.
+    """
+    named = {record.name: record for record in records}
+    known = {run.folder.name: run for run in found}
+    pairs = []
+    for pool in pools:
+        if is_tuned(pool.key["protocol"]):
+            run = pool.first.run
+            search = searches_behind(run, pretraining_of(run, known))[0]
+            record = named.get(search)
+            start = None if record is None else _start(pool, pools, record, known)
+            pairs.append(Pair(pool, start, search, record))
+    return pairs
+
+
+def tuned_rows(pairs: Iterable[Pair], paper: Callable[[Pool], float]) -> Iterator[Row]:
+    """One row per tuned result; NaN where the settings that the search started from did not run.
+
+    Args:
+        pairs: Tuned results with their counterparts.
+        paper: The paper's AUROC beside a pool, NaN where there is none.
+    """
+    for pair in pairs:
+        record = pair.record
+        yield _row(pair.tuned, pair.start, paper) | {
+            "search": pair.search,
+            "trials": None if record is None else len(record.trials),
+            "device_hours": np.nan if record is None else record.device_hours,
+        }
+
+
+def tuning_notes(tuned: pd.DataFrame, records: Sequence[SearchRecord]) -> list[str]:
+    """What a reader of tuned results must know."""
+    notes = []
+    choosing = {record.choosing for record in records}
+    if "confirmed" in choosing:
+        notes.append(f"searches: {RULE}. {FRESH}")
+    if "highest" in choosing:
+        notes.append(f"searches that choose the highest value: {HIGHEST}")
+    for record in records:
+        if record.result is None:
+            failed, trials = record.counts["failed"], len(record.trials)
+            all_failed = f"all {trials} trials failed, the first of them: {record.first_reason}"
+            why = all_failed if trials and failed == trials else "no trial is complete yet"
+            notes.append(f"{record.name}: {why}.")
+        elif record.best == 0:
+            notes.append(f"{record.name} keeps its start: {_kept(record)}, so nothing is tuned.")
+    averages = tuned["protocol"].map(is_ensemble).astype(bool)
+    notes += _ensemble_notes(tuned[averages], tuned[~averages])
+    lost = tuned[~averages & tuned["start_protocol"].isna()]
+    unknown = sorted(set(lost["search"]) - {record.name for record in records})
+    notes += [
+        f"{name}: this search is not in the stores of this report, so what it started from is not "
+        "known and nothing is compared. Name its store too."
+        for name in unknown
+    ]
+    lost = lost[~lost["search"].isin(unknown)]
+    for (name, technique, setting), rows in lost.groupby(["search", "technique", "setting"]):
+        notes.append(
+            f"{name}: {technique}, {setting}: the settings that the search started from were not "
+            f"scored on {', '.join(sorted(set(rows['dataset'])))} with the same records, so "
+            "nothing is compared there. Run them too."
+        )
+    return notes
+
+
+def _kept(record: SearchRecord) -> str:
+    """Why a search keeps its start."""
+    if record.choosing == "highest":
+        return "no other trial has a higher value"
+    if not record.finalists:
+        return "no other trial was evaluated again against it"
+    one = record.finalists[0]
+    return (
+        f"of {count_of(len(record.finalists), 'trial')} evaluated again none is shown to be better "
+        f"(largest difference {shown(one['difference'], 'signed')}, lower bound "
+        f"{shown(one['low'], 'signed')})"
+    )
+
+
+def _ensemble_notes(averages: pd.DataFrame, single: pd.DataFrame) -> list[str]:
+    """What a reader of ensembles must know."""
+    if averages.empty:
+        return []
+    notes = [
+        "tuned ensemble: the seeds of tuned settings as one model, which averages their "
+        "probabilities; start ensemble: the same of the settings that the search started from, "
+        "over the same seeds. An ensemble is compared with the other one only, as averaging by "
+        "itself raises scores; interval and p are over patients and say nothing about other seeds."
+    ]
+    started = set(single.dropna(subset="start_protocol")["search"])
+    lost = averages[averages["start_protocol"].isna() & averages["search"].isin(started)]
+    return notes + [
+        f"{name}: {technique}, {setting}: tuned runs and those of the start share fewer than two "
+        "seeds, so there is no start ensemble. Run both with the same seeds."
+        for name, technique, setting in dict.fromkeys(
+            lost[["search", "technique", "setting"]].itertuples(index=False, name=None)
+        )
+    ]
+
+
+def _listed(record: SearchRecord, name: str) -> str:
+    """A name of each source of a search, each once."""
+    return ", ".join(dict.fromkeys(str(about[name]) for about in record.sources))
+
+
+def _start(
+    pool: Pool, pools: Sequence[Pool], record: SearchRecord, known: Mapping[str, Run]
+) -> Pool | None:
+    """Results of the settings that a search started from; those with the same seeds first."""
+    first = record.start(*(pool.key[name] for name in ("modality", "source", "policy")))
+    if first is None:
+        return None
+    names = [name for name in KEY if name != "protocol"]
+    fit = [
+        one
+        for one in pools
+        if one is not pool
+        and all(one.key[name] == pool.key[name] for name in names)
+        and one.first.rows_digest == pool.first.rows_digest
+        and _same(one.first.run, pool.first.run)
+        and _has(one.first.run, pretraining_of(one.first.run, known), first)
+    ]
+    return max(fit, key=lambda one: one.seeds == pool.seeds, default=None)
+
+
+def _same(run: Run, other: Run) -> bool:
+    """Whether two runs were trained on the same records, in the same precision, by the same code.
+
+    Parts that only one of them uses, such as augmentation, have no version to compare.
+    """
+    ours, theirs = (one.description["determinants"] for one in (run, other))
+    parts, others = (held.get("parts", {}) for held in (ours, theirs))
+    return all(ours.get(name) == theirs.get(name) for name in SAME) and all(
+        parts[name] == others[name] for name in parts.keys() & others.keys()
+    )
+
+
+def _has(run: Run, upstream: Run | None, first: Settings) -> bool:
+    """Whether a transfer and its pretraining have settings but for what names its result."""
+    own = run.settings
+    if (own.encoder, _plain(own.transfer)) != (first.encoder, _plain(first.transfer)):
+        return False
+    if upstream is None:  # from scratch, or not to be found
+        return run.description.get("upstream") is None
+    trained = "pretrain" in upstream.description["determinants"]  # not only of ImageNet weights
+    return not trained or upstream.settings.pretrain == first.pretrain
+
+
+def _plain(transfer: TransferSettings) -> TransferSettings:
+    """Settings of a transfer without those that the key of a result names."""
+    default = TransferSettings()
+    return replace(transfer, mode=default.mode, labels=default.labels)
+
+
+def _row(pool: Pool, start: Pool | None, paper: Callable[[Pool], float]) -> Row:
+    ours = pool.pooled("auroc", 0)
+    row = {
+        **pool.key,
+        **{name: getattr(ours, name) for name in ("low", "high", "caution")},
+        "value": ours.mean,
+        "seeds": len(pool.runs),
+    }
+    lost = ("start", "start_low", "start_high", "paper", "p", "p_delong")
+    differing = ("difference", "difference_low", "difference_high")
+    if start is None:
+        return row | {"start_protocol": None} | dict.fromkeys((*lost, *differing), np.nan)
+    first, found = start.pooled("auroc", 0), difference(pool, start, "auroc")
+    return row | {
+        "start_protocol": start.key["protocol"],
+        "start": first.mean,
+        "start_low": first.low,
+        "start_high": first.high,
+        "paper": paper(start),
+        **dict(zip(differing, (found.value, found.low, found.high), strict=True)),
+        "p": found.p,
+        "p_delong": p_delong(start, pool),
+        "caution": found.caution,
+    }

@@ -1,1 +1,0 @@
-"""Run folders, tables and the published numbers."""

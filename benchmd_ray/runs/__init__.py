@@ -1,0 +1,1 @@
+"""Run folders: store, history, retention, mirror of a bucket, predictions."""

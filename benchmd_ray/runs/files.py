@@ -1,0 +1,40 @@
+"""What the folder of a run holds: the names of its files, wherever its store is.
+
+Metrics (`runs.training_log`), sessions (`sessions`) and the history (`runs.history`) are
+named where they are written.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from benchmd_ray.files.integrity import Kinds
+
+RUN = "run.json"
+"""What the run is."""
+DONE = "done.json"
+"""That it is finished; see `ENDED`."""
+MODEL = "model.safetensors"
+"""Its weights."""
+CHECKPOINTS = "checkpoints"
+"""Folder of training states, each a folder ``step_000000100``."""
+CHECKPOINT = "checkpoint.json"
+"""Written last into a checkpoint: one without it is none."""
+SEARCHES = "searches"
+"""Folder of a store that holds its searches."""
+INNER = "inner"
+"""Folder of a store that holds the inner catalogs that its searches share."""
+SEARCH, TRIALS, RESULT, BEST = "search.json", "trials.parquet", "result.json", "best.yaml"
+"""Files of a search: see `tuning.records`."""
+PREDICTIONS = "predictions"
+"""Folder of a folder for each evaluation, with a Parquet file for each dataset."""
+LOCK = ".lock"
+"""Held by the process of this machine that works on the run."""
+ENDED: Kinds = {"finished": str, "seconds": (int, float), "model_sha256": (str, type(None))}
+"""What ``done.json`` holds."""
+
+
+def predictions_of(run: Path) -> list[Path]:
+    """Files of all predictions of a run; one that a killed scoring began is none."""
+    found = (run / PREDICTIONS).glob("*/*.parquet")
+    return sorted(path for path in found if not path.name.startswith("."))

@@ -1,0 +1,113 @@
+"""The runs of stores in a few words each: what they are and how far."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Literal, get_args
+
+from benchmd_ray.errors import Busy, count_of
+from benchmd_ray.files.atomic import locked
+from benchmd_ray.runs import history
+from benchmd_ray.runs.files import LOCK
+from benchmd_ray.runs.store import Run
+from benchmd_ray.runs.training_log import last_metrics, read_metrics
+
+State = Literal["done", "working", "interrupted", "failed", "waiting"]
+"""``working``: a process of this machine is at it. ``interrupted``: its last session was stopped or
+killed, or works on another machine. ``waiting``: none has begun."""
+STATES: tuple[State, ...] = get_args(State)
+
+
+@dataclass(frozen=True)
+class Listed:
+    """One run."""
+
+    run: Run
+    state: State
+    at: int
+    """Steps or epochs that its metrics reach."""
+    seconds: float
+    """Worked in all sessions."""
+    reason: str
+    """Why its last session failed; empty where it did not."""
+
+    @property
+    def unit(self) -> str:
+        """What ``at`` counts."""
+        return "steps" if self.run.description["kind"] == "pretrain" else "epochs"
+
+    @cached_property
+    def score(self) -> float:
+        """Of a transfer its best on the source's validation records so far; NaN without one."""
+        if self.run.description["kind"] != "transfer":
+            return math.nan
+        name = f"validation_{self.run.modality.task.selected_by}"
+        found = (float(line.get(name, math.nan)) for line in read_metrics(self.run.folder))
+        return max((score for score in found if not math.isnan(score)), default=math.nan)
+
+    @property
+    def line(self) -> str:
+        """For a terminal."""
+        text = f"{self.state:<11} {self.at:>7,} {self.unit:<6} {self.seconds:>9,.0f} s  "
+        scored = not math.isnan(self.score)
+        metric = self.run.modality.task.selected_by.upper() if scored else ""
+        text += f"{metric:<5} {self.score:.3f}  " if scored else " " * len("AUROC 0.000  ")
+        return text + self.run.folder.name + (f"  {self.reason}" if self.reason else "")
+
+    @property
+    def data(self) -> dict[str, Any]:
+        """For programs; times in seconds."""
+        about = self.run.description
+        names = ("kind", "modality", "source", "policy", "technique", "setting", "protocol", "seed")
+        own = {name: getattr(self, name) for name in ("state", "at", "unit", "seconds", "reason")}
+        score = {"validation_score": self.score, "metric": self.run.modality.task.selected_by}
+        folder = str(self.run.folder)
+        return {"run": folder, **{name: about[name] for name in names}, **own, **score}
+
+
+def listed(run: Run) -> Listed:
+    """What its folder says of a run."""
+    if run.finished:
+        done = run.done
+        return Listed(run, "done", _reached(run), float(done.get("seconds", 0.0)), "")
+    lines = history.read_history(run.folder)
+    last = lines[-1] if lines else {"event": ""}
+    seconds, reason = history.seconds_worked(run.folder), str(last.get("reason", ""))
+    if _held(run):
+        return Listed(run, "working", _reached(run), seconds, "")
+    if last["event"] == "failed" and reason != history.INTERRUPTED:
+        return Listed(run, "failed", _reached(run), seconds, reason)
+    return Listed(run, "interrupted" if lines else "waiting", _reached(run), seconds, "")
+
+
+def counts(found: Sequence[Listed], damaged: int = 0) -> str:
+    """``12 runs: 10 done, 1 failed, 1 damaged``.
+
+    Args:
+        found: The runs that can be read.
+        damaged: How many cannot.
+    """
+    parts: dict[str, int] = {s: sum(each.state == s for each in found) for s in STATES}
+    parts["damaged"] = damaged
+    said = ", ".join(f"{n:,} {state}" for state, n in parts.items() if n)
+    number = count_of(len(found) + damaged, "run")
+    return f"{number}: {said}" if said else number
+
+
+def _reached(run: Run) -> int:
+    last = last_metrics(run.folder)
+    return 0 if last is None else int(last["done"])
+
+
+def _held(run: Run) -> bool:
+    """Whether a process of this machine works on it."""
+    if not (run.folder / LOCK).is_file():
+        return False
+    try:
+        with locked(run.folder / LOCK, "the run", shared=True):
+            return False
+    except Busy:
+        return True

@@ -1,0 +1,415 @@
+"""The local mirror of a store on S3: a folder like any store, filled from the bucket.
+
+What is small is pulled when a run is opened; weights and checkpoints when they are needed. A hidden
+index in each run's folder says which state of the bucket each file has. See
+`runs.remote`.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from benchmd_ray.errors import BenchmdError, BucketError, Busy, DiskFull
+from benchmd_ray.files.atomic import (
+    MAX_BYTES,
+    TEMPORARY,
+    flush,
+    full_remedy,
+    is_disk_full,
+    locked,
+    remove,
+)
+from benchmd_ray.files.integrity import (
+    SUFFIX,
+    Damaged,
+    made_again,
+    read_hashed_json,
+    require_sha256,
+    write_hashed_json,
+)
+from benchmd_ray.runs.files import (
+    CHECKPOINT,
+    CHECKPOINTS,
+    DONE,
+    INNER,
+    LOCK,
+    MODEL,
+    PREDICTIONS,
+    RESULT,
+    RUN,
+    SEARCH,
+    SEARCHES,
+)
+from benchmd_ray.storage.bucket import Bucket, Object
+
+PENDING = ".done.json"
+"""What ``done.json`` will say of a run that is done and could not be published."""
+TRANSIENT = ("error.json", "failure.txt", "start.safetensors", f"start.safetensors{SUFFIX}")
+"""Files that only this machine needs."""
+LAST = (MODEL, RESULT)
+"""Files that are published last: they speak of the others."""
+INDEX = ".published.json"
+STEP = ".checkpoint"
+"""In the index: name of the checkpoint that was pulled or published."""
+SYNC = ".sync"
+LONGEST_NAME = 200
+"""Bytes of a file's name: file systems allow 255, of which a file that is being pulled has more."""
+PULLING = 8
+"""Runs and searches of a store that are pulled at once."""
+MOST_FILES = 10_000
+"""Small files of a run or a search; together they have `MAX_BYTES` at most."""
+TOGETHER = 100
+"""Files that are pulled before the index says so."""
+
+
+class NotPulled(BenchmdError):
+    """What a bucket has of a run or a search cannot be pulled."""
+
+
+@dataclass(frozen=True)
+class Mirror:
+    """The mirror of one run, or of one search."""
+
+    folder: Path
+    bucket: Bucket
+    """Of the store, or of its searches."""
+    what: str = "run"
+    first: str = RUN
+    """File that says what it is."""
+
+    @property
+    def address(self) -> str:
+        """Its address, by which messages name it."""
+        return f"{self.bucket.address}/{self.folder.name}"
+
+    def key(self, name: str) -> str:
+        """Key of one of its files."""
+        return f"{self.folder.name}/{name}"
+
+    def objects(self) -> dict[str, Object]:
+        """What is published of the run, by name within it."""
+        start = self.key("")
+        found = self.bucket.objects(start)
+        return {key.removeprefix(start): value for key, value in found.items()}
+
+    def index(self) -> dict[str, list[Any]]:
+        """For each file that was pulled or published: its ETag there, and its state here.
+
+        One whose pull was begun has no state. Empty where it is damaged: what is finished is then
+        pulled once more.
+        """
+        try:
+            held = read_hashed_json(self.folder / INDEX, "")
+        except Damaged:
+            return {}
+        return {name: value for name, value in held.items() if isinstance(value, list)}
+
+    def note(self, changes: Mapping[str, list[Any] | None]) -> None:
+        """Change the index; None forgets a file."""
+        if not changes:
+            return
+        with locked(self.folder / f"{INDEX}.lock", "the index", wait=True):
+            kept = {**self.index(), **changes}
+            content = {name: value for name, value in kept.items() if value is not None}
+            write_hashed_json(self.folder / INDEX, content)
+
+    def forget(self) -> None:
+        """Forget all that was published."""
+        self.note(dict.fromkeys(self.index()))
+
+
+def state(stat: os.stat_result) -> list[int]:
+    """What differs when a file was changed."""
+    return [stat.st_size, stat.st_mtime_ns, stat.st_ino]
+
+
+def is_light(name: str) -> bool:
+    """Whether a file of a run is pulled whenever it is opened."""
+    *above, last = name.split("/")
+    file = not above and last not in (PREDICTIONS, CHECKPOINTS)  # which are folders
+    fits = file or (above[:1] == [PREDICTIONS] and len(above) == 2)
+    return fits and _harmless(name) and last != MODEL and not last.startswith("lease")
+
+
+def _harmless(name: str) -> bool:
+    """Whether a name leads nowhere but into the run's folder, to a file that is seen there."""
+    parts = name.split("/")
+    short = all(len(part.encode("utf-8", "replace")) <= LONGEST_NAME for part in parts)
+    return (
+        short and not {"\\", "\0"} & set(name) and all(part[:1] not in ("", ".") for part in parts)
+    )
+
+
+def local_files(folder: Path) -> Iterator[tuple[str, Path]]:
+    """Files of a run or a search that are published, but ``done.json`` and checkpoints."""
+    own = [path for path in folder.iterdir() if path.name not in (DONE, *TRANSIENT)]
+    for path in sorted([*own, *scores(folder)], key=lambda path: (path.name in LAST, path)):
+        if path.is_file() and not path.name.startswith("."):
+            yield path.relative_to(folder).as_posix(), path
+
+
+def scores(folder: Path) -> list[Path]:
+    """Files of a run's predictions and of their hashes."""
+    found = sorted((folder / PREDICTIONS).glob("*/*.parquet*"))
+    return [path for path in found if not path.name.startswith(".")]
+
+
+def refresh_store(store: Path, bucket: Bucket) -> dict[Path, str]:
+    """Pull what is small of all runs and searches of a store.
+
+    Returns:
+        By folder, why some could not be pulled; they are skipped.
+
+    Raises:
+        BucketError: The bucket cannot be reached, or refuses.
+        DiskFull: There is no space left.
+    """
+    searches = store / SEARCHES
+    mirrors = {path.parent: Mirror(path.parent, bucket) for path in store.glob(f"*/{RUN}")}
+    mirrors |= {p.parent: mirror_of_search(p.parent, bucket) for p in searches.glob(f"*/{SEARCH}")}
+    found: dict[Path, dict[str, Object]] = {folder: {} for folder in mirrors}
+    for key, value in bucket.objects().items():
+        *above, name = key.split("/", 2) if key.startswith(f"{SEARCHES}/") else key.split("/", 1)
+        other = above in ([], [INNER], [SEARCHES])
+        if name and not other and all(map(_harmless, above)):
+            found.setdefault(store.joinpath(*above), {})[name] = value
+    for folder in found:
+        own = mirror_of_search if folder.parent == searches else Mirror
+        mirrors.setdefault(folder, own(folder, bucket))
+
+    def fault(folder: Path) -> str:
+        try:
+            refresh(mirrors[folder], found[folder])
+        except NotPulled as error:
+            return str(error)
+        return ""
+
+    with ThreadPoolExecutor(PULLING) as pool:
+        faults = zip(found, pool.map(fault, found), strict=True)
+        return {folder: why for folder, why in faults if why}
+
+
+def mirror_of_search(folder: Path, bucket: Bucket) -> Mirror:
+    """The mirror of a search.
+
+    Args:
+        folder: Of the search.
+        bucket: Of the store.
+    """
+    below = replace(bucket, address=f"{bucket.address}/{SEARCHES}")
+    return Mirror(folder, below, "search", SEARCH)
+
+
+def refresh(mirror: Mirror, objects: Mapping[str, Object]) -> None:
+    """Pull what is small of a run or a search, of which `objects` are published.
+
+    Raises:
+        NotPulled: No run or search writes such objects, or they cannot be written here.
+        BucketError: The bucket cannot be reached.
+        DiskFull: There is no space left.
+    """
+    with _explained(mirror):
+        if mirror.first not in objects and not mirror.folder.is_dir():
+            return
+        with pulling(mirror.folder):
+            if not _idle(mirror.folder):
+                return  # this machine works on it: its own state is the newest
+            if mirror.first in objects:
+                _pull(mirror, objects)
+            elif mirror.first in mirror.index() and mirror.first not in mirror.objects():
+                remove(mirror.folder)  # removed from the bucket: a mirror brings nothing back
+
+
+def pulling(run: Path) -> AbstractContextManager[None]:
+    """The local lock of pulling into a run's or a search's folder."""
+    return locked(run / SYNC, "the mirror", wait=True)
+
+
+def _idle(folder: Path) -> bool:
+    try:
+        with locked(folder / LOCK, "the run"):
+            return True
+    except Busy:
+        return False
+
+
+@contextmanager
+def _explained(mirror: Mirror) -> Iterator[None]:
+    """Turn what the file system refuses into an error that says of which run it is."""
+    try:
+        yield
+    except OSError as error:
+        place = f"{mirror.address} cannot be copied to {mirror.folder}: {error}"
+        if is_disk_full(error, mirror.folder):
+            raise DiskFull(f"{place}. To continue, {full_remedy(error)}.") from error
+        remedy = "Check who may write there."
+        if isinstance(error, FileExistsError | IsADirectoryError | NotADirectoryError):
+            remedy = (
+                "A file and a folder have one name: remove the one that no "
+                f"{mirror.what} writes, there or here."
+            )
+        raise NotPulled(f"{place}. {remedy}") from error
+
+
+def _light(mirror: Mirror, objects: Mapping[str, Object]) -> list[str]:
+    """Names of what is small of a run, ``done.json`` last.
+
+    Raises:
+        NotPulled: There is more of it than a run has.
+    """
+    light = sorted(filter(is_light, objects), key=lambda name: name in (DONE, RESULT))
+    size = sum(objects[name].size for name in light)
+    if len(light) > MOST_FILES or size > MAX_BYTES:
+        raise NotPulled(
+            f"{mirror.address} has {len(light):,} small files of {size:,} bytes in all, expected "
+            f"at most {MOST_FILES:,} and {MAX_BYTES:,} bytes: remove those that no {mirror.what} "
+            "writes."
+        )
+    return light
+
+
+def _pull(mirror: Mirror, objects: Mapping[str, Object]) -> None:
+    """Bring what is small of a run up to date.
+
+    Of an unfinished run, what this machine changed and has not published stays. A finished run is
+    as the bucket has it, and so is a search: but for its hours all follows from its journal.
+    """
+    light = _light(mirror, objects)
+    search = mirror.first == SEARCH
+    done, index = DONE in objects or search, mirror.index()
+    for path in list(mirror.folder.iterdir()) if search else ():
+        if path.is_file() and path.name not in objects and not path.name.startswith("."):
+            remove(path)
+    for first in range(0, len(light), TOGETHER):
+        wanted = []
+        for name in light[first : first + TOGETHER]:
+            path, known = mirror.folder / name, index.get(name)
+            own = changed(path, known)
+            replaced = known is not None and known[0] != objects[name].etag and not own
+            if not path.is_file() or begun(known) or replaced or (done and own):
+                wanted.append(name)
+        download(mirror, wanted, objects)
+    gone = []
+    for name, known in index.items():
+        path = mirror.folder / name
+        other = name == MODEL and name in objects and objects[name].etag != known[0]
+        if name != STEP and (name not in objects or other) and (done or not changed(path, known)):
+            remove(path)
+            gone.append(name)
+    mirror.note(dict.fromkeys(gone))
+    if done:
+        known = mirror.index().get(MODEL)
+        if known is None or begun(known):
+            remove(mirror.folder / MODEL)  # of a session that did not finish the run
+        remove(mirror.folder / CHECKPOINTS)
+        remove(mirror.folder / PENDING)
+
+
+def begun(known: list[Any] | None) -> bool:
+    """Whether the pull of a file was begun and its end was not noted."""
+    return known is not None and len(known) == 1
+
+
+def changed(path: Path, known: list[Any] | None) -> bool:
+    """Whether a file is another than the one that was pulled or published."""
+    return path.is_file() and (known is None or known[1:] != state(path.stat()))
+
+
+def download(mirror: Mirror, names: Sequence[str], objects: Mapping[str, Object]) -> None:
+    """Pull files; one that is not there any more is removed here, too."""
+    # Noted before they are written: where the process is killed, they are pulled again.
+    mirror.note({name: [objects[name].etag] for name in names})
+    pulled: dict[str, list[Any] | None] = {}
+    try:
+        for name in names:
+            path, there = mirror.folder / name, objects[name]
+            if mirror.bucket.download(mirror.key(name), path, there.size):
+                os.utime(path, (there.modified, there.modified))  # when a session last wrote it
+                pulled[name] = [there.etag, *state(path.stat())]
+            else:
+                remove(path)
+                pulled[name] = None
+    finally:
+        mirror.note(pulled)
+
+
+def replace_by_published(mirror: Mirror) -> None:
+    """Make a run's folder what the bucket has, to resume from there: another machine was at it.
+
+    Raises:
+        NotPulled: No run or search writes such objects, or they cannot be written here.
+        BucketError: The bucket cannot be reached.
+        DiskFull: There is no space left.
+    """
+    objects = mirror.objects()
+    _light(mirror, objects)
+    with _explained(mirror):
+        mirror.forget()
+        if mirror.first not in objects:
+            return  # nothing is published yet: what is here is the run
+        remove(mirror.folder / PENDING)
+        for path in mirror.folder.iterdir():
+            if path.name != mirror.first and not path.name.startswith("."):
+                remove(path)
+        _pull(mirror, objects)
+        name = newest_checkpoint(objects)
+        if name is not None and DONE not in objects:
+            _pull_checkpoint(mirror, name, objects)
+
+
+def newest_checkpoint(names: Iterable[str]) -> str | None:
+    """Name of the newest whole checkpoint: ``step_<step>.<session>``."""
+    pattern = re.compile(rf"{CHECKPOINTS}/(step_\d+\.\w+)/{CHECKPOINT}")
+    found = sorted(match[1] for name in names if (match := pattern.fullmatch(name)))
+    return found[-1] if found else None
+
+
+def _pull_checkpoint(mirror: Mirror, name: str, objects: Mapping[str, Object]) -> None:
+    step = name.partition(".")[0]
+    partial = mirror.folder / CHECKPOINTS / f"{TEMPORARY}{step}"
+    remove(partial)
+    start = f"{CHECKPOINTS}/{name}/"
+    for key, there in objects.items():
+        file = key.removeprefix(start)
+        if key.startswith(start) and _harmless(file):
+            if not mirror.bucket.download(mirror.key(key), partial / file, there.size):
+                raise BucketError(f"{mirror.key(key)} vanished while it was read: try again.")
+    flush(partial)
+    partial.rename(partial.with_name(step))
+    mirror.note({STEP: [name]})
+
+
+def fetch_weights(mirror: Mirror) -> None:
+    """Pull the weights of a finished run, if they are published and not here.
+
+    Raises:
+        BenchmdError: They are not those that the run recorded, cannot be written here, or the
+            bucket cannot be reached.
+    """
+    run = mirror.folder
+    if not (run / DONE).is_file():
+        return
+    with _explained(mirror), pulling(run):
+        if (run / MODEL).is_file():
+            return
+        remedy = made_again(mirror.address)
+        expected = read_hashed_json(run / DONE, remedy, of=run).get("model_sha256")
+        objects = mirror.objects()
+        if MODEL not in objects:
+            return
+        download(mirror, [MODEL], objects)
+        if not (run / MODEL).is_file():
+            return
+        if expected:
+            try:
+                require_sha256(run / MODEL, str(expected), remedy)
+            except Damaged:
+                remove(run / MODEL)
+                raise

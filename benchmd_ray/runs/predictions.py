@@ -1,0 +1,348 @@
+"""Predictions of a finished transfer run, as data: every number in a table comes from them.
+
+Those of an evaluation for a dataset are ``predictions/<evaluation>/<dataset>.parquet`` in the run's
+folder. Their metadata name the evaluation and its version; a reader refuses another's.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from benchmd_ray.cluster.hardware import Hardware, from_json
+from benchmd_ray.data.catalog import Catalog
+from benchmd_ray.data.provenance import PROVENANCES, together
+from benchmd_ray.data.records import PERSON, decode_targets
+from benchmd_ray.errors import BenchmdError, shown
+from benchmd_ray.files.atomic import parse_json
+from benchmd_ray.files.integrity import (
+    OF,
+    Damaged,
+    name_of,
+    replacing_hashed,
+    require_hash,
+    require_of,
+)
+from benchmd_ray.files.parquet import opened, read_table
+from benchmd_ray.modality.tasks import UNKNOWN, Task
+from benchmd_ray.runs.files import PREDICTIONS
+from benchmd_ray.schema.typed import typed
+from benchmd_ray.scores.units import Units
+
+DESCRIPTION = (
+    "evaluation",
+    "version",
+    "dataset",
+    "modality",
+    "role",
+    "policy",
+    "catalog",
+    "also",
+    "raw_records",
+    "raw_expected",
+    "provenance",
+    "options",
+    "warnings",
+    "task",
+    "hardware",
+    OF,
+)
+IDENTIFIERS = ("record_id", "unit_id", "group_id", "split")
+ROLES = ("source", "target")
+
+
+class Outdated(BenchmdError):
+    """Predictions of an earlier version of their evaluation: they have to be made again."""
+
+
+@dataclass(frozen=True)
+class Predictions:
+    """What a model says of one dataset's evaluation splits."""
+
+    table: pa.Table
+    """Of a classification: record_id, unit_id, group_id, split, scores, target and the metadata
+    columns."""
+    description: dict[str, str]
+    """What `DESCRIPTION` names.
+
+    ``version`` is the evaluation's, ``catalog`` the digest, ``also`` those of other catalogs that
+    were read, by name (`also_of`), ``options`` are `Catalog.options`,
+    ``hardware`` is what scored, ``of`` the run.
+    """
+
+    @property
+    def splits(self) -> list[str]:
+        """Splits in the table, in order of name."""
+        return sorted(set(self.table["split"].to_pylist()))
+
+    def of_split(
+        self, split: str
+    ) -> tuple[npt.NDArray[np.int8], npt.NDArray[np.float64], npt.NDArray[Any]]:
+        """Targets (units, classes), scores (units, classes) and patients (units,) of a split.
+
+        A unit is what is scored: a CT scan with all its windows, elsewhere a record.
+        """
+        table, units = self._of_split(split)
+        classes = table["scores"].type.list_size
+        scores = table["scores"].combine_chunks().flatten().to_numpy().reshape(-1, classes)
+        return (
+            units.targets(decode_targets(table["target"])),
+            units.scores(scores),
+            np.array(table["group_id"].to_pylist())[units.first],
+        )
+
+    def units_of_split(self, split: str) -> pd.DataFrame:
+        """What is known of each unit of a split, in the order of `of_split`.
+
+        Columns: unit_id, group_id (the patient) and those of `PERSON`: age in years, sex, site,
+        device, view; null where the source does not say. A unit of several rows has its first
+        row's.
+        """
+        table, units = self._of_split(split)
+        known = table.select(["unit_id", "group_id", *PERSON])
+        found: pd.DataFrame = known.take(units.first).to_pandas()
+        return found
+
+    def _of_split(self, split: str) -> tuple[pa.Table, Units]:
+        """Rows of a split, and which unit each belongs to."""
+        table = self.table.filter(pc.equal(self.table["split"], split))
+        return table, Units(table["unit_id"].to_pylist())
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        """Names of the columns of scores and targets."""
+        return self.task.classes
+
+    @property
+    def task(self) -> Task:
+        """What was predicted; of the dataset's classes."""
+        task: Task = typed(Task, parse_json(self.description["task"]), "task")
+        return task
+
+
+@dataclass(frozen=True)
+class Form:
+    """Which predictions are an evaluation's."""
+
+    evaluation: str
+    """Its name."""
+    version: int
+    """Raised whenever its predictions change."""
+    fault: Callable[[Predictions], str]
+    """What is wrong with a table; empty where nothing is."""
+
+
+def predictions_path(run: Path, dataset: str, evaluation: str = "classification") -> Path:
+    """File of a run's predictions for a dataset."""
+    return run / PREDICTIONS / evaluation / f"{dataset}.parquet"
+
+
+def write_predictions(
+    table: pa.Table,
+    run: Path,
+    catalog: Catalog,
+    hardware: Hardware,
+    form: Form,
+    also: Sequence[Catalog] = (),
+) -> Path:
+    """Write predictions with what `DESCRIPTION` names, and their hash.
+
+    Args:
+        table: The predictions.
+        run: Folder of the run.
+        catalog: What was scored.
+        hardware: What scored it.
+        form: Whose they are.
+        also: Other catalogs that were read.
+
+    Returns:
+        The file.
+
+    Raises:
+        BenchmdError: They are not of the evaluation's form; nothing is written.
+    """
+    raw = catalog.manifest["raw"]
+    description = {
+        "evaluation": form.evaluation,
+        "version": str(form.version),
+        "dataset": catalog.dataset,
+        "modality": catalog.modality,
+        "role": catalog.card.role,
+        "policy": str(catalog.manifest["policy"]),
+        "catalog": catalog.digest,
+        "also": also_of(also),
+        "raw_records": str(raw["records"]),
+        "raw_expected": str(raw["expected"]),
+        "provenance": together(*(each.provenance for each in (catalog, *also))),
+        "options": json.dumps(catalog.options),
+        "warnings": json.dumps(catalog.manifest.get("warnings", {})),
+        "task": json.dumps(asdict(replace(catalog.task, classes=catalog.card.classes))),
+        "hardware": hardware.to_json(),
+        OF: name_of(run),
+    }
+    path = predictions_path(run, catalog.dataset, form.evaluation)
+    if fault := form.fault(Predictions(table, description)):
+        raise BenchmdError(
+            f"the evaluation {form.evaluation} of {catalog.dataset} made a table that cannot be "
+            f"used: {fault}. Nothing was written; correct its `compute`."
+        )
+    with replacing_hashed(path) as partial:
+        pq.write_table(table.replace_schema_metadata(description), partial)
+    return path
+
+
+def also_of(catalogs: Sequence[Catalog]) -> str:
+    """Digests of catalogs by name of their datasets, as `DESCRIPTION` states them."""
+    return json.dumps({each.dataset: each.digest for each in catalogs}, sort_keys=True)
+
+
+def fault_of_columns(
+    table: pa.Table, kinds: Mapping[str, pa.DataType], may_be_null: Collection[str]
+) -> str:
+    """What is wrong with the columns of a table; empty where nothing is.
+
+    Args:
+        table: Of predictions.
+        kinds: Columns that it has, with their types.
+        may_be_null: Those that may have missing values.
+    """
+    for name, kind in kinds.items():
+        if name not in table.column_names:
+            return f"it lacks the column {name}"
+        if not table.schema.field(name).type.equals(kind):
+            return f"its column {name} is of the type {table.schema.field(name).type}"
+        if name not in may_be_null and table[name].null_count:
+            return f"its column {name} has missing values"
+    return ""
+
+
+def _fault(predictions: Predictions) -> str:
+    """What is wrong with a table of predictions; empty where nothing is."""
+    table, classes = predictions.table, predictions.classes
+    kinds = {
+        **dict.fromkeys(IDENTIFIERS, pa.string()),
+        "scores": pa.list_(pa.float64(), len(classes)),
+        "target": pa.list_(pa.int8(), len(classes)),
+        **PERSON,
+    }
+    if why := fault_of_columns(table, kinds, PERSON):
+        return why
+    if not len(table) or not classes or not all(isinstance(name, str) for name in classes):
+        return "it has no rows or no classes"
+    scores = table["scores"].combine_chunks().flatten()
+    targets = decode_targets(table["target"])
+    values = scores.to_numpy(zero_copy_only=False)
+    if scores.null_count or not ((values >= 0) & (values <= 1)).all():
+        return "a score is missing, NaN or outside 0 to 1"
+    if not np.isin(targets, (0, 1, UNKNOWN)).all():
+        return "a target is none of 1, 0 and -1"
+    ages = table["age"].to_numpy()
+    if (np.isinf(ages) | (ages < 0)).any():
+        return "an age is negative or infinite"
+    return ""
+
+
+CLASSIFIED = Form("classification", 3, _fault)
+"""Of the classification of a dataset's splits."""
+
+
+def read_predictions(path: Path, form: Form = CLASSIFIED) -> Predictions:
+    """Read predictions, compared with their hash.
+
+    Raises:
+        Damaged: The file is not what was written, or not of this evaluation.
+        Outdated: It is of another version of the evaluation.
+    """
+    require_hash(path, _remedy(path))
+    return parsed_predictions(path, form)
+
+
+def parsed_predictions(path: Path, form: Form = CLASSIFIED) -> Predictions:
+    """Predictions without a look at their hash; whatever the file holds, it is such a table.
+
+    Raises:
+        Damaged: It is not.
+        Outdated: It is of another version of the evaluation.
+    """
+    remedy = _remedy(path)
+    table = read_table(path, path, remedy)
+    predictions = Predictions(table, _description(table.schema, path, form))
+    if fault := form.fault(predictions):
+        raise Damaged(path, fault, remedy)
+    return predictions
+
+
+def read_description(path: Path, form: Form = CLASSIFIED) -> tuple[dict[str, str], pa.Schema]:
+    """What `DESCRIPTION` names of predictions, and their columns, without reading or hashing them.
+
+    Raises:
+        Damaged: The file is no such table.
+        Outdated: It is of another version of the evaluation.
+    """
+    with opened(path, path, _remedy(path)) as file:
+        return _description(file.schema_arrow, path, form), file.schema_arrow
+
+
+def _remedy(path: Path) -> str:
+    run = path.parents[2]
+    if path.parent.name != CLASSIFIED.evaluation:
+        return "Remove it and run the same `benchmd run`, which makes it again."
+    return (
+        f"Remove it and run `benchmd evaluate {run} --catalog CATALOG` with the catalog of "
+        f"{path.stem}, or the same `benchmd run`, which makes it again."
+    )
+
+
+def _description(schema: pa.Schema, path: Path, form: Form) -> dict[str, str]:
+    """What `DESCRIPTION` names, each of the form that `write_predictions` writes.
+
+    Raises:
+        Damaged: Something is missing or of another form.
+        Outdated: It is of another version of the evaluation.
+    """
+    held = schema.metadata or {}
+    try:
+        description = {key: held[key.encode()].decode() for key in DESCRIPTION}
+        for key, kind in (("options", dict), ("warnings", dict), ("also", dict)):
+            if not isinstance(parse_json(description[key]), kind):
+                raise ValueError(f"{key} is of another type")
+        if not all(type(count) is int for count in parse_json(description["warnings"]).values()):
+            raise ValueError("a count of its warnings is not one")
+        version = int(description["version"])
+        if not all(
+            0 <= int(description[f"raw_{name}"]) < 2**63 for name in ("records", "expected")
+        ):
+            raise ValueError("a count of raw records is none")
+        if description["provenance"] not in PROVENANCES:
+            raise ValueError(f"its provenance is {description['provenance']!r}")
+        if description["role"] not in ROLES:
+            raise ValueError(f"its role is {description['role']!r}")
+        typed(Task, parse_json(description["task"]), "task")
+        from_json(description["hardware"])
+    except (KeyError, ValueError, RecursionError, BenchmdError) as error:
+        why = f"it does not say what predictions say ({type(error).__name__}: {error})"
+        raise Damaged(path, why, _remedy(path)) from error
+    require_of(description[OF], path.parents[2], path, _remedy(path))
+    for name, stated, place in (
+        ("evaluation", form.evaluation, path.parent.name),
+        ("dataset", path.stem, path.stem),
+    ):
+        if not description[name] == stated == place:
+            why = f"it is of the {name} {shown(description[name])}, expected {shown(stated)}"
+            raise Damaged(path, why, _remedy(path))
+    if version != form.version:
+        raise Outdated(
+            f"{path} is of version {version} of the evaluation {form.evaluation}, which is now "
+            f"{form.version}. {_remedy(path)}"
+        )
+    return description

@@ -1,0 +1,207 @@
+"""What a session publishes of a run of a store on S3, while it works and at its end.
+
+Everything is put under the run's lease. What must hold of it: see `runs.remote`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import shutil
+import threading
+from pathlib import Path
+from typing import Any
+
+from benchmd_ray.errors import BucketError, Transient
+from benchmd_ray.files.atomic import remove
+from benchmd_ray.files.integrity import write_hashed_json
+from benchmd_ray.runs.files import CHECKPOINT, CHECKPOINTS, DONE
+from benchmd_ray.runs.mirror import PENDING, STEP, Mirror, changed, local_files, state
+from benchmd_ray.storage.lease import Lease, Lost
+
+PUBLISH_SECONDS = 30.0
+SNAPSHOT = ".publishing"
+"""In a run's folder: the checkpoint that is being published."""
+logger = logging.getLogger(__name__)
+
+
+class Publication:
+    """What a session publishes of a run while it works on it."""
+
+    def __init__(self, mirror: Mirror, lease: Lease) -> None:
+        self._mirror, self._lease = mirror, lease
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._regularly, daemon=True)
+        self._failing = False
+        self.ended = False
+        """Whether the work has ended well, whatever became of its publication."""
+
+    def start(self) -> None:
+        """Publish what is there, and from now on every `PUBLISH_SECONDS`."""
+        self.push()
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Publish no more by itself."""
+        self._stop.set()
+        if self._thread.is_alive():
+            self._thread.join()
+
+    def require(self) -> None:
+        """Make sure that no other machine has taken over.
+
+        Raises:
+            Lost: One has.
+            BucketError: The bucket cannot be reached.
+        """
+        self._lease.require()
+
+    def push(self, *, checkpoint: bool = True) -> None:
+        """Publish what has changed.
+
+        Raises:
+            Lost: Another machine has taken over.
+            BucketError: The bucket cannot be reached.
+        """
+        self._lease.require()
+        snapshot = self._mirror.folder / SNAPSHOT
+        try:
+            step = self._snapshot(snapshot) if checkpoint else None
+            files = [*local_files(self._mirror.folder)]
+            for name, path in (*files, *files):  # a pair that was replaced between the two, again
+                self.push_file(name, path)
+            if step is not None:
+                self._push_checkpoint(snapshot, step)
+        finally:
+            remove(snapshot)
+
+    def push_file(self, name: str, path: Path) -> None:
+        """Publish a file, if it has changed."""
+        mirror = self._mirror
+        if not changed(path, mirror.index().get(name)):
+            return
+        self._lease.require()
+        with path.open("rb") as file:  # which stays the same if the path is replaced meanwhile
+            stat = os.fstat(file.fileno())
+            etag = mirror.bucket.upload(file, stat.st_size, mirror.key(name))
+        mirror.note({name: [etag, *state(stat)]})
+
+    def finish(self, done: dict[str, Any], *, keep_checkpoint: bool) -> None:
+        """Publish the rest and then ``done.json``, there and here.
+
+        Args:
+            done: Content of ``done.json``.
+            keep_checkpoint: Publish the last checkpoint too, instead of deleting it.
+
+        Raises:
+            Transient: Another machine has taken over, or the bucket cannot be reached: what was
+                done stays here, and is published when the run is opened again.
+        """
+        self.stop()
+        self.ended = True
+        folder = self._mirror.folder
+        write_hashed_json(folder / PENDING, done, of=folder)
+        try:
+            self._lease.renew()
+            self.push(checkpoint=keep_checkpoint)
+            self._lease.renew()
+            etag = self._put_done(folder / PENDING)
+        except BucketError as error:
+            raise Transient(
+                f"the run is done and could not be published: {error} It is kept in {folder}: the "
+                "same command on this machine publishes it, once it can."
+            ) from error
+        if not keep_checkpoint:
+            with contextlib.suppress(BucketError):  # `benchmd prune` finds what stays
+                self._delete_checkpoints(but=None)
+        (folder / PENDING).replace(folder / DONE)
+        self._mirror.note({DONE: [etag, *state((folder / DONE).stat())]})
+
+    def _put_done(self, path: Path) -> str:
+        mirror, data = self._mirror, path.read_bytes()
+        etag = mirror.bucket.write(mirror.key(DONE), data, new=True)
+        if etag is not None:
+            return etag
+        there = mirror.bucket.read(mirror.key(DONE))
+        if there is None or there.data != data:  # else an earlier try wrote it
+            raise Lost(f"another machine has finished {mirror.address}: look again.")
+        return there.etag
+
+    def _regularly(self) -> None:
+        while not self._stop.wait(PUBLISH_SECONDS):
+            if not self.try_push():
+                return
+
+    def try_push(self) -> bool:
+        """Publish what has changed, if it can be; whether to keep trying."""
+        place = self._mirror.address
+        try:
+            self.push()
+        except Lost as error:
+            logger.warning("%s", error)
+            return False
+        except (BucketError, OSError) as error:
+            if not self._failing:
+                logger.warning("the work continues and is published later: %s", error)
+            self._failing = True
+            return True
+        if self._failing:
+            logger.warning("%s is published again", place)
+        self._failing = False
+        return True
+
+    def _snapshot(self, folder: Path) -> str | None:
+        """Hold the newest checkpoint, if it is not published, while training replaces it."""
+        remove(folder)
+        found = sorted(self._mirror.folder.glob(f"{CHECKPOINTS}/step_*/{CHECKPOINT}"))
+        published = self._mirror.index().get(STEP, [""])[0].partition(".")[0]
+        if not found or found[-1].parent.name == published:
+            return None
+        newest = found[-1].parent
+        try:
+            shutil.copytree(newest, folder, copy_function=_link)
+        except (OSError, shutil.Error):
+            if newest.is_dir():
+                raise
+            return None  # training has just removed it: the next round finds a newer one
+        return newest.name
+
+    def _push_checkpoint(self, snapshot: Path, step: str) -> None:
+        mirror, name = self._mirror, f"{step}.{self._lease.session}"
+        files = [path for path in snapshot.rglob("*") if path.is_file()]
+        for path in sorted(files, key=lambda path: path == snapshot / CHECKPOINT):
+            self._lease.require()
+            key = mirror.key(f"{CHECKPOINTS}/{name}/{path.relative_to(snapshot).as_posix()}")
+            with path.open("rb") as file:
+                mirror.bucket.upload(file, path.stat().st_size, key)
+        mirror.note({STEP: [name]})
+        self._delete_checkpoints(but=name)
+
+    def _delete_checkpoints(self, but: str | None) -> None:
+        start = f"{CHECKPOINTS}/"
+        names = [n for n in self._mirror.objects() if n.startswith(start)]
+        self.delete([n for n in names if but is None or not n.startswith(f"{start}{but}/")])
+
+    def delete(self, names: list[str]) -> None:
+        """Delete published files: what makes a checkpoint whole first.
+
+        Raises:
+            Lost: Another machine has taken over.
+            BucketError: The bucket cannot be reached.
+        """
+        for name in sorted(names, key=lambda name: not name.endswith(f"/{CHECKPOINT}")):
+            self._lease.require()
+            self._mirror.bucket.delete([self._mirror.key(name)])
+            if name in self._mirror.index():
+                self._mirror.note({name: None})
+
+
+def _link(source: str, target: str) -> None:
+    """Hold a file under another name: its content is never changed, only its name removed."""
+    try:
+        os.link(source, target)
+    except FileNotFoundError:
+        raise
+    except OSError:  # no hard links on this file system
+        shutil.copy2(source, target)

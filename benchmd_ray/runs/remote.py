@@ -1,0 +1,293 @@
+"""A store on S3: work on its runs under a lease, published while it continues.
+
+A store on S3 is mirrored by a folder of each machine (`runs.mirror`); all else works on
+that folder, and meets S3 only as a `runs.backing.Backing`. What holds, whatever is
+killed and whenever:
+
+1. One session works on a run. It holds the run's lease (`storage.lease`), taken and renewed by
+   conditional puts only, and the mirror's local lock. Objects are put and deleted only under a
+   lease that is certainly held at that moment; a session that lost it publishes nothing more.
+2. Nothing half-written counts. An object is put whole. A checkpoint is in a folder that one
+   session alone writes, its ``checkpoint.json`` last; the older one is deleted after. ``done.json``
+   is put last of all, and only if there is none; its hash tells foreign weights.
+3. Metrics are published before the checkpoint that they lead to, which is held before they are
+   read: who resumes from a checkpoint has every line up to it.
+4. The bucket is the truth. A session first makes its mirror what the bucket has, unless this
+   mirror's own session was the last to hold the lease. A finished run is as the bucket has it,
+   and so is a search, whose journal is there alone.
+5. A run is finished here once it is finished there. Work that is done and could not be published
+   stays in the mirror and is published when the run is opened again, unless another machine has
+   gone on with it.
+6. An outage while a session works delays publishing and is said once; at its start and at its end
+   it is an error.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import uuid
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar
+
+from benchmd_ray.errors import BucketError, Busy, Transient
+from benchmd_ray.files.integrity import SUFFIX, made_again, read_hashed_json
+from benchmd_ray.runs.backing import Backing, Work, lock_of_run
+from benchmd_ray.runs.files import CHECKPOINTS, DONE, ENDED, MODEL
+from benchmd_ray.runs.history import HISTORY
+from benchmd_ray.runs.mirror import (
+    PENDING,
+    Mirror,
+    begun,
+    changed,
+    fetch_weights,
+    mirror_of_search,
+    pulling,
+    refresh,
+    refresh_store,
+    replace_by_published,
+    scores,
+)
+from benchmd_ray.runs.predictions import predictions_path
+from benchmd_ray.runs.publication import SNAPSHOT, Publication
+from benchmd_ray.storage.bucket import Bucket, open_bucket
+from benchmd_ray.storage.lease import Lease, require_free
+
+KEEPS = "keeps-weights-"
+"""Beginning of the keys of leases of plans and searches at work, at the top of a store."""
+
+
+@dataclass(frozen=True)
+class Mirrored(Backing):
+    """What is behind a store on S3: its bucket, which the store's folder mirrors."""
+
+    bucket: Bucket
+    on_s3: ClassVar[bool] = True
+
+    def mirror(self, run: Path) -> Mirror:
+        """The mirror that a run's folder is."""
+        return Mirror(run, self.bucket)
+
+    def refresh(self, run: Path) -> None:
+        """Pull what is small of a run."""
+        mirror = self.mirror(run)
+        refresh(mirror, mirror.objects())
+
+    def refresh_store(self) -> dict[Path, str]:
+        """Pull what is small of all runs and searches."""
+        return refresh_store(self.store, self.bucket)
+
+    def fetch_weights(self, run: Path) -> None:
+        """Pull the weights of a finished run, if they are published and not here."""
+        fetch_weights(self.mirror(run))
+
+    def with_weights(self) -> set[str]:
+        """Names of the runs whose weights are published."""
+        return {key.split("/")[0] for key in self.bucket.objects() if key.endswith(f"/{MODEL}")}
+
+    @contextlib.contextmanager
+    def working(self, run: Path) -> Iterator[Work]:
+        """Work on a run under its lease, publishing it; nothing is pulled into its folder."""
+        with contextlib.ExitStack() as stack:
+            with pulling(run):
+                stack.enter_context(lock_of_run(run))
+            yield stack.enter_context(_published(self.mirror(run)))
+
+    @contextlib.contextmanager
+    def scoring(self, run: Path, dataset: str, evaluation: str) -> Iterator[None]:
+        """Write a dataset's predictions under their lease; they are published at the end."""
+        mirror, name = self.mirror(run), f"lease-{evaluation}.{dataset}.json"
+        what = f"the predictions of {mirror.address} for {dataset} ({evaluation})"
+        with super().scoring(run, dataset, evaluation):
+            lease = Lease(self.bucket, mirror.key(name), run / f".{name}", what)
+            lease.acquire()
+            with lease.renewing():
+                self.refresh(run)
+                yield
+                path = predictions_path(run, dataset, evaluation)
+                _publish_predictions(Publication(mirror, lease), run, path, what)
+
+    @contextlib.contextmanager
+    def searching(self, search: Path) -> Iterator[Callable[[], None]]:
+        """Work on a search under its lease, publishing what is small of it."""
+        mirror = mirror_of_search(search, self.bucket)
+        refresh(mirror, mirror.objects())  # one that was removed there is not brought back
+        with contextlib.ExitStack() as stack:
+            with pulling(search):
+                stack.enter_context(super().searching(search))
+            publication = stack.enter_context(_published(mirror))
+            yield publication.require
+            publication.stop()
+            try:
+                publication.push()
+            except BucketError as error:
+                raise Transient(
+                    f"what the search has found could not be published: {error} The same command "
+                    "publishes it, once it can."
+                ) from error
+
+    def publish_rest(self, run: Path, *, keep_checkpoint: bool) -> None:
+        """Publish an end and predictions that could not be published when they were made."""
+        with contextlib.suppress(Busy):  # another process is at it
+            if (run / PENDING).is_file() and not (run / DONE).is_file():
+                with self.working(run) as publication:
+                    if (run / PENDING).is_file():
+                        remedy = made_again(self.mirror(run).address)
+                        done = read_hashed_json(run / PENDING, remedy, ENDED, of=run)
+                        kept = keep_checkpoint and (run / CHECKPOINTS).is_dir()
+                        publication.finish(done, keep_checkpoint=kept)
+            for path in _unpublished_predictions(self.mirror(run)):
+                with self.scoring(run, path.stem, path.parent.name):
+                    pass
+
+    @contextlib.contextmanager
+    def unused(self, run: Path) -> Iterator[None]:
+        """Hold all local locks of a run, that of pulling too."""
+        with pulling(run), super().unused(run):
+            yield
+
+    @contextlib.contextmanager
+    def keeping_weights(self) -> Iterator[None]:
+        """Have all weights of the store stay, for other machines too."""
+        key = f"{KEEPS}{uuid.uuid4().hex}.json"
+        with super().keeping_weights():
+            record = self.store / f".lease-{key}"
+            lease = Lease(self.bucket, key, record, f"the store {self.store}")
+            lease.acquire()
+            try:
+                with lease.renewing():
+                    yield
+            finally:
+                record.unlink(missing_ok=True)
+                with contextlib.suppress(BucketError):
+                    self.bucket.delete([key])
+
+    def _keepers(self) -> int:
+        """How many plans and searches keep weights, on any machine.
+
+        One of another machine that begins at this moment, or has not reached the bucket for
+        `LEASE_SECONDS`, is not seen.
+        """
+        here, count = super()._keepers(), 0
+        for key in self.bucket.objects(KEEPS):
+            try:
+                require_free(self.bucket, key, f"the store {self.store}")
+            except Busy:
+                count += 1
+        return max(here, count)  # a plan of this machine that has no lease yet counts, too
+
+    def leftovers(self, run: Path) -> list[Path]:
+        """The checkpoint that a killed session was publishing."""
+        return sorted(run.glob(SNAPSHOT))
+
+    def sizes(self, run: Path, names: Sequence[str]) -> dict[str, int]:
+        """Bytes of those of these files and folders of a run that are published."""
+        found: dict[str, int] = {}
+        for key, value in self.mirror(run).objects().items() if names else ():
+            name = key.partition("/")[0]
+            if name in names:
+                found[name] = found.get(name, 0) + value.size
+        return found
+
+    @contextlib.contextmanager
+    def pruning(self, run: Path, names: Sequence[str]) -> Iterator[None]:
+        """Remove published files of a finished run; its history is published after.
+
+        Raises:
+            Busy: Another machine works on the run or scores a dataset with it.
+        """
+        if not names:
+            yield
+            return
+        mirror = self.mirror(run)
+        objects = mirror.objects()
+        for name in objects:
+            if name.startswith("lease-"):
+                require_free(self.bucket, mirror.key(name), f"{mirror.address} ({name})")
+        lease = _lease(mirror)
+        lease.acquire()
+        with lease.renewing():
+            publication = Publication(mirror, lease)
+            publication.delete([name for name in objects if name.partition("/")[0] in names])
+            yield
+            publication.push_file(HISTORY, run / HISTORY)
+
+    def has_copy_of(self, path: Path) -> bool:
+        """Whether a file of a run is the one that is published."""
+        known = self.mirror(path.parent).index().get(path.name)
+        return path.is_file() and known is not None and not changed(path, known)
+
+
+def mirrored(store: Path, address: str) -> Mirrored:
+    """What is behind a store on S3; nothing is asked of the bucket yet.
+
+    Raises:
+        BenchmdError: boto3 is not installed or its configuration is wrong.
+    """
+    return Mirrored(store, open_bucket(address))
+
+
+@contextlib.contextmanager
+def _published(mirror: Mirror) -> Iterator[Publication]:
+    """Hold the lease of a run or a search and publish what is done, under its local lock.
+
+    Raises:
+        Busy: Another machine works on it.
+        BucketError: The bucket cannot be reached.
+    """
+    lease = _lease(mirror)
+    current = lease.acquire()
+    with lease.renewing():
+        if not current:
+            replace_by_published(mirror)
+            lease.note_current()
+        publication = Publication(mirror, lease)
+        if (mirror.folder / DONE).is_file():
+            yield publication
+            return
+        publication.start()
+        try:
+            yield publication
+        except BaseException:
+            publication.stop()
+            if not publication.ended:
+                publication.try_push()
+            raise
+        finally:
+            publication.stop()
+
+
+def _lease(mirror: Mirror) -> Lease:
+    what = f"the {mirror.what} {mirror.address}"
+    return Lease(mirror.bucket, mirror.key("lease.json"), mirror.folder / ".lease.json", what)
+
+
+def _publish_predictions(publication: Publication, run: Path, path: Path, what: str) -> None:
+    """Publish a file of predictions, after its hash and the files that it names, such as masks.
+
+    Those files are published for whoever fetches them; no mirror pulls them.
+
+    Raises:
+        Transient: The bucket cannot be reached: the predictions stay here.
+    """
+    try:
+        folders = (path.stem, f"{path.stem}.*")  # of a method of its own, such as a baseline
+        named = sorted(file for name in folders for file in path.parent.glob(f"{name}/[!.]*"))
+        for file in (*named, path.with_name(f"{path.name}{SUFFIX}"), path):
+            publication.push_file(file.relative_to(run).as_posix(), file)
+    except BucketError as error:
+        raise Transient(
+            f"{what} are written and could not be published: {error} They are kept in {path}: "
+            "the same command on this machine publishes them, once it can."
+        ) from error
+
+
+def _unpublished_predictions(mirror: Mirror) -> list[Path]:
+    """Files of predictions that are here and not in the bucket."""
+    if not (mirror.folder / DONE).is_file():
+        return []
+    index, run = mirror.index(), mirror.folder
+    known = {file: index.get(file.relative_to(run).as_posix()) for file in scores(run)}
+    files = [file for file, state in known.items() if changed(file, state) and not begun(state)]
+    return list(dict.fromkeys(f.with_name(f.name.removesuffix(SUFFIX)) for f in files))

@@ -1,0 +1,223 @@
+"""What stays of runs on disk and in a bucket, and what is removed to free space.
+
+Predictions, metrics, settings and histories always stay: every table and figure can be made again.
+An unfinished run keeps its checkpoint. What anybody works on or scores with is left alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from benchmd_ray.errors import BenchmdError, Busy
+from benchmd_ray.files.atomic import TEMPORARY, remove
+from benchmd_ray.runs import history
+from benchmd_ray.runs.backing import bytes_of
+from benchmd_ray.runs.files import CHECKPOINTS, MODEL, RUN, predictions_of
+from benchmd_ray.runs.places import backing_of
+from benchmd_ray.runs.store import Keep, Run, read_stores
+
+Kind = Literal["weights", "checkpoints", "leftovers"]
+KINDS: tuple[Kind, ...] = ("weights", "checkpoints", "leftovers")
+
+
+@dataclass(frozen=True)
+class Removal:
+    """Something of a run that is removed."""
+
+    run: str
+    """Name of its folder."""
+    kind: Kind
+    bytes: int
+    names: tuple[str, ...]
+    """Files and folders, within the run's."""
+
+
+@dataclass(frozen=True)
+class Pruned:
+    """What was removed of a store, or would be."""
+
+    removals: tuple[Removal, ...]
+    left: tuple[str, ...]
+    """Runs whose weights or files stay although they are not to be kept, each with the reason."""
+
+    def bytes_of(self, kind: Kind) -> int:
+        """Bytes freed of one kind."""
+        return sum(removal.bytes for removal in self.removals if removal.kind == kind)
+
+
+def prune(store: Path, keep: Keep, *, dry_run: bool = False) -> Pruned:
+    """Remove from a store what need not stay.
+
+    Args:
+        store: A store of runs.
+        keep: ``models``: checkpoints of finished runs go. ``predictions``: their weights too,
+            unless an unfinished run needs them or nothing was made from them yet.
+        dry_run: Only say what would be removed.
+
+    Raises:
+        BenchmdError: The folder is not a store, or its bucket cannot be reached.
+    """
+    _require_store(store)
+    with ExitStack() as stack:
+        reason = ""
+        if keep == "predictions":
+            try:
+                stack.enter_context(backing_of(store).removing_weights(of_own=False))
+            except Busy as error:
+                reason = str(error)
+        found, left = _runs_of(store)
+        if left and keep == "predictions" and not reason:
+            reason = "which of them a damaged run needs is not known"
+        if reason:
+            left.append(f"all weights stay: {reason}")
+            keep = "models"
+        return _prune(found, left, keep, dry_run=dry_run)
+
+
+def _prune(found: Sequence[Run], left: list[str], keep: Keep, *, dry_run: bool) -> Pruned:
+    needed = needed_weights(found) if keep == "predictions" else {}
+    removals: list[Removal] = []
+    for run in found:
+        reason = needed.get(run.folder.name)
+        if reason:
+            left.append(f"{run.folder.name}: its weights stay: {reason}")
+        try:
+            removals += _prune_run(run, "models" if reason else keep, dry_run=dry_run)
+        except Busy as error:
+            left.append(f"{run.folder.name}: {error}")
+    return Pruned(tuple(removals), tuple(left))
+
+
+def release(run: Run, keep: Keep) -> int:
+    """Remove what need not stay of a finished run that its own plan needs no more.
+
+    Returns:
+        Bytes freed; 0 while somebody works with it, or another plan or search in its store.
+
+    Raises:
+        BenchmdError: Its bucket cannot be reached.
+    """
+    with suppress(Busy), backing_of(run.folder.parent).removing_weights(of_own=True):
+        return sum(removal.bytes for removal in _prune_run(run, keep, dry_run=False))
+    return 0
+
+
+def drop_copies(store: Path, *, dry_run: bool = False) -> Pruned:
+    """Remove this machine's copies of weights that a store on S3 has; they are pulled again.
+
+    Raises:
+        BenchmdError: The store is not on S3, or its bucket cannot be reached.
+    """
+    backing = backing_of(store)
+    if not backing.on_s3:
+        raise BenchmdError(f"{store} has no mirror: name a store on S3, s3://BUCKET/PREFIX.")
+    removals: list[Removal] = []
+    found, left = _runs_of(store)
+    for run in found:
+        path = run.folder / MODEL
+        if not run.finished or not backing.has_copy_of(path):
+            continue
+        try:
+            with backing.unused(run.folder):
+                removals.append(Removal(run.folder.name, "weights", bytes_of(path), (MODEL,)))
+                if not dry_run:
+                    remove(path)
+        except Busy as error:
+            left.append(f"{run.folder.name}: {error}")
+    return Pruned(tuple(removals), tuple(left))
+
+
+def needed_weights(found: Sequence[Run]) -> dict[str, str]:
+    """Finished runs whose weights somebody will want, by name, with the reason.
+
+    A pretraining's are while a transfer from it is not finished, and until there is one; a
+    transfer's until anything is scored with them.
+    """
+    needed: dict[str, str] = {}
+    transfers: dict[str, list[Run]] = {}
+    for run in found:
+        if upstream := run.description.get("upstream"):
+            transfers.setdefault(str(upstream), []).append(run)
+    for run in found:
+        name = run.folder.name
+        if run.description.get("kind") == "pretrain":
+            after = transfers.get(name, [])
+            open_ones = [transfer.folder.name for transfer in after if not transfer.finished]
+            if open_ones:
+                needed[name] = f"{open_ones[0]} is not finished"
+            elif not after:
+                needed[name] = "nothing was transferred from it yet"
+        elif not predictions_of(run.folder):
+            needed[name] = "nothing was scored with them yet"
+    finished = [run.folder.name for run in found if run.finished]
+    return {name: needed[name] for name in finished if name in needed}
+
+
+def _runs_of(store: Path) -> tuple[list[Run], list[str]]:
+    """Runs of a store, and why others cannot be read.
+
+    Raises:
+        BenchmdError: It is none; a single run is none either.
+    """
+    _require_store(store)
+    stored = read_stores([store])
+    return stored.found, list(stored.damaged.values())
+
+
+def _require_store(store: Path) -> None:
+    if not backing_of(store).on_s3 and not any(store.glob(f"*/{RUN}")):
+        raise BenchmdError(
+            f"{store} is not a store: it has no folder of a run. Name the folder that --store "
+            "named; nothing was removed."
+        )
+
+
+def _prune_run(run: Run, keep: Keep, *, dry_run: bool) -> list[Removal]:
+    """Remove what need not stay of one run.
+
+    Raises:
+        Busy: Somebody works on it or scores with it.
+    """
+    folder, backing = run.folder, backing_of(run.folder.parent)
+    with backing.unused(folder):
+        leftovers, unkept = _leftovers(folder, backing.leftovers(folder)), _unkept(run, keep)
+        sizes = backing.sizes(folder, tuple(unkept))
+        removals = [
+            Removal(folder.name, kind, sizes[name], (name,))
+            for name, kind in unkept.items()
+            if name in sizes
+        ]
+        if not dry_run:
+            with backing.pruning(folder, tuple(sizes)):
+                for name in (*unkept, *(name for one in leftovers for name in one.names)):
+                    remove(folder / name)
+                _note(folder, removals)
+    return [*leftovers, *removals]
+
+
+def _note(folder: Path, removals: Sequence[Removal]) -> None:
+    """Write into a run's history what was removed of it."""
+    if removals:
+        kinds = sorted({removal.kind for removal in removals})
+        history.append(folder, "pruned", removed=kinds, bytes=sum(r.bytes for r in removals))
+
+
+def _leftovers(folder: Path, others: Sequence[Path]) -> list[Removal]:
+    """What killed processes left half-written in a run's folder."""
+    found = [*sorted(folder.rglob(f"{TEMPORARY}*")), *others]
+    tops = [path for path in found if not any(parent in found for parent in path.parents)]
+    names = tuple(path.relative_to(folder).as_posix() for path in tops)
+    size = sum(map(bytes_of, tops))
+    return [Removal(folder.name, "leftovers", size, names)] if names else []
+
+
+def _unkept(run: Run, keep: Keep) -> dict[str, Kind]:
+    """Files and folders of a run that need not stay, whether they are there or not."""
+    if not run.finished or keep == "checkpoints":
+        return {}
+    weights: dict[str, Kind] = {MODEL: "weights"} if keep == "predictions" else {}
+    return {CHECKPOINTS: "checkpoints", **weights}

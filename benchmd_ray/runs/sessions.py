@@ -1,0 +1,47 @@
+"""The sessions of a run's training, with the hardware of each, in the run's folder."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import asdict
+from pathlib import Path
+
+from benchmd_ray.cluster.hardware import Hardware, from_fields
+from benchmd_ray.files.atomic import replacing
+from benchmd_ray.files.integrity import line, read_lines
+
+SESSIONS = "hardware.jsonl"
+"""A line for each session of the training whose work went into the result."""
+
+
+def record_session(folder: Path, workers: Sequence[Hardware], step: int) -> None:
+    """Write a line about a session of a run's training; those whose work is lost are dropped.
+
+    Args:
+        folder: The run's.
+        workers: Hardware of each worker of the session.
+        step: Steps or epochs of the checkpoint that the session begins with; 0 without one.
+    """
+    earlier = [one for one in _sessions(folder) if one[0] < step]
+    sessions = [*earlier, (step, tuple(dict.fromkeys(workers)))]
+    with replacing(folder / SESSIONS) as partial, partial.open("w", encoding="utf-8") as file:
+        for begin, distinct in sessions:
+            file.write(line({"from": begin, "workers": [asdict(one) for one in distinct]}))
+
+
+def trained_by(folder: Path) -> tuple[Hardware, ...]:
+    """The hardware that trained a run, each kind once, in the order of its sessions.
+
+    Empty where nothing is known: a run that trains nothing, or a damaged file.
+    """
+    return tuple(dict.fromkeys(one for _, workers in _sessions(folder) for one in workers))
+
+
+def _sessions(folder: Path) -> list[tuple[int, tuple[Hardware, ...]]]:
+    """Each session's first step and the distinct hardware of its workers; no damaged lines."""
+    found = []
+    for held in read_lines(folder / SESSIONS):
+        with suppress(KeyError, TypeError, ValueError, OverflowError):
+            found.append((int(held["from"]), tuple(from_fields(one) for one in held["workers"])))
+    return found

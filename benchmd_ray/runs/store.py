@@ -1,0 +1,344 @@
+"""A store of runs: one folder each, named by the hash of what determines it.
+
+A run folder holds ``run.json`` (what it is), what training and evaluation write, ``history.jsonl``
+(its sessions) and ``done.json`` once it is finished. A finished run is never done twice; an
+unfinished one is resumed. What is read back is compared with its hash, and the folder's name with
+what determines the run.
+
+Where a store is makes no difference here: `runs.backing` is all that is asked of it. A
+store in a folder needs nothing of S3; of one on S3 the folder is a mirror, and all here holds too.
+"""
+
+from __future__ import annotations
+
+import functools
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from benchmd_ray.data.provenance import PROVENANCES
+from benchmd_ray.errors import BenchmdError
+from benchmd_ray.errors import Busy as Busy  # what `working` raises
+from benchmd_ray.files.atomic import digest, remove, remove_partial, sha256
+from benchmd_ray.files.integrity import (
+    Damaged,
+    Kinds,
+    Stored,
+    made_again,
+    read_hashed_json,
+    require_kinds,
+    require_sha256,
+    write_hashed_json,
+)
+from benchmd_ray.modality.modalities import Modality
+from benchmd_ray.runs import history
+from benchmd_ray.runs.files import CHECKPOINTS, DONE, ENDED, MODEL, RUN
+from benchmd_ray.runs.places import backing_of
+from benchmd_ray.runs.places import shown as shown  # how commands name a store or a run
+from benchmd_ray.runs.predictions import CLASSIFIED
+from benchmd_ray.schema.typed import typed
+from benchmd_ray.settings.definition import Settings, updated
+
+Keep = Literal["checkpoints", "models", "predictions"]
+"""What stays of a finished run, see `ExecutionSettings.keep`."""
+DESCRIBED: Kinds = {
+    "kind": str,
+    "technique": str,
+    "setting": str,
+    "modality": str,
+    "modality_card": dict,
+    "source": str,
+    "policy": str,
+    "seed": int,
+    "protocol": str,
+    "raw": list,
+    "provenance": str,
+    "options": dict,
+    "settings": dict,
+    "determinants": dict,
+}
+"""What ``run.json`` holds at least, and the types of that."""
+OPTIONAL: Kinds = {
+    "device": str,
+    "upstream": (str, type(None)),
+    "versions": dict,
+    "weights": dict,
+}
+"""What it may hold besides."""
+CONFIG_BYTES = 2**20
+"""How much of a ``config.json`` is looked at."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """One run of a store."""
+
+    folder: Path
+    description: dict[str, Any]
+    """kind, technique, setting, modality, source with its raw records and options, policy, seed,
+    fixed, settings, determinants."""
+
+    def __repr__(self) -> str:
+        """Its folder's name, what it is, and whether it is finished."""
+        names = ("kind", "technique", "setting", "source")
+        about = ", ".join(str(self.description[n]) for n in names if self.description.get(n))
+        return f"<run {self.folder.name}: {about}, {'' if self.finished else 'not '}finished>"
+
+    @property
+    def finished(self) -> bool:
+        """Whether its work is done."""
+        return (self.folder / DONE).is_file()
+
+    @property
+    def done(self) -> dict[str, Any]:
+        """What ``done.json`` says; empty for a run that is not finished.
+
+        ``finished`` (ISO time, UTC), ``seconds`` worked and ``model_sha256`` of the weights.
+
+        Raises:
+            Damaged: It is not what was written.
+        """
+        if not self.finished:
+            return {}
+        return read_hashed_json(self.folder / DONE, self.remedy, ENDED, of=self.folder)
+
+    @property
+    def model_sha256(self) -> str:
+        """Hash of its weights, also of those that were pruned.
+
+        Raises:
+            BenchmdError: It has none.
+        """
+        stated = self.done.get("model_sha256")
+        if stated is None:
+            raise BenchmdError(f"{self.folder} has no weights: it is not finished.")
+        return str(stated)
+
+    @property
+    def remedy(self) -> str:
+        """What to do where a file of it is damaged."""
+        return made_again(shown(self.folder))
+
+    @functools.cached_property
+    def settings(self) -> Settings:
+        """Its settings."""
+        return updated(Settings(), self.description["settings"])
+
+    @functools.cached_property
+    def modality(self) -> Modality:
+        """What its records are, and what is predicted of them."""
+        held: Modality = typed(Modality, self.description["modality_card"], f"{self.folder / RUN}")
+        return held
+
+    @property
+    def digest(self) -> str:
+        """Hash of what determines it."""
+        return digest(self.description["determinants"])
+
+
+def run_folder(store: Path, name: str, description: dict[str, Any]) -> Path:
+    """Folder of the run with these determinants, whether it is there or not; see `open_run`."""
+    return store / f"{name}-{digest(description['determinants'])[:12]}"
+
+
+def open_run(
+    store: Path, name: str, description: dict[str, Any], check: Callable[[], object] | None = None
+) -> Run:
+    """The run with these determinants: the one there is, or a new folder.
+
+    Args:
+        store: Folder of all runs.
+        name: Human-readable beginning of the folder's name.
+        description: What ``run.json`` says; its ``determinants`` are hashed.
+        check: Called before a folder is made: a run that it refuses leaves none.
+    """
+    folder = run_folder(store, name, description)
+    backing_of(store).refresh(folder)
+    if (folder / RUN).is_file():
+        return read_run(folder)
+    if check is not None:
+        check()
+    folder.mkdir(parents=True, exist_ok=True)
+    write_hashed_json(folder / RUN, description)
+    return Run(folder, description)
+
+
+@contextmanager
+def working(run: Run, device: str | None = None, keep: Keep = "models") -> Iterator[None]:
+    """Work on a run, alone; it is marked finished when the work ends without an error.
+
+    Args:
+        run: A run that is not finished.
+        device: Where it works, for its history; None takes the one it was made for.
+        keep: With ``checkpoints``, its last checkpoint stays; else its weights are what it leaves.
+
+    Raises:
+        Busy: Another process works on it, or has just finished it.
+        BenchmdError: Its store is on S3 and cannot be reached when the work begins or ends.
+    """
+    folder = run.folder
+    with backing_of(folder.parent).working(folder) as work:
+        if run.finished:
+            raise Busy(f"another process has just finished the run {folder}: look again.")
+        remove_partial(folder)
+        with _session(run, device):
+            yield
+        work.finish(_done(run), keep_checkpoint=keep == "checkpoints")
+        if keep != "checkpoints":
+            remove(folder / CHECKPOINTS)
+
+
+@contextmanager
+def scoring(run: Run, dataset: str, evaluation: str = CLASSIFIED.evaluation) -> Iterator[None]:
+    """Write an evaluation's predictions, alone; look within whether they are there by now.
+
+    Raises:
+        Busy: Another process scores that dataset with this run.
+        BenchmdError: Its store is on S3 and cannot be reached.
+    """
+    with backing_of(run.folder.parent).scoring(run.folder, dataset, evaluation):
+        yield
+
+
+def require_weights(run: Run) -> None:
+    """Make sure that a finished run's weights are here; those of a store on S3 are pulled.
+
+    Raises:
+        Damaged: They are not those that the run ended with.
+        BenchmdError: They were pruned, or the run is not finished.
+    """
+    backing_of(run.folder.parent).fetch_weights(run.folder)
+    if run.finished and (run.folder / MODEL).is_file():
+        require_sha256(run.folder / MODEL, run.model_sha256, run.remedy)
+        return
+    name, command = shown(run.folder), run.description["kind"]
+    if not run.finished:
+        raise BenchmdError(f"{name} is not finished: run its `benchmd {command}` again.")
+    raise BenchmdError(
+        f"{name}: its weights were pruned: what was scored with them stays, and nothing new can be "
+        f"made from them. To have them again, do that `benchmd {command}` in another store, or "
+        "remove the run and do it again; keep them with --set execution.keep=models."
+    )
+
+
+@contextmanager
+def _session(run: Run, device: str | None) -> Iterator[None]:
+    """Write a session's start and end into the run's history."""
+    folder, start = run.folder, time.monotonic()
+    history.close_killed(folder)
+    device = device or run.description.get("device")
+    history.append(folder, "started", device=device, **{"from": _units_done(folder)})
+    try:
+        yield
+    except BaseException as error:
+        seconds = round(time.monotonic() - start, 3)
+        history.append(folder, "failed", seconds=seconds, reason=history.reason(error))
+        raise
+    history.append(folder, "finished", seconds=round(time.monotonic() - start, 3))
+
+
+def _units_done(folder: Path) -> int:
+    """Steps or epochs of the newest checkpoint."""
+    found = sorted((folder / CHECKPOINTS).glob("step_*"))
+    return int(found[-1].name.removeprefix("step_")) if found else 0
+
+
+def _done(run: Run) -> dict[str, Any]:
+    """Content of ``done.json``."""
+    model = run.folder / MODEL
+    return {
+        "finished": history.now(),
+        "seconds": round(history.seconds_worked(run.folder), 3),
+        "model_sha256": sha256(model) if model.is_file() else None,
+    }
+
+
+def read_run(folder: Path) -> Run:
+    """Read a run's folder; an unfinished one of a store on S3 as the bucket has it now.
+
+    Raises:
+        Damaged: Its description or its end is not what was written, or the folder is named for
+            another run.
+        BenchmdError: It is none, or the bucket cannot be reached.
+    """
+    backing = backing_of(folder.parent)
+    if not (folder / DONE).is_file():
+        backing.refresh(folder)
+    run = _read(folder)
+    keep = run.settings.execution.keep
+    backing.publish_rest(folder, keep_checkpoint=keep == "checkpoints")
+    return run
+
+
+def _read(folder: Path) -> Run:
+    path = folder / RUN
+    if not path.is_file():
+        remedy = "Name a folder that `benchmd pretrain` or `benchmd transfer` printed."
+        if _of_transformers(folder):
+            remedy = f"It is one of transformers: did you mean hf:{shown(folder)}?"
+        raise BenchmdError(f"{shown(folder)} is not a run (no {RUN}). {remedy}")
+    remedy = Run(folder, {}).remedy
+    run = Run(folder, read_hashed_json(path, remedy, DESCRIBED))
+    about = run.description
+    require_kinds(about, {k: v for k, v in OPTIONAL.items() if k in about}, path, remedy)
+    kinds: Kinds = {"catalog": str} | ({"parts": dict} if "parts" in about["determinants"] else {})
+    require_kinds(about["determinants"], kinds, path, remedy, "determinants")
+    if [type(count) for count in about["raw"]] != [int, int]:
+        raise Damaged(path, "its raw is not two counts", remedy)
+    if about["provenance"] not in PROVENANCES:
+        raise Damaged(path, f"its provenance is {about['provenance']!r}", remedy)
+    if not folder.resolve().name.endswith(f"-{run.digest[:12]}"):
+        why = f"it describes a run whose folder ends in -{run.digest[:12]}"
+        raise Damaged(path, why, f"Give the folder the name that it had. {remedy}")
+    try:
+        _ = run.settings, run.modality, run.done
+    except Damaged:
+        raise
+    except BenchmdError as error:
+        raise Damaged(path, f"it cannot be used: {error}".rstrip("."), remedy) from error
+    return run
+
+
+def _of_transformers(folder: Path) -> bool:
+    """Whether a folder has a ``config.json`` as transformers writes it."""
+    path = folder / "config.json"
+    if not path.is_file():
+        return False
+    with path.open("rb") as file:
+        return b'"model_type"' in file.read(CONFIG_BYTES)
+
+
+def read_stores(paths: list[Path]) -> Stored[Run]:
+    """Runs in these folders, each a run or a store of runs.
+
+    Raises:
+        BenchmdError: A folder holds no run, a run that is named itself cannot be read, or a bucket
+            cannot be reached.
+    """
+    found: dict[Path, Run] = {}
+    damaged: dict[Path, str] = {}
+    for path in paths:
+        backing_of(path.parent).refresh(path)
+        skipped = backing_of(path).refresh_store()
+        damaged |= {folder.resolve(): why for folder, why in skipped.items()}
+        if (path / RUN).is_file():
+            found[path.resolve()] = _read(path)
+            continue
+        folders = sorted(p.parent for p in path.glob(f"*/{RUN}"))
+        if not folders and not skipped:
+            stores = sorted({run.parent.parent for run in path.glob(f"*/*/{RUN}")})
+            below = f" Did you mean {shown(stores[0])}?" if stores else ""
+            raise BenchmdError(
+                f"{shown(path)} holds no run: name a run's folder or a store of runs.{below}"
+            )
+        for folder in folders:
+            if folder in skipped:
+                continue  # what is here may be older
+            try:
+                found[folder.resolve()] = _read(folder)
+            except (BenchmdError, OSError) as error:
+                damaged[folder.resolve()] = str(error)
+    return Stored(list(found.values()), damaged)

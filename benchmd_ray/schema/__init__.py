@@ -1,0 +1,1 @@
+"""What people write as text: YAML without surprises, typed values, ranges."""

@@ -1,0 +1,175 @@
+"""A store at a glance, for a terminal: what is worked on and how far, what failed, searches."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from benchmd_ray.console.progress import duration
+from benchmd_ray.errors import BenchmdError, Transient, count_of
+from benchmd_ray.files.atomic import digest
+from benchmd_ray.files.integrity import Stored
+from benchmd_ray.runs.files import RESULT, TRIALS, predictions_of
+from benchmd_ray.runs.listing import Listed, counts, listed
+from benchmd_ray.runs.store import Run, read_stores
+from benchmd_ray.runs.training_log import read_metrics
+from benchmd_ray.tuning.records import SearchRecord, read_searches
+
+BARS = "▁▂▃▄▅▆▇█"
+WIDTH = 24
+"""Characters of a sparkline."""
+FAILURES = 8
+"""Failed runs that are named, at most."""
+OTHERS = ("done", "per_second", "loss")
+"""Values of a line of metrics that are shown in another way than the rest."""
+
+
+def sparkline(values: Sequence[float], width: int = WIDTH) -> str:
+    """Values as bars from the least to the largest; the means of parts where there are many.
+
+    Args:
+        values: What is not finite leaves a gap.
+        width: Characters, at most.
+    """
+    parts = np.array_split(np.array(values, float), min(width, len(values))) if values else []
+    means = [
+        part[np.isfinite(part)].mean() if np.isfinite(part).any() else math.nan for part in parts
+    ]
+    known = [mean for mean in means if not math.isnan(mean)]
+    low, span = (min(known), max(known) - min(known)) if known else (0.0, 0.0)
+
+    def bar(mean: float) -> str:
+        if math.isnan(mean):
+            return " "
+        share = (mean - low) / span if span else 0.0
+        return BARS[round(share * (len(BARS) - 1))]
+
+    return "".join(map(bar, means))
+
+
+def watched(stores: Sequence[Path]) -> list[str]:
+    """What happens in stores, in lines.
+
+    Args:
+        stores: Folders of runs and searches.
+
+    Raises:
+        BenchmdError: A folder holds neither a run nor a search.
+    """
+    runs: list[Listed] = []
+    damaged = 0
+    for store in stores:
+        try:
+            held = read_stores([store])  # and what an address has of searches comes here with it
+        except BenchmdError as error:
+            if isinstance(error, Transient) or not read_searches([store]).found:
+                raise
+        else:
+            runs += map(listed, held.found)
+            damaged += len(held.damaged)
+    lines = [counts(runs, damaged)]
+    for title, parts in (
+        ("working", _working(runs)),
+        ("failed", _failed(runs)),
+        ("searches", _searched(read_searches(stores))),
+    ):
+        if found := list(parts):
+            lines += ["", title, *(f"  {line}" for line in found)]
+    return lines
+
+
+def _working(runs: Sequence[Listed]) -> Iterator[str]:
+    working = [each for each in runs if each.state == "working"]
+    wide = max((len(_name(each.run)) for each in working), default=0)
+    for each in working:
+        yield f"{_name(each.run):<{wide}}  {_far(each.run)}"
+
+
+def _name(run: Run) -> str:
+    """``ptb-xl mae pretrain, seed 1``."""
+    about, seed = run.description, run.settings.seed
+    name = f"{about['source']} {about['technique']} {about['setting']}"
+    tuned = ", tuned" if run.settings.tuned else ""
+    return name + tuned + (f", seed {seed}" if seed else "")
+
+
+def _far(run: Run) -> str:
+    """How far a run is, what its loss does, and when it ends."""
+    pretrains = run.description["kind"] == "pretrain"
+    total = run.settings.pretrain.steps if pretrains else run.settings.transfer.epochs
+    unit = "steps" if pretrains else "epochs"
+    lines = read_metrics(run.folder)
+    if not lines:
+        return f"0/{total:,} {unit}, starting"
+    last, parts = lines[-1], []
+    done, rate = int(last["done"]), last.get("per_second", 0.0)
+    parts.append(f"{done:,}/{total:,} {unit} ({min(1.0, done / max(1, total)):.0%})")
+    losses = [line["loss"] for line in lines if "loss" in line]
+    if losses:
+        parts.append(f"loss {sparkline(losses)} {losses[-1]:.4g}")
+    parts += [f"{name} {value:.4g}" for name, value in last.items() if name not in OTHERS]
+    if rate > 0 and done < total:
+        parts.append(f"{rate:.3g}/s, {duration((total - done) / rate)} left")
+    return ", ".join(parts)
+
+
+def _failed(runs: Sequence[Listed]) -> Iterator[str]:
+    failed = [each for each in runs if each.state == "failed"]
+    for each in failed[:FAILURES]:
+        yield f"{_name(each.run)} ({each.run.folder.name}): {each.reason}"
+    if len(failed) > FAILURES:
+        yield f"and {len(failed) - FAILURES:,} more: benchmd list --state failed names them"
+
+
+def _searched(searches: Stored[SearchRecord]) -> Iterator[str]:
+    for record in searches.found:
+        yield f"{record.name}: {_of_search(record)}"
+    yield from searches.notes
+
+
+def _of_search(record: SearchRecord) -> str:
+    """``37 trials (30 stopped, 5 complete, 2 unfinished); best inner AUROC so far 0.93…``."""
+    of_states = ", ".join(f"{n:,} {state}" for state, n in record.counts.items() if n)
+    said = f"{count_of(len(record.trials), 'trial')} ({of_states})"
+    evaluations = record.trials["evaluations"].to_numpy(float)
+    values = record.trials["value"].to_numpy(float)
+    most = evaluations[np.isfinite(values)].max(initial=0.0)
+    compared = np.where(evaluations == most, values, np.nan)
+    metric = record.objectives[0].upper()
+    if record.result is not None:
+        if record.best == 0:
+            return f"{said}; it keeps its start, inner {metric} {record.first_value:.3f}"
+        said += f"; trial {record.best} was chosen, inner {metric} {record.value:.3f}"
+        return f"{said} (start {record.first_value:.3f})"
+    if not np.isfinite(values).any():
+        return said
+    best = int(np.nanargmax(compared))
+    start = f", start {values[0]:.3f}" if math.isfinite(values[0]) else ""
+    return f"{said}; best inner {metric} so far {values[best]:.3f} (trial {best}{start})"
+
+
+def state_of(paths: Sequence[Path]) -> str:
+    """Changes with what a report on these runs and stores would say.
+
+    Raises:
+        BenchmdError: A path holds no run.
+    """
+    held: list[tuple[object, ...]] = []
+    stored = read_stores([*paths])
+    for run in stored.found:
+        held.append((run.digest, run.finished))
+        for path in predictions_of(run.folder) if run.finished else ():
+            file = path.stat()
+            held.append((run.digest, path.name, file.st_size, file.st_mtime_ns))
+    searches = read_searches([*paths])
+    for search in searches.found:
+        for name in (TRIALS, RESULT):
+            path = search.folder / name
+            if path.is_file():
+                file = path.stat()
+                held.append((search.name, name, file.st_size, file.st_mtime_ns))
+    held.append((sorted(map(str, stored.damaged)), sorted(map(str, searches.damaged))))
+    return digest(held)

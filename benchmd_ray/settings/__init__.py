@@ -1,0 +1,1 @@
+"""Settings of a run: what each means and which are in use."""

@@ -1,0 +1,544 @@
+"""Settings of a run. The defaults are the fixed protocol: nothing else may call itself fixed.
+
+Source: BenchMD v2, section 4 and appendix B, with the decisions of ``docs/differences.md``.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, Literal, TypeVar
+
+from benchmd_ray.errors import BenchmdError, shown, unknown_name
+from benchmd_ray.modality.modalities import Modality
+from benchmd_ray.schema.plain_yaml import read_yaml, read_yaml_file
+from benchmd_ray.schema.ranges import (
+    ABOVE_0,
+    BELOW_1,
+    BETWEEN,
+    FROM_0,
+    FROM_1,
+    POSITIVE,
+    SHARE,
+    Within,
+)
+from benchmd_ray.schema.typed import typed, types_of
+
+T = TypeVar("T")
+
+LABEL_SETTINGS: dict[str, int | None] = {"small": 8, "medium": 64, "large": 256, "full": None}
+"""Labels per class of each label setting; None takes all."""
+
+
+DROPS = "ascending numbers between 0 and 1"
+SEED = Within(0, 2**63 - 1)
+WORKERS = "from 0 to execution.workers"
+RANGES: dict[str, dict[str, Within]] = {
+    "encoder": {  # far above every published transformer; more is a slip, or damage
+        "width": Within(1, 2**16),
+        "depth": Within(1, 1024),
+        "heads": Within(1, 2**10),
+        "head_dim": Within(1, 2**12),
+        "mlp": Within(1, 2**18),
+        "dropout": BELOW_1,
+        "embedding_dropout": BELOW_1,
+        "norm_eps": BETWEEN,
+        "patch_size": FROM_0,
+    },
+    "optimiser": {
+        "lr": POSITIVE,
+        "weight_decay": FROM_0,
+        "warmup_steps": FROM_0,
+        "drop_factor": ABOVE_0,
+    },
+    "pretrain": {
+        "steps": FROM_1,
+        "batch_size": Within(2),
+        "mixing_alpha": POSITIVE,
+        "temperature": POSITIVE,
+        "corruption_rate": BETWEEN,
+        "mask_rate": BETWEEN,
+    },
+    "transfer.augmentation": {
+        **dict.fromkeys(("flip", "shift", "affine", "blur", "intensity", "noise"), SHARE),
+        **dict.fromkeys(("masking", "lead_dropout", "wander", "mixup", "cutmix"), SHARE),
+    },
+    "transfer": {
+        "epochs": FROM_1,
+        "batch_size": FROM_1,
+        "neighbours": FROM_1,
+        "label_smoothing": BELOW_1,
+        "dropout": dataclasses.replace(BELOW_1, optional=True),
+        "embedding_dropout": dataclasses.replace(BELOW_1, optional=True),
+        "layer_decay": ABOVE_0,
+        "class_balance": SHARE,
+        "stochastic_depth": BELOW_1,
+        "freeze": BELOW_1,
+        "averaging": BELOW_1,
+    },
+    "execution": {
+        **dict.fromkeys(("workers", "accumulation", "cpus_per_worker", "shuffle_mib"), FROM_1),
+        **dict.fromkeys(("log_every", "checkpoint_every", "stall_seconds"), FROM_1),
+        **dict.fromkeys(("resident_gib", "checkpoint_seconds", "max_failures"), FROM_0),
+        **dict.fromkeys(("wait_seconds", "retries"), FROM_0),
+        "gpu_share": ABOVE_0,
+    },
+}
+"""Of the numbers of each group."""
+
+
+def _require(holds: bool, name: str, got: object, expected: object) -> None:
+    if not holds:
+        raise BenchmdError(f"setting {name} is {shown(got)}, expected {expected}.")
+
+
+def _require_ranges(group: object, name: str) -> None:
+    for key, within in RANGES[name].items():
+        value = getattr(group, key)
+        _require(within.holds(value), f"{name}.{key}", value, within)
+
+
+@dataclass(frozen=True)
+class EncoderSettings:
+    """The encoder: size of the transformer, or another network with its own options."""
+
+    width: int = 256
+    """Width of a token's embedding."""
+    depth: int = 12
+    """Number of transformer blocks."""
+    heads: int = 8
+    """Attention heads of a block."""
+    head_dim: int = 64
+    """Width of one head's queries, keys and values."""
+    mlp: int = 512
+    """Hidden width of a block's MLP."""
+    dropout: float = 0.1
+    """Dropout after attention and in the MLP."""
+    embedding_dropout: float = 0.1
+    """Dropout of the embedded tokens."""
+    qkv_bias: bool = False
+    """Whether queries, keys and values have a bias."""
+    final_norm: bool = False
+    """LayerNorm after the last block."""
+    norm_eps: float = 1e-5
+    """Added to the variance in every LayerNorm."""
+    pool: Literal["mean", "cls"] = "mean"
+    """Features: the mean over all tokens with CLS, or CLS only."""
+    patch_size: int = 0
+    """Extent of a patch in samples, or in pixels along y and x; 0: the modality's own."""
+    network: str = "transformer"
+    """The benchmark's transformer; resnet18 or resnet50 for images, the same with -2.5d, -3d or
+    -acs for volumes and with -1d for signals over time, xresnet1d101 for these;
+    monai-densenet121, monai-efficientnet-b0 or monai-seresnet50 for all of them, and monai-unet,
+    monai-segresnet, monai-unetr or monai-swinunetr for masks, which need the extra monai;
+    transformers for what a folder of that library describes (`--from hf:FOLDER`); or a
+    network of your own: the name of an entry point or package.module:name
+    (docs/own_method.md)."""
+    options: dict[str, Any] = field(default_factory=dict)
+    """Further settings that another network reads, by name; a ResNet reads width, stem, resize and
+    dropout (`models.resnet.ResNetOptions`), xresnet1d101 width, growth and dropout
+    (`models.xresnet.XResNetOptions`), a network of MONAI resize and dropout, one that segments
+    width, depth, patch, hidden and dropout (`models.segmentation_networks.SegmentationOptions`),
+    one of transformers config, and nothing else of this group."""
+
+    def __post_init__(self) -> None:
+        _require_ranges(self, "encoder")
+        read = self.network != "transformer" or not self.options
+        _require(read, "encoder.options", self.options, "none: the transformer reads none")
+
+
+ENCODERS: dict[str, EncoderSettings] = {
+    "tiny": EncoderSettings(width=32, depth=2, heads=2, head_dim=16, mlp=64),
+    "paper": EncoderSettings(),
+    "base": EncoderSettings(width=768, depth=12, heads=12, head_dim=64, mlp=3072),
+    "large": EncoderSettings(width=1024, depth=24, heads=16, head_dim=64, mlp=4096),
+    "vit-tiny": EncoderSettings(
+        width=192,
+        depth=12,
+        heads=3,
+        head_dim=64,
+        mlp=768,
+        dropout=0.0,
+        embedding_dropout=0.0,
+        qkv_bias=True,
+        final_norm=True,
+        norm_eps=1e-6,
+        pool="cls",
+    ),
+}
+"""Named sizes: about 0.03, 9.6, 86, 303 and 5.5 million parameters.
+
+``vit-tiny`` is the network that ImageNet weights are loaded into (`models.imagenet`).
+"""
+
+
+@dataclass(frozen=True)
+class OptimiserSettings:
+    """AdamW and its learning-rate schedule; with a weight decay of 0 AdamW is Adam."""
+
+    lr: float = 1e-4
+    """Peak learning rate."""
+    weight_decay: float = 1e-4
+    """Decoupled weight decay."""
+    schedule: Literal["constant", "cosine", "steps"] = "constant"
+    """Learning rate after the warm-up: held, falling to zero after the last step by a cosine, or
+    multiplied with `drop_factor` at each of `drops`."""
+    warmup_steps: int = 0
+    """Steps of linear warm-up from zero."""
+    drops: list[float] = field(default_factory=lambda: [0.5, 0.75])
+    """Shares of all steps, ascending, after which the schedule steps drops."""
+    drop_factor: float = 0.1
+    """What each drop multiplies the learning rate with."""
+
+    def __post_init__(self) -> None:
+        _require_ranges(self, "optimiser")
+        ascending = all(a < b for a, b in pairwise([0.0, *self.drops, 1.0]))
+        _require(ascending, "optimiser.drops", self.drops, DROPS)
+
+    def lr_at(self, step: int, total: int) -> float:
+        """Learning rate of step ``step`` (from 0) of ``total``."""
+        if step < self.warmup_steps:
+            return self.lr * (step + 1) / self.warmup_steps
+        if self.schedule == "constant":
+            return self.lr
+        if self.schedule == "steps":  # a share of whole epochs ends with their last step exactly
+            return self.lr * self.drop_factor ** sum(step / total >= share for share in self.drops)
+        done = (step - self.warmup_steps) / max(1, total - self.warmup_steps)
+        return self.lr * 0.5 * (1 + math.cos(math.pi * done))
+
+
+@dataclass(frozen=True)
+class PretrainSettings:
+    """Pretraining on the source's training split, labels unused."""
+
+    steps: int = 100_000
+    """Optimiser steps."""
+    batch_size: int = 64
+    """Examples of a step, all workers together (32 for ldct, see `default_settings`)."""
+    optimiser: OptimiserSettings = field(default_factory=OptimiserSettings)
+    """Optimiser and schedule."""
+    mixing_alpha: float = 1.0
+    """e-Mix: λ ~ Beta(α, α)."""
+    temperature: float = 0.2
+    """e-Mix: temperature of the cosine logits."""
+    corruption_rate: float = 0.85
+    """ShED: share of the tokens that are moved."""
+    mask_rate: float = 0.75
+    """MAE: share of the tokens that are masked."""
+    options: dict[str, Any] = field(default_factory=dict)
+    """Further settings that a method of your own reads, by name."""
+
+    def __post_init__(self) -> None:
+        _require_ranges(self, "pretrain")
+
+
+@dataclass(frozen=True)
+class AugmentationSettings:
+    """How fine-tuning changes a signal each time it sees it (`training.augmentation`).
+
+    Each is a strength from 0, which is off, to 1; what is drawn for an example lies between no
+    change and that strength. The standard deviation (sd) is that of the example itself, over all
+    its channels, so that a strength means the same however signals are normalised. Searches may
+    vary each of them.
+    """
+
+    flip: float = 0.0
+    """Images and volumes: twice the chance of each axis to be mirrored; at 1 a half."""
+    shift: float = 0.0
+    """Largest shift along each axis, in shares of its extent; at the border values are repeated."""
+    affine: float = 0.0
+    """Images and volumes: rotation by up to 30° and scaling by up to 1.5 or 1/1.5, times this."""
+    blur: float = 0.0
+    """Images and volumes: Gaussian blur with an sd of up to two pixels, times this."""
+    intensity: float = 0.0
+    """Contrast, or gain over time, times up to 1 ± 0.5, and an offset of up to ± 0.5 sd, both times
+    this; all channels alike."""
+    noise: float = 0.0
+    """White Gaussian noise with an sd of up to this times the example's."""
+    masking: float = 0.0
+    """Largest share of the time, area or volume that one block of the channels' means replaces."""
+    lead_dropout: float = 0.0
+    """Signals over time: chance of each lead to be flat; one at least stays."""
+    wander: float = 0.0
+    """Signals over time: a slow sine is added to each lead, with 0.5 to 5 cycles over the signal
+    and an amplitude of up to this times the sd."""
+    mixup: float = 0.0
+    """Classes: an example is the mean of itself and another one, with the shares λ and 1 − λ,
+    λ ~ Beta(α, α) with this α; so are their targets."""
+    cutmix: float = 0.0
+    """Classes: a block of an example, of the share 1 − λ, is another one's; λ likewise."""
+    shape: bool = False
+    """For volumes of which only the form matters: times a random number in [0, 1], and times 0.5
+    wherever the model is evaluated."""
+
+    def __post_init__(self) -> None:
+        _require_ranges(self, "transfer.augmentation")
+
+
+@dataclass(frozen=True)
+class TransferSettings:
+    """Transfer to the source's labels: linear evaluation, fine-tuning or nearest neighbours."""
+
+    mode: Literal["linear", "finetune", "knn"] = "linear"
+    """linear trains only the head on a frozen encoder, finetune head and encoder; knn trains
+    nothing: the nearest training records by their features vote (`models.neighbours`)."""
+    labels: Literal["small", "medium", "large", "full"] = "full"
+    """Label setting: 8, 64 or 256 labels per class, or all."""
+    epochs: int = 100
+    """Passes over the chosen training records."""
+    batch_size: int = 64
+    """Examples of a step, all workers together; shrinks to the number of labels (32 for ldct)."""
+    optimiser: OptimiserSettings = field(default_factory=OptimiserSettings)
+    """Optimiser and schedule."""
+    label_smoothing: float = 0.0
+    """Share of each label that is spread over all classes (over both answers of a multi-label)."""
+    dropout: float | None = None
+    """Fine-tuning: the encoder's dropout; null: that of encoder.dropout."""
+    embedding_dropout: float | None = None
+    """Fine-tuning: dropout of the embedded tokens; null: that of encoder.embedding_dropout."""
+    layer_decay: float = 1.0
+    """Fine-tuning: factor of the learning rate from each layer to the one below it."""
+    augmentation: AugmentationSettings = field(default_factory=AugmentationSettings)
+    """Fine-tuning: how a training signal is changed each time it is seen."""
+    class_balance: float = 0.0
+    """Fine-tuning: training records are drawn with chances n^-balance, n being how many are of
+    their rarest class (`training.selection.class_odds`); 0: each once an epoch, 1: classes alike.
+    Needs a split that is held in memory."""
+    stochastic_depth: float = 0.0
+    """Fine-tuning: chance of an example to skip the branch of the last block, or each of its two
+    branches in the transformer; in the blocks below it falls linearly."""
+    freeze: float = 0.0
+    """Fine-tuning of a pretrained encoder: share of its blocks, from the signal up and with what is
+    below them, that stay as they are; rounded down to whole blocks."""
+    averaging: float = 0.0
+    """Fine-tuning: decay, for each step, of an exponential moving average of the weights, which is
+    what is evaluated, kept and exported; 0: the weights themselves."""
+    neighbours: int = 20
+    """Nearest neighbours: how many training records vote, or all where there are fewer."""
+    shuffle_labels: bool = False
+    """Permute the training labels among the records: a sanity check that must score 0.5."""
+
+    def __post_init__(self) -> None:
+        _require_ranges(self, "transfer")
+
+    @property
+    def labels_per_class(self) -> int | None:
+        """Labels per class of the label setting; None takes all."""
+        return LABEL_SETTINGS[self.labels]
+
+    @property
+    def setting(self) -> str:
+        """Name in tables: ``linear``, ``knn``, or ``<mode>-<labels>`` such as ``finetune-full``."""
+        whole = self.labels == "full" and self.freezes
+        return self.mode if whole else f"{self.mode}-{self.labels}"
+
+    @property
+    def freezes(self) -> bool:
+        """Whether the encoder stays as it is: each record is encoded once."""
+        return self.mode != "finetune"
+
+
+@dataclass(frozen=True)
+class ExecutionSettings:
+    """How and where a run is executed.
+
+    Nothing here changes what is computed, but rounding, which values dropout draws, the order of a
+    streaming feed and `precision`.
+    """
+
+    engine: Literal["auto", "torch", "deepspeed"] = "auto"
+    """auto: DeepSpeed for several workers or ZeRO, plain torch for one process."""
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    """auto: a GPU where there is one."""
+    step: Literal["auto", "eager", "compiled", "captured"] = "auto"
+    """How training steps are executed. captured: as a CUDA graph, compiled too where that works and
+    takes less time than it saves; auto: captured on a GPU, but eager with ZeRO and for techniques
+    that compare examples of several workers."""
+    precision: Literal["auto", "float32", "bf16"] = "auto"
+    """auto: bf16 mixed precision on a GPU, float32 on a CPU."""
+    zero_stage: Literal[0, 1, 2, 3] = 0
+    """DeepSpeed ZeRO stage."""
+    workers: int = 1
+    """Data-parallel workers; several run as a Ray Train job."""
+    accumulation: int = 1
+    """Parts that each worker cuts its share of a batch into, one after the other, to need less
+    memory; their gradients add up to those of the whole."""
+    cpus_per_worker: int = 1
+    """CPUs that Ray reserves for each worker."""
+    gpu_share: float = 0.25
+    """Share of a GPU for a run or a trial that computes little: what a GPU does in a few minutes,
+    or a linear evaluation. A run has the same share of its memory, and gets a whole GPU where that
+    is too little."""
+    feed: Literal["auto", "resident", "streaming"] = "auto"
+    """auto: resident while the split fits `resident_gib`, else streaming."""
+    resident_gib: float = 64.0
+    """Largest split that is held whole, in GiB."""
+    shuffle_mib: int = 256
+    """Streaming: size of the local shuffle buffer of each worker, in MiB of stored signals."""
+    log_every: int = 20
+    """Steps (pretraining) between lines of metrics."""
+    checkpoint_every: int = 1000
+    """Steps (pretraining) between checkpoints; transfer saves at the end of an epoch."""
+    checkpoint_seconds: float = 60.0
+    """Transfer: least time between two checkpoints."""
+    max_failures: int = 2
+    """How often lost workers are started again without a new checkpoint in between."""
+    least_workers: int = 0
+    """Fewest workers to resume with where the cluster has lost room for all; 0: all are needed."""
+    wait_seconds: float = 60.0
+    """How long to wait for room for all workers before going on with fewer, or giving up."""
+    stall_seconds: float = 600.0
+    """How long workers wait for one that stands still before they are started again."""
+    retries: int = 1
+    """`benchmd run`: how often a run is tried again that failed of a lost process, an outage or
+    another accident, not of what was asked for."""
+    keep: Literal["checkpoints", "models", "predictions"] = "models"
+    """What stays of a finished run: also its last two training checkpoints, its weights, or only
+    predictions, metrics and settings (`benchmd run`: once nothing planned needs the weights)."""
+
+    def __post_init__(self) -> None:
+        _require_ranges(self, "execution")
+        _require(
+            0 <= self.least_workers <= self.workers,
+            "execution.least_workers",
+            self.least_workers,
+            WORKERS,
+        )
+        _require(
+            not (self.engine == "torch" and self.workers > 1),
+            "execution.engine",
+            self.engine,
+            "deepspeed or auto when execution.workers is above 1",
+        )
+        _require(
+            not (self.engine == "torch" and self.zero_stage > 0),
+            "execution.zero_stage",
+            self.zero_stage,
+            "0 with the torch engine",
+        )
+
+
+@dataclass(frozen=True)
+class Settings:
+    """All settings of a run."""
+
+    encoder: EncoderSettings = field(default_factory=EncoderSettings)
+    """Encoder size: fields, or one of the names tiny, paper, base, large, vit-tiny."""
+    pretrain: PretrainSettings = field(default_factory=PretrainSettings)
+    """Pretraining."""
+    transfer: TransferSettings = field(default_factory=TransferSettings)
+    """Transfer."""
+    execution: ExecutionSettings = field(default_factory=ExecutionSettings)
+    """Engine, device, workers."""
+    seed: int = 0
+    """Seed of everything drawn: weights, order, masks, label settings."""
+    tuned: str = ""
+    """Name of the search that found these settings; it changes nothing but the name of the
+    protocol in tables."""
+
+    def __post_init__(self) -> None:
+        _require(SEED.holds(self.seed), "seed", self.seed, SEED)
+
+    @property
+    def transfer_encoder(self) -> EncoderSettings:
+        """The encoder with the dropout of the transfer, where that has one of its own."""
+        rates = {name: getattr(self.transfer, name) for name in ("dropout", "embedding_dropout")}
+        own = {name: rate for name, rate in rates.items() if rate is not None}
+        return dataclasses.replace(self.encoder, **own)
+
+
+def default_settings(modality: Modality, encoder: str = "paper") -> Settings:
+    """The default settings for a modality, with its batch size.
+
+    Args:
+        modality: The modality.
+        encoder: Name of the encoder's size; the ImageNet techniques have one of their own.
+    """
+    size = {"batch_size": modality.batch_size}
+    return updated(Settings(), {"encoder": encoder, "pretrain": size, "transfer": size})
+
+
+def as_dict(settings: Any) -> dict[str, Any]:
+    """Settings as plain nested dicts, for YAML and JSON."""
+    return dataclasses.asdict(settings)
+
+
+def updated(settings: T, changes: Mapping[str, Any], where: str = "") -> T:
+    """``settings`` with nested ``changes`` applied.
+
+    Raises:
+        BenchmdError: A key does not exist (the message lists the valid ones and the nearest), or
+            a value has another type or lies outside its range.
+    """
+    kinds = types_of(type(settings))
+    new: dict[str, Any] = {}
+    for key, value in ((str(k), v) for k, v in changes.items()):
+        path = f"{where}{key}"
+        if key not in kinds:
+            scope = f"in {where.rstrip('.')!r} " if where else ""
+            raise unknown_name(f"setting {scope}".strip(), key, kinds, _meant(key, where))
+        old = getattr(settings, key)
+        if isinstance(old, dict):
+            new[key] = old | typed(kinds[key], value, f"setting {path}")
+        elif not dataclasses.is_dataclass(old):
+            new[key] = typed(kinds[key], value, f"setting {path}")
+        elif kinds[key] is EncoderSettings and isinstance(value, str):
+            if value not in ENCODERS:
+                raise unknown_name("encoder size", value, ENCODERS)
+            new[key] = ENCODERS[value]
+        elif isinstance(value, Mapping):
+            new[key] = updated(old, value, f"{path}.")
+        else:
+            raise BenchmdError(
+                f"setting {path} is {shown(value)}, expected a group with the keys "
+                f"{', '.join(types_of(kinds[key]))}."
+            )
+    return dataclasses.replace(settings, **new)  # type: ignore[type-var]
+
+
+def setting_names(group: type = Settings, above: str = "") -> Iterator[str]:
+    """All settings by their full names, such as ``transfer.optimiser.lr``."""
+    for name, kind in types_of(group).items():
+        if dataclasses.is_dataclass(kind) and isinstance(kind, type):
+            yield from setting_names(kind, f"{above}{name}.")
+        else:
+            yield f"{above}{name}"
+
+
+def _meant(key: str, where: str) -> str | None:
+    """The full name of a setting that was named without its group, if it can only be one."""
+    found = [
+        name
+        for name in setting_names()
+        if name.startswith(where) and name.rpartition(".")[2] == key
+    ]
+    return found[0] if len(found) == 1 else None
+
+
+def load_settings(
+    path: Path | None = None, assignments: Iterable[str] = (), base: Settings | None = None
+) -> Settings:
+    """Settings from the defaults, then a YAML file, then ``a.b=c`` assignments.
+
+    Raises:
+        BenchmdError: The file cannot be read or a key or value is not valid.
+    """
+    settings = base or Settings()
+    if path is not None:
+        content = read_yaml_file(path, f"the settings file {path}")
+        if not isinstance(content or {}, Mapping):
+            raise BenchmdError(f"{path} holds {type(content).__name__}, expected keys and values.")
+        settings = updated(settings, content or {})
+    for assignment in assignments:
+        name, equals, text = assignment.partition("=")
+        if not equals or not name.strip():
+            raise BenchmdError(f"--set {shown(assignment)} is not of the form a.b=value.")
+        value: Any = read_yaml(text, f"the value of --set {shown(assignment)}")
+        for part in reversed(name.strip().split(".")):
+            value = {part: value}
+        settings = updated(settings, value)
+    return settings

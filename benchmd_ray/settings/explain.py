@@ -1,0 +1,150 @@
+"""Settings with their meaning, range and source, for people."""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import inspect
+import textwrap
+import typing
+from collections.abc import Iterator
+from functools import cache
+from itertools import pairwise
+from typing import Any, Literal
+
+from benchmd_ray.errors import unknown_name
+from benchmd_ray.schema.ranges import FROM_0
+from benchmd_ray.schema.typed import types_of
+from benchmd_ray.settings import definition as declared
+from benchmd_ray.settings.definition import DROPS, RANGES, WORKERS, Settings, setting_names
+
+OWN = "of this project"
+PAPER = "BenchMD v2, section 4 and appendix B"
+SOURCES = {
+    "encoder": PAPER,
+    "encoder.patch_size": OWN,
+    "encoder.network": f"{PAPER}; other networks: of this project",
+    "encoder.options": OWN,
+    "pretrain": PAPER,
+    "pretrain.options": OWN,
+    "transfer": PAPER,
+    **dict.fromkeys(
+        (
+            *("transfer.augmentation", "transfer.averaging", "transfer.class_balance"),
+            *("transfer.embedding_dropout", "transfer.dropout", "transfer.freeze"),
+            *("transfer.label_smoothing", "transfer.layer_decay", "transfer.shuffle_labels"),
+            "transfer.stochastic_depth",
+        ),
+        OWN,
+    ),
+    "execution": OWN,
+    "seed": OWN,
+    "tuned": OWN,
+}
+"""Where the value of the fixed protocol is from, by the beginning of a name; the longest counts."""
+SPECIAL = {"drops": DROPS, "execution.least_workers": WORKERS}
+
+
+@cache
+def _meanings() -> dict[str, dict[str, str]]:
+    """What is written below each field, by class and field."""
+    found: dict[str, dict[str, str]] = {}
+    for node in ast.parse(inspect.getsource(declared)).body:
+        if isinstance(node, ast.ClassDef):
+            pairs = pairwise(node.body)
+            found[node.name] = {
+                field.target.id: inspect.cleandoc(below.value.value)
+                for field, below in pairs
+                if isinstance(field, ast.AnnAssign)
+                and isinstance(field.target, ast.Name)
+                and isinstance(below, ast.Expr)
+                and isinstance(below.value, ast.Constant)
+                and isinstance(below.value.value, str)
+            }
+    return found
+
+
+def meaning(name: str) -> str:
+    """What a setting is, with its unit.
+
+    Args:
+        name: Its full name, such as ``pretrain.optimiser.lr``.
+    """
+    group, field = _group(name)
+    return " ".join(_meanings()[group.__name__][field].replace("`", "").split())
+
+
+def expected(name: str) -> str:
+    """Which values a setting takes.
+
+    Args:
+        name: Its full name.
+    """
+    group, field = _group(name)
+    kind = types_of(group)[field]
+    if typing.get_origin(kind) is Literal:
+        return " | ".join(map(str, typing.get_args(kind)))
+    above = name.rpartition(".")[0]
+    place = "optimiser" if above.endswith(".optimiser") else above
+    within = RANGES.get(place, {}).get(field)
+    special = SPECIAL.get(name) or SPECIAL.get(field)
+    if name == "seed":
+        within = FROM_0
+    return special or (str(within) if within else _plain(kind))
+
+
+def _plain(kind: Any) -> str:
+    names = {bool: "true | false", str: "a text", float: "a number", int: "a whole number"}
+    return names.get(kind, "names with values")
+
+
+def values(name: str) -> tuple[str, ...]:
+    """The values of a setting that takes some only, for completion; none of others."""
+    group, field = _group(name)
+    kind = types_of(group)[field]
+    if typing.get_origin(kind) is Literal:
+        return tuple(map(str, typing.get_args(kind)))
+    return ("true", "false") if kind is bool else ()
+
+
+def source(name: str) -> str:
+    """Where the value of the fixed protocol is from."""
+    begun = [each for each in SOURCES if name == each or name.startswith(f"{each}.")]
+    return SOURCES[max(begun, key=len)]
+
+
+def _group(name: str) -> tuple[type, str]:
+    """The dataclass that has a setting, and the name of its field.
+
+    Raises:
+        BenchmdError: There is no such setting.
+    """
+    group: Any = Settings
+    *above, field = name.split(".")
+    for part in above:
+        group = types_of(group).get(part) if dataclasses.is_dataclass(group) else None
+    if not dataclasses.is_dataclass(group) or field not in types_of(group):
+        raise unknown_name("setting", name, setting_names())
+    return typing.cast(type, group), field
+
+
+def explained(settings: Settings, width: int = 96) -> Iterator[str]:
+    """Lines on each setting: its name and value, what it means, what it takes, and the source.
+
+    Args:
+        settings: Whose values are shown.
+        width: Of a line.
+    """
+    for name in setting_names():
+        value: Any = settings
+        for part in name.split("."):
+            value = getattr(value, part)
+        yield f"{name} = {_shown(value)}"
+        text = f"{meaning(name)} [{expected(name)}; {source(name)}]"
+        yield from textwrap.wrap(text, width, initial_indent="    ", subsequent_indent="    ")
+
+
+def _shown(value: object) -> str:
+    if isinstance(value, bool) or value is None:
+        return {True: "true", False: "false", None: "null"}[value]
+    return str(value) if value != "" else "''"

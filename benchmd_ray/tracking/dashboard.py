@@ -1,0 +1,68 @@
+"""Where Weights & Biases shows runs, and how: what a command is told of it."""
+
+from __future__ import annotations
+
+import netrc
+import os
+from dataclasses import dataclass, replace
+from urllib.parse import urlparse
+
+from benchmd_ray.errors import unknown_name
+from benchmd_ray.extensions.extras import require
+
+MODES = ("auto", "online", "offline", "off")
+"""auto: online where there is a key for W&B, else offline; ``WANDB_MODE`` decides where set."""
+PROJECT = "benchmd"
+
+
+@dataclass(frozen=True)
+class Dashboard:
+    """Where W&B shows runs, and how."""
+
+    mode: str = "off"
+    """One of `MODES`."""
+    project: str = PROJECT
+    entity: str | None = None
+    """User or team; None takes W&B's own default."""
+    tags: tuple[str, ...] = ()
+    """Of all runs; those on synthetic data are tagged so, too."""
+    system: bool = False
+    """Whether W&B sees how busy processors, GPUs, memory and network are."""
+
+    def settled(self) -> Dashboard:
+        """With the mode that ``auto`` stands for.
+
+        Raises:
+            BenchmdError: There is no such mode, or W&B's package is not installed.
+        """
+        mode = chosen_mode(self.mode)
+        if mode != "off":
+            require("Weights & Biases (--wandb)", "wandb")
+        return replace(self, mode=mode)
+
+
+def chosen_mode(mode: str) -> str:
+    """``online``, ``offline`` or ``off``.
+
+    Raises:
+        BenchmdError: There is no such mode.
+    """
+    if mode not in MODES:
+        raise unknown_name("mode of W&B", mode, MODES)
+    if mode != "auto":
+        return mode
+    mode = os.environ.get("WANDB_MODE", "")
+    if mode in ("disabled", "off"):
+        return "off"
+    if mode in ("online", "offline"):
+        return mode
+    return "online" if os.environ.get("WANDB_API_KEY") or _login() else "offline"
+
+
+def _login() -> bool:
+    """Whether a key was left by ``wandb login``."""
+    host = urlparse(os.environ.get("WANDB_BASE_URL", "https://api.wandb.ai")).hostname or ""
+    try:
+        return netrc.netrc(os.environ.get("NETRC")).authenticators(host) is not None
+    except (OSError, netrc.NetrcParseError):
+        return False

@@ -1,0 +1,447 @@
+"""Runs followed in Weights & Biases: one W&B run per training run and per trial of a search.
+
+Scores on targets are in the summary of the transfer that they are of. A report and a search have a
+W&B run each, too.
+
+Everything happens in a process apart, which reads the runs' folders: an unreachable W&B, a slow one
+or an error there can neither fail nor delay a run. What leaves: settings, metrics, scores of whole
+splits, versions, the model of the CPU or GPU, the report; where it is asked for, how busy the
+machine is. What never leaves: predictions and
+records, why something failed, keys, paths, names of machines and of users.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import multiprocessing
+import os
+import queue
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Literal
+
+from benchmd_ray.files.atomic import append_text, digest
+from benchmd_ray.runs.files import DONE, RUN
+from benchmd_ray.runs.predictions import CLASSIFIED
+from benchmd_ray.runs.sessions import trained_by
+from benchmd_ray.runs.store import read_run
+from benchmd_ray.runs.training_log import read_metrics
+from benchmd_ray.tracking.dashboard import Dashboard
+from benchmd_ray.tracking.values import (
+    named,
+    shown_of_search,
+    tell_scores,
+    tell_search,
+    tell_trial,
+    trial_config,
+    trials_of,
+)
+
+FOLDER = "wandb"
+"""Folder of a store where W&B's files lie."""
+POLL_SECONDS = 5.0
+MOST_OPEN = 32
+"""W&B runs of transfers that are open for scores on targets, at most."""
+REACH_SECONDS = 30.0
+"""How long the first run waits for W&B; then all are written offline."""
+END_SECONDS = 60.0
+"""How long the end of a plan waits for what is not sent yet."""
+KEPT = tuple(
+    "kind technique setting modality source policy provenance options seed protocol device "
+    "settings "
+    "versions".split()
+)
+"""What of a run's description is W&B's configuration."""
+
+
+@dataclass(frozen=True)
+class Followed:
+    """An item of a plan, as W&B shows it."""
+
+    name: str
+    """Unique and readable; of an evaluation that of the transfer that it scores."""
+    modality: str
+    technique: str
+    dataset: str
+    """What is scored: the source of a transfer, the target of an evaluation."""
+    makes_run: bool = True
+    """Whether it makes a run of its own, with metrics."""
+    more: int = 0
+    """Evaluations of its run that come after it."""
+    evaluation: str = CLASSIFIED.evaluation
+    """Whose predictions it ends with; empty where it makes none."""
+
+
+@contextlib.contextmanager
+def _without_working_folder() -> Iterator[None]:
+    """Python processes that start within do not look for modules in the working folder."""
+    name = "PYTHONSAFEPATH"
+    before = os.environ.get(name)
+    os.environ[name] = "1"
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[name]
+        else:
+            os.environ[name] = before
+
+
+class Tracker:
+    """Takes what happens in a plan or a search and hands it to the process that follows.
+
+    No method raises or waits, but `closed`, which waits for `END_SECONDS` at most.
+    """
+
+    def __init__(
+        self,
+        store: Path,
+        dashboard: Dashboard,
+        *,
+        reach_seconds: float = REACH_SECONDS,
+    ) -> None:
+        """Start following.
+
+        Args:
+            store: Folder of the runs; W&B's files go to `FOLDER` in it.
+            dashboard: Where they are shown; its mode is not ``off``.
+            reach_seconds: How long the first run waits for W&B before all are written offline.
+
+        Raises:
+            BenchmdError: There is no such mode, or W&B's package is not installed.
+        """
+        dashboard = dashboard.settled()
+        self.mode, self.folder = dashboard.mode, store / FOLDER
+        self._before = self._offline()
+        spawn = multiprocessing.get_context("spawn")  # no state of Ray or torch goes along
+        following = _Following(store.resolve(), dashboard, reach_seconds)
+        with _without_working_folder():
+            taken, self._given = spawn.Pipe(duplex=False)
+            self._process = spawn.Process(
+                target=_follow, args=(taken, following, os.getpid()), daemon=True
+            )
+            self._process.start()
+        taken.close()
+        self._messages: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        # A full pipe holds up this thread and nobody else.
+        threading.Thread(target=self._give, name="wandb messages", daemon=True).start()
+
+    def _give(self) -> None:
+        while True:
+            try:
+                self._given.send(self._messages.get())
+            except OSError:  # the process ended before it was told everything
+                return
+            except Exception:  # of what cannot be sent nothing is told
+                logging.getLogger(__name__).warning("W&B is not told of something", exc_info=True)
+
+    def started(self, item: Followed, run: Path | None = None) -> None:
+        """An item was started; its metrics are followed where its run's folder is known."""
+        self._messages.put(("started", item, run))
+
+    def finished(self, item: Followed, run: Path) -> None:
+        """An item is done."""
+        self._messages.put(("finished", item, run))
+
+    def failed(self, item: Followed, reason: str) -> None:
+        """An item failed for good; W&B learns that, not why."""
+        self._messages.put(("failed", item, reason))
+
+    def reported(self, folder: Path, *, synthetic: bool = False) -> None:
+        """Send a report, all files of a folder, which rests on synthetic data or not."""
+        self._messages.put(("reported", synthetic, folder.resolve()))
+
+    def trial_ended(self, search: str, about: Mapping[str, Any], trial: Mapping[str, Any]) -> None:
+        """A trial of a search ended.
+
+        Args:
+            search: Name of the search.
+            about: Its technique, setting and modality.
+            trial: The trial's row of the search's ``trials.parquet``.
+        """
+        self._messages.put(("trial_ended", (search, dict(about)), dict(trial)))
+
+    def _offline(self) -> set[Path]:
+        """Folders of the runs that are written offline."""
+        return set(self.folder.glob("offline-run-*"))
+
+    def closed(self) -> str:
+        """Wait for what is not written yet, but not for long.
+
+        Returns:
+            What a user should know, in one line.
+        """
+        self._messages.put(("closed", None, None))
+        self._process.join(END_SECONDS)
+        late = self._process.is_alive()
+        if late:
+            self._process.kill()
+        later = f"`wandb sync {self.folder}/offline-run-*` sends them"
+        if late or self._process.exitcode:
+            return f"Not everything could be sent to W&B; what was written is in {self.folder}."
+        if self.mode == "offline":
+            return f"W&B: runs written offline; {later}."
+        if self._offline() - self._before:
+            return f"W&B was not reachable for all runs: these were written offline; {later}."
+        return f"W&B: runs sent, copies in {self.folder}."
+
+
+def _follow(messages: Any, followed: _Following, parent: int) -> None:
+    """The process that talks to W&B, until it is told to end or its parent is gone."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent says when to end
+    with contextlib.suppress(OSError):  # W&B's own messages would break the progress display
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, 1)
+        os.dup2(nowhere, 2)
+    due = time.monotonic() + POLL_SECONDS
+    while os.getppid() == parent:
+        if time.monotonic() >= due:  # also where one message comes after the other
+            followed.guarded(followed.poll)
+            due = time.monotonic() + POLL_SECONDS
+        try:
+            if not messages.poll(max(0.0, due - time.monotonic())):
+                continue
+            event, item, content = messages.recv()
+        except EOFError:
+            break
+        if event == "closed":
+            break
+        followed.guarded(lambda: getattr(followed, event)(item, content))  # noqa: B023
+    followed.end()
+
+
+@dataclass
+class _Open:
+    """A W&B run that is not finished yet."""
+
+    wandb_run: Any
+    folder: Path
+    """Of the run whose metrics are followed."""
+    kind: str
+    """What its metrics are of: pretrain or transfer."""
+    lines: int = 0
+    """Lines of its metrics that were sent."""
+    more: int = 0
+    """Evaluations of it that are awaited."""
+    training: bool = False
+    """Whether its metrics still come."""
+
+
+@dataclass
+class _Search:
+    """A search of which trials ended."""
+
+    about: Mapping[str, Any]
+    trials: list[Mapping[str, Any]] = field(default_factory=list)
+
+
+@dataclass
+class _Following:
+    """What the process apart knows."""
+
+    store: Path
+    dashboard: Dashboard
+    reach_seconds: float
+    open: dict[str, _Open] = field(default_factory=dict)
+    """By the name of the item that makes the run."""
+    announced: dict[str, tuple[Followed, Path]] = field(default_factory=dict)
+    """Items that were started and whose run is not described yet, by name."""
+    searches: dict[str, _Search] = field(default_factory=dict)
+
+    def guarded(self, action: Callable[[], object]) -> None:
+        """Do something with W&B; whatever goes wrong is written down and nothing else."""
+        try:
+            action()
+        except Exception as error:
+            folder = self.store / FOLDER
+            folder.mkdir(parents=True, exist_ok=True)
+            append_text(folder / "errors.log", f"{type(error).__name__}: {error}\n")
+
+    def started(self, item: Followed, folder: Path | None) -> None:
+        if folder is not None and item.makes_run:
+            self.announced[item.name] = item, folder
+            self._look()
+
+    def _look(self) -> None:
+        """Open what was announced and is described by now."""
+        for item, folder in list(self.announced.values()):
+            if (folder / RUN).is_file():
+                del self.announced[item.name]
+                self._opened(item, folder)
+
+    def finished(self, item: Followed, folder: Path) -> None:
+        """A transfer stays open until all that scores it is done."""
+        self.announced.pop(item.name, None)
+        trained = item.makes_run or item.name not in self.open
+        entry = self._opened(item, folder)
+        if item.makes_run:
+            self._tell_metrics(entry)
+            entry.training, entry.more = False, item.more
+        else:
+            entry.more -= 1
+        try:
+            self._tell_end(item, folder, entry, trained)
+        finally:
+            self._close_if_done(item.name)
+
+    def _tell_end(self, item: Followed, folder: Path, entry: _Open, trained: bool) -> None:
+        if trained:
+            where = {"hardware": [str(one) for one in trained_by(folder)]}
+            entry.wandb_run.config.update(where, allow_val_change=True)
+        if item.evaluation:
+            tell_scores(entry.wandb_run, folder, item.dataset, item.evaluation)
+
+    def failed(self, item: Followed, _: str) -> None:
+        """The reason stays here: it may name a record, a file or a machine."""
+        self.announced.pop(item.name, None)
+        entry = self.open.get(item.name)
+        if entry is None:
+            return
+        what = "" if item.makes_run else f"{named(item.dataset, item.evaluation)}/"
+        entry.wandb_run.summary[f"{what}failed"] = True
+        if item.makes_run:
+            self._tell_metrics(entry)
+            del self.open[item.name]
+            entry.wandb_run.finish(exit_code=1)
+        else:
+            entry.more -= 1
+            self._close_if_done(item.name)
+
+    def _close_if_done(self, name: str) -> None:
+        """Close what awaits no more scores, and of many that do the first: it is opened again."""
+        if self.open[name].more <= 0:
+            self.open.pop(name).wandb_run.finish()
+        waiting = [each for each, entry in self.open.items() if not entry.training]
+        for each in waiting[:-MOST_OPEN]:
+            self.open.pop(each).wandb_run.finish()
+
+    def reported(self, synthetic: bool, folder: Path) -> None:
+        import wandb
+
+        from benchmd_ray.report.page import NAME
+
+        config = {"provenance": "synthetic"} if synthetic else {}
+        identity = digest(["report", time.time_ns()])[:16]
+        run = self._init(identity, "report", "report", "report", config)
+        artifact = wandb.Artifact("report", "report")
+        artifact.add_dir(str(folder))
+        run.log_artifact(artifact)
+        run.log({"report": wandb.Html((folder / NAME).read_text("utf-8"), inject=False)})
+        run.finish()
+
+    def trial_ended(self, named: tuple[str, Mapping[str, Any]], trial: Mapping[str, Any]) -> None:
+        search, about = named
+        held = self.searches.setdefault(search, _Search(about))
+        held.trials.append(trial)
+        number = int(trial["number"])
+        config = shown_of_search(search, about) | trial_config(trial)
+        identity = digest(["trial", search, number])[:16]
+        run = self._init(identity, f"{search}/{number}", search, "trial", config)
+        tell_trial(run, trial)
+        run.finish(exit_code=int(trial["state"] == "failed"))
+
+    def _searched(self, search: str) -> None:
+        """All trials in one table: those of earlier sessions, too."""
+        held = self.searches[search]
+        config = shown_of_search(search, held.about)
+        run = self._init(digest(["search", search])[:16], search, search, "search", config)
+        tell_search(run, trials_of(self.store, search, held.trials))
+        run.finish()
+
+    def poll(self) -> None:
+        self._look()
+        for entry in self.open.values():
+            if entry.training:
+                self._tell_metrics(entry)
+
+    def end(self) -> None:
+        for entry in self.open.values():  # interrupted: they continue under the same id
+            if entry.training:
+                self.guarded(lambda: self._tell_metrics(entry))  # noqa: B023
+            ended = int(not (entry.folder / DONE).is_file())
+            self.guarded(lambda: entry.wandb_run.finish(exit_code=ended))  # noqa: B023
+        for search in self.searches:
+            self.guarded(lambda: self._searched(search))  # noqa: B023
+
+    def _opened(self, item: Followed, folder: Path) -> _Open:
+        if item.name not in self.open:
+            run = read_run(folder)
+            config = {name: run.description[name] for name in KEPT if name in run.description}
+            config["catalog"] = run.description["determinants"]["catalog"]
+            config["run"] = run.folder.name
+            kind, group = str(run.description["kind"]), f"{item.modality}/{item.technique}"
+            entry = self._init(run.digest[:16], item.name, group, kind, config)
+            self.open[item.name] = _Open(entry, folder, kind, training=item.makes_run)
+        return self.open[item.name]
+
+    def _tell_metrics(self, entry: _Open) -> None:
+        lines = read_metrics(entry.folder)
+        for line in lines[entry.lines :]:
+            told = {f"{entry.kind}/{name}": value for name, value in line.items()}
+            entry.wandb_run.log(told, step=int(line["done"]))
+        entry.lines = len(lines)
+
+    def _init(
+        self, identity: str, name: str, group: str, kind: str, config: Mapping[str, Any]
+    ) -> Any:
+        """A W&B run; where W&B is not reachable, this and all that follow are written offline."""
+        import wandb
+
+        synthetic = ["synthetic"] if config.get("provenance") == "synthetic" else []
+        arguments: dict[str, Any] = {
+            "project": self.dashboard.project,
+            "entity": self.dashboard.entity,
+            "tags": [*self.dashboard.tags, *synthetic],
+            "id": identity,
+            "name": name,
+            "group": group,
+            "job_type": kind,
+            "config": dict(config),
+            "dir": str(self.store),
+            "resume": "allow",
+            "reinit": "create_new",
+        }
+        if self.dashboard.mode == "online":
+            try:
+                return wandb.init(**arguments, settings=self._settings("online"))
+            except (wandb.errors.Error, OSError):
+                self.dashboard = replace(self.dashboard, mode="offline")
+                arguments["id"] += "-offline"  # W&B keeps the other one for what failed
+        return wandb.init(**arguments, settings=self._settings("offline"))
+
+    def _settings(self, mode: Literal["online", "offline"]) -> Any:
+        return _private(self.store, mode, self.reach_seconds, system=self.dashboard.system)
+
+
+def _private(
+    store: Path, mode: Literal["online", "offline"], reach_seconds: float, *, system: bool
+) -> Any:
+    """W&B's settings: nothing about the machine's name, the user, the program or its code."""
+    import wandb
+
+    staging = store / FOLDER / "staging"
+    staging.mkdir(parents=True, exist_ok=True)
+    os.environ["WANDB_DATA_DIR"] = os.environ["WANDB_CACHE_DIR"] = str(staging)
+    return wandb.Settings(
+        mode=mode,
+        init_timeout=reach_seconds,
+        console="off",
+        silent=True,
+        disable_code=True,
+        disable_git=True,
+        disable_job_creation=True,
+        save_code=False,
+        x_disable_machine_info=True,
+        x_disable_meta=True,
+        x_disable_stats=not system,
+        x_save_requirements=False,
+        email="",
+        host="",
+        program="",
+        username="",
+    )

@@ -1,0 +1,160 @@
+"""What Weights & Biases is shown of a run's scores and of a search's trials.
+
+Why a trial failed stays here, as with runs: the reason may name a record, a file or a machine.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from benchmd_ray.evaluation.evaluation import Evaluation
+from benchmd_ray.evaluation.registry import evaluations
+from benchmd_ray.report.rows import score_rows, whole_rows
+from benchmd_ray.report.scored import measured, of_predictions
+from benchmd_ray.runs.files import SEARCHES, TRIALS
+from benchmd_ray.runs.predictions import CLASSIFIED, predictions_path, read_predictions
+from benchmd_ray.runs.store import read_run
+from benchmd_ray.tuning.records import SCORE_OF, read_trials
+
+RESAMPLES = 200
+"""For the intervals that W&B shows; the report has more."""
+ABOUT = ("technique", "setting", "modality", "provenance")
+"""What of a search every one of its trials shows."""
+RESULTS = {
+    "value": "score",
+    "error": "score_error",
+    "evaluations": "evaluations",
+    "fresh_value": "fresh_score",
+    "fresh_evaluations": "fresh_evaluations",
+    "difference": "difference_to_start",
+    "difference_low": "difference_to_start_low",
+    "last_value": "last_score",
+    "step": "step",
+    "steps": "steps",
+    "seconds": "seconds",
+    "device_hours": "device_hours",
+}
+"""Columns of a trial that are results, with their names in W&B."""
+UNSENT = ("number", "state", "reason", "started", "finished", "curve")
+"""Columns that are neither results nor settings; of them number, state and curve are sent."""
+CURVE = "inner_validation_score"
+"""The score on the search's validation records after each step."""
+
+OF = ("method", "regime", "use_case", "group")
+"""Columns of score rows that say what scores are of, where they are not of the network itself."""
+Row = Mapping[str, Any]
+
+
+def tell_scores(wandb_run: Any, folder: Path, dataset: str, evaluation: str) -> None:
+    """Scores of each split of a dataset into the summary, and of each class into a table."""
+    import wandb
+
+    rows = _score_rows(folder, dataset, evaluations()[evaluation])
+    for row in rows:
+        if row["class"] == "mean" and row["group"] in ("", "all"):
+            what = [row["use_case"], row["method"], row["regime"].replace("none", "")]
+            parts = [dataset, row["split"], *filter(None, what), row["metric"]]
+            prefix = "/".join(parts)
+            ends = {f"{prefix}_{end}": row[end] for end in ("low", "high")}
+            wandb_run.summary.update({prefix: row["value"], **ends})
+    of = [name for name in OF if any(row[name] for row in rows)]
+    names: list[str | int] = ["dataset", "split", *of, "metric", "class", "value", "low", "high"]
+    data: list[Iterable[Any]] = [[row[name] for name in names] for row in rows]
+    wandb_run.log({f"scores/{named(dataset, evaluation)}": wandb.Table(columns=names, data=data)})
+
+
+def named(dataset: str, evaluation: str) -> str:
+    """A dataset, and the evaluation where it is another than the usual one."""
+    return dataset if evaluation == CLASSIFIED.evaluation else f"{dataset}/{evaluation}"
+
+
+def _score_rows(folder: Path, dataset: str, evaluation: Evaluation) -> list[Any]:
+    """Score rows of predictions; of a classification those of AUROC."""
+    path = predictions_path(folder, dataset, evaluation.name)
+    predictions = read_predictions(path, evaluation.form)
+    if evaluation.scores is not None:
+        scored = evaluation.scores(predictions, RESAMPLES)
+        return whole_rows(scored.assign(dataset=dataset)).to_dict("records")
+    found = measured(of_predictions(read_run(folder), predictions), ("auroc",), RESAMPLES)
+    return [row for one in found for row in score_rows(one, "")]
+
+
+def shown_of_search(search: str, about: Mapping[str, Any]) -> dict[str, Any]:
+    """A search as configuration."""
+    return {"search": search, **{name: about[name] for name in ABOUT if name in about}}
+
+
+def settings_of(trial: Row) -> dict[str, Any]:
+    """The searched settings that were active in a trial, by their full names."""
+    named = {
+        name: _plain(value)
+        for name, value in trial.items()
+        if name not in UNSENT and name not in RESULTS and not name.startswith(SCORE_OF)
+    }
+    return {name: value for name, value in named.items() if value is not None}
+
+
+def trial_config(trial: Row) -> dict[str, Any]:
+    """A trial's number and settings as configuration: W&B wants no dots in names."""
+    settings = {name.replace(".", "_"): value for name, value in settings_of(trial).items()}
+    return {"trial": int(trial["number"]), **settings}
+
+
+def tell_trial(wandb_run: Any, trial: Row) -> None:
+    """A trial's curve into the history, how it ended into the summary."""
+    curve = trial.get("curve")
+    for point in () if curve is None else curve:
+        wandb_run.log({CURVE: _plain(point["value"])}, step=int(point["step"]))
+    wandb_run.summary.update({"state": trial["state"], **_results(trial)})
+
+
+def tell_search(wandb_run: Any, trials: Sequence[Row]) -> None:
+    """All trials of a search as one table; their counts and the highest score as summary."""
+    import wandb
+
+    shown = [(row, settings_of(row), _results(row)) for row in trials]
+    names = list(dict.fromkeys(name for _, settings, _ in shown for name in settings))
+    results = list(dict.fromkeys(name for *_, held in shown for name in held))
+    data: list[Iterable[Any]] = [
+        [int(row["number"]), row["state"], *map(settings.get, names), *map(held.get, results)]
+        for row, settings, held in shown
+    ]
+    table = wandb.Table(
+        columns=["trial", "state", *names, *results], data=data, allow_mixed_types=True
+    )
+    wandb_run.log({"trials": table})
+    states = [row["state"] for row in trials]
+    wandb_run.summary.update({f"trials/{state}": states.count(state) for state in set(states)})
+    scored = [(held["score"], int(row["number"])) for row, _, held in shown if "score" in held]
+    if scored:
+        value, number = max(scored, key=lambda each: (each[0], -each[1]))
+        wandb_run.summary.update({"highest_score": value, "highest_score_trial": number})
+
+
+def trials_of(store: Path, search: str, reported: Iterable[Row]) -> list[Row]:
+    """All trials of a search by number: those on disk, of earlier sessions too, and the reported.
+
+    The table on disk is written first, and once more with what fresh evaluations say.
+    """
+    path = store / SEARCHES / search / TRIALS
+    held = read_trials(path).to_pylist() if path.is_file() else []
+    rows = {int(row["number"]): row for row in (*reported, *held)}
+    return [rows[number] for number in sorted(rows)]
+
+
+def _results(trial: Row) -> dict[str, Any]:
+    """What came out of a trial, without what it has no value for."""
+    named = {title: _plain(trial.get(name)) for name, title in RESULTS.items()}
+    for name, value in trial.items():
+        if name.startswith(SCORE_OF):
+            named[f"score/{name.removeprefix(SCORE_OF)}"] = _plain(value)
+    return {name: value for name, value in named.items() if value is not None}
+
+
+def _plain(value: Any) -> Any:
+    """A value of a table's row for W&B: no NumPy scalar, and None for NaN."""
+    plain = value.item() if hasattr(value, "item") else value
+    return None if isinstance(plain, float) and math.isnan(plain) else plain

@@ -1,0 +1,193 @@
+"""What a report keeps for the next one gives the same results, and never stale ones."""
+
+import math
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from stores import ECG_DATA, make_transfer, predict_all
+
+from benchmd_ray.errors import BenchmdError
+from benchmd_ray.files.integrity import write_hash
+from benchmd_ray.report import kept as module
+from benchmd_ray.report import scored
+from benchmd_ray.report.kept import kept
+from benchmd_ray.report.scored import measured, read_scored
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("BENCHMD_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache" / "report"
+
+
+class Counted:
+    """Counts how often it computes."""
+
+    def __init__(self):
+        self.times = 0
+
+    def __call__(self):
+        self.times += 1
+        return pa.table({"a": [1.5, math.nan], "b c": [[0.0, 1.0], []]})
+
+
+def fits(held):
+    return len(held) == 2 and held.column_names == ["a", "b c"]
+
+
+INPUTS = {"x": np.arange(6).reshape(2, 3), "y": np.array([0.5])}
+
+
+def test_what_was_computed_before_is_not_computed_again():
+    compute = Counted()
+    first = kept(INPUTS, {"n": 1}, compute, fits)
+    second = kept({name: array.copy() for name, array in INPUTS.items()}, {"n": 1}, compute, fits)
+    assert compute.times == 1
+    assert first.column_names == second.column_names == ["a", "b c"]
+    assert str(second.to_pydict()) == str(first.to_pydict())  # of which one number is NaN
+
+
+@pytest.mark.parametrize(
+    ("inputs", "how"),
+    [
+        ({**INPUTS, "y": np.array([0.25])}, {"n": 1}),
+        ({**INPUTS, "x": np.arange(6).reshape(3, 2)}, {"n": 1}),
+        ({**INPUTS, "x": INPUTS["x"].astype(np.int8)}, {"n": 1}),
+        ({"y": INPUTS["x"], "x": INPUTS["y"]}, {"n": 1}),
+        (INPUTS, {"n": 2}),
+    ],
+)
+def test_anything_that_differs_is_computed(inputs, how):
+    compute = Counted()
+    kept(INPUTS, {"n": 1}, compute, fits)
+    kept(inputs, how, compute, fits)
+    assert compute.times == 2
+
+
+@pytest.mark.parametrize(("name", "other"), [("__version__", "another"), ("_code", lambda: "x")])
+def test_another_version_or_other_code_computes_anew(monkeypatch, name, other):
+    compute = Counted()
+    kept(INPUTS, {}, compute, fits)
+    monkeypatch.setattr(module, name, other)
+    kept(INPUTS, {}, compute, fits)
+    assert compute.times == 2
+
+
+def test_an_edit_to_what_defines_metrics_or_resamples_is_other_code(monkeypatch, tmp_path):
+    package = Path(module.__file__).parents[2]
+    for name in module.CODE:
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_bytes((package / name).read_bytes())
+    usual = module._code()
+    monkeypatch.setattr(module.resources, "files", lambda name: tmp_path)
+    found = [module._code.__wrapped__()]
+    assert found == [usual]
+    for name in module.CODE:
+        with (tmp_path / name).open("a") as file:
+            file.write("# edited\n")
+        found.append(module._code.__wrapped__())
+    assert len(set(found)) == 1 + len(module.CODE)
+
+
+def test_a_cache_that_cannot_be_written_costs_no_report(tmp_path, monkeypatch):
+    (tmp_path / "file").write_text("no folder")
+    monkeypatch.setenv("BENCHMD_CACHE", str(tmp_path / "file"))
+    compute = Counted()
+    for times in (1, 2):
+        assert kept(INPUTS, {}, compute, fits)["a"][0].as_py() == 1.5
+        assert compute.times == times
+
+
+def test_a_full_disk_costs_no_report(monkeypatch):
+    def full(path, result):
+        raise BenchmdError("no space left")
+
+    monkeypatch.setattr(module, "_keep", full)
+    assert kept(INPUTS, {}, Counted(), fits)["a"][0].as_py() == 1.5
+
+
+@pytest.mark.parametrize(("cpus", "threads"), [(1, 1), (2, 1), (8, 4), (64, 4)])
+def test_the_threads_are_shared_by_the_predictions_at_hand(tmp_path, monkeypatch, cpus, threads):
+    monkeypatch.setattr(scored, "usual_threads", lambda: cpus)
+    usual, seen = scored.resampled, []
+
+    def noting(*arguments, **options):
+        seen.append(options["threads"])
+        return usual(*arguments, **options)
+
+    monkeypatch.setattr(scored, "resampled", noting)
+    run = make_transfer(tmp_path / "runs")
+    predict_all(run, {"ptb-xl": ECG_DATA["ptb-xl"]})
+    measured(read_scored(run).scored, ("auroc",), 5)
+    assert seen == [threads, threads]
+
+
+@pytest.mark.parametrize("damage", [b"", b"PAR1 cut off", b"\x93NUMPY"])
+def test_a_damaged_file_is_computed_again(cache, damage):
+    compute = Counted()
+    kept(INPUTS, {}, compute, fits)
+    (path,) = cache.glob("*.parquet")
+    path.write_bytes(damage)
+    assert kept(INPUTS, {}, compute, fits)["a"][0].as_py() == 1.5
+    assert compute.times == 2
+    kept(INPUTS, {}, compute, fits)
+    assert compute.times == 2
+
+
+def test_measured_from_the_cache_equals_measured_anew(tmp_path, cache):
+    run = make_transfer(tmp_path / "runs")
+    predict_all(run, {"ptb-xl": ECG_DATA["ptb-xl"]})
+    names = ("auroc", "auprc", "calibration_error")
+    fresh = measured(read_scored(run).scored, names, 50)
+    assert len(list(cache.glob("*.parquet"))) == len(fresh) == 2
+    again = measured(read_scored(run).scored, names, 50)
+    for one, other in zip(fresh, again, strict=True):
+        for name in names:
+            np.testing.assert_array_equal(one.resampled[name], other.resampled[name])
+            np.testing.assert_equal(vars(one.values[name]), vars(other.values[name]))
+
+
+def test_a_result_of_another_form_is_computed_again(cache):
+    compute = Counted()
+    kept(INPUTS, {}, compute, fits)
+    (path,) = cache.glob("*.parquet")
+    for other in ({"other": [0.0, 0.0]}, {"a": [0.0] * 3, "b c": [[]] * 3}):
+        pq.write_table(pa.table(other), path)
+        write_hash(path)
+        assert kept(INPUTS, {}, compute, fits)["a"][0].as_py() == 1.5
+    assert compute.times == 3
+
+
+@pytest.mark.parametrize("change", ["value", "draws", "rows", "order", "null"])
+def test_scores_of_another_shape_are_computed_again(tmp_path, cache, change):
+    run = make_transfer(tmp_path / "runs")
+    predict_all(run, {"ptb-xl": {"validation": 80}})
+    (fresh,) = measured(read_scored(run).scored, ("auroc", "f1"), 20)
+    (path,) = cache.glob("*.parquet")
+    rows = pq.read_table(path).to_pylist()
+    if change == "rows":
+        rows.pop()
+    elif change == "order":
+        rows[0], rows[1] = rows[1], rows[0]
+    else:
+        shorter = {"value": None, "draws": rows[3]["draws"][:-1], "null": [None] * 20}[change]
+        rows[3]["value" if change == "value" else "draws"] = shorter
+    pq.write_table(pa.Table.from_pylist(rows, scored.KEPT), path)
+    write_hash(path)
+    (again,) = measured(read_scored(run).scored, ("auroc", "f1"), 20)
+    for name in ("auroc", "f1"):
+        np.testing.assert_array_equal(again.resampled[name], fresh.resampled[name])
+        np.testing.assert_equal(again.values[name], fresh.values[name])
+
+
+def test_a_result_that_was_exchanged_with_another_is_computed_again(cache):
+    kept(INPUTS, {"n": 1}, Counted(), fits)
+    (first,) = cache.glob("*.parquet")
+    kept(INPUTS, {"n": 2}, lambda: pa.table({"a": [0.0] * 2, "b c": [[]] * 2}), fits)
+    (second,) = set(cache.glob("*.parquet")) - {first}
+    for suffix in ("", ".sha256"):
+        first.with_name(f"{second.name}{suffix}").replace(first.with_name(f"{first.name}{suffix}"))
+    assert kept(INPUTS, {"n": 1}, Counted(), fits)["a"][0].as_py() == 1.5
