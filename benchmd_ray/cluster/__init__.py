@@ -1,1 +1,1 @@
-"""The one place that starts or joins Ray; telemetry, hardware and GPU memory."""
+"""The only place that starts or joins Ray; telemetry, hardware, GPU memory."""

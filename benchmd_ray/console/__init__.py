@@ -1,1 +1,1 @@
-"""What a terminal shows: progress, signals, work that is repeated."""
+"""What a terminal shows, how signals end work, and polling."""

@@ -1,4 +1,4 @@
-"""Small raw datasets in the real layouts, drawn from a seed, for the demo and the tests.
+"""Synthetic raw data in the owners' layouts, drawn from a seed.
 
 One module per modality. Nobody should read medicine into them.
 """

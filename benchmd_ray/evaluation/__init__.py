@@ -1,1 +1,1 @@
-"""The interface of benchmarks and evaluations, and the registry that finds them."""
+"""What a benchmark and an evaluation are, and the registry that finds them."""

@@ -65,7 +65,7 @@ def benchmark(name: str = USUAL) -> Benchmark:
         raise BenchmdError(broken_benchmarks()[name])
     if USUAL not in benchmarks():
         raise BenchmdError(
-            f"no benchmark {USUAL}: its entry point is missing. Install the package {PACKAGE}, in a "
+            f"no benchmark {USUAL}: its entry point is missing. Install {PACKAGE}, in a "
             "checkout by `pip install -e .`."
         )
     if name not in benchmarks():

@@ -1,1 +1,1 @@
-"""Models that travel: programs and model cards."""
+"""Models for other programs: exported programs and model cards."""

@@ -1,1 +1,1 @@
-"""Plug-ins, optional packages and the versions of the parts that compute results."""
+"""Plug-ins, optional packages, and the versions of the parts that compute results."""

@@ -1,1 +1,1 @@
-"""Files that are whole or not there, hashes, Parquet, arrays, the cache of this machine."""
+"""Files that are written whole or not at all, hashes, Parquet, arrays, the machine's cache."""

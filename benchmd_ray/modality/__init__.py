@@ -1,1 +1,1 @@
-"""Signals, tasks, modalities and the folders of cards."""
+"""Signals, tasks, modalities, and folders of cards."""

@@ -1,1 +1,1 @@
-"""The encoder, its patches and heads."""
+"""Encoders, segmentation networks and heads."""

@@ -1,1 +1,1 @@
-"""Results of many runs: analysed, as tables, figures and a page."""
+"""Analysis of runs as tables, figures and a page; pictures of catalogs."""

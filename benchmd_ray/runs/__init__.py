@@ -1,1 +1,1 @@
-"""Run folders: store, history, retention, mirror of a bucket, predictions."""
+"""Run folders: store, history, retention, mirror of a bucket, predictions, logs."""

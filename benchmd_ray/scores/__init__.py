@@ -1,1 +1,1 @@
-"""Metrics, their intervals and comparisons: numerics only."""
+"""Metrics, intervals and comparisons: numbers only, nothing of training."""

@@ -1,1 +1,1 @@
-"""Runs as users ask for them: opened in a store, launched, evaluated."""
+"""What users ask for: plans, their execution, jobs, searches."""

@@ -1,4 +1,4 @@
-"""Pretraining techniques; the self-supervised methods among them have one file each."""
+"""Pretraining techniques, one file for each self-supervised method."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Storage that all machines see: S3, and paths and addresses alike."""
+"""Folders and S3 buckets by the same functions, and leases."""

@@ -1,1 +1,1 @@
-"""Weights & Biases."""
+"""What Weights & Biases gets of runs and reports."""

@@ -1,1 +1,1 @@
-"""Pretraining and transfer, their engines, and where they run."""
+"""Pretraining, transfer and prediction, and the workers that do them."""

@@ -1,1 +1,1 @@
-"""Search of hyperparameters: Ray Tune executes, Optuna proposes, an inner catalog decides."""
+"""Hyperparameter search: spaces, trials, Ray Tune and Optuna."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from importlib.metadata import EntryPoint, EntryPoints
+from importlib.metadata import EntryPoint, EntryPoints, entry_points
 
 import numpy as np
 import pandas as pd
@@ -84,7 +84,8 @@ def test_an_evaluation_that_nothing_scores_is_refused():
 
 def test_an_installed_package_does_not_replace_a_benchmark_of_this_one(monkeypatch):
     entry = EntryPoint("benchmd", f"{__name__}:IMPOSTOR", registry.GROUP)
-    monkeypatch.setattr(registry, "entry_points", lambda group: EntryPoints([entry]))
+    entries = EntryPoints([entry, *entry_points(group=registry.GROUP)])
+    monkeypatch.setattr(registry, "entry_points", lambda group: entries)
     sound, broken = registry._found.__wrapped__("")
     assert sound["benchmd"] is BENCHMARK
     assert "there is a benchmark benchmd already" in broken[entry.value]

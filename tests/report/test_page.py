@@ -538,7 +538,7 @@ def test_facts_count_what_the_report_holds(report_analysis):
 def test_every_file_that_the_report_reads_is_part_of_the_package():
     setup = configparser.ConfigParser()
     setup.read(ROOT / "setup.cfg")
-    for name in ("results.report.page_assets", "benchmarks.benchmd", "benchmarks.medmnist"):
+    for name in ("report.page_assets", "benchmarks.benchmd", "benchmarks.medmnist"):
         package = f"benchmd_ray.{name}"
         patterns = setup["options.package_data"][package].replace(",", " ").split()
         files = [p.name for p in (ROOT / package.replace(".", "/")).iterdir() if p.is_file()]

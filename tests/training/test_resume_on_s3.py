@@ -17,7 +17,7 @@ from benchmd_ray.training.reporter import read_metrics
 ADDRESS = "s3://benchmd-test/runs"
 COMMAND = (
     "import sys\n"
-    "from benchmd_ray.results.storage import publication\n"
+    "from benchmd_ray.runs import publication\n"
     "from benchmd_ray.storage import lease as leases\n"
     "publication.PUBLISH_SECONDS = 0.2\n"
     "leases.LEASE_SECONDS = float(sys.argv.pop(1))\n"
