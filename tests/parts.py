@@ -3,8 +3,9 @@
     python tests/parts.py                  # what differs
     python tests/parts.py accept NAME…     # after its version was raised, or if no result changes
 
-A source is its syntax tree without docstrings, comments and the texts of errors: wording may change
-freely. What is recorded is in ``parts.json``.
+A source is its syntax tree without docstrings, comments, the texts of errors and the modules that
+names of the package are imported from: wording may change and modules may move freely. What is
+recorded is in ``parts.json``.
 """
 
 from __future__ import annotations
@@ -67,12 +68,26 @@ class _Plain(ast.NodeTransformer):
     def visit_Raise(self, node: ast.Raise) -> ast.Raise:
         return ast.Raise(exc=None, cause=None)
 
+    def visit_ImportFrom(self, node: ast.ImportFrom) -> ast.ImportFrom | None:
+        return None if _is_internal(node) else node
+
     def generic_visit(self, node: ast.AST) -> ast.AST:
         super().generic_visit(node)
         body = getattr(node, "body", None)
         if isinstance(body, list):
             node.body = [s for s in body if not _is_text(s)]  # type: ignore[attr-defined]
         return node
+
+
+def _is_internal(node: ast.ImportFrom) -> bool:
+    return (node.module or "").partition(".")[0] == "benchmd_ray"
+
+
+def _imported(tree: ast.AST) -> list[tuple[str, str]]:
+    """Names of the package that a module imports, and what it calls them."""
+    nodes = (node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom))
+    names = (alias for node in nodes if _is_internal(node) for alias in node.names)
+    return sorted((alias.name, alias.asname or alias.name) for alias in names)
 
 
 def _is_text(statement: ast.AST) -> bool:
@@ -85,7 +100,8 @@ def source_of(package: Path, files: Sequence[str]) -> str:
     whole = hashlib.sha256()
     for name in files:
         tree = ast.parse((package / name).read_text("utf-8"))
-        whole.update(ast.dump(_Plain().visit(tree)).encode())
+        imported = repr(_imported(tree))
+        whole.update((imported + ast.dump(_Plain().visit(tree))).encode())
     return whole.hexdigest()
 
 
