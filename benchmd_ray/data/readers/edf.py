@@ -10,7 +10,6 @@ of a file does not matter: ISRUC calls its EDF files ``.rec``.
 from __future__ import annotations
 
 import io
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
@@ -20,6 +19,8 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from benchmd_ray.data.plain_numbers import BLANKS, number_of, whole_of
+from benchmd_ray.data.readers.bounded import ANY, BoundedFile
 from benchmd_ray.data.readers.headers import (
     VOLTAGES,
     decoded,
@@ -31,7 +32,7 @@ from benchmd_ray.data.records import RecordError, require_once
 from benchmd_ray.errors import composed
 from benchmd_ray.extras import importing
 
-VERSION = 2
+VERSION = 3
 """Raised whenever what it reads of the same file changes."""
 
 Samples = npt.NDArray[np.float64]
@@ -41,6 +42,8 @@ READING = "reading EDF files"
 ANNOTATIONS = "EDF Annotations"
 MAX_SAMPLES = 2**27
 """Of the channels that are decoded; more are refused. Four at 500 Hz have so many in 18 hours."""
+AT_ONCE = 2**20
+"""Samples of a channel that are decoded at a time."""
 MAX_ANNOTATION_BYTES = 2**22
 """Of the channels of annotations; more are refused. A hypnogram has about 20 kB."""
 _SIGNAL_FIELDS = (
@@ -105,11 +108,11 @@ def read_header(path: Path) -> Header:
     """Read a header and hold it against the size of the file.
 
     Raises:
-        RecordError: The file is missing, no EDF file, or shorter or longer than its header says.
+        RecordError: The file is missing, a pipe, no EDF file, or shorter or longer than its header says.
     """
     try:
-        size = path.stat().st_size
-        with path.open("rb") as file:
+        with BoundedFile(path, ANY) as file:
+            size = file.bytes
             fixed = file.read(256)
             if len(fixed) < 256:
                 raise RecordError(f"it is cut off after {len(fixed)} bytes. Fetch it again.")
@@ -167,8 +170,8 @@ def read_edf(path: Path, channels: Sequence[str]) -> Recording:
         raise RecordError(f"it cannot be read as EDF ({type(error).__name__})") from error
     return Recording(
         signals={
-            name: _decoded(data[:, c.start : c.start + c.samples]) * step + offset
-            for (name, c), (step, offset) in zip(found.items(), scales.values(), strict=True)
+            name: _signal(data[:, channel.start :][:, : channel.samples], *scales[name])
+            for name, channel in found.items()
         },
         rates={name: channel.samples / header.seconds for name, channel in found.items()},
     )
@@ -189,7 +192,7 @@ def read_annotations(path: Path) -> list[Annotation]:
     with importing("edfio", READING):
         import edfio
     try:
-        with path.open("rb") as file:
+        with BoundedFile(path, ANY) as file:
             found = edfio.read_edf(file, header_encoding="latin-1").annotations
         read = (Annotation(a.onset, a.duration, a.text) for a in found)
         return sorted(read, key=lambda annotation: annotation.onset)
@@ -290,10 +293,26 @@ def _scale(channel: Channel) -> tuple[float, float]:
     return step, offset
 
 
-def _decoded(data: npt.NDArray[np.int16]) -> Samples:
-    """Samples of a channel, (time,), of its part of each data record: (records, samples).
+def _signal(data: npt.NDArray[np.int16], step: float, offset: float) -> Samples:
+    """A channel in µV, (time,), of its part of each data record: (records, samples).
 
-    It is decoded as an EDF file of its own, whose unit is a step.
+    Data records are decoded some at a time, so that little more than the signal is in memory.
+    """
+    records, samples = data.shape
+    signal = np.empty((records, samples))
+    at_once = max(1, AT_ONCE // samples)
+    for start in range(0, records, at_once):
+        part = data[start : start + at_once]
+        signal[start : start + at_once] = _decoded(part).reshape(part.shape)
+    signal *= step
+    signal += offset
+    return signal.reshape(-1)
+
+
+def _decoded(data: npt.NDArray[np.int16]) -> Samples:
+    """Samples, (time,), of a channel's part of some data records: (records, samples).
+
+    They are decoded as an EDF file of their own, whose unit is a step.
 
     Raises:
         RecordError: mne decodes something else.
@@ -318,20 +337,17 @@ def _decoded(data: npt.NDArray[np.int16]) -> Samples:
 
 def _whole(text: bytes, what: str) -> int:
     """A whole number of a header."""
-    try:
-        return int(text.decode("latin-1").split("\0")[0])
-    except ValueError:
-        raise _faulty(what) from None
+    value = whole_of(text.decode("latin-1").split("\0")[0].strip(BLANKS))
+    if value is None:
+        raise _faulty(what)
+    return value
 
 
 def _number(text: str | bytes, what: str) -> float:
     """A finite number of a header; some are written with a decimal comma."""
     text = text.decode("latin-1") if isinstance(text, bytes) else text
-    try:
-        value = float(text.split("\0")[0].replace(",", "."))
-    except ValueError:
-        raise _faulty(what) from None
-    if not math.isfinite(value):
+    value = number_of(text.split("\0")[0].strip(BLANKS).replace(",", "."))
+    if value is None:
         raise _faulty(what)
     return value
 
