@@ -11,8 +11,28 @@ from benchmd_ray.data.records import RecordError
 
 VERSION = 1
 """Raised whenever what it reads of the same file changes."""
+MOST_PACKED = 1032
+"""Bytes that gzip makes of one, at most."""
 ANY = 2**62
 """A bound that no file reaches."""
+
+
+def require_held(claimed: int, size: int, *, is_packed: bool) -> None:
+    """Refuse a claim of more bytes than a file can hold, before memory is set aside for them.
+
+    Args:
+        claimed: Bytes that its header says that it has.
+        size: Those that it has.
+        is_packed: Whether they are compressed by gzip.
+
+    Raises:
+        RecordError: It claims more.
+    """
+    if claimed > size * (MOST_PACKED if is_packed else 1):
+        packed = ", compressed" if is_packed else ""
+        raise RecordError(
+            f"it is cut off: expected {claimed:,} bytes, the file has {size:,}{packed}"
+        )
 
 
 def require_file(path: Path, what: str = "the file") -> None:
