@@ -13,7 +13,6 @@ from pathlib import Path, PurePosixPath
 
 from benchmd_ray.errors import BenchmdError, composed
 
-
 COMPOSED_TO = frozenset("K;`")
 """The ASCII characters that others are composed to: the Kelvin sign, the Greek question mark and
 the varia."""

@@ -73,8 +73,7 @@ def config_of(text: str, where: str = "encoder.options.config") -> PreTrainedCon
             raise ValueError("it is not a JSON object")
     except (ValueError, RecursionError) as error:
         raise BenchmdError(
-            f"{where} is {shown(text)}, expected the content of a config.json: "
-            f"{first_line(error)}."
+            f"{where} is {shown(text)}, expected the content of a config.json: {first_line(error)}."
         ) from error
     kind = SAME_AS.get(str(given.get("model_type")), given.get("model_type"))
     if kind is None:

@@ -271,9 +271,7 @@ def _merged(rows: Sequence[Named]) -> Named:
     """The first of the rows of a file, with the metadata that all of them state."""
     if len(rows) == 1:
         return rows[0]
-    stated = {
-        name: {one.metadata[name] for one in rows} - {None} for name in rows[0].metadata
-    }
+    stated = {name: {one.metadata[name] for one in rows} - {None} for name in rows[0].metadata}
     unread = {name: text for one in reversed(rows) for name, text in one.unread.items()}
     return replace(
         rows[0],

@@ -108,7 +108,8 @@ def read_header(path: Path) -> Header:
     """Read a header and hold it against the size of the file.
 
     Raises:
-        RecordError: The file is missing, a pipe, no EDF file, or shorter or longer than its header says.
+        RecordError: The file is missing, a pipe, no EDF file, or shorter or longer than its header
+            says.
     """
     try:
         with BoundedFile(path, ANY) as file:
