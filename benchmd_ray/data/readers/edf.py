@@ -42,7 +42,7 @@ READING = "reading EDF files"
 ANNOTATIONS = "EDF Annotations"
 MAX_SAMPLES = 2**27
 """Of the channels that are decoded; more are refused. Four at 500 Hz have so many in 18 hours."""
-AT_ONCE = 2**20
+AT_ONCE = 2**18
 """Samples of a channel that are decoded at a time."""
 MAX_ANNOTATION_BYTES = 2**22
 """Of the channels of annotations; more are refused. A hypnogram has about 20 kB."""
@@ -163,12 +163,7 @@ def read_edf(path: Path, channels: Sequence[str]) -> Recording:
     if held > MAX_SAMPLES:
         raise RecordError(f"its channels have {held:,} samples, expected at most {MAX_SAMPLES:,}")
     scales = {name: _scale(channel) for name, channel in found.items()}
-    start = 256 * (len(header.channels) + 1)
-    shape = (header.records, sum(channel.samples for channel in header.channels))
-    try:
-        data = np.memmap(path, "<i2", "r", start, shape)
-    except (OSError, ValueError) as error:  # it has become shorter
-        raise RecordError(f"it cannot be read as EDF ({type(error).__name__})") from error
+    data = _data(path, header)
     return Recording(
         signals={
             name: _signal(data[:, channel.start :][:, : channel.samples], *scales[name])
@@ -185,22 +180,34 @@ def read_annotations(path: Path) -> list[Annotation]:
         RecordError: The file cannot be read or is cut off, or has no channel of annotations.
     """
     header = read_header(path)
-    samples = [channel.samples for channel in header.channels if channel.name == ANNOTATIONS]
-    if not samples:
+    channels = [channel for channel in header.channels if channel.name == ANNOTATIONS]
+    if not channels:
         raise RecordError(f"it has no channel {ANNOTATIONS!r}; expected an EDF+ file")
-    if 2 * header.records * sum(samples) > MAX_ANNOTATION_BYTES:
+    if 2 * header.records * sum(channel.samples for channel in channels) > MAX_ANNOTATION_BYTES:
         raise RecordError(f"its annotations have more than {MAX_ANNOTATION_BYTES:,} bytes")
     with importing("edfio", READING):
         import edfio
+    data = _data(path, header)
+    parts = [data[:, channel.start :][:, : channel.samples] for channel in channels]
+    content = _file_of(parts, label=ANNOTATIONS, kind="EDF+D" if header.discontinuous else "EDF+C")
     try:
-        with BoundedFile(path, ANY) as file:
-            found = edfio.read_edf(file, header_encoding="latin-1").annotations
+        found = edfio.read_edf(io.BytesIO(content), header_encoding="latin-1").annotations
         read = (Annotation(a.onset, a.duration, a.text) for a in found)
         return sorted(read, key=lambda annotation: annotation.onset)
     except MemoryError:
         raise
     except Exception as error:  # edfio raises whatever its parsing meets, and may quote the header
         raise RecordError(f"its annotations cannot be read ({type(error).__name__})") from None
+
+
+def _data(path: Path, header: Header) -> npt.NDArray[np.int16]:
+    """All samples, (data records, samples of each), of which those are read that are used."""
+    start = 256 * (len(header.channels) + 1)
+    shape = (header.records, sum(channel.samples for channel in header.channels))
+    try:
+        return np.memmap(path, "<i2", "r", start, shape)
+    except (OSError, ValueError) as error:  # it has become shorter
+        raise RecordError(f"it cannot be read as EDF ({type(error).__name__})") from error
 
 
 def plain(name: str) -> str:
@@ -321,19 +328,33 @@ def _decoded(data: npt.NDArray[np.int16]) -> Samples:
     with importing("mne", READING):
         import mne
     records, samples = data.shape
-    own = dict.fromkeys(("physical minimum", "digital minimum"), "-32768")
-    own |= dict.fromkeys(("physical maximum", "digital maximum"), "32767")
-    own |= {"label": "0", "unit": "uV", "samples": str(samples)}
-    fixed = (("0", 168), ("01.01.85", 8), ("00.00.00", 8), ("512", 8), ("", 44), (records, 8))
-    head = [*fixed, ("1", 8), ("1", 4)] + [(own.get(name, ""), n) for name, n in _SIGNAL_FIELDS]
-    content = "".join(str(text).ljust(width) for text, width in head).encode("ascii")
-    raw = mne.io.read_raw_edf(
-        io.BytesIO(content + data.tobytes()), preload=True, stim_channel=None, verbose="ERROR"
-    )
+    file = io.BytesIO(_file_of([data], label="0"))
+    raw = mne.io.read_raw_edf(file, preload=True, stim_channel=None, verbose="ERROR")
     values = np.rint(raw.get_data()[0] * 1e6)  # volts
     if values.shape != (records * samples,):
         raise RecordError(f"its channel decodes to {len(values):,} samples, not those it has")
     return np.asarray(values, np.float64)
+
+
+def _file_of(parts: Sequence[npt.NDArray[np.int16]], *, label: str, kind: str = "") -> bytes:
+    """A file with nothing but some channels of another, whose unit is a step.
+
+    Args:
+        parts: Each channel's part of each data record: (records, samples).
+        label: Their name.
+        kind: ``EDF+C`` or ``EDF+D``; empty for EDF.
+    """
+    records, signals = len(parts[0]), len(parts)
+    own = dict.fromkeys(("physical minimum", "digital minimum"), "-32768")
+    own |= dict.fromkeys(("physical maximum", "digital maximum"), "32767")
+    own |= {"label": label, "unit": "uV"}
+    fixed = (("0", 168), ("01.01.85", 8), ("00.00.00", 8), (256 * (signals + 1), 8), (kind, 44))
+    head = [*fixed, (records, 8), ("1", 8), (signals, 4)]
+    for name, width in _SIGNAL_FIELDS:
+        stated = [part.shape[1] if name == "samples" else own.get(name, "") for part in parts]
+        head += [(text, width) for text in stated]
+    content = "".join(str(text).ljust(width) for text, width in head).encode("ascii")
+    return content + np.hstack(parts).tobytes()
 
 
 def _whole(text: bytes, what: str) -> int:
