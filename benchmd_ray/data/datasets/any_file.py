@@ -38,7 +38,7 @@ from benchmd_ray.data.transforms import (
 from benchmd_ray.errors import composed
 from benchmd_ray.signals import Signal, valid_area
 
-VERSION = 3
+VERSION = 4
 """Raised whenever what is stored of a file changes."""
 PACKAGES = {"SimpleITK": (".nii", ".nii.gz", ".mhd"), "mne": (".edf",)}
 """What is needed to read files, by the endings of their names."""

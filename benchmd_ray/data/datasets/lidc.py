@@ -32,7 +32,7 @@ from benchmd_ray.data.readers.xml import children, name, read_xml, text
 from benchmd_ray.data.records import RecordError, RecordExcluded, hashed_patient
 from benchmd_ray.data.splits import hashed_split, stable_fraction
 
-VERSION = 1
+VERSION = 2
 """Raised whenever the records, labels or splits change that the same files give."""
 ROOT = "LidcReadMessage"
 """Root element of the annotation of a CT scan; those of chest X-rays have another."""

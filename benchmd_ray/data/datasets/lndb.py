@@ -25,7 +25,7 @@ from benchmd_ray.data.records import RecordError, hashed_patient
 from benchmd_ray.data.tables import read_rows
 from benchmd_ray.errors import BenchmdError, shown
 
-VERSION = 1
+VERSION = 2
 """Raised whenever the records, labels or splits change that the same files give."""
 SCANS, NODULES, ACQUISITION = "trainCTs.csv", "trainNodules_gt.csv", "LNDbAcqParams.csv"
 NODULE_COLUMNS = (
