@@ -192,19 +192,18 @@ def _sex(text: str, codes: set[str]) -> str | None:
 
 
 def unread_warnings(card: DatasetCard, files: Files, records: Iterable[Named]) -> dict[str, int]:
-    """How many of some records have a value that cannot be read, by a text that says which.
+    """How many of some records lack a value, as it cannot be read or differs, by a text of which.
 
-    So many differ between the rows of a file. Some values are quoted, unless the card hides names.
+    Some values that cannot be read are quoted, unless the card hides names.
     """
     listed = [*records]
     unread = [one.unread for one in listed if one.unread]
     differing = Counter(name for one in listed for name in one.differing)
-    warnings = {
-        f"its {name} in the column {files.metadata[name]} differs between its rows of the table: "
-        "it is missing": count
-        for name, count in differing.items()
-    }
+    warnings = {}
     for name, column in files.metadata.items():
+        if count := differing[name]:
+            why = f"its {name} in the column {column} differs between its rows of the table"
+            warnings[f"{why}: it is missing"] = count
         texts = [values[name] for values in unread if name in values]
         examples = list(dict.fromkeys(texts))[:EXAMPLES]
         quoted = "" if card.hides_names else f", such as {', '.join(map(shown, examples))}"

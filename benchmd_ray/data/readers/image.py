@@ -20,7 +20,7 @@ VERSION = 2
 Pixels = npt.NDArray[np.uint8]
 
 MAX_PIXELS = 100_000_000
-"""Larger images are refused before they are decoded: up to 30 bytes are held for each pixel. The
+"""Larger images are refused before they are decoded: up to 25 bytes are held for each pixel. The
 largest, digitised mammograms, have 40 million."""
 FORMATS = ("JPEG", "PNG", "TIFF", "BMP", "PPM")
 DEEP = ("I", "F", "I;16", "I;16B", "I;16L", "I;16N")
