@@ -26,7 +26,7 @@ from benchmd_ray.benchmarks.touchstone.scoring import work
 from benchmd_ray.benchmarks.touchstone.submission import Submission
 from benchmd_ray.benchmarks.touchstone.tasks import Task
 from benchmd_ray.cluster import connected
-from benchmd_ray.data.readers import dicom, nifti, volume
+from benchmd_ray.data.readers import dicom, nifti, nrrd, volume
 from benchmd_ray.errors import BenchmdError, count_of, shown
 from benchmd_ray.extras import require
 from benchmd_ray.files import digest, locked, remove, remove_partial
@@ -211,7 +211,7 @@ def _plan(asked: Asked) -> dict[str, Any]:
     }
 
 
-_READERS: dict[str, Any] = {"dicom": dicom, "nifti": nifti, "volume": volume}
+_READERS: dict[str, Any] = {"dicom": dicom, "nifti": nifti, "nrrd": nrrd, "volume": volume}
 
 
 def _require_same(out: Path, plan: Mapping[str, Any]) -> None:
