@@ -43,28 +43,6 @@ _BLOCK = 4096
 """Patients whose places are drawn at a time: 33 MB."""
 
 
-def unpaired(resampled_a: npt.ArrayLike, resampled_b: npt.ArrayLike) -> Floats:
-    """Resamples of a minus those of b, drawn independently of each other, (resamples,).
-
-    Resamples of two sets of patients follow from the same seed and are not independent as they
-    come: with equally many patients, patient i of both sets is drawn equally often. So those of b
-    are put in another order, which is always the same one: the results for several training seeds
-    remain paired among each other. NaN where either is NaN; as many as the shorter of the two has.
-
-    Raises:
-        BenchmdError: The resamples are not one-dimensional.
-    """
-    a, b = np.asarray(resampled_a, np.float64), np.asarray(resampled_b, np.float64)
-    for values in (a, b):
-        if values.ndim != 1:
-            raise BenchmdError(
-                f"resampled values have shape {values.shape}, expected (resamples,): take column 0 "
-                "for the mean over classes"
-            )
-    count = min(len(a), len(b))
-    return np.asarray(a[:count] - b[np.random.default_rng(0).permutation(len(b))[:count]])
-
-
 def holm(p_values: npt.ArrayLike, least: npt.ArrayLike = 0.0) -> Floats:
     """P-values corrected for their number, (tests,), in the order given (Holm 1979).
 

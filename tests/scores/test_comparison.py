@@ -18,12 +18,11 @@ from benchmd_ray.scores.comparison import (
     exchange_p,
     exchange_shares,
     holm,
-    unpaired,
 )
 from benchmd_ray.scores.metrics import metric
 from benchmd_ray.scores.resampling import group_multiplicities, resampled
 from benchmd_ray.scores.seeds import difference_over_seeds
-from benchmd_ray.scores.support import Basis, support
+from benchmd_ray.scores.support import support
 
 TASK = "multi-label"
 
@@ -34,11 +33,6 @@ def paired(targets, a, b, groups, **options):
     draws = [resampled("auroc", targets, s, groups, TASK, **options)[:, 0] for s in (a, b)]
     basis = support(targets, groups).basis("auroc")
     return difference_over_seeds([values[1] - values[0]], [draws[1] - draws[0]], basis)
-
-
-def gap(a, b, value_a, value_b):
-    """A value minus that on other patients as the report compares them, with one seed."""
-    return difference_over_seeds([value_a - value_b], [unpaired(a, b)], Basis(10**6, ()))
 
 
 def random_pair(seed, *, rows=60, classes=2, levels=9, patients=25):
@@ -503,34 +497,6 @@ def test_the_best_of_many_techniques_differs_from_all_others_after_holm(techniqu
     assert np.mean(corrected[~best] < 0.05) < 0.05
     if techniques == 12:  # with 1,000 draws none of the 66 could have been significant
         assert 66 / 1_001 > 0.05
-
-
-def test_gap_of_disjoint_patients_has_both_variances():
-    rng = np.random.default_rng(0)
-    a, b = rng.normal(0.9, 0.03, 4000), rng.normal(0.8, 0.04, 4000)
-    found = gap(a, b, 0.9, 0.8)
-    assert found.value == pytest.approx(0.1)
-    assert (found.low, found.high) == pytest.approx((0.1 - 0.098, 0.1 + 0.098), abs=0.005)
-    assert found.p == pytest.approx(2 * norm.sf(2), abs=0.01)
-
-
-def test_gap_does_not_take_the_same_draws_for_paired():
-    """The same predictions for two sets of patients have the same resamples, one by one."""
-    targets, a, _, groups = random_pair(5)
-    draws = resampled("auroc", targets, a, groups, TASK, resamples=1000)[:, 0]
-    found = gap(draws, draws, 0.7, 0.7)
-    assert found.p > 0.9
-    assert np.std(unpaired(draws, draws)) == pytest.approx(math.sqrt(2) * np.std(draws), rel=0.1)
-    np.testing.assert_array_equal(unpaired(draws, draws), unpaired(draws, draws))
-
-
-def test_gap_leaves_out_what_could_not_be_scored():
-    found = gap([np.nan] * 5, np.ones(5), math.nan, 1.0)
-    assert np.isnan([found.value, found.low, found.high, found.p]).all()
-    assert unpaired(np.ones(5), np.zeros(3)).shape == (3,)
-    assert np.isnan(unpaired([np.nan, 1, 1], [1, 1, 1])).sum() == 1
-    with pytest.raises(BenchmdError, match=r"shape \(2, 3\), expected \(resamples,\): take column"):
-        unpaired(np.ones((2, 3)), np.ones(2))
 
 
 def test_arguments_that_do_not_fit_are_refused():
