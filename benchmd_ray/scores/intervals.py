@@ -186,7 +186,8 @@ def independent_difference(
     if difference == 0:
         return low, high, 1.0
     side, sign = (0, 1) if difference > 0 else (1, -1)
-    p = _level_of(lambda level: -sign * ends(level)[side], SMALLEST, 1.0)
+    # At a level of 1 an interval has no length, and rounding decides on which side of 0 it lies.
+    p = _level_of(lambda level: -sign * ends(level)[side], SMALLEST, 1 - 1e-6)
     return max(-1.0, low), min(1.0, high), p
 
 

@@ -425,3 +425,10 @@ def test_a_gap_of_sets_that_carry_none_says_why():
     none = unpaired_difference(of(math.nan, enough), of(0.7, enough), same_models=True)
     assert np.isnan([none.value, *ends(none), none.p]).all()
     assert none.caution == ""
+
+
+@pytest.mark.parametrize("moved", [1e-16, 1e-13, 1e-11, 1e-10, 1e-8, -1e-10])
+def test_a_gap_of_rounding_is_none(moved):
+    draws = np.random.default_rng(0).normal(0.8, 0.03, (1, 50))
+    a, b = (OverSeeds.of([v], list(draws), Basis(200, ())) for v in (0.8 + moved, 0.8))
+    assert unpaired_difference(a, b, same_models=True).p == pytest.approx(1, abs=1e-5)
