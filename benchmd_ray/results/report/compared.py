@@ -208,7 +208,7 @@ def contest_rows(pools: Sequence[Pool]) -> Mapping[str, list[Row]]:
         for (a, b), each, p in zip(names, found, corrected, strict=True):
             held = dict(vars(each))
             if np.isnan(p) and not np.isnan(each.p):  # settled before it was seen, see `holm`
-                reason = f"no {EXCHANGES[1]:,} exchanges can be significant among so many tests"
+                reason = f"no {EXCHANGES:,} exchanges can be significant among so many tests"
                 held["caution"] = "; ".join(filter(None, (each.caution, f"no p (Holm): {reason}")))
             value = {"difference": held.pop("value")}
             rows["pairs"].append({**place, "a": a, "b": b, **value, **held, "p_holm": p})

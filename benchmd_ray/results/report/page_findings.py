@@ -144,7 +144,7 @@ def judged(
     settled = int(missing["p"].notna().sum())  # by `holm`, before they are seen
     reasons = {
         "too few patients, in all or in a class": len(missing) - settled,
-        f"no {EXCHANGES[1]:,} exchanges can be significant among so many tests": settled,
+        f"no {EXCHANGES:,} exchanges can be significant among so many tests": settled,
     }
     untested = " ".join(
         f"{count_of(number, 'difference')} {_is(number)} not tested: {reason}."
