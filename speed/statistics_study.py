@@ -295,7 +295,8 @@ def study_gaps(situation: Situation, rng: np.random.Generator, resamples: int) -
         sides = []
         for sample in (at_home, away):
             made = drawn(sample, 0, name, resamples)
-            values, draws = [[one[..., 0] for one in x] for x in (made.values, made.resampled)]
+            values = [float(one[0]) for one in made.values]
+            draws = [one[:, 0] for one in made.resampled]
             sides.append(OverSeeds.of(values, draws, sample.support.basis(name)))
         gap = unpaired_difference(*sides, same_models=True)
         add_interval(tallies, f"gap in {name}", (gap.low, gap.high), 0.0, gap.caution)

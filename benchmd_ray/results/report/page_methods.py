@@ -51,7 +51,8 @@ METHODS: tuple[tuple[str, str], ...] = (
         "In distribution is the source's own validation split; a target is a dataset that was "
         "never trained on. The gap is in distribution minus target; its interval is made of "
         "both values' own intervals (Zou and Donner 2008) and p is the level at which it reaches "
-        "0, as if no patient were in both (a note says where some are). "
+        "0, as if no patient were in both (a note says where some are); several seeds count by how "
+        "the gap varies between them. "
         "The validation split also chose the best epoch, which makes its value, and so the gap, a "
         "little too large. Where the two can score different classes, all three are over the "
         "classes that both can score, and the row says how many.",
