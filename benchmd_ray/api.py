@@ -573,11 +573,12 @@ def _store(place: PathLike) -> Path:
 def _with_weights(run: PathLike | Run) -> Path:
     """Folder of a finished run, whose weights are on this machine then, or of an exported model."""
     from benchmd_ray.runs.store import read_run, require_weights
-    from benchmd_ray.training.weights import is_exported
+    from benchmd_ray.training.weights import is_exported, require_programs
 
     if isinstance(run, str | Path):
         folder = _store(run)
         if is_exported(folder):
+            require_programs(folder)
             return folder
         run = read_run(folder)
     require_weights(run)

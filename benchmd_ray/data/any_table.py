@@ -13,10 +13,15 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from benchmd_ray.data.tables import MAX_BYTES, MAX_VALUES, header_of, present, read_rows
+from benchmd_ray.data.tables import MAX_BYTES, MAX_LINES, MAX_VALUES, header_of, present, read_rows
 from benchmd_ray.errors import BenchmdError, composed, same_form, shown
 from benchmd_ray.files.parquet import BATCH_ROWS, opened
 
+DELTA = frozenset({"DELTA_BYTE_ARRAY", "DELTA_LENGTH_BYTE_ARRAY"})
+"""Encodings of text in which a value is stored by its length, or by what differs from the one
+before."""
+BATCH_BYTES = 2**27
+"""Of texts that are decoded at a time, at most, where they are not read as dictionaries."""
 REMEDY = "Write the table anew, as Parquet or as CSV."
 
 
@@ -68,11 +73,12 @@ def _parquet_rows(path: Path, columns: list[str], what: str) -> Iterator[dict[st
         raise BenchmdError(f"{path} is missing: expected the table of {what}.")
     with opened(path, path, REMEDY) as file:
         stored = _stored_names(file, columns, path)
-        texts = _text_columns(file, stored, path)
+        _require_plain(file, stored, path)
+        dictionaries, at_once = _text_columns(file, stored, path)
     characters = 0
     # As dictionaries: a long text that many rows have is in memory once.
-    with opened(path, path, REMEDY, dictionaries=texts) as file:
-        for batch in file.iter_batches(BATCH_ROWS, columns=stored):
+    with opened(path, path, REMEDY, dictionaries=dictionaries) as file:
+        for batch in file.iter_batches(at_once, columns=stored):
             values = [_texts(batch.column(name)) for name in stored]
             characters += sum(len(text) for column in values for text in column)
             if characters > MAX_BYTES:
@@ -101,8 +107,8 @@ def _stored_names(file: pq.ParquetFile, columns: Sequence[str], path: Path) -> l
     return [names[name] for name in columns]
 
 
-def _text_columns(file: pq.ParquetFile, columns: Sequence[str], path: Path) -> list[str]:
-    """Those of the columns that hold text, after a look at all of them.
+def _require_plain(file: pq.ParquetFile, columns: Sequence[str], path: Path) -> None:
+    """Refuse columns of other values, and more of them than a table has.
 
     Raises:
         BenchmdError: One holds lists or bytes, or there are no or too many values.
@@ -116,14 +122,47 @@ def _text_columns(file: pq.ParquetFile, columns: Sequence[str], path: Path) -> l
             )
     if not about.num_rows:
         raise BenchmdError(f"{path} holds no record, expected a row for each.")
-    if about.num_rows * len(columns) > MAX_VALUES:
-        raise _too_large(path, f"{MAX_VALUES:,} values")
-    groups = [about.row_group(number) for number in range(about.num_row_groups)]
-    parts = [group.column(at) for group in groups for at in range(group.num_columns)]
-    claimed = sum(p.total_uncompressed_size for p in parts if p.path_in_schema in columns)
+    if about.num_rows > MAX_LINES or about.num_rows * len(columns) > MAX_VALUES:
+        raise _too_large(path, f"{MAX_LINES:,} rows and {MAX_VALUES:,} values")
+    claimed = sum(part.total_uncompressed_size for part in _parts(file, columns))
     if max(claimed, path.stat().st_size) > MAX_BYTES:
         raise _too_large(path, f"{MAX_BYTES:,} bytes")
-    return [name for name in columns if _is_text(schema.field(name).type)]
+
+
+def _parts(file: pq.ParquetFile, columns: Sequence[str]) -> list[Any]:
+    """Metadata of the parts of columns in all row groups."""
+    groups = [file.metadata.row_group(number) for number in range(file.num_row_groups)]
+    parts = [group.column(at) for group in groups for at in range(group.num_columns)]
+    return [part for part in parts if part.path_in_schema in columns]
+
+
+def _text_columns(
+    file: pq.ParquetFile, columns: Sequence[str], path: Path
+) -> tuple[list[str], int]:
+    """Columns of text that can be read as dictionaries, and how many rows to decode at a time.
+
+    Of other columns of text (pyarrow makes no dictionary of the encodings `DELTA`) each row may
+    have a text as long as all that is stored.
+
+    Raises:
+        BenchmdError: One holds categories in such an encoding.
+    """
+    parts = [part for part in _parts(file, columns) if {*part.encodings} & DELTA]
+    kinds = {
+        part.path_in_schema: file.schema_arrow.field(part.path_in_schema).type for part in parts
+    }
+    for name, kind in kinds.items():
+        if pa.types.is_dictionary(kind) and _is_text(kind.value_type):
+            raise BenchmdError(
+                f"{path}: the column {name!r} holds categories in a DELTA encoding, which pyarrow "
+                f"does not read. {REMEDY}"
+            )
+    longest = max(
+        (p.total_uncompressed_size for p in parts if _is_text(kinds[p.path_in_schema])), default=0
+    )
+    texts = [name for name in columns if _is_text(file.schema_arrow.field(name).type)]
+    dictionaries = [name for name in texts if name not in kinds]
+    return dictionaries, min(BATCH_ROWS, max(1, BATCH_BYTES // max(1, longest)))
 
 
 def _is_plain(kind: pa.DataType) -> bool:

@@ -13,6 +13,10 @@ from pathlib import Path, PurePosixPath
 
 from benchmd_ray.errors import BenchmdError, composed
 
+COMPOSED_TO = frozenset("K;`")
+"""The ASCII characters that others are composed to: the Kelvin sign, the Greek question mark and
+the varia."""
+
 
 class FileNames:
     """Real names of files below a folder, by their composed ones; each folder is listed once."""
@@ -36,7 +40,7 @@ class FileNames:
         Raises:
             BenchmdError: Several have that name.
         """
-        if name.isascii() and (self.root / name).exists():
+        if name.isascii() and not COMPOSED_TO & {*name} and (self.root / name).exists():
             return name
         places = [""]
         for part in PurePosixPath(name).parts:

@@ -24,7 +24,7 @@ from benchmd_ray.data.readers.image import read_image
 from benchmd_ray.data.readers.metaimage import read_mhd
 from benchmd_ray.data.readers.nifti import read_nifti
 from benchmd_ray.data.records import METADATA, RecordError
-from benchmd_ray.data.tables import header_of, is_number
+from benchmd_ray.data.tables import header_of, is_sample
 from benchmd_ray.errors import BenchmdError, composed, shown
 
 TABLES = (".csv", ".tsv", ".csv.gz", ".tsv.gz", ".parquet")
@@ -352,7 +352,7 @@ def _over_time(path: Path, end: str) -> tuple[list[str], float | None, str]:
     names = header_of(path)[0]
     if not any(names):
         raise RecordError("it is empty; expected a row for each sample")
-    if all(map(is_number, names)):
+    if all(map(is_sample, names)):
         return [""] * len(names), None, "1"
     return [name for name in names if name.lower() not in TIMES], None, "1"
 

@@ -142,21 +142,26 @@ def walk(root: Path, *patterns: str) -> Iterator[tuple[Path, list[str]]]:
     """Folders below ``root`` with the names of their files that match a pattern, in any case.
 
     Links are followed, each folder is visited once, wherever links lead. Hidden files and folders
-    are passed over: archives packed on a Mac hold a ``._`` file next to each file.
+    are passed over: archives packed on a Mac hold a ``._`` file next to each file. So are pipes,
+    sockets and devices, which are no data.
 
     Raises:
         BenchmdError: The name of a file is not UTF-8, which no catalog could hold.
     """
     wanted = re.compile("|".join(fnmatch.translate(pattern.lower()) for pattern in patterns))
     seen: set[tuple[int, int]] = set()
-    for folder, folders, names in os.walk(root, followlinks=True):
-        place = os.stat(folder)
+    waiting = [os.fspath(root)]
+    while waiting:
+        folder = waiting.pop()
+        try:
+            place, (folders, names) = os.stat(folder), _names_in(folder)
+        except OSError:
+            continue
         if (place.st_dev, place.st_ino) in seen:
-            folders.clear()
             continue
         seen.add((place.st_dev, place.st_ino))
-        folders[:] = sorted(name for name in folders if name[0] != ".")
-        found = [name for name in names if name[0] != "." and wanted.fullmatch(name.lower())]
+        waiting += [os.path.join(folder, name) for name in sorted(folders, reverse=True)]
+        found = [name for name in names if wanted.fullmatch(name.lower())]
         try:
             "".join([folder, *found]).encode()
         except UnicodeEncodeError:
@@ -165,6 +170,28 @@ def walk(root: Path, *patterns: str) -> Iterator[tuple[Path, list[str]]]:
             ) from None
         if found:
             yield Path(folder), found
+
+
+def _names_in(folder: str) -> tuple[list[str], list[str]]:
+    """Names of the folders and of the files in a folder that are not hidden.
+
+    A link that leads nowhere is a file: reading it says so.
+    """
+    with os.scandir(folder) as entries:
+        visible = [entry for entry in entries if entry.name[0] != "."]
+    folders = {entry.name for entry in visible if _is_folder(entry)}
+    others = (entry for entry in visible if entry.name not in folders)
+    return [*folders], [
+        entry.name
+        for entry in others
+        if entry.is_file(follow_symlinks=False)
+        or os.path.isfile(entry.path)
+        or not os.path.exists(entry.path)
+    ]
+
+
+def _is_folder(entry: os.DirEntry[str]) -> bool:
+    return os.path.isdir(entry.path) if entry.is_symlink() else entry.is_dir()
 
 
 def files(root: Path, *patterns: str) -> list[Path]:

@@ -18,6 +18,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any, TextIO
 
+from benchmd_ray.data.plain_numbers import number_of
 from benchmd_ray.data.records import OLDEST_AGE
 from benchmd_ray.errors import BenchmdError, composed, same_form, shown
 
@@ -41,6 +42,8 @@ MISSING = (
     *("unknown", "missing", "not available", "not known", "unbekannt", "inconnu", "desconocido"),
 )
 """What stands for a value that is not known, in lower case."""
+NOT_FINITE = ("nan", "inf", "infinity")
+"""How programs write samples that are not finite, in lower case."""
 AGE_UNITS = {"Y": 1.0, "M": 1 / 12, "W": 7 / 365.25, "D": 1 / 365.25}
 """Years in the units of an age as DICOM writes it."""
 STATED_SEPARATOR = re.compile(r'"?sep=(\\t|[\t!#-/:-@\[-^`{-~])"?\1*\s*', re.IGNORECASE)
@@ -170,13 +173,9 @@ def stated_separator(line: str) -> str:
     return "" if match is None else match[1].replace("\\t", "\t")
 
 
-def is_number(text: str) -> bool:
-    """Whether a value is a number."""
-    try:
-        float(text)
-    except ValueError:
-        return False
-    return True
+def is_sample(text: str) -> bool:
+    """Whether a cell of a table of samples is one, so that its row is not one of names."""
+    return number_of(text) is not None or text.lower().lstrip("+-") in NOT_FINITE
 
 
 def present(path: Path) -> Path:
@@ -248,11 +247,10 @@ def age(text: str) -> float | None:
 
     An age above `OLDEST_POSSIBLE` is not that of an old person.
     """
-    try:
-        value = float(text)
-    except ValueError:
+    value = number_of(text)
+    if value is None or not 0 <= value <= OLDEST_POSSIBLE:
         return None
-    return min(value, OLDEST_AGE) if 0 <= value <= OLDEST_POSSIBLE else None
+    return min(value, OLDEST_AGE)
 
 
 def age_string(text: str) -> float | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pandas as pd
 
+from benchmd_ray.data.readers.image import FORMATS, MAX_PIXELS
 from benchmd_ray.modality.signals import GROUPS, Signal
 from benchmd_ray.report.formats import markdown
 from benchmd_ray.report.table import text_of
@@ -40,7 +41,9 @@ EXAMPLE = """\
 import numpy as np
 from PIL import Image, ImageOps
 
-image = ImageOps.exif_transpose(Image.open("image.png")).convert("{mode}")
+Image.MAX_IMAGE_PIXELS = {half_of_most}  # Pillow refuses more than twice as many
+image = Image.open("image.png", formats={formats})
+image = ImageOps.exif_transpose(image).convert("{mode}")
 width, height = (max(1, round(side * {side} / max(image.size))) for side in image.size)
 pixels = np.array(image.resize((width, height), Image.Resampling.BILINEAR), np.float32)
 top, left = ({side} - height) // 2, ({side} - width) // 2
@@ -109,5 +112,12 @@ def _example(signal: Signal) -> str:
     if not (drawn and signal.dtype == "uint8"):
         return f"```python\n{WHOLE.format(extents=extents)}```"
     mode, planes = modes[channels]
-    code = EXAMPLE.format(mode=mode, side=extents[0], channels=channels, planes=planes)
+    code = EXAMPLE.format(
+        half_of_most=MAX_PIXELS // 2,
+        formats=FORMATS,
+        mode=mode,
+        side=extents[0],
+        channels=channels,
+        planes=planes,
+    )
     return f"An image of 8 bits becomes such arrays by\n\n```python\n{code}```"

@@ -68,16 +68,20 @@ def config_of(text: str, where: str = "encoder.options.config") -> PreTrainedCon
     try:
         if len(text) > LARGEST_CONFIG:
             raise ValueError("it is too long")
-        given = dict(json.loads(text))
-    except (ValueError, TypeError, RecursionError) as error:
+        given = json.loads(text)
+        if not isinstance(given, dict):
+            raise ValueError("it is not a JSON object")
+    except (ValueError, RecursionError) as error:
         raise BenchmdError(
-            f"{where} is {shown(text)}, expected the content of a config.json."
+            f"{where} is {shown(text)}, expected the content of a config.json: {first_line(error)}."
         ) from error
     kind = SAME_AS.get(str(given.get("model_type")), given.get("model_type"))
+    if kind is None:
+        raise BenchmdError(f"{where} has no model_type: expected that of a network, such as 'vit'.")
     with quiet() as transformers:
         if not isinstance(kind, str) or kind not in transformers.CONFIG_MAPPING:
             raise BenchmdError(
-                f"{where} has the model_type {kind!r}, which transformers "
+                f"{where} has the model_type {shown(kind)}, which transformers "
                 f"{transformers.__version__} does not know: expected that of a config.json, such "
                 "as 'vit'. Code in a folder is not run."
             )
@@ -117,10 +121,16 @@ def _require_bounded(fields: Mapping[str, Any], where: str) -> None:
             raise BenchmdError(
                 f"{where} has {key} with {len(entries):,} entries, expected at most {DEEPEST:,}."
             )
-        numbers = [abs(n) for n in entries if isinstance(n, int | float)]
-        if not all(number <= 2**20 for number in numbers):  # nor NaN
+        numbers = [n for n in entries if isinstance(n, int | float)]
+        if not all(abs(number) <= 2**20 for number in numbers):  # nor NaN
             raise BenchmdError(f"{where} has {key} {shown(value)}, expected at most {2**20:,}.")
-        if LAYERS.search(key) and sum(numbers) > DEEPEST:
+        if not LAYERS.search(key):
+            continue
+        if any(isinstance(entry, dict) for entry in entries) or min(numbers, default=0) < 0:
+            raise BenchmdError(
+                f"{where} has {key} {shown(value)}, expected a number of layers, or a list of them."
+            )
+        if sum(numbers) > DEEPEST:
             raise BenchmdError(
                 f"{where} has {key} {shown(value)}, expected at most {DEEPEST:,} layers."
             )

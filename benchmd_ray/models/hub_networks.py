@@ -32,7 +32,7 @@ from torch import nn
 from torch.nn import functional
 from torch.nn.modules import module as registration
 
-from benchmd_ray.errors import BenchmdError, first_line
+from benchmd_ray.errors import BenchmdError, first_line, shown
 from benchmd_ray.modality.signals import Signal
 from benchmd_ray.models.evaluating import evaluating
 from benchmd_ray.models.hub_configs import (
@@ -226,7 +226,7 @@ def _require_all(network: nn.Module, info: Mapping[str, Any], folder: Path) -> N
     if foreign := sorted(name for name in more if name.split(".")[0] in parts):
         raise BenchmdError(
             f"{folder} holds {len(foreign)} weights that the network of its {CONFIG} does not "
-            f"have, such as {foreign[0]}: {remedy}"
+            f"have, such as {shown(foreign[0])}: {remedy}"
         )
 
 
@@ -282,7 +282,8 @@ def _parts_of(index: Path) -> list[str]:
         raise _unreadable(index.parent, error) from error
     other = [n for n in names if not PART.fullmatch(n) or not (index.parent / n).is_file()]
     if other:
-        raise _unreadable(index.parent, ValueError(f"{INDEX} names {other[0]!r}, no file of it"))
+        why = f"{INDEX} names {shown(other[0])}, no file of it"
+        raise _unreadable(index.parent, ValueError(why))
     return sorted(names)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import combinations
 from typing import Any
 
@@ -20,11 +20,15 @@ from benchmd_ray.scores.comparison import (
     delong,
     exchange_p,
     holm,
-    unpaired,
 )
-from benchmd_ray.scores.seeds import Difference, difference_over_seeds
+from benchmd_ray.scores.seeds import (
+    Difference,
+    OverSeeds,
+    difference_over_seeds,
+    unpaired_difference,
+)
 from benchmd_ray.scores.stability import ranking_stability
-from benchmd_ray.scores.support import Basis, caution, weaker
+from benchmd_ray.scores.support import caution
 
 SCRATCH = "scratch"
 """The technique that the others are compared with."""
@@ -32,11 +36,12 @@ Row = dict[str, Any]
 Floats = npt.NDArray[np.float64]
 
 
-def gap_rows(pools: Sequence[Pool], metrics: Sequence[str]) -> Iterator[Row]:
+def gap_rows(pools: Sequence[Pool], metrics: Sequence[str]) -> list[Row]:
     """In distribution (the source's own validation split) minus each other dataset.
 
     Means over classes are of those that both can score (decision D23).
-    A dataset is scored by its split ``test`` where it has one.
+    A dataset is scored by its split ``test`` where it has one. Holm's correction is over the
+    datasets of a technique and setting.
     """
     names = ("modality", "source", "policy", "setting", "technique", "protocol")
     own = {
@@ -44,28 +49,45 @@ def gap_rows(pools: Sequence[Pool], metrics: Sequence[str]) -> Iterator[Row]:
         for pool in pools
         if pool.key["dataset"] == pool.key["source"] and pool.key["split"] == "validation"
     }
+    rows, families = [], []
     for pool in _one_split(pools):
-        home = own.get(tuple(pool.key[name] for name in names))
-        if home is None or pool.key["dataset"] == pool.key["source"]:
+        place = tuple(pool.key[name] for name in names)
+        if place not in own or pool.key["dataset"] == pool.key["source"]:
             continue
-        whole = home, pool
-        if home.scored_classes != pool.scored_classes:  # else the means would be of other classes
-            common = home.scored_classes & pool.scored_classes
-            home, pool = home.over(common), pool.over(common)
         for metric in metrics:
-            basis = weaker(home.basis(metric), pool.basis(metric))
-            gap = dict(vars(_over_seeds(home, pool, metric, basis, subtract=unpaired)))
-            if home is not whole[0]:
-                over = _over(metric, (home, pool), whole, len(common))
-                gap["caution"] = "; ".join(filter(None, (over, gap["caution"])))
-            yield {
-                **pool.key,
-                "metric": metric,
-                "in_distribution": home.value(metric),
-                "target": pool.value(metric),
-                "gap": gap.pop("value"),
-                **gap,
-            }
+            rows.append(_gap(own[place], pool, metric))
+            families.append((*place, metric))
+    for family in dict.fromkeys(families):
+        together = [row for row, of in zip(rows, families, strict=True) if of == family]
+        for row, p in zip(together, holm([row["p"] for row in together]).tolist(), strict=True):
+            row["p_holm"] = p
+    return rows
+
+
+def _gap(home: Pool, pool: Pool, metric: str) -> Row:
+    """A row of `gap_rows`, but for its corrected p."""
+    whole = home, pool
+    common = home.scored_classes & pool.scored_classes
+    if home.scored_classes != pool.scored_classes:  # else the means would be of other classes
+        home, pool = home.over(common), pool.over(common)
+    sides, same = (_of_pool(home, metric), _of_pool(pool, metric)), _runs(home) == _runs(pool)
+    gap = vars(unpaired_difference(*sides, same_models=same)).copy()
+    if home is not whole[0]:
+        over = _over(metric, (home, pool), whole, len(common))
+        gap["caution"] = "; ".join(filter(None, (over, gap["caution"])))
+    value = {"gap": gap.pop("value")}
+    values = {"in_distribution": home.value(metric), "target": pool.value(metric)}
+    return {**pool.key, "metric": metric, **values, **value, **gap}
+
+
+def _of_pool(pool: Pool, metric: str) -> OverSeeds:
+    values = pool.values(metric)[:, 0].tolist()
+    return OverSeeds.of(values, pool.drawn(metric), pool.basis(metric))
+
+
+def _runs(pool: Pool) -> list[str]:
+    """Names of the run of each seed."""
+    return [member.run.digest for member in pool.members]
 
 
 def _over(metric: str, common: Sequence[Pool], whole: Sequence[Pool], classes: int) -> str:
@@ -132,7 +154,7 @@ def difference(a: Pool, b: Pool, metric: str) -> Difference:
     if metric == "auroc" and _by_exchange(a, b):
         one = a.first
         exact = exchange_p(one.targets, b.first.scores, one.scores, one.groups)
-    return _over_seeds(a, b, metric, a.basis(metric), exact=exact)
+    return _over_seeds(a, b, metric, exact)
 
 
 def _by_exchange(a: Pool, b: Pool) -> bool:
@@ -140,34 +162,19 @@ def _by_exchange(a: Pool, b: Pool) -> bool:
     return len(a.members) == len(b.members) == 1
 
 
-def _over_seeds(
-    a: Pool,
-    b: Pool,
-    metric: str,
-    basis: Basis,
-    *,
-    subtract: Callable[[Floats, Floats], Floats] = np.subtract,
-    exact: float | None = None,
-) -> Difference:
-    """Metric of a minus that of b, the mean over classes.
+def _over_seeds(a: Pool, b: Pool, metric: str, exact: float | None) -> Difference:
+    """Metric of a minus that of b, the mean over classes, on the same records.
 
     With the same seeds on both sides the difference is taken seed by seed. Otherwise it is that of
     the means over the seeds, and its interval says nothing about seeds.
-
-    Args:
-        a: Results of one technique.
-        b: Results of another on the same records, or of the same on others.
-        metric: The metric.
-        basis: What the difference rests on.
-        subtract: Resamples of a minus those of b; for other records `unpaired`.
-        exact: p of a test that needs no interval.
     """
+    basis = a.basis(metric)
     if a.seeds == b.seeds:
         values = a.values(metric)[:, 0] - b.values(metric)[:, 0]
-        drawn = [subtract(x, y) for x, y in zip(a.drawn(metric), b.drawn(metric), strict=True)]
+        drawn = [x - y for x, y in zip(a.drawn(metric), b.drawn(metric), strict=True)]
         return difference_over_seeds(values.tolist(), drawn, basis, exact=exact)
     value = a.value(metric) - b.value(metric)
-    drawn = [subtract(a.resampled(metric), b.resampled(metric))]
+    drawn = [a.resampled(metric) - b.resampled(metric)]
     return difference_over_seeds([value], drawn, basis, exact=exact)
 
 
@@ -201,7 +208,7 @@ def contest_rows(pools: Sequence[Pool]) -> Mapping[str, list[Row]]:
         for (a, b), each, p in zip(names, found, corrected, strict=True):
             held = dict(vars(each))
             if np.isnan(p) and not np.isnan(each.p):  # settled before it was seen, see `holm`
-                reason = f"no {EXCHANGES[1]:,} exchanges can be significant among so many tests"
+                reason = f"no {EXCHANGES:,} exchanges can be significant among so many tests"
                 held["caution"] = "; ".join(filter(None, (each.caution, f"no p (Holm): {reason}")))
             value = {"difference": held.pop("value")}
             rows["pairs"].append({**place, "a": a, "b": b, **value, **held, "p_holm": p})

@@ -88,7 +88,7 @@ def draw_changes(report: Report, studies: tuple[Study, ...], every: bool, name: 
 
 def draw_gaps(report: Report, studies: tuple[Study, ...], every: bool, name: str) -> Drawn:
     """In-distribution AUROC minus that of each target; for the arguments see `draw_changes`."""
-    gaps = judged(of_metric(report.analysis.gaps)).rename(columns={"gap": "value"})
+    gaps = judged(of_metric(report.analysis.gaps), "p_holm").rename(columns={"gap": "value"})
     parts = _parts(report, gaps.assign(split=""), studies, every)
     if not parts:
         return Skipped(name, "no target is scored by a run whose own validation split is scored")
@@ -101,8 +101,9 @@ def draw_gaps(report: Report, studies: tuple[Study, ...], every: bool, name: str
         names=("lower there", "higher there"),
         axis="AUROC in distribution − target",
         said="AUROC on the source's validation split minus that on the target, "
-        f"{how_drawn(report)}, the two drawn independently, as if no patient were in both. "
+        f"{how_drawn(report)}, made of both intervals, as if no patient were in both. "
         "Above zero: the target is harder.",
+        corrected="p is Holm's, over the targets of a technique and setting.",
     )
 
 
@@ -150,6 +151,7 @@ def _forest(
     names: tuple[str, str],
     axis: str,
     said: str,
+    corrected: str = "",
 ) -> Titled:
     """A panel for each part, each with limits of its own.
 
@@ -162,6 +164,7 @@ def _forest(
         names: What those above and below zero are.
         axis: Name of the x axis.
         said: What they are of, for the caption.
+        corrected: How p is corrected for the number of tests; empty if it is not.
     """
     whole = pd.concat([rows for _, _, rows in parts], ignore_index=True)
     several = whole["modality"].nunique() > 1
@@ -204,7 +207,7 @@ def _forest(
         "" if every else report.not_drawn([study for study, _, _ in parts]),
         HOLLOW,
         caveat(whole),
-        by_chance(int(whole["tested"].sum())),
+        corrected or by_chance(int(whole["tested"].sum())),
         sizes(pd.concat([study.of(scores) for study, _, _ in parts])),
     )
     return Titled(name, SECTION, found, caption, figure, aggregate=True)

@@ -42,7 +42,7 @@ from benchmd_ray.report.figures_wording import (
     spanned,
 )
 from benchmd_ray.report.names import TECHNIQUES
-from benchmd_ray.scores.comparison import LEVEL
+from benchmd_ray.scores.comparison import LEAST_EXCHANGE_P, LEVEL
 
 SECTION = "Significance"
 STARS = ((0.001, "***"), (0.01, "**"), (LEVEL, "*"))
@@ -94,7 +94,7 @@ def draw_matrices(report: Report, study: Study, place: tuple[str, str], spread: 
     caption = joined(
         "Each cell: AUROC of its row's technique minus that of its column's on the same rows. "
         f"Stars: p adjusted by Holm for all pairs of one matrix, {_tested(here)}, "
-        "below 0.05 (*), 0.01 (**), 0.001 (***). Without stars no difference is shown. In the "
+        f"below {_levels(pairs, here)}. Without stars no difference is shown. In the "
         f"title: {how_drawn(report)}.",
         "Without colour: too few patients for a test." if pairs["p_holm"].isna().any() else "",
         sizes(mean_auroc(here)),
@@ -169,6 +169,13 @@ def stars(row: pd.Series) -> str:
     if not is_shown(row):
         return ""
     return next(text for below, text in STARS if row["p_holm"] < below)
+
+
+def _levels(pairs: pd.DataFrame, scores: pd.DataFrame) -> str:
+    """The stars that a pair of some matrix can have: so many exchange tests have a smallest p."""
+    tests = pairs.groupby("setting")["p_holm"].count().min()
+    least = 0.0 if several_seeds(scores) else tests * LEAST_EXCHANGE_P
+    return ", ".join(f"{below:g} ({text})" for below, text in reversed(STARS) if least < below)
 
 
 def _tested(scores: pd.DataFrame) -> str:

@@ -68,7 +68,7 @@ FRAMES: dict[str, dict[str, str]] = {
             *("modality", "source", "dataset", "policy", "setting", "technique", "protocol"),
             "metric",
         ),
-        **_real("in_distribution", "target", "gap", "low", "high", "p"),
+        **_real("in_distribution", "target", "gap", "low", "high", "p", "p_holm"),
         **_text("caution"),
     },
     "changes": {

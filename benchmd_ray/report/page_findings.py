@@ -144,7 +144,7 @@ def judged(
     settled = int(missing["p"].notna().sum())  # by `holm`, before they are seen
     reasons = {
         "too few patients, in all or in a class": len(missing) - settled,
-        f"no {EXCHANGES[1]:,} exchanges can be significant among so many tests": settled,
+        f"no {EXCHANGES:,} exchanges can be significant among so many tests": settled,
     }
     untested = " ".join(
         f"{count_of(number, 'difference')} {_is(number)} not tested: {reason}."
@@ -301,10 +301,12 @@ def _gaps(gaps: pd.DataFrame) -> list[str]:
     if held.empty:
         return []
     worst = largest(held, "gap")
+    corrected = " after Holm's correction over the targets of each technique and setting"
+    said = judged(held, "gap", ("falls", "gains"), p="p_holm", corrected=corrected)
     return [
         f"From the source's validation split to a target, AUROC falls by "
         f"{shown(held['gap'].median(), 'number')} in the median of {len(held)} results: "
-        f"{judged(held, 'gap', ('falls', 'gains'))} The largest: "
+        f"{said} The largest: "
         f"{interval_text(worst, 'gap', sign=True)}, {text_of(worst['technique'])} on "
         f"{text_of(worst['dataset'])} with {text_of(worst['setting'])}."
     ]

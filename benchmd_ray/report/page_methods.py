@@ -49,8 +49,10 @@ METHODS: tuple[tuple[str, str], ...] = (
     (
         "In distribution, target, gap",
         "In distribution is the source's own validation split; a target is a dataset that was "
-        "never trained on. The gap is in distribution minus target; its interval is from "
-        "independent draws of both, as if no patient were in both (a note says where some are). "
+        "never trained on. The gap is in distribution minus target; its interval is made of "
+        "both values' own intervals (Zou and Donner 2008) and p is the level at which it reaches "
+        "0, as if no patient were in both (a note says where some are); several seeds count by how "
+        "the gap varies between them. "
         "The validation split also chose the best epoch, which makes its value, and so the gap, a "
         "little too large. Where the two can score different classes, all three are over the "
         "classes that both can score, and the row says how many.",
@@ -68,8 +70,8 @@ METHODS: tuple[tuple[str, str], ...] = (
         "Two-sided, of no difference. For AUROC with one seed on both sides: the share of ways to "
         "let the two techniques trade places in some patients that give a difference as large "
         "(a permutation test of ranks, Bandos et al. 2005), which holds its level with rare "
-        "classes too, so that there can be a p where there is no interval. Otherwise, and for "
-        "gaps, by Student's t from the interval's standard error.",
+        "classes too, so that there can be a p where there is no interval. Otherwise, but for "
+        "gaps and subgroups, by Student's t from the interval's standard error.",
     ),
     (
         "p (DeLong)",
@@ -79,7 +81,8 @@ METHODS: tuple[tuple[str, str], ...] = (
     ),
     (
         "p (Holm)",
-        "p of the pairs of techniques within one dataset and setting, corrected by Holm's method: "
+        "p of the pairs of techniques within one dataset and setting, or of the gaps of one "
+        "technique and setting to all targets, corrected by Holm's method: "
         "the chance of even one false difference among them stays below the level.",
     ),
     (

@@ -194,8 +194,9 @@ def gaps(analysis: Analysis) -> Table | None:
         metric_column(rows, required=True),
         column_of("in distribution", rows["in_distribution"], "number"),
         column_of("target", rows["target"], "number"),
-        interval_of("gap [95 %]", rows, "gap", "change", p="p", worse=rising),
-        column_of("p", rows["p"], "p", about="Two-sided, by Student's t"),
+        interval_of("gap [95 %]", rows, "gap", "change", p="p_holm", worse=rising),
+        column_of("p", rows["p"], "p"),
+        column_of("p (Holm)", rows["p_holm"], "p", about="Over the targets of a row's technique"),
         *cautions(rows),
     )
     caption = "The source's own validation split against each target, and the difference."

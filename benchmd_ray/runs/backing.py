@@ -139,19 +139,31 @@ class Backing:
             yield
 
     @contextmanager
-    def removing_weights(self, *, of_own: bool) -> Iterator[None]:
-        """Remove weights, while no other plan or search may need them; none begins here meanwhile.
+    def removing_weights(self, *, of_own: bool) -> Iterator[Callable[[], None]]:
+        """Remove weights, while no other plan or search may need them; none begins meanwhile.
 
         Args:
             of_own: Whether this process is one that keeps them.
 
+        Yields:
+            Makes sure that this is still so, and raises `Transient` otherwise.
+
         Raises:
-            Busy: Another plan or search is working in the store.
+            Busy: Another plan or search is working in the store, or another process removes some.
         """
-        with self._pruning_gate():
-            if self._keepers() > of_own:
-                raise Busy("another plan or search is working in this store.")
-            yield
+        with self._pruning_gate(), self._pruning_alone() as require:
+            self.require_unneeded(of_own=of_own)
+            yield require
+
+    def require_unneeded(self, *, of_own: bool) -> None:
+        """Make sure that no other plan or search may need weights now, see `removing_weights`."""
+        if self._keepers() > of_own:
+            raise Busy("another plan or search is working in this store.")
+
+    @contextmanager
+    def _pruning_alone(self) -> Iterator[Callable[[], None]]:
+        """Have other machines know that weights are being removed."""
+        yield lambda: None
 
     def _pruning_gate(self) -> AbstractContextManager[None]:
         return locked(self.store / PRUNING, f"the store {self.store}", wait=True)

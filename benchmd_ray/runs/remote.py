@@ -52,10 +52,12 @@ from benchmd_ray.runs.mirror import (
 from benchmd_ray.runs.predictions import predictions_path
 from benchmd_ray.runs.publication import SNAPSHOT, Publication
 from benchmd_ray.storage.bucket import Bucket, open_bucket
-from benchmd_ray.storage.lease import Lease, require_free
+from benchmd_ray.storage.lease import Lease, require_free, wait_for
 
 KEEPS = "keeps-weights-"
 """Beginning of the keys of leases of plans and searches at work, at the top of a store."""
+PRUNES = "pruning.json"
+"""Key of the lease of who removes weights."""
 
 
 @dataclass(frozen=True)
@@ -157,17 +159,31 @@ class Mirrored(Backing):
             lease.acquire()
             try:
                 with lease.renewing():
+                    # Who removes weights takes its lease and then looks for this one, so that one
+                    # of the two sees the other, whichever comes first.
+                    with self._pruning_gate():
+                        wait_for(self._pruning_lease())
                     yield
             finally:
                 record.unlink(missing_ok=True)
                 with contextlib.suppress(BucketError):
                     self.bucket.delete([key])
 
+    @contextlib.contextmanager
+    def _pruning_alone(self) -> Iterator[Callable[[], None]]:
+        lease = self._pruning_lease()
+        lease.acquire()
+        with lease.renewing():
+            yield lease.require
+
+    def _pruning_lease(self) -> Lease:
+        what = f"what is removed of the store {self.bucket.address}"
+        return Lease(self.bucket, PRUNES, self.store / f".lease-{PRUNES}", what)
+
     def _keepers(self) -> int:
         """How many plans and searches keep weights, on any machine.
 
-        One of another machine that begins at this moment, or has not reached the bucket for
-        `LEASE_SECONDS`, is not seen.
+        One of another machine that has not reached the bucket for `LEASE_SECONDS` is not seen.
         """
         here, count = super()._keepers(), 0
         for key in self.bucket.objects(KEEPS):

@@ -6,7 +6,7 @@ An unfinished run keeps its checkpoint. What anybody works on or scores with is 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -59,14 +59,19 @@ def prune(store: Path, keep: Keep, *, dry_run: bool = False) -> Pruned:
         dry_run: Only say what would be removed.
 
     Raises:
-        BenchmdError: The folder is not a store, or its bucket cannot be reached.
+        BenchmdError: The folder is not a store, its bucket cannot be reached, or another machine
+            has taken over since this one was silent for too long.
     """
     _require_store(store)
     with ExitStack() as stack:
-        reason = ""
+        reason, backing = "", backing_of(store)
+        require: Callable[[], None] = lambda: None  # noqa: E731
         if keep == "predictions":
             try:
-                stack.enter_context(backing_of(store).removing_weights(of_own=False))
+                if dry_run:
+                    backing.require_unneeded(of_own=False)
+                else:
+                    require = stack.enter_context(backing.removing_weights(of_own=False))
             except Busy as error:
                 reason = str(error)
         found, left = _runs_of(store)
@@ -75,16 +80,24 @@ def prune(store: Path, keep: Keep, *, dry_run: bool = False) -> Pruned:
         if reason:
             left.append(f"all weights stay: {reason}")
             keep = "models"
-        return _prune(found, left, keep, dry_run=dry_run)
+        return _prune(found, left, keep, require, dry_run=dry_run)
 
 
-def _prune(found: Sequence[Run], left: list[str], keep: Keep, *, dry_run: bool) -> Pruned:
+def _prune(
+    found: Sequence[Run],
+    left: list[str],
+    keep: Keep,
+    require: Callable[[], None],
+    *,
+    dry_run: bool,
+) -> Pruned:
     needed = needed_weights(found) if keep == "predictions" else {}
     removals: list[Removal] = []
     for run in found:
         reason = needed.get(run.folder.name)
         if reason:
             left.append(f"{run.folder.name}: its weights stay: {reason}")
+        require()
         try:
             removals += _prune_run(run, "models" if reason else keep, dry_run=dry_run)
         except Busy as error:

@@ -219,8 +219,9 @@ def require_weights(run: Run) -> None:
         raise BenchmdError(f"{name} is not finished: run its `benchmd {command}` again.")
     raise BenchmdError(
         f"{name}: its weights were pruned: what was scored with them stays, and nothing new can be "
-        f"made from them. To have them again, do that `benchmd {command}` in another store, or "
-        "remove the run and do it again; keep them with --set execution.keep=models."
+        f"made from them. To have them again, remove {name} with all its files, predictions too, "
+        f"and do that `benchmd {command}` again, or do it in another store; keep them with --set "
+        "execution.keep=models."
     )
 
 

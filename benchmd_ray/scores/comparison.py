@@ -33,36 +33,14 @@ LEVEL = 0.05
 """Techniques, groups or values are said to differ where p is below it."""
 _ROUNDING = 1e-12
 """Differences and standard errors below this are rounding: metrics lie between 0 and 1."""
-EXCHANGES = (1_000, 20_000)
-"""Exchanges that a test draws at a time, and at most: it stops once `_FEW` of those drawn were as
+EXCHANGES, AT_A_TIME = 20_000, 1_000
+"""Exchanges that a test draws at most, and at a time: it stops once `_FEW` of those drawn were as
 far from 0 as the difference."""
-LEAST_EXCHANGE_P = 1 / (EXCHANGES[1] + 1)
+LEAST_EXCHANGE_P = 1 / (EXCHANGES + 1)
 """The smallest p of an exchange test."""
 _FEW = 10
 _BLOCK = 4096
 """Patients whose places are drawn at a time: 33 MB."""
-
-
-def unpaired(resampled_a: npt.ArrayLike, resampled_b: npt.ArrayLike) -> Floats:
-    """Resamples of a minus those of b, drawn independently of each other, (resamples,).
-
-    Resamples of two sets of patients follow from the same seed and are not independent as they
-    come: with equally many patients, patient i of both sets is drawn equally often. So those of b
-    are put in another order, which is always the same one: the results for several training seeds
-    remain paired among each other. NaN where either is NaN; as many as the shorter of the two has.
-
-    Raises:
-        BenchmdError: The resamples are not one-dimensional.
-    """
-    a, b = np.asarray(resampled_a, np.float64), np.asarray(resampled_b, np.float64)
-    for values in (a, b):
-        if values.ndim != 1:
-            raise BenchmdError(
-                f"resampled values have shape {values.shape}, expected (resamples,): take column 0 "
-                "for the mean over classes"
-            )
-    count = min(len(a), len(b))
-    return np.asarray(a[:count] - b[np.random.default_rng(0).permutation(len(b))[:count]])
 
 
 def holm(p_values: npt.ArrayLike, least: npt.ArrayLike = 0.0) -> Floats:
@@ -105,7 +83,8 @@ def exchange_p(
     scores_b: npt.ArrayLike,
     groups: npt.ArrayLike,
     *,
-    draws: tuple[int, int] = EXCHANGES,
+    at_a_time: int = AT_A_TIME,
+    most: int = EXCHANGES,
     seed: int = 0,
 ) -> float:
     """Two-sided p of the difference of two mean AUROCs on the same rows, by exchange.
@@ -121,7 +100,8 @@ def exchange_p(
         scores_a: (rows, classes), higher means more likely positive.
         scores_b: (rows, classes).
         groups: (rows,), the patient of each row.
-        draws: At a time and at most, as `EXCHANGES`.
+        at_a_time: Exchanges drawn before the test may stop, and each time until it does.
+        most: Exchanges drawn at most.
         seed: Seed of the draws.
 
     Returns:
@@ -133,17 +113,19 @@ def exchange_p(
         BenchmdError: The arrays do not fit together or a score is not finite.
     """
     shares = exchange_shares(targets, scores_a, scores_b, groups)
-    return exchange_of_shares(shares, draws=draws, seed=seed) if shares.size else math.nan
+    if not shares.size:
+        return math.nan
+    return exchange_of_shares(shares, at_a_time=at_a_time, most=most, seed=seed)
 
 
-def exchange_of_shares(shares: Floats, *, draws: tuple[int, int], seed: int) -> float:
+def exchange_of_shares(shares: Floats, *, at_a_time: int, most: int, seed: int) -> float:
     """`exchange_p` of the `exchange_shares` of patients."""
     # Stopping early keeps the level. Let n be the first number of draws, of those after which the
     # test may stop, with (1 + _FEW) / (n + 1) <= α, or the most where there is none. A p <= α needs
     # a stop at n or later, and hence a share of the first n that is <= α by itself.
     rng, reached, drawn = np.random.default_rng(seed), 0, 0
-    while reached < _FEW and drawn < draws[1]:
-        count = min(draws[0], draws[1] - drawn)
+    while reached < _FEW and drawn < most:
+        count = min(at_a_time, most - drawn)
         reached, drawn = reached + _exchanged(shares, count, rng), drawn + count
     return (1 + reached) / (drawn + 1)
 

@@ -154,20 +154,29 @@ def equality_p(estimates: Sequence[Estimate]) -> float:
     return float(fdtrc(count - 1, (count**2 - 1) / (3 * unsure), between / widened))
 
 
-def independent_difference(a: Estimate, b: Estimate) -> tuple[float, float, float]:
+def independent_difference(
+    a: Estimate, b: Estimate, shared: StandardError | None = None
+) -> tuple[float, float, float]:
     """95 % interval of a minus b, of two sets of patients, and the p of no difference.
 
     The distances of the ends of both intervals from their values are added in quadrature (MOVER:
     Zou & Donner 2008), so that a value near 1 counts with an interval that is long downwards. p is
     the level at which the interval reaches 0.
+
+    Args:
+        a: Of one set.
+        b: Of the other.
+        shared: Standard error of the difference by what both have in common and the estimates do
+            not count, the training seeds; its distance is added likewise.
     """
     difference = a.value - b.value
 
     def ends(level: float) -> tuple[float, float]:
         (low_a, high_a), (low_b, high_b) = a.ends(level), b.ends(level)
+        common = shared.se * shared.quantile(level) if shared and shared.se > _ROUNDING else 0.0
         down, up = (
-            math.hypot(a.value - low_a, high_b - b.value),
-            math.hypot(high_a - a.value, b.value - low_b),
+            math.hypot(a.value - low_a, high_b - b.value, common),
+            math.hypot(high_a - a.value, b.value - low_b, common),
         )
         return difference - down, difference + up
 
@@ -177,7 +186,8 @@ def independent_difference(a: Estimate, b: Estimate) -> tuple[float, float, floa
     if difference == 0:
         return low, high, 1.0
     side, sign = (0, 1) if difference > 0 else (1, -1)
-    p = _level_of(lambda level: -sign * ends(level)[side], SMALLEST, 1.0)
+    # At a level of 1 an interval has no length, and rounding decides on which side of 0 it lies.
+    p = _level_of(lambda level: -sign * ends(level)[side], SMALLEST, 1 - 1e-6)
     return max(-1.0, low), min(1.0, high), p
 
 

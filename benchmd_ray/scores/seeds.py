@@ -31,8 +31,13 @@ import numpy as np
 import numpy.typing as npt
 
 from benchmd_ray.errors import BenchmdError
-from benchmd_ray.scores.intervals import StandardError, difference_interval, value_interval
-from benchmd_ray.scores.support import Basis, caution
+from benchmd_ray.scores.intervals import (
+    Estimate,
+    StandardError,
+    difference_interval,
+    independent_difference,
+)
+from benchmd_ray.scores.support import Basis, caution, weaker
 
 Floats = npt.NDArray[np.float64]
 
@@ -73,6 +78,43 @@ class Difference:
     to say."""
 
 
+@dataclass(frozen=True, eq=False)
+class OverSeeds:
+    """A metric of each seed of a technique on one set of patients."""
+
+    values: Floats
+    """(seeds,), on all patients, between 0 and 1."""
+    resampled: Floats
+    """(seeds, resamples), in the same resamples, which all seeds could score."""
+    basis: Basis
+    """The patients that the values rest on."""
+
+    @classmethod
+    def of(
+        cls, values: Sequence[float], resampled: Sequence[npt.ArrayLike], basis: Basis
+    ) -> OverSeeds:
+        """Of values and resamples as `pooled_seeds` takes them.
+
+        Raises:
+            BenchmdError: There is no seed, or values and resamples do not fit together.
+        """
+        return cls(*_checked(values, resampled), basis)
+
+    @property
+    def estimate(self) -> Estimate:
+        """Their mean, and what its interval rests on."""
+        error = error_over_seeds(self.values, self.resampled, self.basis.degrees)
+        mean, draws = float(self.values.mean()), self.resampled.mean(axis=0)
+        return Estimate(mean, error, draws, self.basis.fewest)
+
+    @property
+    def of_patients(self) -> Estimate:
+        """Their mean, whose interval says nothing about seeds."""
+        mean, draws = float(self.values.mean()), self.resampled.mean(axis=0)
+        error = error_over_seeds(np.array([mean]), draws[None], self.basis.degrees)
+        return Estimate(mean, error, draws, self.basis.fewest)
+
+
 def pooled_seeds(
     values: Sequence[float], resampled: Sequence[npt.ArrayLike], basis: Basis
 ) -> Pooled:
@@ -89,13 +131,12 @@ def pooled_seeds(
     Raises:
         BenchmdError: There is no seed, or values and resamples do not fit together.
     """
-    point, draws = _checked(values, resampled)
-    mean = float(point.mean())
+    seeds = OverSeeds.of(values, resampled, basis)
+    point, mean = seeds.values, float(seeds.values.mean())
     low = high = math.nan
     reason = basis.no_interval
     if not reason and not math.isnan(mean):
-        error = error_over_seeds(point, draws, basis.degrees)
-        low, high = value_interval(mean, error, draws.mean(axis=0), basis.fewest)
+        low, high = seeds.estimate.ends()
         reason = "" if low <= high else "the resamples do not differ"
     return Pooled(
         mean=mean,
@@ -116,9 +157,8 @@ def difference_over_seeds(
 ) -> Difference:
     """A difference over seeds, tested against zero with both sources of variation.
 
-    The same method on differences: of two techniques trained with the same seeds and scored on the
-    same patients (technique minus scratch), or of one technique on two sets of patients
-    (`benchmd_ray.scores.comparison.unpaired`).
+    The same method on differences of two techniques trained with the same seeds and scored on the
+    same patients (technique minus scratch). Two sets of patients: `unpaired_difference`.
 
     Args:
         values: (seeds,), the difference of each seed on all patients.
@@ -149,6 +189,38 @@ def difference_over_seeds(
     p = math.nan if untested else by_t if exact is None else exact
     said = caution(basis.rough, interval=reason, p=untested)
     return Difference(mean, low, high, p, said)
+
+
+def unpaired_difference(a: OverSeeds, b: OverSeeds, *, same_models: bool) -> Difference:
+    """Means over seeds of two sets of patients, a minus b, see `intervals.independent_difference`.
+
+    Patients are independent given the models. Where both sets are scored by the same models, what
+    moves both sides of a seed alike cancels out: seeds count by how the difference varies between
+    them.
+
+    Args:
+        a: Of one set.
+        b: Of the other.
+        same_models: Whether each seed of both is the same trained model.
+
+    Returns:
+        No p without an interval or with a rough one.
+    """
+    basis, common = weaker(a.basis, b.basis), None
+    one, other = a.estimate, b.estimate
+    if same_models and (count := len(a.values)) > 1:
+        one, other = a.of_patients, b.of_patients
+        between = float((a.values - b.values).var(ddof=1)) / count
+        common = StandardError(math.sqrt(between), ((between, count - 1),))
+    difference, low, high, p = one.value - other.value, math.nan, math.nan, math.nan
+    if math.isnan(difference):
+        return Difference(difference, low, high, p, "")
+    if not (reason := basis.no_interval):
+        low, high, p = independent_difference(one, other, common)
+        reason = "" if low <= high else "the resamples do not differ"
+    untested = basis.no_test or reason or basis.rough
+    said = caution(basis.rough, interval=reason, p=untested)
+    return Difference(difference, low, high, math.nan if untested else p, said)
 
 
 def error_over_seeds(point: Floats, draws: Floats, degrees: float) -> StandardError:

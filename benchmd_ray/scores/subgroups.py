@@ -3,7 +3,7 @@
 The AUROC of each group, over the training seeds, says how well the group's patients are told apart
 among themselves. Whether the AUROCs of all groups are equal is tested by Welch's test of their
 logits (`intervals.equality_p`), and each pair of groups over the classes that both can score, with
-Holm's correction (`intervals.independent_difference`).
+Holm's correction (`seeds.unpaired_difference`).
 A disease that is more frequent in one group does not move AUROC; nothing else that differs between
 groups is adjusted for.
 
@@ -27,12 +27,12 @@ from scipy.stats import kruskal, mannwhitneyu
 from benchmd_ray.errors import BenchmdError
 from benchmd_ray.modality.tasks import UNKNOWN, TaskKind
 from benchmd_ray.scores.comparison import holm
-from benchmd_ray.scores.intervals import Estimate, equality_p, independent_difference
+from benchmd_ray.scores.intervals import equality_p
 from benchmd_ray.scores.metrics import checked_predictions, metric
 from benchmd_ray.scores.resampling import resampled
-from benchmd_ray.scores.seeds import Difference, error_over_seeds, pooled_seeds
+from benchmd_ray.scores.seeds import Difference, OverSeeds, pooled_seeds, unpaired_difference
 from benchmd_ray.scores.sums import mean_over_classes
-from benchmd_ray.scores.support import TEST_PATIENTS, Basis, caution, support, weaker
+from benchmd_ray.scores.support import TEST_PATIENTS, Basis, support
 
 Floats = npt.NDArray[np.float64]
 
@@ -177,15 +177,13 @@ class _Group:
     draws: Floats
     """(seeds, resamples, classes)."""
 
-    def over(self, classes: npt.NDArray[np.bool_]) -> tuple[Estimate, Basis]:
-        """Mean over some classes and the seeds, and what it rests on."""
+    def over(self, classes: npt.NDArray[np.bool_]) -> OverSeeds:
+        """Mean over some classes of each seed."""
         targets = np.where(classes, self.targets, UNKNOWN)
         basis = support(targets, self.patients).basis("auroc")
         values = mean_over_classes(self.values[:, classes])
         draws = mean_over_classes(self.draws[:, :, classes])
-        draws = draws[:, ~np.isnan(draws).any(axis=0)]
-        error = error_over_seeds(values, draws, basis.degrees)
-        return Estimate(float(values.mean()), error, draws.mean(axis=0), basis.fewest), basis
+        return OverSeeds.of(values.tolist(), list(draws), basis)
 
     @property
     def scored(self) -> npt.NDArray[np.bool_]:
@@ -196,9 +194,9 @@ class _Group:
 def _equality(groups: Sequence[_Group]) -> float:
     """p-value for equal AUROC in all groups whose interval is not rough."""
     every = np.ones(groups[0].values.shape[1], bool) if groups else np.zeros(0, bool)
-    tested = [one for one in groups if one.scored.any() and not _untested(one.over(every)[1])]
+    tested = [one for one in groups if one.scored.any() and not _untested(one.over(every).basis)]
     common = np.logical_and.reduce([one.scored for one in tested]) if tested else every
-    return equality_p([one.over(common)[0] for one in tested]) if common.any() else math.nan
+    return equality_p([one.over(common).estimate for one in tested]) if common.any() else math.nan
 
 
 def _untested(basis: Basis) -> str:
@@ -211,14 +209,7 @@ def _difference(a: _Group, b: _Group) -> Difference:
     common = a.scored & b.scored
     if not common.any():
         return Difference(math.nan, math.nan, math.nan, math.nan, "no class that both can score")
-    (one, basis_a), (other, basis_b) = a.over(common), b.over(common)
-    basis, low, high, p = weaker(basis_a, basis_b), math.nan, math.nan, math.nan
-    if not (reason := basis.no_interval):
-        low, high, p = independent_difference(one, other)
-        reason = "" if low <= high else "the resamples do not differ"
-    untested = reason or _untested(basis)
-    said = caution(basis.rough, interval=reason, p=untested)
-    return Difference(one.value - other.value, low, high, math.nan if untested else p, said)
+    return unpaired_difference(a.over(common), b.over(common), same_models=True)
 
 
 @dataclass(frozen=True)

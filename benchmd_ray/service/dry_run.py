@@ -15,6 +15,7 @@ from benchmd_ray.errors import BenchmdError, count_of
 from benchmd_ray.models.imagenet import FILE, REPOSITORY
 from benchmd_ray.report.formats import aligned
 from benchmd_ray.service.capacity import cluster_capacity
+from benchmd_ray.service.keeping import pruned_and_needed
 from benchmd_ray.service.plan import Choice, Item, Plan, make_plan, own_gpus
 from benchmd_ray.service.simulate import Resources, simulate
 from benchmd_ray.service.status import find_runs
@@ -31,6 +32,8 @@ class Status:
     """Runs that are not finished: they resume from their checkpoints."""
     unknown: frozenset[str] = frozenset()
     """Items that could not be looked up without downloading weights."""
+    lacking: str = ""
+    """Why it cannot start as things are, and what to do; empty where it can."""
 
 
 def dry_run(
@@ -106,7 +109,10 @@ def status(plan: Plan, store: Path, *, gpu: bool = False, weights: Path | None =
         and item.name not in done
         and run.run.folder.is_dir()
     }
-    return Status(frozenset(done), frozenset(begun), hidden if store.is_dir() else frozenset())
+    unknown = hidden if store.is_dir() else frozenset()
+    return Status(
+        frozenset(done), frozenset(begun), unknown, pruned_and_needed(asked, found, store)
+    )
 
 
 def _downloaded_weights() -> Path | None:
@@ -135,6 +141,8 @@ def describe(
     on_gpu = any(item.gpus > 0 for item in plan.items)
     parts = [_headline(plan), "", *aligned(_table(plan, held, on_gpu)), ""]
     parts += [_wall(left, resources), _disk(left, resources), _done(plan, held)]
+    if held.lacking:
+        parts.append(f"It would not start: {held.lacking}")
     parts.append(f"Estimates: {plan.basis}")
     if any(item.catalog is None for item in plan.items):
         parts.append(
@@ -166,7 +174,7 @@ def data_of(plan: Plan, resources: Resources, held: Status) -> dict[str, Any]:
         "gpus": resources.gpus,
         "disk_bytes": sum(item.disk_bytes for item in left),
         "basis": plan.basis,
-        "notes": list(plan.notes),
+        "notes": [*plan.notes, *([held.lacking] if held.lacking else [])],
         "items": [
             {
                 **{name: getattr(item, name) for name in (*told, *numbers)},

@@ -22,7 +22,7 @@ from benchmd_ray.errors import BenchmdError, first_line
 from benchmd_ray.runs.store import read_run
 from benchmd_ray.runs.store import shown as address_of
 from benchmd_ray.service.capacity import Need, need_of, placed
-from benchmd_ray.service.keeping import release_unneeded
+from benchmd_ray.service.keeping import pruned_and_needed, release_unneeded
 from benchmd_ray.service.live import Progressing, longest_first, status_text
 from benchmd_ray.service.nodes import Nodes
 from benchmd_ray.service.outcome import Again, Failure, Observers, Outcome
@@ -115,7 +115,10 @@ class Execution:
     def run(self, stop: Stopping) -> Outcome:
         """Work until nothing more can be done."""
         try:
-            self._sort_out(find_runs(self.items, self.store, gpu=self.gpu, weights=self.weights))
+            progress = find_runs(self.items, self.store, gpu=self.gpu, weights=self.weights)
+            if lacking := pruned_and_needed(self.items, progress, self.store):
+                raise BenchmdError(f"nothing was started: {lacking}")
+            self._sort_out(progress)
             while self.waiting or self.running:
                 stop.check()
                 self.nodes.look(self._wanted)

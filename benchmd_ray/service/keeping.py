@@ -1,14 +1,20 @@
-"""Weights that a plan no longer needs are removed while it continues (``execution.keep``)."""
+"""Weights that a plan no longer needs are removed while it continues (``execution.keep``).
+
+Those that it needs and that were pruned are named before anything starts. They are not made again
+unasked: on another machine they may come out different, and then what was made from the old ones
+would be of other models than what is made from the new ones.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from benchmd_ray.runs.places import backing_of
 from benchmd_ray.runs.retention import release
-from benchmd_ray.runs.store import read_run
+from benchmd_ray.runs.store import read_run, shown
 from benchmd_ray.service.plan import Item
+from benchmd_ray.service.steps import Progress
 
 
 def release_unneeded(ended: Item, items: Iterable[Item], folders: Mapping[str, Path]) -> int:
@@ -39,6 +45,55 @@ def release_rest(items: Iterable[Item], folders: Mapping[str, Path], store: Path
         return 0
     held = backing_of(store).with_weights()
     return _release(chosen, [n for n, folder in folders.items() if folder.name in held], folders)
+
+
+def pruned_and_needed(
+    items: Sequence[Item], progress: Mapping[str, Progress | None], store: Path
+) -> str:
+    """What to do about weights that items need and that were pruned; empty where all are there.
+
+    Args:
+        items: All items of a plan, each after the one that it comes after.
+        progress: How far each is, by name (`status.find_runs`).
+        store: Folder of all runs.
+
+    Raises:
+        BenchmdError: The store is on S3 and cannot be reached.
+    """
+    if all(each is None or each.done for each in progress.values()):
+        return ""
+    stored = backing_of(store).with_weights()
+    needed: dict[str, str] = {}
+    again: set[str] = set()
+    """Items whose run has to be made again."""
+    for item in reversed(items):
+        name = _source_of_weights(item, progress, again=item.name in again)
+        run = None if name is None else progress[name]
+        if name is None or run is None or not run.run.finished or run.run.folder.name in stored:
+            continue
+        needed.setdefault(shown(run.run.folder), item.name)
+        again.add(name)
+    if not needed:
+        return ""
+    which = "; ".join(f"{folder} (needed by {name})" for folder, name in needed.items())
+    return (
+        f"weights that the rest of this plan needs were pruned: {which}. Remove what is named "
+        "here, with all its files, and run the same command again: it makes it anew. Predictions "
+        "go with a transfer: copy its folder first if it has some that this plan does not make. To "
+        "have weights stay, use --set execution.keep=models."
+    )
+
+
+def _source_of_weights(
+    item: Item, progress: Mapping[str, Progress | None], *, again: bool
+) -> str | None:
+    """The item whose run's weights this one needs for what is left of it, if it needs any."""
+    state = progress[item.name]
+    if again:
+        return item.after
+    if state is None or state.done:
+        return None
+    return item.name if item.step.makes_run and state.run.finished else item.after
 
 
 def _release(

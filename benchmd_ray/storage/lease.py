@@ -27,6 +27,8 @@ LEASE_SECONDS = 180.0
 RENEW_SECONDS = 30.0
 MARGIN_SECONDS = 45.0
 """A holder trusts its lease for so much less than `LEASE_SECONDS`."""
+LOOK_SECONDS = 1.0
+"""Between two looks at one that is waited for."""
 LONGEST = 4096
 """Bytes that are read of it; it has some hundred, and a longer one is damaged."""
 
@@ -199,6 +201,22 @@ class Lease:
             "Nothing more of this one's work was published; the command resumes from what is "
             "there."
         )
+
+
+def wait_for(lease: Lease) -> None:
+    """Wait until nobody holds a lease; one whose holder is silent for too long is taken from it.
+
+    Raises:
+        BucketError: The bucket cannot be reached.
+    """
+    while True:
+        try:
+            lease.acquire()
+        except Busy:
+            time.sleep(LOOK_SECONDS)
+        else:
+            lease.release()
+            return
 
 
 def require_free(objects: Objects, key: str, what: str) -> None:

@@ -282,7 +282,6 @@ def model_description(folder: Path) -> dict[str, Any]:
             "command again, which resumes it."
         )
     found = read_hashed_json(path, made_again(folder), DESCRIBED)
-    _require_programs(folder, found.get("programs", {}))
     try:
         found["augmentation"] = as_dict(updated(AugmentationSettings(), found["augmentation"]))
     except BenchmdError as error:
@@ -290,12 +289,13 @@ def model_description(folder: Path) -> dict[str, Any]:
     return found
 
 
-def _require_programs(folder: Path, programs: object) -> None:
+def require_programs(folder: Path) -> None:
     """Compare the programs of an exported model; those that were not copied with it are not used.
 
     Raises:
-        Damaged: One is another than was written.
+        Damaged: One, or what is said of them, is another than was written.
     """
+    programs = model_description(folder).get("programs")
     stated = programs.items() if isinstance(programs, dict) else ()
     for name, held in stated:
         path = folder / Path(str(name)).name

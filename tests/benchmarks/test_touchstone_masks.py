@@ -19,7 +19,6 @@ from pydicom.uid import ExplicitVRLittleEndian, generate_uid
 from benchmd_ray.benchmarks.touchstone.case import score_case
 from benchmd_ray.benchmarks.touchstone.layouts import cases_of, files_of
 from benchmd_ray.benchmarks.touchstone.masks import (
-    NRRD_TYPES,
     Labels,
     axes_of,
     claimed,
@@ -27,6 +26,7 @@ from benchmd_ray.benchmarks.touchstone.masks import (
     resampled,
 )
 from benchmd_ray.benchmarks.touchstone.tasks import task_named
+from benchmd_ray.data.readers import nrrd
 from benchmd_ray.data.records import RecordError
 from benchmd_ray.errors import BenchmdError
 
@@ -626,7 +626,7 @@ def test_labels_of_every_whole_type_score_alike(tmp_path, pair, kind, name):
 
 
 def test_nrrd_types_are_read_by_all_their_names(tmp_path):
-    for name, size in NRRD_TYPES.items():
+    for name, size in nrrd.TYPES.items():
         head = f"NRRD0004\ntype: {name}\ndimension: 3\nsizes: 2 1 1\nspacings: 1 1 1\n"
         content = f"{head}encoding: raw\nendian: little\n\n".encode() + bytes(2 * size)
         (tmp_path / "x.nrrd").write_bytes(content)
@@ -667,6 +667,84 @@ def test_voxels_that_are_not_finite_are_counted_and_refused(tmp_path, name, valu
     values[3, 4, 5], values[-1, -1, -1] = value, value
     with pytest.raises(RecordError, match="2 of its voxels are not finite numbers"):
         read_labels(write(tmp_path / name, values))
+
+
+def nrrd_file(path, *fields, samples=bytes(24)):
+    """A NRRD file of 4 x 3 x 2 bytes with these fields."""
+    head = ("NRRD0005", "type: uchar", "dimension: 3", "sizes: 4 3 2", "encoding: raw", *fields)
+    path.write_bytes("\n".join((*head, "", "")).encode() + samples)
+    return path
+
+
+AXES = "space directions: (1,0,0) (0,0,2) (0,-3,0)"
+
+
+@pytest.mark.parametrize(
+    ("space", "signs"),
+    [
+        ("left-posterior-superior", (1, 1, 1)),
+        ("RAS", (-1, -1, 1)),
+        ("right-anterior-superior", (-1, -1, 1)),
+        ("Left-Anterior-Superior", (1, -1, 1)),
+    ],
+)
+def test_a_nrrd_space_says_where_axes_point(tmp_path, space, signs):
+    fields = (f"space: {space}", AXES, "space origin: (10,20,30)")
+    place = read_labels(nrrd_file(tmp_path / "x.nrrd", *fields)).geometry
+    axes = np.array([[1, 0, 0], [0, 0, 1], [0, -1, 0]]) * signs  # each axis a row
+    assert place.spacing == (3, 2, 1)
+    np.testing.assert_allclose(np.reshape(place.direction, (3, 3)).T, axes)
+    np.testing.assert_allclose(place.origin, np.array([10, 20, 30]) * signs)
+
+
+def test_a_nrrd_file_without_a_space_is_warned_of(tmp_path):
+    labels = read_labels(nrrd_file(tmp_path / "x.nrrd", "spacings: 1 2 3"))
+    assert labels.geometry.spacing == (3, 2, 1)
+    assert labels.warnings == (nrrd.NO_SPACE,)
+    assert read_labels(nrrd_file(tmp_path / "y.nrrd", "space: LPS", AXES)).warnings == ()
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        (["space: scanner-xyz", AXES], "space is 'scanner-xyz', .* expected left-posterior"),
+        (["space: RAS", "spacings: 1 1 1"], "a space and no space directions"),
+        (["space: RAS", "space directions: (1,0.5,0) (0,1,0) (0,0,1)"], "not at right angles"),
+        (["space: RAS", "spacedirections: (1,0.5,0) (0,1,0) (0,0,1)"], "not at right angles"),
+        (["space: RAS", "space directions: (1,0,0) (0,1,0) none"], "expected three vectors"),
+        (["space: RAS", "space directions: (1,0,0) (0,1,0) (0,0,0)"], "none of length 0"),
+        (["space: RAS", "space directions: (1_0,0,0) (0,1,0) (0,0,1)"], "expected three vectors"),
+        (["space: RAS", AXES, "space origin: (0,0,inf)"], "space origin .* three numbers"),
+        (["space: RAS", AXES, "spacings: 1 1 1"], "expected one of them"),
+        (["spacings: 1 nan 3"], "spacings are '1 nan 3', expected three numbers above 0"),
+        (["spacings: 1 -2 3"], "expected three numbers above 0"),
+        (["spacings: 1 2 3", 'units: "cm" "cm" "cm"'], "lengths are in cm, expected mm"),
+    ],
+)
+def test_a_nrrd_place_that_would_be_taken_otherwise_is_refused(tmp_path, fields, said):
+    with pytest.raises(RecordError, match=said):
+        read_labels(nrrd_file(tmp_path / "x.nrrd", *fields))
+
+
+@pytest.mark.parametrize(("encoding", "times"), [("raw", 1), ("gzip", 1032)])
+def test_a_small_nrrd_file_claims_no_more_than_it_can_hold(tmp_path, encoding, times):
+    path = tmp_path / "x.nrrd"
+    head = f"NRRD0004\ntype: uchar\ndimension: 3\nspacings: 1 1 1\nencoding: {encoding}\nsizes: "
+    size = len(head) + len("1 1 000000\n\n")
+    path.write_text(f"{head}1 1 {size * times + 1}\n\n".ljust(size))
+    assert claimed(path) == (0, 0)
+    with pytest.raises(RecordError, match=r"cut off: expected .* bytes, the file has"):
+        read_labels(path)
+
+
+def test_a_small_nifti_file_claims_no_more_than_it_can_hold(tmp_path):
+    content = bytearray(nifti(boxes()))
+    content[42:48] = struct.pack("<3h", 500, 500, 400)
+    for name, stored in (("x.nii", bytes(content)), ("x.nii.gz", gzip.compress(content))):
+        (tmp_path / name).write_bytes(stored)
+        assert claimed(tmp_path / name) == (0, 0)
+        with pytest.raises(RecordError, match="cut off"):
+            read_labels(tmp_path / name)
 
 
 @pytest.mark.parametrize(

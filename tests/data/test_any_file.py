@@ -221,7 +221,8 @@ def changed(data: bytes, at: int, value: bytes) -> bytes:
             changed(d, 40, struct.pack("<h", 4)), 48, struct.pack("<h", 9)), "extents"),
         (lambda d: changed(d, 70, struct.pack("<h", 128)), "of type 128"),
         (lambda d: changed(d, 108, struct.pack("<f", 1e30)), "begin at byte"),
-        (lambda d: changed(d, 80, struct.pack("<f", float("nan"))), "size of its voxels"),
+        (lambda d: changed(changed(d, 80, struct.pack("<f", float("nan"))), 252, bytes(4)),
+         "mm by pixdim, and there is no sform"),
         (lambda d: changed(d, 280, struct.pack("<f", float("inf"))), "directions"),
     ],
 )  # fmt: skip

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import tracemalloc
 from collections import Counter
 from pathlib import Path
 
@@ -228,6 +229,25 @@ def test_a_channel_that_is_too_long_is_refused_before_it_is_decoded(
         read_edf(path, ["C3"])
 
 
+def test_little_more_than_the_signal_is_in_memory(tmp_path, write_edf, monkeypatch):
+    """The file is sparse, as one that claims a lot may be, and what is in it does not matter."""
+    monkeypatch.setattr(edf, "AT_ONCE", 2**14)
+    path = write_edf(tmp_path / "n.edf", {"C3": (np.arange(1024.0) % 9, 1024)})
+    patched(path, FIELDS["records"], "1024")
+    with path.open("r+b") as file:
+        file.truncate(512 + 2 * 2**20)
+    read_edf(path, ["C3"])  # which imports
+    tracemalloc.start()
+    try:
+        signal = read_edf(path, ["C3"]).signals["C3"]
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert len(signal) == 2**20
+    assert peak < 1.5 * signal.nbytes
+    np.testing.assert_allclose(signal[:1024], by_hand(path, 0)[:1024], rtol=1e-12)
+
+
 # --- channels that are not wanted ----------------------------------------------------------------
 
 
@@ -325,6 +345,21 @@ def test_annotations_are_those_that_were_written(tmp_path, write_edf, noise):
     )
     assert read_annotations(path) == sorted(Annotation(*each) for each in written)
     assert len(read_edf(path, ["C3"]).signals["C3"]) == 2000
+
+
+def test_annotations_are_decoded_without_the_signals(tmp_path, write_edf, noise):
+    path = write_edf(
+        tmp_path / "n.edf",
+        {"C3": (np.tile(noise, 100), 20_000)},
+        annotations=[edfio.EdfAnnotation(1.5, 2, "Wake")],
+    )
+    read_annotations(path)  # which imports
+    tracemalloc.start()
+    try:
+        assert read_annotations(path) == [Annotation(1.5, 2, "Wake")]
+        assert tracemalloc.get_traced_memory()[1] < path.stat().st_size / 2
+    finally:
+        tracemalloc.stop()
 
 
 def test_a_file_without_annotations_is_refused(tmp_path, write_edf, noise):

@@ -309,7 +309,7 @@ def test_odd_tables_in_parquet_are_refused(tmp_path, monkeypatch):
     with pytest.raises(BenchmdError, match="is not a whole Parquet file"):
         list(table_rows(tmp_path / "odd.parquet", ["path"], "it"))
     monkeypatch.setattr(any_table, "MAX_VALUES", 1)
-    with pytest.raises(BenchmdError, match="too large for a table: expected at most 1 values"):
+    with pytest.raises(BenchmdError, match=r"expected at most 2,097,152 rows and 1 values"):
         list(table_rows(tmp_path / "t.parquet", ["path", "n"], "it"))
 
 
@@ -329,6 +329,51 @@ def test_a_long_text_that_all_rows_have_is_in_memory_once_and_counted(tmp_path):
     finally:
         pa.set_memory_pool(usual)
     assert pool.max_memory() < 2**26
+
+
+@pytest.mark.parametrize("encoding", ["DELTA_BYTE_ARRAY", "DELTA_LENGTH_BYTE_ARRAY"])
+def test_texts_in_delta_encodings_are_read(tmp_path, encoding):
+    texts = [f"folder/{number:05d}.png" for number in range(9_998)] + ["", None]
+    table = pa.table({"path": texts, "kind": ["a", "b"] * 5000, "age": range(10_000)})
+    how = {"use_dictionary": ["kind"], "column_encoding": {"path": encoding}}
+    pq.write_table(table, tmp_path / "t.parquet", row_group_size=7000, **how)
+    rows = list(table_rows(tmp_path / "t.parquet", ["path", "kind", "age"], "it"))
+    assert [row["path"] for row in rows] == [text or "" for text in texts]
+    assert [(row["kind"], row["age"]) for row in rows[-2:]] == [("a", "9998"), ("b", "9999")]
+    table = pa.table({"path": pa.array(["a", "b"]).dictionary_encode()})
+    how = {"use_dictionary": False, "column_encoding": {"path": encoding}}
+    pq.write_table(table, tmp_path / "t.parquet", **how)
+    with pytest.raises(BenchmdError, match="'path' holds categories in a DELTA encoding, which"):
+        list(table_rows(tmp_path / "t.parquet", ["path"], "it"))
+
+
+def test_a_long_text_in_a_delta_encoding_is_decoded_a_few_times_at_once(tmp_path, monkeypatch):
+    """Decoded at once it takes 64 MiB."""
+    monkeypatch.setattr(any_table, "MAX_BYTES", 2**25)
+    monkeypatch.setattr(any_table, "BATCH_BYTES", 2**22)
+    path, part = tmp_path / "long.parquet", pa.table({"path": ["x" * 2**15] * 2048})
+    how = {"use_dictionary": False, "column_encoding": {"path": "DELTA_BYTE_ARRAY"}}
+    pq.write_table(part, path, **how)
+    usual = pa.default_memory_pool()
+    pool = pa.proxy_memory_pool(usual)
+    pa.set_memory_pool(pool)
+    try:
+        with pytest.raises(BenchmdError, match="expected at most 33,554,432 characters"):
+            list(table_rows(path, ["path"], "it"))
+    finally:
+        pa.set_memory_pool(usual)
+    assert pool.max_memory() < 2**24
+
+
+def test_a_table_of_more_rows_than_a_csv_file_may_have_is_refused(tmp_path):
+    """As rows these would take gigabytes; their file has some thousand bytes."""
+    path = tmp_path / "t.parquet"
+    pq.write_table(pa.table({"path": pa.nulls(2**21 + 1, pa.string())}), path)
+    assert path.stat().st_size < 10_000
+    with pytest.raises(BenchmdError, match="too large for a table: expected at most 2,097,152 row"):
+        next(table_rows(path, ["path"], "it"))
+    pq.write_table(pa.table({"path": pa.nulls(2**21, pa.string())}), path)
+    assert next(table_rows(path, ["path"], "it")) == {"path": ""}
 
 
 def test_columns_of_categories_are_read_as_their_values(tmp_path):

@@ -161,6 +161,17 @@ def test_files_whose_names_differ_only_in_the_form_are_refused(tmp_path, card):
             discover(raw, card(files), Choices())
 
 
+@pytest.mark.parametrize("twin", ["K\u212a", ";\u037e", "`\u1fef"])
+def test_ascii_names_that_others_are_composed_to_clash(tmp_path, card, twin):
+    raw = tmp_path / "raw"
+    for letter in twin:
+        write_picture(raw / "a" / f"{letter}.png")
+    (raw / "t.csv").write_text(f'path,label\n"a/{twin[0]}.png",a\n', "utf-8")
+    for files in ({}, {"table": "t.csv"}):
+        with pytest.raises(BenchmdError, match=r"differ only in the form of Unicode .*: rename or"):
+            discover(raw, card(files), Choices())
+
+
 def test_classes_and_labels_that_differ_only_in_the_form_are_refused(card):
     with pytest.raises(BenchmdError, match=r"class 'nävus' twice \(names are compared .* NFC\)"):
         card({}, classes=(nfc(NAEVUS), nfd(NAEVUS)))
@@ -335,6 +346,30 @@ def test_rows_that_agree_are_one_record_and_counted(table, card):
     assert found.excluded == {DUPLICATE: 2}
     assert found.total == 2
     assert Counter(found.warnings.values()) == {1: 1}
+
+
+DIFFERS = "its age in the column years differs between its rows of the table: it is missing"
+
+
+def test_metadata_in_which_rows_of_a_file_differ_are_missing_and_counted(table, card):
+    lines = [
+        *("1.png,40,f", "2.png,40,f", "3.png,,f", "4.png,40,?", "5.png,x,f", "6.png,40,f"),
+        *("1.png,41,f", "2.png,40.0,f", "3.png,40,", "4.png,41,?", "5.png,40,f", "1.png,40,m"),
+    ]
+    raw = table("path,years,kind,label\n" + "\n".join(f"{line},a" for line in lines))
+    files = {"table": "t.csv", "metadata": METADATA}
+    values, warnings = metadata_of(raw, card(files))
+    assert values == [
+        (None, None),
+        (40.0, "female"),
+        (40.0, "female"),
+        (None, None),
+        (40.0, "female"),
+        (40.0, "female"),
+    ]
+    assert warnings == {DIFFERS: 2, DIFFERS.replace("age", "sex").replace("years", "kind"): 1}
+    own = card(files, private_names=True)
+    assert discovered(own, raw, "clean", None, {})[1].warnings == warnings
 
 
 def test_a_catalog_says_what_was_not_read_and_which_classes_a_target_lacks(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import struct
 
 import numpy as np
 import pytest
@@ -121,6 +122,69 @@ def test_a_place_that_a_header_has_once_is_simpleitks(tmp_path, codes, turn, sig
     np.testing.assert_allclose(grid.spacing, image.GetSpacing(), rtol=1e-6)
     np.testing.assert_allclose(grid.origin, image.GetOrigin(), rtol=1e-6, atol=1e-9)
     np.testing.assert_allclose(grid.direction, image.GetDirection(), atol=1e-6)
+
+
+def test_a_negative_size_of_a_voxel_is_its_size(tmp_path):
+    path = write(tmp_path / "x.nii", VALUES, spacing=np.multiply(SIZES, [1, -1, 1]))
+    voxels = read_voxels(path)
+    np.testing.assert_allclose(voxels.grid.spacing, SIZES, rtol=1e-6)
+    assert "by pixdim; the signs are passed over" in voxels.warnings[0]
+    plain = read_voxels(write(tmp_path / "y.nii", VALUES, spacing=SIZES))
+    assert voxels.grid == plain.grid
+    assert plain.warnings == ()
+
+
+@pytest.mark.parametrize("size", [0, np.nan])
+def test_sizes_that_pixdim_does_not_have_are_those_of_the_sform(tmp_path, size):
+    sizes, matrix = (SIZES[0], size, SIZES[2]), matrix_of(TURN, (10, -5, 3))
+    path = write(tmp_path / "x.nii", VALUES, spacing=sizes, codes=(0, 1), matrix=matrix)
+    voxels = read_voxels(path)
+    np.testing.assert_allclose(voxels.grid.spacing, SIZES, rtol=1e-6)
+    assert "by pixdim; the sizes of the sform are taken" in voxels.warnings[0]
+    for codes in ((0, 0), (1, 0)):
+        write(path, VALUES, spacing=sizes, codes=codes, matrix=matrix)
+        with pytest.raises(RecordError, match="mm by pixdim, and there is no sform: expected num"):
+            read_voxels(path)
+
+
+def test_what_is_not_in_use_of_a_place_does_not_matter(tmp_path):
+    odd = {"quaternion": [np.nan] * 3, "offset": [np.inf] * 3}
+    matrix = matrix_of(TURN, (10, -5, 3))
+    place = {"spacing": SIZES, "codes": (0, 1), "matrix": matrix}
+    grid = read_voxels(write(tmp_path / "x.nii", VALUES, **place, **odd)).grid
+    assert grid == read_voxels(write(tmp_path / "y.nii", VALUES, **place)).grid
+    place = {"spacing": SIZES, "codes": (1, 0), "quaternion": quaternion_of(TURN)}
+    grid = read_voxels(write(tmp_path / "x.nii", VALUES, **place, matrix=matrix * np.nan)).grid
+    assert grid == read_voxels(write(tmp_path / "y.nii", VALUES, **place)).grid
+
+
+@pytest.mark.parametrize(
+    ("place", "message"),
+    [
+        ({"codes": (1, 1), "quaternion": [np.nan] * 3, "matrix": np.eye(4)[:3]}, r"\(qform\) are"),
+        ({"codes": (0, 1), "matrix": np.full((3, 4), np.inf)}, r"\(sform\) are not finite"),
+        ({"codes": (0, 1), "matrix": np.zeros((3, 4))}, "an axis of its sform has length 0"),
+    ],
+)
+def test_a_place_in_use_that_is_not_numbers_is_refused(tmp_path, place, message):
+    with pytest.raises(RecordError, match=message):
+        read_voxels(write(tmp_path / "x.nii", VALUES, **place))
+
+
+@pytest.mark.parametrize(
+    ("extents", "is_volume"),
+    [((5, 4, 3, 2, 1, 1), True), ((7, 4, 3, 2, 1, 1, 1, 1), True), ((4, 4, 3, 2, 1, 9), True),
+     ((5, 4, 3, 2, 1, 3), False), ((5, 4, 3, 2, 2, 1), False), ((8, 4, 3, 2, 1, 1), False)],
+)  # fmt: skip
+def test_axes_of_length_1_behind_the_third_are_none(tmp_path, extents, is_volume):
+    content = bytearray(nifti(VALUES))
+    struct.pack_into(f"<{len(extents)}h", content, 40, *extents)
+    (tmp_path / "x.nii").write_bytes(content)
+    if is_volume:
+        np.testing.assert_array_equal(read_voxels(tmp_path / "x.nii").values, VALUES)
+    else:
+        with pytest.raises(RecordError, match="extents"):
+            read_voxels(tmp_path / "x.nii")
 
 
 @pytest.mark.parametrize("kind", KINDS)

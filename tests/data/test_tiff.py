@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+import tracemalloc
 
 import numpy as np
 import pytest
@@ -10,7 +11,8 @@ from made_tiff import page, write
 from PIL import Image
 
 from benchmd_ray.data.readers import tiff
-from benchmd_ray.data.readers.image import read_image
+from benchmd_ray.data.readers.image import read_image, to_grey_levels
+from benchmd_ray.data.readers.tiff import the_page
 from benchmd_ray.data.records import RecordError
 
 RAMP = np.tile(np.arange(4, 252, 8), (6, 1))
@@ -52,6 +54,31 @@ def test_a_ramp_is_dark_on_the_left_whatever_zero_means(tmp_path, kind, packed):
         )  # fmt: skip
         assert np.abs(read_image(path, 1) - expected).max() <= 0.5 + 1e-4, photometric
         assert np.array_equal(read_image(path, 3), np.stack([read_image(path, 1)] * 3, -1))
+
+
+def test_a_file_whose_zero_is_white_is_in_memory_once(tmp_path):
+    path = write(tmp_path / "x.tif", page(np.zeros((1024, 1024), np.uint16), 0))
+    tracemalloc.start()
+    try:
+        assert the_page(path).is_inverted
+        assert tracemalloc.get_traced_memory()[1] < 1.1 * path.stat().st_size
+    finally:
+        tracemalloc.stop()
+
+
+def test_grey_levels_are_scaled_in_place_and_the_values_stay(tmp_path):
+    values = np.random.default_rng(0).normal(size=(512, 512))
+    before = values.copy()
+    tracemalloc.start()
+    try:
+        levels = to_grey_levels(values)
+        assert tracemalloc.get_traced_memory()[1] < 1.2 * values.nbytes
+    finally:
+        tracemalloc.stop()
+    np.testing.assert_array_equal(values, before)
+    low, high = before.min(), before.max()
+    expected = np.rint((before - low) * (255 / (high - low)))
+    np.testing.assert_array_equal(levels, expected)
 
 
 @pytest.mark.parametrize("bits", [1, 2, 4])

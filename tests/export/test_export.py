@@ -34,7 +34,8 @@ from benchmd_ray.modality.modalities import modality
 from benchmd_ray.models.encoder import make_encoder
 from benchmd_ray.models.heads import Classifier
 from benchmd_ray.runs.store import read_run
-from benchmd_ray.training.weights import export_model, load_encoder, model_description
+from benchmd_ray.training import weights
+from benchmd_ray.training.weights import export_model, model_description
 
 OF_TORCH = {"torch", "torchgen", "functorch", "numpy", "safetensors", "sympy", "mpmath", "networkx"}
 OF_TORCH |= {"jinja2", "markupsafe", "filelock", "fsspec", "typing_extensions", "setuptools"}
@@ -326,7 +327,7 @@ def test_padding_of_images_is_told_by_their_sizes(write_catalog, tmp_path):
 
 
 @pytest.mark.parametrize("name", ["model.pt2", "model.safetensors", "config.json"])
-def test_a_file_of_an_exported_model_that_was_changed_is_refused(tmp_path, name):
+def test_a_file_of_an_exported_model_that_was_changed_is_refused(tmp_path, name, monkeypatch):
     out = tmp_path / "model"
     out.mkdir()
     run = make_transfer(tmp_path / "runs")
@@ -339,11 +340,21 @@ def test_a_file_of_an_exported_model_that_was_changed_is_refused(tmp_path, name)
     programs = {"model.pt2": sha256(out / "model.pt2"), "model.onnx": "of one that was not copied"}
     write_hashed_json(out / "config.json", {**about, "programs": programs})
     assert model_description(out)["programs"] == programs
+    hashed = []
+    check = weights.require_sha256
+
+    def noted(path, *stated):
+        hashed.append(path.name)
+        check(path, *stated)
+
+    monkeypatch.setattr(weights, "require_sha256", noted)
+    benchmd_ray.encoder(out)
+    assert hashed.count("model.pt2") == 1  # not in each place that reads the description
     content = bytearray((out / name).read_bytes())
     content[len(content) // 2] ^= 1
     (out / name).write_bytes(content)
     with pytest.raises(Damaged, match=rf"{re.escape(name)} is damaged: "):
-        load_encoder(out)
+        benchmd_ray.encoder(out)
 
 
 def test_features_of_patients_are_not_exported(tmp_path):
@@ -441,8 +452,7 @@ def test_a_catalog_of_another_signal_is_refused(trained, write_catalog, tmp_path
     pixels = np.zeros(card.signal.stored_shape, np.uint8)
     record = Record("r", "p", "r", pixels, 1.0, (224, 224), [0] * len(card.classes))
     catalog = write_catalog(card, {"train": [[record]]})
+    out = tmp_path / "out"
     with pytest.raises(BenchmdError, match="is of cxr, and the model of ecg: name one of the same"):
-        benchmd_ray.export_model(
-            trained[2], tmp_path / "out", catalog=catalog.path, torch_export=True
-        )
+        benchmd_ray.export_model(trained[2], out, catalog=catalog.path, torch_export=True)
     assert not (tmp_path / "out").exists()

@@ -5,13 +5,14 @@ import re
 import numpy as np
 import pytest
 import yaml
-from PIL import Image
+from PIL import Image, UnidentifiedImageError
 from stores import make_pretraining, make_transfer, predict_all
 
 from benchmd_ray.data.cards import dataset_card
 from benchmd_ray.data.datasets.images import image_record
 from benchmd_ray.data.raw import RawItem
 from benchmd_ray.data.readers.image import read_image
+from benchmd_ray.data.records import RecordError
 from benchmd_ray.export.model_card import Program, model_card
 from benchmd_ray.export.model_input import input_section
 from benchmd_ray.export.model_origin import BROUGHT, IMAGENET, TRAINED_FURTHER, origin_of
@@ -222,11 +223,29 @@ def test_the_example_makes_of_an_image_what_the_catalog_does(tmp_path, monkeypat
     (record,) = image_record(read_image(tmp_path / "image.png", channels), item, card).records
     section = input_section(card.signal, takes_sizes=True, segments=False)
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", Image.MAX_IMAGE_PIXELS)  # the example sets it
     made = {}
     exec(re.search(r"```python\n(.*?)```", section, re.S)[1], made)
     np.testing.assert_array_equal(made["signals"], record.signal[None])
     assert made["sizes"].tolist() == [list(record.valid_size)]
     assert made["sizes"].dtype == np.int64
+
+
+def test_the_example_refuses_what_the_catalogs_reader_does(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", Image.MAX_IMAGE_PIXELS)  # the example sets it
+    section = input_section(dataset_card("nih-cxr-ap").signal, takes_sizes=True, segments=False)
+    code = re.search(r"```python\n(.*?)```", section, re.S)[1]
+    Image.new("1", (10_001, 10_000)).save("image.png")
+    with pytest.raises(RecordError, match="100,000,000"):
+        read_image(tmp_path / "image.png", 1)
+    with pytest.raises(Image.DecompressionBombError):
+        exec(code, {})
+    Image.new("L", (8, 8)).save("image.png", "GIF")
+    with pytest.raises(RecordError, match="it cannot be read as an image of JPEG"):
+        read_image(tmp_path / "image.png", 1)
+    with pytest.raises(UnidentifiedImageError):
+        exec(code, {})
 
 
 @pytest.mark.parametrize(

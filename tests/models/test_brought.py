@@ -187,10 +187,11 @@ def test_a_folder_of_something_else_is_refused(tmp_path):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("{", "expected the content of a config"),
-        ("[1]", "expected the content of a config"),
+        ("{", r"expected the content of a config\.json: Expecting property name"),
+        ("[1]", r"expected the content of a config\.json: it is not a JSON object"),
+        ('[["model_type", "vit"]]', "it is not a JSON object"),
         ("[" * 100_000, "expected the content of a config"),
-        ("{}", "model_type None"),
+        ("{}", "has no model_type: expected that of a network"),
         ('{"model_type": "vit", "hidden_size": 10}', "transformers"),
     ],
 )
@@ -198,6 +199,14 @@ def test_a_config_of_a_store_is_not_believed(text, message):
     size = EncoderSettings(network="transformers", options={"config": text})
     with pytest.raises(BenchmdError, match=message):
         make_encoder(SIGNALS["cxr"], size)
+
+
+@pytest.mark.parametrize("odd", ["v" * 100_000, ["v" * 100_000], {"v" * 100_000: "v"}])
+def test_a_message_quotes_little_of_a_model_type(odd):
+    text = json.dumps({"model_type": odd})
+    with pytest.raises(BenchmdError, match=r"which transformers .* does not know") as error:
+        hub_configs.config_of(text)
+    assert len(str(error.value)) < 500
 
 
 def test_a_function_makes_a_network_with_its_weights(tmp_path, monkeypatch):
@@ -430,6 +439,16 @@ def test_a_config_of_other_sizes_than_the_weights_is_refused(
         ({"model_type": "resnet", "depths": [400, 400, 400, 400]}, "at most 1,024 layers"),
         ({"model_type": "resnet", "depths": [1] * 2000}, "depths with 2,000 entries, expected at"),
         ({"model_type": "resnet", "depths": [[1] * 40] * 40}, "depths with 1,600 entries"),
+        (
+            {"model_type": "resnet", "depths": [2, -1, 2, 2]},
+            r"depths \[2, -1, 2, 2\], expected a n",
+        ),
+        ({"model_type": "vit", "num_hidden_layers": -3}, "num_hidden_layers -3, expected a number"),
+        ({"model_type": "resnet", "depths": {"0": 10**9}}, "depths {'0': 1000000000}, expected a"),
+        (
+            {"model_type": "resnet", "depths": [1, {"a": 1}]},
+            "expected a number of layers, or a list",
+        ),
         ({"model_type": "convnext", "image_size": 2**15}, "3 channels and 32768 x 32768 pixels"),
         ({"model_type": "convnext", "num_channels": 2**12}, "4096 channels and 224 x 224 pixels"),
         ({"model_type": "vit", "image_size": [48, 48, 48]}, "expected one or two whole numbers"),

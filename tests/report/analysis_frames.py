@@ -167,7 +167,8 @@ class Invented:
                 {**{k: place[k] for k in kept}, "technique": name, "metric": "auroc",
                  "in_distribution": ours[name], "target": value, "gap": gap,
                  "low": gap - 0.04, "high": gap + 0.04,
-                 "p": 0.01 if abs(gap) > 0.04 else 0.4, "caution": ""}
+                 "p": 0.01 if abs(gap) > 0.04 else 0.4,
+                 "p_holm": 0.02 if abs(gap) > 0.04 else 0.4, "caution": ""}
             )  # fmt: skip
 
     def training(self, kind, source, technique, setting):

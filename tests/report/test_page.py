@@ -464,7 +464,7 @@ def test_findings_on_gaps_paper_and_pairs(analysis):
         f"Of {len(analysis.pairs)} differences tested, {up} {'is' if up == 1 else 'are'} in favour "
         f"of the later technique (b) and {down} of the earlier one (a) at p < 0.05 after Holm's"
     )
-    gaps = analysis.gaps[analysis.gaps["p"] < 0.05]
+    gaps = analysis.gaps[analysis.gaps["p_holm"] < 0.05]
     said = f"{(gaps['gap'] > 0).sum()} are falls and {(gaps['gap'] < 0).sum()} gains at p < 0.05"
     assert said in text["Shift to targets"]
 

@@ -360,6 +360,16 @@ def test_pairs_of_too_few_patients_have_no_stars_and_no_verdict(images):
         assert "Without colour: too few patients for a test." in titled.caption
 
 
+@pytest.mark.parametrize(("techniques", "seeds", "reached"), [(6, 1, 3), (7, 1, 2), (7, 2, 3)])
+def test_the_legend_names_only_stars_that_so_many_tests_can_have(techniques, seeds, reached):
+    """Of 21 exchange tests none can be below 0.001 after Holm: 21 / 20,001 is above."""
+    names = (*tuple(TECHNIQUE_LOOKS)[:6], "shed+mae")
+    made = invented(("eeg",), techniques=names[:techniques], settings=("linear",), seeds=seeds)
+    for titled in only(draw_pairs, made).values():
+        said = re.findall(r"[0-9.]+ \(\*+\)", titled.caption)
+        assert said == ["0.05 (*)", "0.01 (**)", "0.001 (***)"][:reached]
+
+
 def test_a_pair_is_turned_when_the_frame_has_it_the_other_way_round(images):
     row = {**chosen(images.pairs, dataset="chexpert", setting="linear").iloc[0]}
     row |= {"a": "mae", "b": "scratch", "difference": -0.2, "low": -0.25, "high": -0.15}

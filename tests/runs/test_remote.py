@@ -7,6 +7,7 @@ import logging
 import os
 import re
 import sys
+import threading
 import time
 from datetime import datetime
 from pathlib import Path
@@ -30,6 +31,7 @@ from benchmd_ray.runs.mirror import Mirror, is_light, newest_checkpoint
 from benchmd_ray.runs.places import backing_of, shown, store_folder
 from benchmd_ray.runs.predictions import predictions_path
 from benchmd_ray.runs.publication import Publication
+from benchmd_ray.runs.remote import Mirrored
 from benchmd_ray.runs.retention import drop_copies, prune
 from benchmd_ray.runs.store import (
     open_run,
@@ -1150,6 +1152,85 @@ def test_a_plan_of_another_machine_keeps_the_weights_of_a_store(s3, machine):
     assert prune(machine("a"), "predictions").bytes_of("weights") == 7
 
 
+class Keeper(threading.Thread):
+    """A plan that begins on another machine and ends when it is told to."""
+
+    def __init__(self, backing):
+        super().__init__(daemon=True)
+        self.backing, self.begun, self.end = backing, threading.Event(), threading.Event()
+
+    def run(self):
+        with self.backing.keeping_weights():
+            self.begun.set()
+            self.end.wait(20)
+
+    def stop(self):
+        self.end.set()
+        self.join(20)
+        assert not self.is_alive()
+
+
+def marked(s3):
+    """Wait until a plan has left its mark."""
+    until("a mark", lambda: any(key.startswith("keeps-weights-") for key in s3.objects()))
+
+
+@pytest.fixture
+def two(machine, monkeypatch):
+    """What is behind a store on two machines, which look often for what they wait for."""
+    monkeypatch.setattr(leases, "LOOK_SECONDS", 0.01)
+    return [backing_of(machine(name)) for name in "ab"]
+
+
+def test_who_prunes_sees_a_plan_that_begins_before_it_looks(s3, two, monkeypatch):
+    here, there = two
+    keeper, look = Keeper(there), Mirrored._keepers
+
+    def late(backing):
+        keeper.start()
+        marked(s3)
+        return look(backing)
+
+    monkeypatch.setattr(Mirrored, "_keepers", late)
+    with pytest.raises(Busy, match="another plan"), here.removing_weights(of_own=False):
+        pass
+    assert keeper.begun.wait(20)  # once the other has given way
+    keeper.stop()
+
+
+def test_a_plan_that_begins_after_who_prunes_has_looked_waits_for_it(s3, two):
+    here, there = two
+    keeper = Keeper(there)
+    with here.removing_weights(of_own=False) as require:
+        keeper.start()
+        marked(s3)
+        assert not keeper.begun.wait(0.2)
+        require()
+    assert keeper.begun.wait(20)
+    keeper.stop()
+
+
+def test_who_prunes_and_was_silent_for_too_long_removes_nothing_more(s3, two, monkeypatch):
+    here, there = two
+    passed = [0.0]
+    monkeypatch.setattr(leases, "clock", lambda: time.monotonic() + passed[0])
+    monkeypatch.setattr(leases, "_held", lambda _: not passed[0])
+    with here.removing_weights(of_own=False) as require:
+        require()
+        passed[0] = 200.0
+        with there.keeping_weights(), pytest.raises(Lost):
+            require()
+
+
+def test_a_dry_run_puts_nothing(s3, machine):
+    run = open_run(machine("a"), "r", ABOUT | {"kind": "transfer"})
+    with working(run):
+        train(run)
+    before = s3.objects()
+    prune(machine("b"), "predictions", dry_run=True)
+    assert s3.objects() == before
+
+
 def test_pruning_frees_the_bucket_and_all_mirrors_learn_of_it(s3, machine):
     store = machine("a")
     run = open_run(store, "r", ABOUT | {"kind": "transfer"})
@@ -1171,7 +1252,7 @@ def test_pruning_frees_the_bucket_and_all_mirrors_learn_of_it(s3, machine):
         "predictions/classification/georgia.parquet",
         "predictions/classification/georgia.parquet.sha256",
     }
-    assert published(s3) == light | leases | scores
+    assert published(s3) - {""} == light | leases | scores  # but for the lease of the pruning
     (again,) = runs([machine("b")])
     assert again.finished
     assert not (again.folder / "model.safetensors").exists()
@@ -1192,7 +1273,7 @@ def test_nothing_is_pruned_of_what_another_machine_uses(s3, machine):
         pruned = prune(machine("b"), "predictions")
         assert pruned.removals == ()
         assert any("another machine is working on" in line for line in pruned.left)
-        assert set(s3.objects()) == before
+        assert set(s3.objects()) - {"pruning.json"} == before
     pruned = prune(machine("b"), "predictions")
     assert pruned.bytes_of("weights") == 7
 

@@ -1,18 +1,32 @@
 """Real runs, local and on S3, whose weights are removed once nothing needs them."""
 
+import re
+import shutil
+from types import SimpleNamespace
+
 import pytest
 from stored import runs
 
+from benchmd_ray.console.interrupts import Stopping
+from benchmd_ray.console.progress import SilentBoard
 from benchmd_ray.errors import BenchmdError
+from benchmd_ray.files.atomic import sha256
 from benchmd_ray.runs.places import store_folder
 from benchmd_ray.runs.predictions import predictions_path
 from benchmd_ray.runs.retention import prune
 from benchmd_ray.runs.store import read_run
-from benchmd_ray.service import keeping
+from benchmd_ray.service import execution, keeping
+from benchmd_ray.service.dry_run import describe, status
 from benchmd_ray.service.execute import evaluate_run, pretrain_run, transfer_run
-from benchmd_ray.service.keeping import release_unneeded
+from benchmd_ray.service.execution import Execution
+from benchmd_ray.service.keeping import pruned_and_needed, release_unneeded
+from benchmd_ray.service.naming import settled
+from benchmd_ray.service.outcome import Observers
 from benchmd_ray.service.plan import Choice, make_plan
 from benchmd_ray.service.schedule import run_plan
+from benchmd_ray.service.simulate import Resources
+from benchmd_ray.service.status import find_runs
+from benchmd_ray.service.steps import Request
 from benchmd_ray.settings.definition import ENCODERS, Settings, updated
 
 SMALL = updated(
@@ -126,6 +140,82 @@ def test_a_pretraining_that_seeds_share_stays_until_all_are_done(tmp_path, monke
             release_unneeded(item, items, folders)
         assert (("shared", "predictions") in released) == (seed == 1)
     assert {name for name, _ in released} == {"shared", "transfer-0", "transfer-1"}
+
+
+def planned(catalogs, store, *assignments, settings=("linear",)):
+    choice = Choice(
+        catalogs=catalogs,
+        techniques=("mae",),
+        settings=settings,
+        seeds=(0,),
+        assignments=("encoder=tiny", "pretrain.steps=3", "transfer.epochs=2", *assignments),
+    )
+    return make_plan(choice, store, tflops=1.0)
+
+
+def done_here(plan, store):
+    """Do a plan's items one after the other, without Ray."""
+    for item in plan.items:
+        before = find_runs(plan.items, store)
+        upstream = before[item.after].run if item.after else None
+        settings = settled(item.settings, gpu=False)
+        item.step.run(Request(item.technique, item.catalog, store, settings, upstream))
+
+
+def test_a_plan_names_the_pruned_weights_that_it_needs_before_it_starts(
+    ecg_catalogs, tmp_path, monkeypatch
+):
+    one, two, three = (ecg_catalogs[name].path for name in ("ptb-xl", "georgia", "cpsc"))
+
+    def lacking(plan):
+        said = pruned_and_needed(plan.items, find_runs(plan.items, tmp_path), tmp_path)
+        assert (f"It would not start: {said}" in "\n".join(dry(plan))) == bool(said)
+        return said
+
+    def dry(plan):
+        return describe(plan, Resources(1, 0), status(plan, tmp_path))
+
+    first, more = planned((one, two), tmp_path), planned((one, two, three), tmp_path)
+    assert not lacking(first)
+    done_here(first, tmp_path)
+    (pretraining,) = tmp_path.glob("pretrain-*")
+    (transfer,) = tmp_path.glob("transfer-*")
+    assert not lacking(more)
+    prune(tmp_path, "predictions")
+    assert not lacking(first)  # all of it is done
+    said = lacking(more)  # of another target
+    assert f"{transfer} (needed by ptb-xl/clean/mae/seed-0/linear/cpsc)" in said
+    assert f"{pretraining} (needed by ptb-xl/clean/mae/seed-0/linear)" in said
+    other = lacking(planned((one, two), tmp_path, settings=("linear", "knn")))
+    assert f"{pretraining} (needed by ptb-xl/clean/mae/seed-0/knn)" in other
+    assert transfer.name not in other
+    cluster = SimpleNamespace(capacity=SimpleNamespace(gpus=0), close=lambda: None)
+    monkeypatch.setattr(execution, "Nodes", lambda *_, **__: cluster)
+    with pytest.raises(BenchmdError, match="nothing was started: weights that the rest"):
+        Execution(
+            more,
+            tmp_path,
+            weights=None,
+            cpus=1,
+            say=print,
+            observers=Observers([]),
+            shown=SilentBoard(),
+        ).run(Stopping())
+
+
+def test_what_is_said_of_pruned_weights_helps(ecg_catalogs, tmp_path):
+    paths = tuple(ecg_catalogs[name].path for name in ("ptb-xl", "georgia", "cpsc"))
+    done_here(planned(paths[:2], tmp_path), tmp_path)
+    scores = {p.relative_to(tmp_path): sha256(p) for p in tmp_path.rglob("*.parquet")}
+    prune(tmp_path, "predictions")
+    more = planned(paths, tmp_path)
+    said = pruned_and_needed(more.items, find_runs(more.items, tmp_path), tmp_path)
+    for folder in re.findall(r"(\S+) \(needed by", said):
+        shutil.rmtree(folder)
+    done_here(more, tmp_path)
+    again = {p.relative_to(tmp_path): sha256(p) for p in tmp_path.rglob("*.parquet")}
+    assert len(again) == len(scores) + 1
+    assert again.items() >= scores.items()  # the same runs, once, with the same predictions
 
 
 @pytest.mark.ray

@@ -27,7 +27,7 @@ from benchmd_ray.benchmarks.touchstone.submission import Submission
 from benchmd_ray.benchmarks.touchstone.tasks import Task
 from benchmd_ray.cluster.connection import connected
 from benchmd_ray.console.progress import progress
-from benchmd_ray.data.readers import dicom, nifti, volume
+from benchmd_ray.data.readers import dicom, nifti, nrrd, volume
 from benchmd_ray.errors import BenchmdError, count_of, shown
 from benchmd_ray.extensions.extras import require
 from benchmd_ray.extensions.parts import versions_of
@@ -136,7 +136,7 @@ def score(
         todo = [one for one in cases.values() if one.name not in done]
         if todo or not (asked.out / MANIFEST).is_file():
             _begin(asked.out, plan, done)
-            _run(asked, todo, done, len(cases), address, cpus)
+            _run(asked, plan, todo, done, len(cases), address, cpus)
         quarantined = {name: part["reason"] for name, part in done.items() if "reason" in part}
         manifest = _manifest(asked, plan, done, unpredicted, unreferenced)
         rows = [row for name in sorted(done) for row in done[name].get("rows", ())]
@@ -211,7 +211,7 @@ def _plan(asked: Asked) -> dict[str, Any]:
     }
 
 
-_READERS: dict[str, Any] = {"dicom": dicom, "nifti": nifti, "volume": volume}
+_READERS: dict[str, Any] = {"dicom": dicom, "nifti": nifti, "nrrd": nrrd, "volume": volume}
 
 
 def _require_same(out: Path, plan: Mapping[str, Any]) -> None:
@@ -304,6 +304,7 @@ def _keep(out: Path, plan: Mapping[str, Any], name: str, part: Mapping[str, Any]
 
 def _run(
     asked: Asked,
+    plan: Mapping[str, Any],
     todo: list[_Case],
     done: dict[str, dict[str, Any]],
     total: int,
@@ -311,7 +312,6 @@ def _run(
     cpus: int,
 ) -> None:
     """Score cases on Ray, the largest first, and keep each as it ends."""
-    plan = _plan(asked)
     algorithm = plan["algorithm"]
     prints = {one.name: one.fingerprint() for one in todo}
     calls = sorted((_call(asked, one) for one in todo), key=lambda call: -call.memory)

@@ -22,6 +22,7 @@ import pandas as pd
 
 from benchmd_ray.benchmarks.touchstone.cases import SCHEMA
 from benchmd_ray.benchmarks.touchstone.joining import METRICS, AlgorithmScores
+from benchmd_ray.data.plain_numbers import number_of
 from benchmd_ray.data.readers.bounded import read_bounded
 from benchmd_ray.data.records import RecordError
 from benchmd_ray.data.tables import stated_separator
@@ -221,12 +222,12 @@ def read_lines(path: Path, delimiters: str = ",", expected: Sequence[str] = ()) 
 
 
 def _number(cell: str, path: Path, line: int) -> float:
-    if not cell.strip():
+    if cell.strip().lower() in ("", "nan"):
         return math.nan
-    try:
-        return float(cell)
-    except ValueError as error:
+    value = number_of(cell.strip())
+    if value is None:
         raise BenchmdError(
             f"{path}, line {line}: {shown(cell)} is not a number; leave a cell empty where the "
             "reference has none of the class."
-        ) from error
+        )
+    return value

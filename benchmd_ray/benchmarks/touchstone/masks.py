@@ -7,9 +7,7 @@ crash all the same, so that `touchstone.case` reads in a process apart.
 from __future__ import annotations
 
 import math
-import re
 import zlib
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,20 +15,20 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from benchmd_ray.data.geometry import grid_of
 from benchmd_ray.data.itk import simple_itk
-from benchmd_ray.data.readers.bounded import ANY, BoundedFile, read_bounded
+from benchmd_ray.data.readers.bounded import ANY, BoundedFile, require_held
 from benchmd_ray.data.readers.dicom import open_dicom
 from benchmd_ray.data.readers.dicom_begin import is_dicom
 from benchmd_ray.data.readers.dicom_values import numbers
 from benchmd_ray.data.readers.nifti import (
     HEADER_BYTES,
-    MAX_BYTES,
     Voxels,
     read_header,
     read_voxels,
     unpacked,
 )
+from benchmd_ray.data.readers.nrrd import read_header as read_nrrd_header
+from benchmd_ray.data.readers.nrrd import read_nrrd
 from benchmd_ray.data.readers.volume import MAX_VOXELS, SAME, read_series
 from benchmd_ray.data.records import RecordError
 from benchmd_ray.errors import composed
@@ -44,25 +42,8 @@ ORIGIN_TOLERANCE = SAME
 """mm, of the first voxel's place."""
 GRID_TOLERANCE = 0.1
 """Of the distance between slices: how far one may be from its place on a regular grid."""
-NRRD_HEADER_BYTES = 2**16
-NRRD_TYPES = {
-    **dict.fromkeys(("uchar", "unsigned char", "uint8", "uint8_t"), 1),
-    **dict.fromkeys(("signed char", "int8", "int8_t"), 1),
-    **dict.fromkeys(("short", "short int", "signed short", "signed short int"), 2),
-    **dict.fromkeys(("int16", "int16_t", "ushort", "unsigned short", "uint16", "uint16_t"), 2),
-    **dict.fromkeys(("unsigned short int",), 2),
-    **dict.fromkeys(("int", "signed int", "int32", "int32_t", "uint", "unsigned int"), 4),
-    **dict.fromkeys(("uint32", "uint32_t", "float"), 4),
-    **dict.fromkeys(("longlong", "long long", "long long int", "signed long long"), 8),
-    **dict.fromkeys(("signed long long int", "int64", "int64_t", "ulonglong"), 8),
-    **dict.fromkeys(("unsigned long long", "unsigned long long int", "uint64", "uint64_t"), 8),
-    "double": 8,
-}
-"""Bytes of a voxel, by its type."""
 RESCALED_BYTES = 8
 """Of a voxel of a DICOM series, whose slope makes it a float."""
-NRRD_ENCODINGS = ("raw", "gzip", "gz")
-
 Array = npt.NDArray[np.generic]
 
 
@@ -155,8 +136,7 @@ def read_labels(path: Path) -> Labels:
     if suffix in NIFTI:
         return _of_voxels(read_voxels(path))
     if suffix in NRRD:
-        _require_nrrd(path)
-        return _of_nrrd(path)
+        return _of_voxels(read_nrrd(path))
     raise RecordError(f"expected a file {', '.join((*NIFTI, *NRRD))}, or a folder of .dcm files")
 
 
@@ -195,8 +175,8 @@ def _claimed(path: Path) -> tuple[int, int]:
             return _of_nifti(path)
         if suffix in DICOM:
             return _frames(path)
-        sizes, fields = _nrrd(path)
-        return math.prod(sizes), NRRD_TYPES.get(fields.get("type", "").lower(), 0)
+        nrrd = read_nrrd_header(path)
+        return math.prod(nrrd.extents), nrrd.voxel_bytes
     except (RecordError, OSError, EOFError, ValueError, zlib.error):
         return 0, 0
 
@@ -224,22 +204,6 @@ def _of_voxels(voxels: Voxels) -> Labels:
         direction=voxels.grid.direction,
     )
     return Labels(voxels.values, geometry, voxels.scaling, voxels.warnings)
-
-
-def _of_nrrd(path: Path) -> Labels:
-    itk = simple_itk()
-    reader = itk.ImageFileReader()
-    reader.SetImageIO("NrrdImageIO")
-    reader.SetFileName(str(path))
-    try:
-        image = reader.Execute()
-    except RuntimeError as error:  # it raises that for whatever it meets, and quotes the path
-        raise RecordError(
-            "it cannot be read: it is damaged, or its directions are not at right angles"
-        ) from error
-    if image.GetDimension() != 3 or image.GetNumberOfComponentsPerPixel() != 1:
-        raise RecordError("expected one number for each voxel of three axes")
-    return _of_voxels(Voxels(itk.GetArrayFromImage(image), grid_of(image)))
 
 
 def _image(values: Array, geometry: Geometry) -> Any:
@@ -287,56 +251,10 @@ def _frames(path: Path) -> tuple[int, int]:
 
 def _of_nifti(path: Path) -> tuple[int, int]:
     with BoundedFile(path, ANY) as file:
-        stream, _ = unpacked(file)
+        stream, is_packed = unpacked(file)
         header = read_header(stream.read(HEADER_BYTES))
+        require_held(header.offset + header.size, file.bytes, is_packed=is_packed)
     return math.prod(header.extents), header.value_type.itemsize
-
-
-def _require_nrrd(path: Path) -> None:
-    """Refuse what SimpleITK would believe: sizes, types, and samples in other files.
-
-    Raises:
-        RecordError: It is no header of a volume with its samples in the same file.
-    """
-    sizes, fields = _nrrd(path)
-    voxels, kind = math.prod(sizes), fields.get("type", "").lower()
-    if "data file" in fields or "datafile" in fields:
-        raise RecordError("its samples are in another file (data file), expected all in one")
-    if fields.get("encoding", "").lower() not in NRRD_ENCODINGS:
-        raise RecordError(f"its encoding is expected to be {' or '.join(NRRD_ENCODINGS)}")
-    if kind not in NRRD_TYPES:
-        raise RecordError("its type is none of a number")
-    if len(sizes) != 3:
-        raise RecordError(
-            f"it has {len(sizes)} axes, expected 3: write overlapping segments as one file each"
-        )
-    if voxels > MAX_VOXELS or voxels * NRRD_TYPES[kind] > MAX_BYTES:
-        raise RecordError(f"it has the extents {_times(tuple(sizes))}, which are too large")
-    if "spacings" not in fields and "space directions" not in fields:
-        raise RecordError("it does not say how far its voxels are apart (space directions)")
-    units = re.findall(r'"([^"]*)"', fields.get("space units", ""))
-    if any(unit != "mm" for unit in units):
-        raise RecordError(f"its lengths are in {' and '.join(dict.fromkeys(units))}, expected mm")
-
-
-def _nrrd(path: Path) -> tuple[list[int], Mapping[str, str]]:
-    """Sizes and all fields of a NRRD header (https://teem.sourceforge.net/nrrd/format.html)."""
-    begin = read_bounded(path, ANY, "the file", first_bytes=NRRD_HEADER_BYTES)
-    head, end, _ = begin.replace(b"\r\n", b"\n").partition(b"\n\n")
-    lines = head.decode("utf-8", "replace").splitlines()
-    if not end or not lines or not re.fullmatch(r"NRRD000[1-5]", lines[0]):
-        raise RecordError("it is not a NRRD file")
-    fields: dict[str, str] = {}
-    for line in lines[1:]:
-        key, found, value = line.partition(":")
-        if line.startswith("#") or not found or value.startswith("="):  # key/value pairs of others
-            continue
-        if fields.setdefault(key.strip().lower(), value.strip()) != value.strip():
-            raise RecordError(f"its header has the field {key.strip()[:40]!r} twice")
-    sizes = fields.get("sizes", "").split()
-    if not sizes or not all(re.fullmatch(r"[1-9]\d{0,8}", size, re.ASCII) for size in sizes):
-        raise RecordError("its sizes are not positive whole numbers")
-    return [int(size) for size in sizes], fields
 
 
 def _shortest(length: float) -> float:

@@ -6,12 +6,12 @@ case without a value is in the group ``unknown``, which tables name and count.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from benchmd_ray.benchmarks.touchstone.imported import read_lines
+from benchmd_ray.data.plain_numbers import number_of
 from benchmd_ray.data.tables import sex as known_sex
 from benchmd_ray.errors import BenchmdError, shown, unknown_name
 from benchmd_ray.scores.subgroups import age_band
@@ -128,13 +128,12 @@ def _group(variable: str, text: str, path: Path) -> str | None:
         return known_sex(text) or text
     if variable != "age":
         return text
-    try:
-        years = float(text)
-    except ValueError as error:
+    years = number_of(text)
+    if years is None:
         raise BenchmdError(
             f"{path}: the age {shown(text)} is not a number of years; leave it empty where it is "
             "not known."
-        ) from error
-    if math.isnan(years) or not 0 <= years < 150:
+        )
+    if not 0 <= years < 150:
         raise BenchmdError(f"{path}: the age {shown(text)} is not within 0 to 150 years.")
     return age_band(years)

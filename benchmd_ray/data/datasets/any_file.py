@@ -26,7 +26,7 @@ from benchmd_ray.data.readers.nifti import read_nifti
 from benchmd_ray.data.readers.volume import MAX_SLICES, MAX_VOXELS, Volume, read_series
 from benchmd_ray.data.readers.wfdb import read_wfdb
 from benchmd_ray.data.records import RecordError, RecordExcluded, require_once
-from benchmd_ray.data.tables import is_number, separator_of, stated_separator
+from benchmd_ray.data.tables import is_sample, separator_of, stated_separator
 from benchmd_ray.data.transforms import (
     fitted,
     quantise,
@@ -38,7 +38,7 @@ from benchmd_ray.data.transforms import (
 from benchmd_ray.errors import composed
 from benchmd_ray.modality.signals import Signal, valid_area
 
-VERSION = 3
+VERSION = 4
 """Raised whenever what is stored of a file changes."""
 PACKAGES = {"SimpleITK": (".nii", ".nii.gz", ".mhd"), "mne": (".edf",)}
 """What is needed to read files, by the endings of their names."""
@@ -273,12 +273,17 @@ def _edf(path: Path, signal: Signal, files: Files) -> OverTime:
     names = [files.channels.get(name, name) for name in signal.channels]
     held = read_edf(path, names)
     rates = [held.rates[name] for name in names]
-    values = [held.signals[name] / _microvolts(signal) for name in names]
+    unit = _microvolts(signal)
     if len(set(rates)) == 1:
-        return np.stack(values), rates[0]
+        stacked = np.stack([held.signals[name] for name in names])
+        stacked /= unit
+        return stacked, rates[0]
     if signal.rate is None:
         raise RecordError("its channels have several rates, and the signal has none")
-    values = [resample(own, rate, signal.rate) for own, rate in zip(values, rates, strict=True)]
+    values = [
+        resample(held.signals[name] / unit, rate, signal.rate)
+        for name, rate in zip(names, rates, strict=True)
+    ]
     shortest = min(map(len, values))  # by rounding, a sample
     return np.stack([own[:shortest] for own in values]), signal.rate
 
@@ -338,7 +343,7 @@ def _csv(path: Path, signal: Signal, files: Files) -> OverTime:
     cells = [cell.strip().strip('"') for cell in first.split(mark)]
     plain = [cell for cell in cells if cell.lower() not in TIMES]
     counted = plain == [str(number) for number in range(len(plain))] != ["0"]  # as pandas counts
-    named = counted or not all(map(is_number, cells))
+    named = counted or not all(map(is_sample, cells))
     if counted and any(files.channels.get(name, name) in plain for name in signal.channels):
         counted = False  # the card calls them so
     try:

@@ -18,6 +18,7 @@ import numpy.typing as npt
 from benchmd_ray.data.cards import DatasetCard
 from benchmd_ray.data.geometry import Geometry, Grid, grid_of, image_of
 from benchmd_ray.data.itk import simple_itk
+from benchmd_ray.data.plain_numbers import number_of
 from benchmd_ray.data.raw import DUPLICATE, Choices, Discovery, RawItem, Reading, by_key, files
 from benchmd_ray.data.readers.nifti import Voxels, read_voxels, turned, whole_labels
 from benchmd_ray.data.records import Record, RecordError, hashed_patient
@@ -115,11 +116,9 @@ def _spacing(text: str, card: DatasetCard) -> list[float]:
     """
     if text == OWN:
         return []
-    try:
-        found = [float(part) for part in text.split("x")]
-    except ValueError:
-        found = []
-    if len(found) not in (1, 3) or not all(FINEST <= value <= COARSEST for value in found):
+    stated = [number_of(part) for part in text.split("x")]
+    found = [value for value in stated if value is not None and FINEST <= value <= COARSEST]
+    if len(stated) not in (1, 3) or len(found) != len(stated):
         raise BenchmdError(
             f"the option spacing of {card.name} is {shown(text)}, expected {OWN}, or mm from "
             f"{FINEST:g} to {COARSEST:g} for all axes or along z, y and x, such as 1.5 or 3x1x1."

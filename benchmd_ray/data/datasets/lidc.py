@@ -25,13 +25,14 @@ from benchmd_ray.data.datasets.ct import (
     size_class,
     window_targets,
 )
+from benchmd_ray.data.plain_numbers import number_of
 from benchmd_ray.data.raw import DUPLICATE, Choices, Discovery, RawItem, Reading, by_key, walk
 from benchmd_ray.data.readers.volume import Volume, read_series, series_header
 from benchmd_ray.data.readers.xml import children, name, read_xml, text
 from benchmd_ray.data.records import RecordError, RecordExcluded, hashed_patient
 from benchmd_ray.data.splits import hashed_split, stable_fraction
 
-VERSION = 1
+VERSION = 2
 """Raised whenever the records, labels or splits change that the same files give."""
 ROOT = "LidcReadMessage"
 """Root element of the annotation of a CT scan; those of chest X-rays have another."""
@@ -296,10 +297,7 @@ def _outlines(nodule: Element) -> tuple[Outline, ...]:
 
 
 def _number(element: Element, wanted: str) -> float:
-    try:
-        value = float(text(element, wanted))
-    except ValueError:
-        value = np.nan
-    if not np.isfinite(value):
+    value = number_of(text(element, wanted))
+    if value is None:
         raise RecordError(f"the annotation has a {name(element)} whose {wanted} is not a number")
     return value

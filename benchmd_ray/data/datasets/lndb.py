@@ -17,6 +17,7 @@ import numpy as np
 
 from benchmd_ray.data.cards import DatasetCard
 from benchmd_ray.data.datasets.ct import LARGE, Labels, scan_windows, size_class
+from benchmd_ray.data.plain_numbers import number_of
 from benchmd_ray.data.raw import DUPLICATE, Choices, Discovery, RawItem, Reading, by_key, files
 from benchmd_ray.data.readers.metaimage import mhd_fields, read_mhd
 from benchmd_ray.data.readers.volume import Volume
@@ -24,7 +25,7 @@ from benchmd_ray.data.records import RecordError, hashed_patient
 from benchmd_ray.data.tables import read_rows
 from benchmd_ray.errors import BenchmdError, shown
 
-VERSION = 1
+VERSION = 2
 """Raised whenever the records, labels or splits change that the same files give."""
 SCANS, NODULES, ACQUISITION = "trainCTs.csv", "trainNodules_gt.csv", "LNDbAcqParams.csv"
 NODULE_COLUMNS = (
@@ -268,10 +269,7 @@ def _whole(text: str, most: int = 999_999) -> int:
 
 
 def _number(text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = math.nan
-    if not math.isfinite(value):
+    value = number_of(text)
+    if value is None:
         raise BenchmdError(f"LNDb's tables: {shown(text)} is not a number. Fetch them again.")
     return value

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePosixPath
 from typing import get_args
 
@@ -16,7 +17,7 @@ from benchmd_ray.data.tables import MISSING, age, age_string, sex
 from benchmd_ray.errors import BenchmdError, count_of, shown
 from benchmd_ray.modality.tasks import UNKNOWN
 
-VERSION = 1
+VERSION = 2
 """Raised whenever the same tables give other labels or metadata."""
 TRUTHS = {"1": 1, "1.0": 1, "true": 1, "yes": 1, "0": 0, "0.0": 0, "false": 0, "no": 0}
 """Values of a column of one label, in lower case; nothing stands for unknown."""
@@ -49,6 +50,8 @@ class Named:
     metadata: dict[str, Value] = field(default_factory=dict)
     unread: Mapping[str, str] = field(default_factory=dict)
     """Values of the table that cannot be read as its metadata, by what they should be."""
+    differing: frozenset[str] = frozenset()
+    """Metadata of which its rows state several values, so that none is taken."""
     row: int = 0
     """Of the table, from 1 below the header."""
 
@@ -189,13 +192,18 @@ def _sex(text: str, codes: set[str]) -> str | None:
 
 
 def unread_warnings(card: DatasetCard, files: Files, records: Iterable[Named]) -> dict[str, int]:
-    """How many of some records have a value that cannot be read, by a text that says which.
+    """How many of some records lack a value, as it cannot be read or differs, by a text of which.
 
-    Some values are quoted, unless the card hides names.
+    Some values that cannot be read are quoted, unless the card hides names.
     """
-    unread = [one.unread for one in records if one.unread]
+    listed = [*records]
+    unread = [one.unread for one in listed if one.unread]
+    differing = Counter(name for one in listed for name in one.differing)
     warnings = {}
     for name, column in files.metadata.items():
+        if count := differing[name]:
+            why = f"its {name} in the column {column} differs between its rows of the table"
+            warnings[f"{why}: it is missing"] = count
         texts = [values[name] for values in unread if name in values]
         examples = list(dict.fromkeys(texts))[:EXAMPLES]
         quoted = "" if card.hides_names else f", such as {', '.join(map(shown, examples))}"
@@ -218,7 +226,10 @@ def stated_split(card: DatasetCard, files: Files, one: Named) -> str:
 def each_once(
     card: DatasetCard, files: Files, records: Sequence[Named], *, name: Callable[[Named], str]
 ) -> list[Named]:
-    """The first of the rows of each file, which must agree in patient, split and label.
+    """One row of each file: the first, with the metadata of all; they agree in anything else.
+
+    Of metadata, a value that some rows state and others leave out is taken; of which they state
+    several, none is.
 
     Args:
         card: The card.
@@ -230,27 +241,45 @@ def each_once(
         BenchmdError: Two rows of a file differ; where the card hides names, only the record and the
             rows are named.
     """
-    first: dict[str, Named] = {}
+    rows_of_file: dict[str, list[Named]] = {}
     differing: dict[str, Named] = {}
     for one in records:
-        kept = first.setdefault(one.path, one)
-        if kept is not one and _facts(files, kept) != _facts(files, one):
+        rows = rows_of_file.setdefault(one.path, [])
+        rows.append(one)
+        if len(rows) > 1 and _facts(files, rows[0]) != _facts(files, one):
             differing.setdefault(one.path, one)
     if not differing:
-        return list(first.values())
+        return [_merged(rows) for rows in rows_of_file.values()]
     path, other = next(iter(differing.items()))
-    kept = first[path]
+    kept = rows_of_file[path][0]
     facts, others = _facts(files, kept), _facts(files, other)
     unequal = [what for what, fact in facts.items() if fact != others[what]]
-    rows = f"rows {kept.row} and {other.row}"
+    where = f"rows {kept.row} and {other.row}"
     if not card.hides_names:
         first_row, second_row = (" ".join(own[what] for what in unequal) for own in (facts, others))
-        rows = f"it is {first_row} (row {kept.row}) and {second_row} (row {other.row})"
+        where = f"it is {first_row} (row {kept.row}) and {second_row} (row {other.row})"
     raise BenchmdError(
         f"the table {files.table} of {card.name}: the record {name(kept)} appears twice with "
-        f"different {' and '.join(f'{what}s' for what in unequal)}: {rows}. In all "
+        f"different {' and '.join(f'{what}s' for what in unequal)}: {where}. In all "
         f"{count_of(len(differing), 'such record')}. Expected the same patient, split and label in "
         "all rows of a file: correct the table."
+    )
+
+
+def _merged(rows: Sequence[Named]) -> Named:
+    """The first of the rows of a file, with the metadata that all of them state."""
+    if len(rows) == 1:
+        return rows[0]
+    stated = {name: {one.metadata[name] for one in rows} - {None} for name in rows[0].metadata}
+    unread = {name: text for one in reversed(rows) for name, text in one.unread.items()}
+    return replace(
+        rows[0],
+        metadata={
+            name: next(iter(values)) if len(values) == 1 else None
+            for name, values in stated.items()
+        },
+        unread={name: text for name, text in unread.items() if not stated[name]},
+        differing=frozenset(name for name, values in stated.items() if len(values) > 1),
     )
 
 

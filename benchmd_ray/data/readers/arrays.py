@@ -16,7 +16,7 @@ import h5py
 import numpy as np
 import numpy.typing as npt
 
-from benchmd_ray.data.readers.bounded import ANY, BoundedFile
+from benchmd_ray.data.readers.bounded import ANY, BoundedFile, require_file
 from benchmd_ray.data.records import RecordError, shown_names
 from benchmd_ray.errors import composed
 
@@ -109,6 +109,7 @@ def _only(names: list[str], key: str) -> str:
 
 
 def _hdf5(path: Path, key: str) -> Array:
+    require_file(path)
     with h5py.File(path, "r") as file:
         held = _member(file, key or _only(_datasets(file), ""))
         if held.shape is None:

@@ -11,8 +11,43 @@ from benchmd_ray.data.records import RecordError
 
 VERSION = 1
 """Raised whenever what it reads of the same file changes."""
+MOST_PACKED = 1032
+"""Bytes that gzip makes of one, at most."""
 ANY = 2**62
 """A bound that no file reaches."""
+
+
+def require_held(claimed: int, size: int, *, is_packed: bool) -> None:
+    """Refuse a claim of more bytes than a file can hold, before memory is set aside for them.
+
+    Args:
+        claimed: Bytes that its header says that it has.
+        size: Those that it has.
+        is_packed: Whether they are compressed by gzip.
+
+    Raises:
+        RecordError: It claims more.
+    """
+    if claimed > size * (MOST_PACKED if is_packed else 1):
+        packed = ", compressed" if is_packed else ""
+        raise RecordError(
+            f"it is cut off: expected {claimed:,} bytes, the file has {size:,}{packed}"
+        )
+
+
+def require_file(path: Path, what: str = "the file") -> None:
+    """Refuse a pipe, a socket or a device: opening one may wait for ever, or reading it never end.
+
+    Every reader asks this of a file before it is opened, most of them by `BoundedFile`.
+
+    Raises:
+        RecordError: It is one.
+        OSError: It is missing.
+    """
+    mode = path.stat().st_mode
+    if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):  # a folder fails when it is opened
+        kind = "a pipe" if stat.S_ISFIFO(mode) else "a socket or a device"
+        raise RecordError(f"{what} is {kind}, expected a file")
 
 
 def read_bounded(path: Path, limit: int, what: str, *, first_bytes: int | None = None) -> bytes:
@@ -56,11 +91,11 @@ class BoundedFile(io.BufferedReader):
             reads: Calls that may be made.
 
         Raises:
-            RecordError: It is larger, or a pipe. Calls raise it, too, where more is asked for.
+            RecordError: It is larger, or no regular file. Calls raise it, too, where more is asked
+                for.
             OSError: It cannot be opened.
         """
-        if stat.S_ISFIFO(path.stat().st_mode):  # opening it would wait for ever
-            raise RecordError(f"{what} is a pipe, expected a file")
+        require_file(path, what)
         super().__init__(io.FileIO(os.fspath(path)))
         self.bytes = os.fstat(self.fileno()).st_size
         self._at_once, self._reads = at_once, reads

@@ -15,10 +15,11 @@ import pydicom
 from pydicom.dataelem import RawDataElement
 from pydicom.errors import InvalidDicomError
 
+from benchmd_ray.data.plain_numbers import BLANKS, number_of
 from benchmd_ray.data.readers.codec import silenced
 from benchmd_ray.data.records import RecordError
 
-VERSION = 1
+VERSION = 2
 """Raised whenever what it reads of the same file changes."""
 MAX_VALUE = 2**16
 """Bytes of an element that is taken as numbers or text: they become objects a hundred times as
@@ -42,10 +43,19 @@ def numbers(dataset: pydicom.Dataset, keyword: str, count: int) -> tuple[float, 
         value = _value(dataset, keyword)
         if value is None or value == "":
             return None
-        found = tuple(map(float, [value] if isinstance(value, int | float) else value))
+        found = tuple(map(_number, [value] if isinstance(value, int | float) else value))
     if len(found) != count or not all(map(math.isfinite, found)):
         raise RecordError(f"{keyword} is not {count} finite number(s)")
     return found
+
+
+def _number(value: Any) -> float:
+    """A value of an element; NaN where its text is no plain number: pydicom takes others, too."""
+    written = getattr(value, "original_string", None)
+    if written is None:
+        return float(value)
+    number = number_of(written.strip(f"{BLANKS}\0"))
+    return math.nan if number is None else number
 
 
 def text(dataset: pydicom.Dataset, keyword: str) -> str | None:

@@ -10,7 +10,6 @@ of a file does not matter: ISRUC calls its EDF files ``.rec``.
 from __future__ import annotations
 
 import io
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
@@ -20,6 +19,8 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from benchmd_ray.data.plain_numbers import BLANKS, number_of, whole_of
+from benchmd_ray.data.readers.bounded import ANY, BoundedFile
 from benchmd_ray.data.readers.headers import (
     VOLTAGES,
     decoded,
@@ -31,7 +32,7 @@ from benchmd_ray.data.records import RecordError, require_once
 from benchmd_ray.errors import composed
 from benchmd_ray.extensions.extras import importing
 
-VERSION = 2
+VERSION = 3
 """Raised whenever what it reads of the same file changes."""
 
 Samples = npt.NDArray[np.float64]
@@ -41,6 +42,8 @@ READING = "reading EDF files"
 ANNOTATIONS = "EDF Annotations"
 MAX_SAMPLES = 2**27
 """Of the channels that are decoded; more are refused. Four at 500 Hz have so many in 18 hours."""
+AT_ONCE = 2**18
+"""Samples of a channel that are decoded at a time."""
 MAX_ANNOTATION_BYTES = 2**22
 """Of the channels of annotations; more are refused. A hypnogram has about 20 kB."""
 _SIGNAL_FIELDS = (
@@ -105,11 +108,12 @@ def read_header(path: Path) -> Header:
     """Read a header and hold it against the size of the file.
 
     Raises:
-        RecordError: The file is missing, no EDF file, or shorter or longer than its header says.
+        RecordError: The file is missing, a pipe, no EDF file, or shorter or longer than its header
+            says.
     """
     try:
-        size = path.stat().st_size
-        with path.open("rb") as file:
+        with BoundedFile(path, ANY) as file:
+            size = file.bytes
             fixed = file.read(256)
             if len(fixed) < 256:
                 raise RecordError(f"it is cut off after {len(fixed)} bytes. Fetch it again.")
@@ -159,16 +163,11 @@ def read_edf(path: Path, channels: Sequence[str]) -> Recording:
     if held > MAX_SAMPLES:
         raise RecordError(f"its channels have {held:,} samples, expected at most {MAX_SAMPLES:,}")
     scales = {name: _scale(channel) for name, channel in found.items()}
-    start = 256 * (len(header.channels) + 1)
-    shape = (header.records, sum(channel.samples for channel in header.channels))
-    try:
-        data = np.memmap(path, "<i2", "r", start, shape)
-    except (OSError, ValueError) as error:  # it has become shorter
-        raise RecordError(f"it cannot be read as EDF ({type(error).__name__})") from error
+    data = _data(path, header)
     return Recording(
         signals={
-            name: _decoded(data[:, c.start : c.start + c.samples]) * step + offset
-            for (name, c), (step, offset) in zip(found.items(), scales.values(), strict=True)
+            name: _signal(data[:, channel.start :][:, : channel.samples], *scales[name])
+            for name, channel in found.items()
         },
         rates={name: channel.samples / header.seconds for name, channel in found.items()},
     )
@@ -181,22 +180,34 @@ def read_annotations(path: Path) -> list[Annotation]:
         RecordError: The file cannot be read or is cut off, or has no channel of annotations.
     """
     header = read_header(path)
-    samples = [channel.samples for channel in header.channels if channel.name == ANNOTATIONS]
-    if not samples:
+    channels = [channel for channel in header.channels if channel.name == ANNOTATIONS]
+    if not channels:
         raise RecordError(f"it has no channel {ANNOTATIONS!r}; expected an EDF+ file")
-    if 2 * header.records * sum(samples) > MAX_ANNOTATION_BYTES:
+    if 2 * header.records * sum(channel.samples for channel in channels) > MAX_ANNOTATION_BYTES:
         raise RecordError(f"its annotations have more than {MAX_ANNOTATION_BYTES:,} bytes")
     with importing("edfio", READING):
         import edfio
+    data = _data(path, header)
+    parts = [data[:, channel.start :][:, : channel.samples] for channel in channels]
+    content = _file_of(parts, label=ANNOTATIONS, kind="EDF+D" if header.discontinuous else "EDF+C")
     try:
-        with path.open("rb") as file:
-            found = edfio.read_edf(file, header_encoding="latin-1").annotations
+        found = edfio.read_edf(io.BytesIO(content), header_encoding="latin-1").annotations
         read = (Annotation(a.onset, a.duration, a.text) for a in found)
         return sorted(read, key=lambda annotation: annotation.onset)
     except MemoryError:
         raise
     except Exception as error:  # edfio raises whatever its parsing meets, and may quote the header
         raise RecordError(f"its annotations cannot be read ({type(error).__name__})") from None
+
+
+def _data(path: Path, header: Header) -> npt.NDArray[np.int16]:
+    """All samples, (data records, samples of each), of which those are read that are used."""
+    start = 256 * (len(header.channels) + 1)
+    shape = (header.records, sum(channel.samples for channel in header.channels))
+    try:
+        return np.memmap(path, "<i2", "r", start, shape)
+    except (OSError, ValueError) as error:  # it has become shorter
+        raise RecordError(f"it cannot be read as EDF ({type(error).__name__})") from error
 
 
 def plain(name: str) -> str:
@@ -290,10 +301,26 @@ def _scale(channel: Channel) -> tuple[float, float]:
     return step, offset
 
 
-def _decoded(data: npt.NDArray[np.int16]) -> Samples:
-    """Samples of a channel, (time,), of its part of each data record: (records, samples).
+def _signal(data: npt.NDArray[np.int16], step: float, offset: float) -> Samples:
+    """A channel in µV, (time,), of its part of each data record: (records, samples).
 
-    It is decoded as an EDF file of its own, whose unit is a step.
+    Data records are decoded some at a time, so that little more than the signal is in memory.
+    """
+    records, samples = data.shape
+    signal = np.empty((records, samples))
+    at_once = max(1, AT_ONCE // samples)
+    for start in range(0, records, at_once):
+        part = data[start : start + at_once]
+        signal[start : start + at_once] = _decoded(part).reshape(part.shape)
+    signal *= step
+    signal += offset
+    return signal.reshape(-1)
+
+
+def _decoded(data: npt.NDArray[np.int16]) -> Samples:
+    """Samples, (time,), of a channel's part of some data records: (records, samples).
+
+    They are decoded as an EDF file of their own, whose unit is a step.
 
     Raises:
         RecordError: mne decodes something else.
@@ -301,37 +328,48 @@ def _decoded(data: npt.NDArray[np.int16]) -> Samples:
     with importing("mne", READING):
         import mne
     records, samples = data.shape
-    own = dict.fromkeys(("physical minimum", "digital minimum"), "-32768")
-    own |= dict.fromkeys(("physical maximum", "digital maximum"), "32767")
-    own |= {"label": "0", "unit": "uV", "samples": str(samples)}
-    fixed = (("0", 168), ("01.01.85", 8), ("00.00.00", 8), ("512", 8), ("", 44), (records, 8))
-    head = [*fixed, ("1", 8), ("1", 4)] + [(own.get(name, ""), n) for name, n in _SIGNAL_FIELDS]
-    content = "".join(str(text).ljust(width) for text, width in head).encode("ascii")
-    raw = mne.io.read_raw_edf(
-        io.BytesIO(content + data.tobytes()), preload=True, stim_channel=None, verbose="ERROR"
-    )
+    file = io.BytesIO(_file_of([data], label="0"))
+    raw = mne.io.read_raw_edf(file, preload=True, stim_channel=None, verbose="ERROR")
     values = np.rint(raw.get_data()[0] * 1e6)  # volts
     if values.shape != (records * samples,):
         raise RecordError(f"its channel decodes to {len(values):,} samples, not those it has")
     return np.asarray(values, np.float64)
 
 
+def _file_of(parts: Sequence[npt.NDArray[np.int16]], *, label: str, kind: str = "") -> bytes:
+    """A file with nothing but some channels of another, whose unit is a step.
+
+    Args:
+        parts: Each channel's part of each data record: (records, samples).
+        label: Their name.
+        kind: ``EDF+C`` or ``EDF+D``; empty for EDF.
+    """
+    records, signals = len(parts[0]), len(parts)
+    own = dict.fromkeys(("physical minimum", "digital minimum"), "-32768")
+    own |= dict.fromkeys(("physical maximum", "digital maximum"), "32767")
+    own |= {"label": label, "unit": "uV"}
+    fixed = (("0", 168), ("01.01.85", 8), ("00.00.00", 8), (256 * (signals + 1), 8), (kind, 44))
+    head = [*fixed, (records, 8), ("1", 8), (signals, 4)]
+    for name, width in _SIGNAL_FIELDS:
+        stated = [part.shape[1] if name == "samples" else own.get(name, "") for part in parts]
+        head += [(text, width) for text in stated]
+    content = "".join(str(text).ljust(width) for text, width in head).encode("ascii")
+    return content + np.hstack(parts).tobytes()
+
+
 def _whole(text: bytes, what: str) -> int:
     """A whole number of a header."""
-    try:
-        return int(text.decode("latin-1").split("\0")[0])
-    except ValueError:
-        raise _faulty(what) from None
+    value = whole_of(text.decode("latin-1").split("\0")[0].strip(BLANKS))
+    if value is None:
+        raise _faulty(what)
+    return value
 
 
 def _number(text: str | bytes, what: str) -> float:
     """A finite number of a header; some are written with a decimal comma."""
     text = text.decode("latin-1") if isinstance(text, bytes) else text
-    try:
-        value = float(text.split("\0")[0].replace(",", "."))
-    except ValueError:
-        raise _faulty(what) from None
-    if not math.isfinite(value):
+    value = number_of(text.split("\0")[0].strip(BLANKS).replace(",", "."))
+    if value is None:
         raise _faulty(what)
     return value
 

@@ -20,7 +20,7 @@ VERSION = 2
 Pixels = npt.NDArray[np.uint8]
 
 MAX_PIXELS = 100_000_000
-"""Larger images are refused before they are decoded: up to 30 bytes are held for each pixel. The
+"""Larger images are refused before they are decoded: up to 25 bytes are held for each pixel. The
 largest, digitised mammograms, have 40 million."""
 FORMATS = ("JPEG", "PNG", "TIFF", "BMP", "PPM")
 DEEP = ("I", "F", "I;16", "I;16B", "I;16L", "I;16N")
@@ -182,10 +182,12 @@ def to_grey_levels(values: npt.NDArray[np.generic]) -> Pixels:
     Raises:
         RecordError: They are all equal, or one is not finite.
     """
-    x = np.asarray(values, np.float64)
+    x = np.array(values, np.float64)
     low, high = float(x.min()), float(x.max())
     if not (np.isfinite(low) and np.isfinite(high)):
         raise RecordError("it holds values that are not finite")
     if low == high:
         raise RecordError(f"every pixel is {low:g}; expected an image")
-    return np.rint((x - low) * (255 / (high - low))).astype(np.uint8)
+    x -= low
+    x *= 255 / (high - low)
+    return np.rint(x, out=x).astype(np.uint8)

@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from benchmd_ray.data.itk import simple_itk
+from benchmd_ray.data.readers.bounded import ANY, read_bounded
 from benchmd_ray.data.readers.volume import MAX_SLICES, MAX_VOXELS, SAME, Volume
 from benchmd_ray.data.records import RecordError
 
@@ -115,10 +116,10 @@ def mhd_fields(path: Path) -> dict[str, str]:
         RecordError: It is missing, no text, or a field appears twice.
     """
     try:
-        with path.open("rb") as file:
-            lines = file.read(2**16).decode("ascii").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise RecordError(f"the header cannot be read ({type(error).__name__})") from None
+        content = read_bounded(path, ANY, "the header", first_bytes=2**16)
+        lines = content.decode("ascii").splitlines()
+    except UnicodeDecodeError:
+        raise RecordError("the header cannot be read: it is not ASCII text") from None
     fields: dict[str, str] = {}
     for line in filter(str.strip, lines):
         key, separator, value = line.partition("=")

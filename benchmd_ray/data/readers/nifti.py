@@ -21,11 +21,11 @@ import numpy.typing as npt
 
 from benchmd_ray.data.geometry import Grid, image_of
 from benchmd_ray.data.itk import simple_itk
-from benchmd_ray.data.readers.bounded import ANY, BoundedFile
+from benchmd_ray.data.readers.bounded import ANY, BoundedFile, require_held
 from benchmd_ray.data.readers.volume import MAX_SLICES, MAX_VOXELS, Volume
 from benchmd_ray.data.records import RecordError
 
-VERSION = 3
+VERSION = 4
 """Raised whenever what it reads of the same file changes."""
 HEADER_BYTES = 348
 PACKED = b"\x1f\x8b"
@@ -180,6 +180,7 @@ def read_voxels(path: Path) -> Voxels:
         with BoundedFile(path, ANY) as file:
             stream, is_packed = unpacked(file)
             header = read_header(stream.read(HEADER_BYTES))
+            require_held(header.offset + header.size, file.bytes, is_packed=is_packed)
             stream.read(header.offset - HEADER_BYTES)
             content = stream.read(header.size)
             behind = 0
@@ -236,9 +237,8 @@ def read_header(header: bytes) -> Header:
     count, *extents = struct.unpack(f"{order}8h", header[40:56])
     (kind,) = struct.unpack(f"{order}h", header[70:72])
     offset, slope, intercept = struct.unpack(f"{order}3f", header[108:120])
-    spacing = struct.unpack(f"{order}3f", header[80:92])
-    place = struct.unpack(f"{order}18f", header[256:328])
-    if not (count == 3 or (count == 4 and extents[3] == 1)) or min(extents[:3]) < 1:
+    is_volume = 3 <= count <= 7 and all(extent == 1 for extent in extents[3:count])
+    if not is_volume or min(extents[:3]) < 1:
         shown = tuple(extents[: max(0, min(count, 7))])
         raise RecordError(f"it has the extents {shown}, expected those along x, y and z")
     if kind not in TYPES:
@@ -249,8 +249,6 @@ def read_header(header: bytes) -> Header:
         raise RecordError(f"it has the extents {tuple(extents[:3])}, which are too large")
     if not HEADER_BYTES + 4 <= offset <= MAX_OFFSET:
         raise RecordError(f"its voxels begin at byte {offset:g}, expected behind the header")
-    if not all(map(math.isfinite, (*spacing, *place))) or min(spacing) <= 0:
-        raise RecordError("its directions or the size of its voxels are not numbers")
     if slope == 0 or math.isnan(slope):  # by the standard: stored numbers are the values
         slope, intercept = 1.0, 0.0
     if not (math.isfinite(slope) and math.isfinite(intercept)):
@@ -275,26 +273,21 @@ def _place(
         RecordError: It says in two ways where voxels are in one space, and not the same; the
             message says what differs.
     """
-    sizes = np.array(struct.unpack(f"{order}3f", header[80:92]))
     of_quaternion, of_matrix = struct.unpack(f"{order}2h", header[252:256])
-    matrix = np.array(struct.unpack(f"{order}12f", header[280:328])).reshape(3, 4)
-    turned_by = _quaternion(header, order)
-    other = np.column_stack([turned_by * sizes, struct.unpack(f"{order}3f", header[268:280])])
-    warnings: tuple[str, ...] = ()
-    if of_matrix > 0:
-        cosines = _cosines(matrix, sizes)
-        if of_quaternion > 0:
-            moved = _moved(matrix, other, extents)
-            if moved > MOVED * sizes.min():
-                if of_quaternion == of_matrix:
-                    raise RecordError(f"its qform and sform place voxels {moved:.3g} mm apart")
-                warnings = (
-                    f"its qform (code {of_quaternion}) and sform (code {of_matrix}) place voxels "
-                    "apart; the sform is taken",
-                )
-        origin = matrix[:, 3]
-    elif of_quaternion > 0:
-        cosines, origin = turned_by, other[:, 3]
+    matrix = _matrix(header, order) if of_matrix > 0 else None
+    sizes, warnings = _sizes(header, order, matrix)
+    other = _of_quaternion(header, order, sizes) if of_quaternion > 0 else None
+    if matrix is not None:
+        cosines, origin = _cosines(matrix, sizes), matrix[:, 3]
+        if other is not None and (moved := _moved(matrix, other, extents)) > MOVED * sizes.min():
+            if of_quaternion == of_matrix:
+                raise RecordError(f"its qform and sform place voxels {moved:.3g} mm apart")
+            warnings += (
+                f"its qform (code {of_quaternion}) and sform (code {of_matrix}) place voxels "
+                "apart; the sform is taken",
+            )
+    elif other is not None:
+        cosines, origin = _quaternion(header, order), other[:, 3]
     else:
         cosines, origin = np.diag([-1.0, -1.0, 1.0]), np.zeros(3)
     scale = MILLIMETRES.get(header[123] & 7, 1.0)
@@ -306,6 +299,49 @@ def _place(
         tuple((cosines * to_left_and_back[:, None] + 0.0).reshape(-1).tolist()),
     )
     return grid, warnings
+
+
+def _matrix(header: bytes, order: str) -> Numbers:
+    """The sform, (3, 4)."""
+    values = np.array(struct.unpack(f"{order}12f", header[280:328]))
+    if not np.isfinite(values).all():
+        raise RecordError("its directions and origin (sform) are not finite numbers")
+    matrix = values.reshape(3, 4)
+    if not np.linalg.norm(matrix[:, :3], axis=0).all():
+        raise RecordError("an axis of its sform has length 0")
+    return matrix
+
+
+def _of_quaternion(header: bytes, order: str, sizes: Numbers) -> Numbers:
+    """The matrix, (3, 4), of a qform."""
+    values = struct.unpack(f"{order}6f", header[256:280])
+    if not all(map(math.isfinite, values)):
+        raise RecordError("its directions and origin (qform) are not finite numbers")
+    return np.column_stack([_quaternion(header, order) * sizes, values[3:]])
+
+
+def _sizes(header: bytes, order: str, matrix: Numbers | None) -> tuple[Numbers, tuple[str, ...]]:
+    """Sizes of voxels along x, y and z, and warnings.
+
+    They are those of pixdim without its signs, which mean nothing; where a size is not a number
+    above 0 and there is an sform, those of the sform.
+
+    Raises:
+        RecordError: Neither has them.
+    """
+    stated = np.array(struct.unpack(f"{order}3f", header[80:92]))
+    sizes, listed = np.abs(stated), " × ".join(f"{size:.4g}" for size in stated)
+    if not (np.isfinite(sizes) & (sizes > 0)).all():
+        if matrix is None:
+            raise RecordError(
+                f"its voxels are {listed} mm by pixdim, and there is no sform: expected numbers "
+                "above 0"
+            )
+        warning = f"its voxels are {listed} mm by pixdim; the sizes of the sform are taken"
+        return np.linalg.norm(matrix[:, :3], axis=0), (warning,)
+    if (stated < 0).any():
+        return sizes, (f"its voxels are {listed} mm by pixdim; the signs are passed over",)
+    return sizes, ()
 
 
 def _cosines(matrix: Numbers, spacing: Numbers) -> Numbers:

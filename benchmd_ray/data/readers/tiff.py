@@ -30,8 +30,8 @@ COPY_OR_MASK = 0b101
 WHITE_IS_ZERO, BLACK_IS_ZERO = 0, 1
 MAX_READS = 2**20
 """Of the entries of all directories; a page has some fifteen."""
-MAX_BYTES = 2**30
-"""Of a file whose zero is white, which is held whole."""
+MAX_BYTES = 2**29
+"""Of a file whose zero is white, which is held whole; the largest image of 32 bits has 0.4 GB."""
 
 
 @dataclass(frozen=True)
@@ -75,9 +75,8 @@ def the_page(path: Path) -> Page | None:
         )
     content: Path | io.BytesIO = path
     if is_inverted := photometric == WHITE_IS_ZERO and samples == 1:
-        changed = bytearray(read_bounded(path, MAX_BYTES, "the file"))
-        struct.pack_into(kind, changed, place, BLACK_IS_ZERO)
-        content = io.BytesIO(changed)
+        content = io.BytesIO(read_bounded(path, MAX_BYTES, "the file"))  # which it holds once
+        struct.pack_into(kind, content.getbuffer(), place, BLACK_IS_ZERO)
     return Page(
         number=whole[0],
         bits=tags.get(BITS, (1, 0, ""))[0],
