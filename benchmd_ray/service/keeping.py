@@ -68,7 +68,7 @@ def pruned_and_needed(
     """Items whose run has to be made again."""
     for item in reversed(items):
         name = _source_of_weights(item, progress, again=item.name in again)
-        run = None if name is None else progress[name]
+        run = None if name is None else progress.get(name)
         if name is None or run is None or not run.run.finished or run.run.folder.name in stored:
             continue
         needed.setdefault(shown(run.run.folder), item.name)
@@ -88,7 +88,7 @@ def _source_of_weights(
     item: Item, progress: Mapping[str, Progress | None], *, again: bool
 ) -> str | None:
     """The item whose run's weights this one needs for what is left of it, if it needs any."""
-    state = progress[item.name]
+    state = progress.get(item.name)
     if again:
         return item.after
     if state is None or state.done:

@@ -70,5 +70,5 @@ def test_the_study_prints_json_and_repeats_itself(capsys: pytest.CaptureFixture[
         assert printed.err.startswith("1/1 gap to 20 patients, 2 classes: ")
     first, second = (one["situations"][0]["statistics"] for one in found)
     assert first == second
-    assert first["level: gap in auroc (t)"]["given"] == 6
+    assert first["level: gap in auroc"]["given"] == 6
     assert found[0]["settings"] == {"draws": 6, "resamples": 20, "seed": 0}
