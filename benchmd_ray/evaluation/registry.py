@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import os
 from collections.abc import Mapping
-from importlib.metadata import EntryPoint, entry_points
+from importlib.metadata import EntryPoint, distributions, entry_points
 from pathlib import Path
 from typing import Any
 
@@ -152,7 +152,7 @@ def _found(named: str) -> tuple[dict[str, Benchmark], dict[str, str]]:
     sound: dict[str, Benchmark] = {}
     broken: dict[str, str] = {}
     paths: dict[str, str] = {}
-    for entry in sorted(entry_points(group=GROUP), key=_order):
+    for entry in _entries():
         paths[entry.value if entry.name in paths else entry.name] = entry.value
     paths |= {path: path for path in named.split(",") if path}
     for name, path in paths.items():
@@ -171,6 +171,17 @@ def _found(named: str) -> tuple[dict[str, Benchmark], dict[str, str]]:
         except BenchmdError as error:
             broken[name] = str(error)
     return sound, broken
+
+
+def _entries() -> list[EntryPoint]:
+    """Entry points of all installed packages, this one's first.
+
+    A folder of metadata that an older build left in a checkout hides this package's entry points
+    from `entry_points`, so that they are looked up in all metadata of its name.
+    """
+    shipped = [entry for dist in distributions(name=PACKAGE) for entry in dist.entry_points]
+    entries = {entry for entry in shipped if entry.group == GROUP} | {*entry_points(group=GROUP)}
+    return sorted(entries, key=_order)
 
 
 def _order(entry: EntryPoint) -> tuple[bool, bool, str, str]:

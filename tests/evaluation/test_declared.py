@@ -94,6 +94,13 @@ def test_an_installed_package_does_not_replace_a_benchmark_of_this_one(monkeypat
 IMPOSTOR = replace(BENCHMARK, version=99)
 
 
+def test_older_metadata_in_a_checkout_hides_no_benchmark(monkeypatch):
+    monkeypatch.setattr(registry, "entry_points", lambda group: EntryPoints([]))
+    sound, broken = registry._found.__wrapped__("")
+    assert list(sound) == ["benchmd", "medmnist", "ood", "touchstone"]
+    assert broken == {}
+
+
 def test_two_tables_of_one_name_are_refused(also):
     also(replace(OTHER, tables=f"{__name__}:TAKEN"))
     with pytest.raises(BenchmdError, match="other has a table auroc, and there is one already"):
