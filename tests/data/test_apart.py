@@ -131,7 +131,7 @@ def test_a_process_that_waits_for_ever_is_ended(process, monkeypatch):
 def test_a_process_that_was_killed_while_idle_is_replaced(process):
     first, _ = process.call({"parts": []})
     os.kill(first["pid"], signal.SIGKILL)
-    psutil.wait_procs([psutil.Process(first["pid"])], timeout=10)
+    psutil.wait_procs([psutil.Process(first["pid"])], timeout=60)
     assert process.call({"parts": []})[0]["pid"] != first["pid"]
 
 
@@ -200,7 +200,7 @@ def test_it_ends_with_its_owner_however_that_ends(process, tmp_path, part):
     child = psutil.Process(int(owner.stdout.readline()))
     owner.kill()
     owner.communicate()
-    assert psutil.wait_procs([child], timeout=10)[1] == []
+    assert psutil.wait_procs([child], timeout=60)[1] == []
 
 
 def test_nothing_of_the_working_folder_is_imported(process, tmp_path, monkeypatch):

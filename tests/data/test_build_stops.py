@@ -93,8 +93,8 @@ def stopped(command: subprocess.Popen[str], number: signal.Signals, *, group: bo
         command.kill()
         pytest.fail(f"it still ran a minute after {number.name}: {command.communicate()}")
     assert command.returncode == 128 + number, command.communicate()
-    assert psutil.wait_procs(everything, timeout=10)[1] == []
-    output, errors = command.communicate(timeout=10)
+    assert psutil.wait_procs(everything, timeout=60)[1] == []
+    output, errors = command.communicate(timeout=60)
     assert output == ""
     return errors
 

@@ -248,7 +248,7 @@ def benchmd(*arguments, **options):
 
 
 def finish(process):
-    _, errors = process.communicate(timeout=120)
+    _, errors = process.communicate(timeout=600)
     assert process.returncode == 0, errors.decode()
 
 
