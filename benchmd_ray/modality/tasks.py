@@ -60,8 +60,10 @@ class Target:
         """
         if self.is_mask:
             if values.shape[1:] != self.shape or values.dtype != np.dtype(self.dtype):
-                found = f"{values.dtype} of shape {values.shape[1:]}"
-                return f"its mask is {found}, expected {self.dtype} of shape {self.shape}"
+                return (
+                    f"its mask is {values.dtype} of shape {values.shape[1:]}, expected "
+                    f"{self.dtype} of shape {self.shape}"
+                )
             most = int(values.max(initial=0))
             wrong = f"its mask has the label {most}, expected 0 to {self.classes - 1}"
             return wrong if most >= self.classes else None

@@ -1,4 +1,4 @@
-"""Ranges of numbers: whether a value is within, and what is expected, as messages and help say."""
+"""Ranges of numbers, stated with the fields of dataclasses, and their text in messages and help."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from typing import Annotated
 
 @dataclass(frozen=True)
 class Within:
-    """Numbers from one to another, finite ones."""
+    """A range of finite numbers."""
 
     low: float = -math.inf
     high: float = math.inf
     above: bool = False
-    """Whether ``low`` itself is not among them."""
+    """Whether ``low`` is excluded."""
     below: bool = False
-    """Whether ``high`` itself is not among them."""
+    """Whether ``high`` is excluded."""
     optional: bool = False
-    """Whether there may be no number."""
+    """Whether None is allowed."""
 
     def holds(self, value: float | None) -> bool:
-        """Whether a value is one of them."""
+        """Whether a value is in the range."""
         if value is None:
             return self.optional
         over = self.low < value if self.above else self.low <= value

@@ -47,7 +47,7 @@ def _require(holds: bool, name: str, got: object, expected: object) -> None:
 
 
 def _require_ranges(group: Any, name: str) -> None:
-    for key, within in ranges_of(type(group)).items():
+    for key, within in ranges_of(group.__class__).items():
         value = getattr(group, key)
         _require(within.holds(value), f"{name}.{key}".strip("."), value, within)
 
@@ -396,10 +396,10 @@ class Settings:
 
     @property
     def transfer_encoder(self) -> EncoderSettings:
-        """The encoder with the dropout of the transfer, where that has one of its own."""
+        """The encoder with the transfer's dropout where it sets one."""
         rates = {name: getattr(self.transfer, name) for name in ("dropout", "embedding_dropout")}
-        own = {name: rate for name, rate in rates.items() if rate is not None}
-        return dataclasses.replace(self.encoder, **own)
+        changes = {name: rate for name, rate in rates.items() if rate is not None}
+        return dataclasses.replace(self.encoder, **changes)
 
 
 def default_settings(modality: Modality, encoder: str = "paper") -> Settings:
@@ -462,12 +462,9 @@ def setting_names(group: type = Settings, above: str = "") -> Iterator[str]:
 
 def _meant(key: str, where: str) -> str | None:
     """The full name of a setting that was named without its group, if it can only be one."""
-    found = [
-        name
-        for name in setting_names()
-        if name.startswith(where) and name.rpartition(".")[2] == key
-    ]
-    return found[0] if len(found) == 1 else None
+    names = [name for name in setting_names() if name.startswith(where)]
+    matches = [name for name in names if name.rpartition(".")[2] == key]
+    return matches[0] if len(matches) == 1 else None
 
 
 def load_settings(

@@ -47,7 +47,7 @@ SPECIAL = {"drops": DROPS, "execution.least_workers": WORKERS}
 
 @cache
 def _meanings() -> dict[str, dict[str, str]]:
-    """What is written below each field, by class and field."""
+    """Docstring below each field, by class and field."""
     meanings: dict[str, dict[str, str]] = {}
     for group in ast.parse(inspect.getsource(definition)).body:
         if not isinstance(group, ast.ClassDef):
@@ -103,7 +103,7 @@ def _plain(kind: Any) -> str:
 
 
 def values(name: str) -> tuple[str, ...]:
-    """The values of a setting that takes some only, for completion; none of others."""
+    """The values of a setting with a fixed choice, for completion; empty for others."""
     group, field = _group(name)
     kind = types_of(group)[field]
     if typing.get_origin(kind) is Literal:
@@ -113,8 +113,8 @@ def values(name: str) -> tuple[str, ...]:
 
 def source(name: str) -> str:
     """Where the value of the fixed protocol is from."""
-    begun = [each for each in SOURCES if name == each or name.startswith(f"{each}.")]
-    return SOURCES[max(begun, key=len)]
+    groups = [group for group in SOURCES if f"{name}.".startswith(f"{group}.")]
+    return SOURCES[max(groups, key=len)]
 
 
 def _group(name: str) -> tuple[type, str]:
