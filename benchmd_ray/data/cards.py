@@ -184,7 +184,7 @@ def _with_modality(content: dict[str, Any], where: str) -> dict[str, Any]:
 
 
 def known_modalities() -> dict[str, None]:
-    """Names of all modalities: of their cards, and of datasets that have one of their own."""
+    """Names of all modalities: of their cards, and of datasets that define their own."""
     return dict.fromkeys([*modalities(), *(card.modality.name for card in cards().values())])
 
 
@@ -205,7 +205,7 @@ def card_of(content: Any, where: str) -> DatasetCard:
         where: What holds it, for messages.
 
     Raises:
-        BenchmdError: It is no such content, or names classes or files that cannot be.
+        BenchmdError: The content is not a card's, or names classes or files that cannot exist.
     """
     card: DatasetCard = typed(DatasetCard, content, where)
     _check_classes(card, where, content)

@@ -168,7 +168,7 @@ class Signal:
         """The parameters of its normaliser, of the type in `PARAMETERS`.
 
         Raises:
-            BenchmdError: There is no such normaliser, or it has others.
+            BenchmdError: The normaliser does not exist, or takes other parameters.
         """
         if self.normaliser not in PARAMETERS:
             raise unknown_name(f"normaliser of {self.name}", self.normaliser, PARAMETERS)

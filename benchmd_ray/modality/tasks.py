@@ -25,7 +25,7 @@ MOST_LABELS = 255
 
 @dataclass(frozen=True)
 class Target:
-    """What a catalog holds of the truth of a record."""
+    """Form of the ground truth that a catalog stores with a record."""
 
     shape: tuple[int, ...]
     """Of one record: a value for each class; of a mask a label for each voxel, (z, y, x)."""
@@ -33,7 +33,7 @@ class Target:
     exclusive: bool
     """Whether exactly one class is positive."""
     classes: int = 0
-    """Of a mask, the background among them: its labels are below. 0 where it is no mask."""
+    """Number of labels of a mask, the background included; 0 where it is not a mask."""
 
     @property
     def is_mask(self) -> bool:
@@ -134,7 +134,7 @@ class Task:
         return "dsc" if self.segments else "auroc"
 
     def target(self, classes: Sequence[str], extents: Sequence[int]) -> Target:
-        """What catalogs hold of the truth of a record.
+        """Form of the ground truth that catalogs store with a record.
 
         Args:
             classes: The task's own, or those that merge them.

@@ -191,8 +191,8 @@ class PretrainSettings:
 class AugmentationSettings:
     """How fine-tuning changes a signal each time it sees it (`training.augmentation`).
 
-    Each is a strength from 0, which is off, to 1; what is drawn for an example lies between no
-    change and that strength. The standard deviation (sd) is that of the example itself, over all
+    Each is a strength from 0, which is off, to 1; for each example a change between none and that
+    strength is drawn. The standard deviation (sd) is that of the example itself, over all
     its channels, so that a strength means the same however signals are normalised. Searches may
     vary each of them.
     """
@@ -407,7 +407,7 @@ def default_settings(modality: Modality, encoder: str = "paper") -> Settings:
 
     Args:
         modality: The modality.
-        encoder: Name of the encoder's size; the ImageNet techniques have one of their own.
+        encoder: Name of the encoder's size; ImageNet techniques use ``vit-tiny``.
     """
     size = {"batch_size": modality.batch_size}
     return updated(Settings(), {"encoder": encoder, "pretrain": size, "transfer": size})
@@ -423,7 +423,7 @@ def updated(settings: T, changes: Mapping[str, Any], where: str = "") -> T:
 
     Raises:
         BenchmdError: A key does not exist (the message lists the valid ones and the nearest), or
-            a value has another type or lies outside its range.
+            a value has another type or is outside its range.
     """
     kinds = types_of(type(settings))
     new: dict[str, Any] = {}
