@@ -75,11 +75,10 @@ def known_trial(trial: FrozenTrial, start: FrozenTrial | None, method: Method) -
         method: Of the search.
     """
     notes, done = trial.user_attrs, evaluations_of(trial)
-    race = {number: scores for number, scores in done.items() if number < method.evaluations}
-    baseline = {} if start is None else evaluations_of(start)
-    baseline = {
-        number: scores for number, scores in baseline.items() if number < method.evaluations
-    }
+    race, baseline = (
+        {number: scores for number, scores in evaluations.items() if number < method.evaluations}
+        for evaluations in (done, {} if start is None else evaluations_of(start))
+    )
     names = sorted(next(iter(race.values()))) if race else []
     scores = {
         name: paired(
