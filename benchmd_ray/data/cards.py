@@ -152,40 +152,39 @@ def _cards_of(path: Path) -> dict[str, DatasetCard]:
     if not isinstance(content, dict):
         raise BenchmdError(f"{where} holds {shown(content)}, expected its keys.")
     contents = contents_by_size(content, where) if "images" in content else [content]
-    made = [card_of(_with_modality(each, where), where) for each in contents]
+    by_size = [card_of(_with_modality(card, where), where) for card in contents]
     require_own_name(path, content, where)
-    return {card.name: card for card in made}
+    return {card.name: card for card in by_size}
 
 
 def _with_modality(content: dict[str, Any], where: str) -> dict[str, Any]:
     """What a card's file says, with the modality itself in the place of its name."""
-    own = copy(content) if isinstance(content, Lined) else Lined(content)
-    if isinstance(name := own.get("modality"), str):
+    card = copy(content) if isinstance(content, Lined) else Lined(content)
+    if isinstance(name := card.get("modality"), str):
         try:
             whole = Lined(asdict(modality(name)))
         except BenchmdError as error:
             raise BenchmdError(f"{where}{line_of(content, 'modality')}: {error}") from error
-        whole.lines = {key: line for key, line in own.lines.items() if key in ("signal", "task")}
+        whole.lines = {key: line for key, line in card.lines.items() if key in ("signal", "task")}
         for part in ("signal", "task"):
-            changes = copy(own.pop(part, {}))
+            changes = copy(card.pop(part, {}))
             if not isinstance(changes, dict):
                 raise BenchmdError(
                     f"{where}: {part}{line_of(content, part)} is {shown(changes)}, expected its "
                     "keys."
                 )
-            if changes.get("normaliser", whole[part].get("normaliser")) != whole[part].get(
-                "normaliser"
-            ):
+            usual = whole[part].get("normaliser")
+            if changes.get("normaliser", usual) != usual:
                 changes.setdefault("parameters", {})  # those of another would not fit
             for key, value in whole[part].items():
                 changes.setdefault(key, value)
             whole[part] = changes
-        own["modality"] = whole
-    return own
+        card["modality"] = whole
+    return card
 
 
 def known_modalities() -> dict[str, None]:
-    """Names of all modalities: of their cards, and of datasets that have one of their own."""
+    """Names of all modalities: of their cards, and of datasets that define their own."""
     return dict.fromkeys([*modalities(), *(card.modality.name for card in cards().values())])
 
 
@@ -206,7 +205,7 @@ def card_of(content: Any, where: str) -> DatasetCard:
         where: What holds it, for messages.
 
     Raises:
-        BenchmdError: It is no such content, or names classes or files that cannot be.
+        BenchmdError: The content is not a card's, or names classes or files that cannot exist.
     """
     card: DatasetCard = typed(DatasetCard, content, where)
     _check_classes(card, where, content)
@@ -292,7 +291,7 @@ def _check_classes(card: DatasetCard, where: str, content: Any) -> None:
 
 
 def cards() -> dict[str, DatasetCard]:
-    """All sound cards by name, those of the package first."""
+    """All valid cards by name, those of the package first."""
     return _read_all(card_folders()).sound
 
 
@@ -317,11 +316,10 @@ def dataset_card(name: str) -> DatasetCard:
     read = _read_all(card_folders())
     if name in read.taken:
         raise BenchmdError(read.taken[name])
-    known = cards()
-    if name not in known and name not in read.broken:
-        unknown = unknown_name("dataset", name, known)
+    if name not in read.sound and name not in read.broken:
+        unknown = unknown_name("dataset", name, read.sound)
         raise BenchmdError(f"{unknown} Your own cards are read with --cards or BENCHMD_CARDS.")
-    return known[name] if name in known else read[name]
+    return read[name]
 
 
 @functools.cache

@@ -78,9 +78,9 @@ def _origin_fault(manifest: Mapping[str, Any], card: DatasetCard) -> str:
     if not re.fullmatch(r"[0-9a-f]{64}", manifest["digest"]):
         return "its digest is not a SHA-256"
     if manifest["policy"] not in POLICIES:
-        return f"its policy {manifest['policy']!r} is unknown"
+        return f"its policy {shown(manifest['policy'])} is unknown"
     if card.layouts and manifest["layout"] not in card.layouts:
-        return f"its layout {manifest['layout']!r} is not one of {card.name}"
+        return f"its layout {shown(manifest['layout'])} is not one of {card.name}"
     for name, value in manifest["options"].items():
         if name not in card.options or not isinstance(value, str):
             return f"its option {shown(name)} is not one of {card.name}, or not text"
@@ -89,38 +89,36 @@ def _origin_fault(manifest: Mapping[str, Any], card: DatasetCard) -> str:
     if fault := kinds_fault(manifest["raw"], _RAW, "raw"):
         return fault
     if manifest["raw"]["grouped_by"] not in get_args(GroupedBy):
-        return f"its records are grouped by {manifest['raw']['grouped_by']!r}"
+        return f"its records are grouped by {shown(manifest['raw']['grouped_by'])}"
     if manifest["raw"]["provenance"] not in PROVENANCES:
         return f"its provenance is {shown(manifest['raw']['provenance'])}"
     for entry in manifest["quarantined"]:
         if fault := kinds_fault(entry, _QUARANTINED, "quarantined"):
             return fault
-    counts = [*manifest["excluded"].values(), *manifest["warnings"].values()]
-    return (
-        ""
-        if all(type(count) is int for count in counts)
-        else "it has a count that is not an integer"
-    )
+    for name in ("excluded", "warnings"):
+        if not _are_counts(manifest[name]):
+            return f"its {name} have a count that is not an integer"
+    return ""
 
 
 def _splits_fault(manifest: Mapping[str, Any], card: DatasetCard) -> str:
     for name, split in manifest["splits"].items():
         if not re.fullmatch(SPLIT, name):
-            return f"it names an odd split, {name!r}"
+            return f"it names an odd split, {shown(name)}"
         if fault := kinds_fault(split, _SPLIT, f"the split {name}"):
             return fault
-        conditions = split.get("conditions", {})
-        if not isinstance(conditions, dict) or not all(
-            type(count) is int for count in conditions.values()
-        ):
+        if not _are_counts(split.get("conditions", {})):
             return f"the conditions of its split {name} are not counts"
         for key in ("classes", "unit_classes"):
-            held = split.get(key, dict.fromkeys(card.classes, 0))
-            if not isinstance(held, dict) or tuple(held) != card.classes:
-                return f"the {key} of its split {name} are not those of {card.name}"
-            if not all(type(count) is int for count in held.values()):
-                return f"a count in {key} of its split {name} is not an integer"
+            counts = split.get(key, dict.fromkeys(card.classes, 0))
+            if not _are_counts(counts) or tuple(counts) != card.classes:
+                return f"the {key} of its split {name} are not counts of those of {card.name}"
     return ""
+
+
+def _are_counts(counts: object) -> bool:
+    """Whether each value of a mapping is a whole number."""
+    return isinstance(counts, dict) and all(type(count) is int for count in counts.values())
 
 
 def _shards_fault(manifest: Mapping[str, Any]) -> str:
@@ -132,9 +130,9 @@ def _shards_fault(manifest: Mapping[str, Any]) -> str:
             return fault
         file, split = shard["file"], shard["split"]
         if not re.fullmatch(rf"{SHARDS}/{SHARD}", file):
-            return f"it names an odd shard, {file!r}"
+            return f"it names an odd shard, {shown(file)}"
         if split not in rows or not file.startswith(f"{SHARDS}/{split}-"):
-            return f"its shard {file} is of an odd split, {split!r}"
+            return f"its shard {file} is of an odd split, {shown(split)}"
         if min(shard["rows"], shard["bytes"]) <= 0:
             return f"its shard {file} has {shard['rows']} rows"
         rows[split] += shard["rows"]

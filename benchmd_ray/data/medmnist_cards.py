@@ -47,7 +47,6 @@ NOTES = (
     "drawn by patient.",
 )
 
-
 IMAGE_PATCHES = {2: {28: 4, 64: 8, 128: 16, 224: 16}, 3: {28: 7, 64: 8}}
 """Datasets of MedMNIST: number of the images' dimensions → their size → extent of a patch."""
 IMAGE_GROUPS = (
@@ -122,11 +121,11 @@ def contents_by_size(content: Mapping[str, Any], file: str) -> list[dict[str, An
     images: Images = typed(Images, content["images"], f"{file}: images")
     if PLAIN_SIZE not in images.md5:
         raise BenchmdError(f"{file}: images is incomplete: md5 of size {PLAIN_SIZE} is missing.")
-    own = {key: value for key, value in content.items() if key != "images"}
-    name, title, citation = (str(own.get(key, "")) for key in ("name", "title", "citation"))
-    notes = typed(list[str], own.get("notes", []), f"{file}: notes")
+    card = {key: value for key, value in content.items() if key != "images"}
+    name, title, citation = (str(card.get(key, "")) for key in ("name", "title", "citation"))
+    notes = typed(list[str], card.get("notes", []), f"{file}: notes")
     return [
-        own
+        card
         | _of_size(name, images, size)
         | {
             "title": f"{title}, {images.imaging}",
@@ -162,9 +161,9 @@ def _of_size(dataset: str, images: Images, size: int) -> dict[str, Any]:
 
 def _layouts(images: Images, size: int, file: str) -> dict[str, dict[str, Any]]:
     """The files that a catalog can be built from."""
-    found = {CURRENT: (images.records, images.md5[size])}
+    files = {CURRENT: (images.records, images.md5[size])}
     if images.earlier and size == PLAIN_SIZE:
-        found[EARLIER] = (images.earlier.records, images.earlier.md5)
+        files[EARLIER] = (images.earlier.records, images.earlier.md5)
     layouts: dict[str, dict[str, Any]] = {
         name: {
             "description": f"{file} of {name.replace('-', ' ')}: {ARRAYS}.",
@@ -173,7 +172,7 @@ def _layouts(images: Images, size: int, file: str) -> dict[str, dict[str, Any]]:
             "md5": md5,
             "splits": splits,
         }
-        for name, (splits, md5) in found.items()
+        for name, (splits, md5) in files.items()
     }
     if EARLIER in layouts:
         layouts[EARLIER]["mark"] = "v2"

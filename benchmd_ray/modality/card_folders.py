@@ -45,11 +45,11 @@ def card_folders() -> tuple[Path, ...]:
     """Folders of cards: the package's own, the user's, and those of installed packages.
 
     Raises:
-        BenchmdError: A folder that the user names is none.
+        BenchmdError: A folder that the user names does not exist.
     """
-    own = [Path(name) for name in _named()]
-    _require_folders(own)
-    return (resource_folder("data_catalog"), *own, *_installed().values())
+    chosen = [Path(name) for name in _named()]
+    _require_folders(chosen)
+    return (resource_folder("data_catalog"), *chosen, *_installed().values())
 
 
 def _require_folders(folders: Iterable[Path]) -> None:
@@ -84,13 +84,13 @@ def _entries(_: tuple[str, ...]) -> tuple[EntryPoint, ...]:
 
 def _installed() -> dict[str, Path]:
     """Folders of cards by the entry points that name them."""
-    found = {}
+    folders = {}
     for entry in _entries(tuple(sys.path)):
         spec = find_module(entry.module)
         places = list(spec.submodule_search_locations or ()) if spec else []
         if places:
-            found[entry.name] = Path(places[0])
-    return found
+            folders[entry.name] = Path(places[0])
+    return folders
 
 
 @dataclass(frozen=True)
@@ -124,7 +124,7 @@ def read_cards(
     paths: Iterable[Path],
     read: Callable[[Path], dict[str, T]],
 ) -> Cards[T]:
-    """What card files say; a broken one spoils none but its own.
+    """Read card files; a broken one affects no other.
 
     Args:
         kind: What they are of, for messages.
@@ -168,7 +168,7 @@ def require_own_name(path: Path, content: Mapping[str, Any], where: str) -> None
 
 
 def _once(paths: Iterable[Path]) -> list[Path]:
-    """The files without those that are another's again, by a link or a folder named twice."""
+    """The files without duplicates, such as links or those of a folder that is named twice."""
     first: dict[Path, Path] = {}
     for path in paths:
         first.setdefault(path.resolve(), path)

@@ -55,9 +55,9 @@ class Modality:
 
 
 def modalities() -> dict[str, Modality]:
-    """Those that have a sound card, by name, in the order of tables."""
-    held = _read_all(card_folders()).sound.values()
-    return {each.name: each for each in sorted(held, key=lambda each: each.order)}
+    """Modalities with a valid card, by name, in the order of tables."""
+    kinds = _read_all(card_folders()).sound.values()
+    return {kind.name: kind for kind in sorted(kinds, key=lambda kind: kind.order)}
 
 
 @functools.cache
@@ -67,7 +67,7 @@ def _read_all(folders: tuple[Path, ...]) -> Cards[Modality]:
 
 
 def _read(path: Path) -> dict[str, Modality]:
-    # what names no modality needs no YAML
+    # commands that name no modality do not load YAML
     from benchmd_ray.schema.plain_yaml import read_yaml_file
     from benchmd_ray.schema.typed import typed
 
@@ -77,9 +77,9 @@ def _read(path: Path) -> dict[str, Modality]:
         raise BenchmdError(f"{where} holds {shown(content)}, expected its keys.")
     if isinstance(content.get("signal"), dict):
         content["signal"].setdefault("name", path.stem)
-    made = typed(Modality, content, where)
+    kind = typed(Modality, content, where)
     require_own_name(path, content, where)
-    return {made.name: made}
+    return {kind.name: kind}
 
 
 def broken_modalities() -> dict[str, str]:

@@ -13,7 +13,7 @@ from benchmd_ray.schema.typed import typed
 
 @dataclass(frozen=True)
 class Range:
-    """Values that are mapped onto others, what lies beyond clipped."""
+    """A range of values that is mapped linearly onto another; values beyond it are clipped."""
 
     low: float
     high: float
@@ -168,7 +168,7 @@ class Signal:
         """The parameters of its normaliser, of the type in `PARAMETERS`.
 
         Raises:
-            BenchmdError: There is no such normaliser, or it has others.
+            BenchmdError: The normaliser does not exist, or takes other parameters.
         """
         if self.normaliser not in PARAMETERS:
             raise unknown_name(f"normaliser of {self.name}", self.normaliser, PARAMETERS)
@@ -240,11 +240,11 @@ def valid_starts(extents: Sequence[int], size: Sequence[Any]) -> list[Any]:
     return [0 * starts[0], *starts[1:]] if len(starts) == 3 else starts
 
 
-def differing_in(one: Signal, other: Signal) -> str:
-    """What tells two signals of one name apart, for a message; empty where the name does."""
-    if one.name != other.name:
+def differing_in(signal: Signal, other: Signal) -> str:
+    """How two signals of one name differ, for a message; empty where their names differ."""
+    if signal.name != other.name:
         return ""
-    names = [f.name for f in fields(Signal) if getattr(one, f.name) != getattr(other, f.name)]
+    names = [f.name for f in fields(Signal) if getattr(signal, f.name) != getattr(other, f.name)]
     return f" with another {', '.join(names)}" if names else ""
 
 

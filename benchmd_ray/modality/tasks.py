@@ -25,7 +25,7 @@ MOST_LABELS = 255
 
 @dataclass(frozen=True)
 class Target:
-    """What a catalog holds of the truth of a record."""
+    """Form of the ground truth that a catalog stores with a record."""
 
     shape: tuple[int, ...]
     """Of one record: a value for each class; of a mask a label for each voxel, (z, y, x)."""
@@ -33,7 +33,7 @@ class Target:
     exclusive: bool
     """Whether exactly one class is positive."""
     classes: int = 0
-    """Of a mask, the background among them: its labels are below. 0 where it is no mask."""
+    """Number of labels of a mask, the background included; 0 where it is not a mask."""
 
     @property
     def is_mask(self) -> bool:
@@ -60,8 +60,10 @@ class Target:
         """
         if self.is_mask:
             if values.shape[1:] != self.shape or values.dtype != np.dtype(self.dtype):
-                found = f"{values.dtype} of shape {values.shape[1:]}"
-                return f"its mask is {found}, expected {self.dtype} of shape {self.shape}"
+                return (
+                    f"its mask is {values.dtype} of shape {values.shape[1:]}, expected "
+                    f"{self.dtype} of shape {self.shape}"
+                )
             most = int(values.max(initial=0))
             wrong = f"its mask has the label {most}, expected 0 to {self.classes - 1}"
             return wrong if most >= self.classes else None
@@ -132,7 +134,7 @@ class Task:
         return "dsc" if self.segments else "auroc"
 
     def target(self, classes: Sequence[str], extents: Sequence[int]) -> Target:
-        """What catalogs hold of the truth of a record.
+        """Form of the ground truth that catalogs store with a record.
 
         Args:
             classes: The task's own, or those that merge them.

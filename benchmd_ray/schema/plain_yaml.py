@@ -35,7 +35,7 @@ def read_yaml(text: str, what: str) -> Any:
         what: What it is, for messages, such as ``the card x.yaml``.
 
     Raises:
-        BenchmdError: It is no such text, has a key twice, or is too long or too deeply nested.
+        BenchmdError: It is not such a text, has a key twice, or is too long or too deeply nested.
     """
     try:
         if len(text) > MAX_CHARACTERS:
@@ -62,7 +62,7 @@ def read_yaml_file(path: Path, what: str) -> Any:
 
 
 class Lined(dict[Any, Any]):
-    """A mapping that knows the lines of its keys in the text, from 1, where it is from one."""
+    """A mapping with the line, from 1, of each key that was read from a text."""
 
     def __init__(self, content: Mapping[Any, Any] | None = None) -> None:
         super().__init__(content or {})
@@ -70,7 +70,7 @@ class Lined(dict[Any, Any]):
 
 
 class _PlainValues(yaml.SafeLoader):
-    """Refuses what could make a short text a large or deep value, before it is one."""
+    """Refuses a short text that would become a large or deep value, before it does."""
 
     yaml_implicit_resolvers = {  # noqa: RUF012 - as the class above has it
         first: [(tag, pattern) for tag, pattern in resolvers if tag not in UNTAKEN]
@@ -80,8 +80,8 @@ class _PlainValues(yaml.SafeLoader):
 
     def __init__(self, text: str) -> None:
         super().__init__(text)
-        self.behind: dict[str | None, int] = {}
-        """Values that an anchor stands for."""
+        self.anchored: dict[str | None, int] = {}
+        """Number of values that each anchor stands for."""
 
     def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
         """The next node.
@@ -93,8 +93,8 @@ class _PlainValues(yaml.SafeLoader):
         event: Any = self.peek_event()  # type: ignore[no-untyped-call]
         before = self.values
         if isinstance(event, yaml.AliasEvent):
-            if event.anchor in self.anchors:  # of one within its own anchor nothing is known yet
-                self.values += self.behind.get(event.anchor, MAX_VALUES)
+            if event.anchor in self.anchors:  # an alias within its own anchor has no count yet
+                self.values += self.anchored.get(event.anchor, MAX_VALUES)
         elif event.tag is not None:
             raise _refused(f"the tag {shown(event.tag)} is not taken: write plain values", event)
         self.values += 1
@@ -105,7 +105,7 @@ class _PlainValues(yaml.SafeLoader):
         node = super().compose_node(parent, index)
         self.depth -= 1
         if event.anchor is not None and not isinstance(event, yaml.AliasEvent):
-            self.behind[event.anchor] = self.values - before
+            self.anchored[event.anchor] = self.values - before
         if isinstance(node, yaml.ScalarNode):
             if node.tag in NUMBERS and len(node.value) > MAX_DIGITS:
                 raise _refused(f"a number has {len(node.value):,} digits", event)
@@ -135,12 +135,12 @@ class _PlainValues(yaml.SafeLoader):
 
 
 def _lined(loader: _PlainValues, node: yaml.MappingNode) -> Iterator[Lined]:
-    made = Lined()
-    yield made  # what is in it may refer to it
-    made.update(loader.construct_mapping(node))
+    mapping = Lined()
+    yield mapping  # its values may refer to it
+    mapping.update(loader.construct_mapping(node))
     for name, _ in node.value:
         if isinstance(name, yaml.ScalarNode):
-            made.lines[loader.construct_object(name)] = name.start_mark.line + 1
+            mapping.lines[loader.construct_object(name)] = name.start_mark.line + 1
 
 
 _PlainValues.add_constructor("tag:yaml.org,2002:map", _lined)

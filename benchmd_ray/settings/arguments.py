@@ -13,31 +13,31 @@ def plain(settings: Mapping[str, Any] | None) -> dict[str, Any]:
     """Settings with plain numbers instead of NumPy's.
 
     Raises:
-        BenchmdError: They are no mapping.
+        BenchmdError: They are not a mapping.
     """
     if not isinstance(settings or {}, Mapping):
         raise BenchmdError(
             f"the settings are {type(settings).__name__}, expected a mapping by group, such as "
             '{"transfer": {"epochs": 5}}.'
         )
-    made: dict[str, Any] = _without_numpy(settings or {})
-    return made
+    converted: dict[str, Any] = _without_numpy(settings or {})
+    return converted
 
 
 def assignments(settings: Mapping[str, Any] | None) -> tuple[str, ...]:
     """The same as commands take them: ``transfer.epochs=5``.
 
     Raises:
-        BenchmdError: They are no mapping.
+        BenchmdError: They are not a mapping.
     """
     return tuple(f"{name}={json.dumps(value)}" for name, value in _flat(plain(settings)))
 
 
 def _without_numpy(value: Any) -> Any:
     if isinstance(value, Mapping):
-        return {str(name): _without_numpy(each) for name, each in value.items()}
+        return {str(name): _without_numpy(item) for name, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_without_numpy(each) for each in value]
+        return [_without_numpy(item) for item in value]
     return value.item() if hasattr(value, "dtype") and hasattr(value, "item") else value
 
 

@@ -11,20 +11,23 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 from benchmd_ray.errors import BenchmdError, shown, unknown_name
 from benchmd_ray.modality.modalities import Modality
 from benchmd_ray.schema.plain_yaml import read_yaml, read_yaml_file
 from benchmd_ray.schema.ranges import (
-    ABOVE_0,
-    BELOW_1,
-    BETWEEN,
-    FROM_0,
-    FROM_1,
-    POSITIVE,
-    SHARE,
+    Count,
+    From0,
+    Positive,
+    Share,
+    ShareAbove0,
+    ShareBelow1,
+    ShareBelow1OrNull,
+    ShareBetween,
+    WholeFrom0,
     Within,
+    ranges_of,
 )
 from benchmd_ray.schema.typed import typed, types_of
 
@@ -35,60 +38,7 @@ LABEL_SETTINGS: dict[str, int | None] = {"small": 8, "medium": 64, "large": 256,
 
 
 DROPS = "ascending numbers between 0 and 1"
-SEED = Within(0, 2**63 - 1)
 WORKERS = "from 0 to execution.workers"
-RANGES: dict[str, dict[str, Within]] = {
-    "encoder": {  # far above every published transformer; more is a slip, or damage
-        "width": Within(1, 2**16),
-        "depth": Within(1, 1024),
-        "heads": Within(1, 2**10),
-        "head_dim": Within(1, 2**12),
-        "mlp": Within(1, 2**18),
-        "dropout": BELOW_1,
-        "embedding_dropout": BELOW_1,
-        "norm_eps": BETWEEN,
-        "patch_size": FROM_0,
-    },
-    "optimiser": {
-        "lr": POSITIVE,
-        "weight_decay": FROM_0,
-        "warmup_steps": FROM_0,
-        "drop_factor": ABOVE_0,
-    },
-    "pretrain": {
-        "steps": FROM_1,
-        "batch_size": Within(2),
-        "mixing_alpha": POSITIVE,
-        "temperature": POSITIVE,
-        "corruption_rate": BETWEEN,
-        "mask_rate": BETWEEN,
-    },
-    "transfer.augmentation": {
-        **dict.fromkeys(("flip", "shift", "affine", "blur", "intensity", "noise"), SHARE),
-        **dict.fromkeys(("masking", "lead_dropout", "wander", "mixup", "cutmix"), SHARE),
-    },
-    "transfer": {
-        "epochs": FROM_1,
-        "batch_size": FROM_1,
-        "neighbours": FROM_1,
-        "label_smoothing": BELOW_1,
-        "dropout": dataclasses.replace(BELOW_1, optional=True),
-        "embedding_dropout": dataclasses.replace(BELOW_1, optional=True),
-        "layer_decay": ABOVE_0,
-        "class_balance": SHARE,
-        "stochastic_depth": BELOW_1,
-        "freeze": BELOW_1,
-        "averaging": BELOW_1,
-    },
-    "execution": {
-        **dict.fromkeys(("workers", "accumulation", "cpus_per_worker", "shuffle_mib"), FROM_1),
-        **dict.fromkeys(("log_every", "checkpoint_every", "stall_seconds"), FROM_1),
-        **dict.fromkeys(("resident_gib", "checkpoint_seconds", "max_failures"), FROM_0),
-        **dict.fromkeys(("wait_seconds", "retries"), FROM_0),
-        "gpu_share": ABOVE_0,
-    },
-}
-"""Of the numbers of each group."""
 
 
 def _require(holds: bool, name: str, got: object, expected: object) -> None:
@@ -96,39 +46,40 @@ def _require(holds: bool, name: str, got: object, expected: object) -> None:
         raise BenchmdError(f"setting {name} is {shown(got)}, expected {expected}.")
 
 
-def _require_ranges(group: object, name: str) -> None:
-    for key, within in RANGES[name].items():
+def _require_ranges(group: Any, name: str) -> None:
+    for key, within in ranges_of(group.__class__).items():
         value = getattr(group, key)
-        _require(within.holds(value), f"{name}.{key}", value, within)
+        _require(within.holds(value), f"{name}.{key}".strip("."), value, within)
 
 
 @dataclass(frozen=True)
 class EncoderSettings:
     """The encoder: size of the transformer, or another network with its own options."""
 
-    width: int = 256
+    # the largest sizes are far above every published transformer's: more is a slip, or damage
+    width: Annotated[int, Within(1, 2**16)] = 256
     """Width of a token's embedding."""
-    depth: int = 12
+    depth: Annotated[int, Within(1, 1024)] = 12
     """Number of transformer blocks."""
-    heads: int = 8
+    heads: Annotated[int, Within(1, 2**10)] = 8
     """Attention heads of a block."""
-    head_dim: int = 64
+    head_dim: Annotated[int, Within(1, 2**12)] = 64
     """Width of one head's queries, keys and values."""
-    mlp: int = 512
+    mlp: Annotated[int, Within(1, 2**18)] = 512
     """Hidden width of a block's MLP."""
-    dropout: float = 0.1
+    dropout: ShareBelow1 = 0.1
     """Dropout after attention and in the MLP."""
-    embedding_dropout: float = 0.1
+    embedding_dropout: ShareBelow1 = 0.1
     """Dropout of the embedded tokens."""
     qkv_bias: bool = False
     """Whether queries, keys and values have a bias."""
     final_norm: bool = False
     """LayerNorm after the last block."""
-    norm_eps: float = 1e-5
+    norm_eps: ShareBetween = 1e-5
     """Added to the variance in every LayerNorm."""
     pool: Literal["mean", "cls"] = "mean"
     """Features: the mean over all tokens with CLS, or CLS only."""
-    patch_size: int = 0
+    patch_size: WholeFrom0 = 0
     """Extent of a patch in samples, or in pixels along y and x; 0: the modality's own."""
     network: str = "transformer"
     """The benchmark's transformer; resnet18 or resnet50 for images, the same with -2.5d, -3d or
@@ -180,18 +131,18 @@ ENCODERS: dict[str, EncoderSettings] = {
 class OptimiserSettings:
     """AdamW and its learning-rate schedule; with a weight decay of 0 AdamW is Adam."""
 
-    lr: float = 1e-4
+    lr: Positive = 1e-4
     """Peak learning rate."""
-    weight_decay: float = 1e-4
+    weight_decay: From0 = 1e-4
     """Decoupled weight decay."""
     schedule: Literal["constant", "cosine", "steps"] = "constant"
     """Learning rate after the warm-up: held, falling to zero after the last step by a cosine, or
     multiplied with `drop_factor` at each of `drops`."""
-    warmup_steps: int = 0
+    warmup_steps: WholeFrom0 = 0
     """Steps of linear warm-up from zero."""
     drops: list[float] = field(default_factory=lambda: [0.5, 0.75])
     """Shares of all steps, ascending, after which the schedule steps drops."""
-    drop_factor: float = 0.1
+    drop_factor: ShareAbove0 = 0.1
     """What each drop multiplies the learning rate with."""
 
     def __post_init__(self) -> None:
@@ -215,19 +166,19 @@ class OptimiserSettings:
 class PretrainSettings:
     """Pretraining on the source's training split, labels unused."""
 
-    steps: int = 100_000
+    steps: Count = 100_000
     """Optimiser steps."""
-    batch_size: int = 64
+    batch_size: Annotated[int, Within(2)] = 64
     """Examples of a step, all workers together (32 for ldct, see `default_settings`)."""
     optimiser: OptimiserSettings = field(default_factory=OptimiserSettings)
     """Optimiser and schedule."""
-    mixing_alpha: float = 1.0
+    mixing_alpha: Positive = 1.0
     """e-Mix: λ ~ Beta(α, α)."""
-    temperature: float = 0.2
+    temperature: Positive = 0.2
     """e-Mix: temperature of the cosine logits."""
-    corruption_rate: float = 0.85
+    corruption_rate: ShareBetween = 0.85
     """ShED: share of the tokens that are moved."""
-    mask_rate: float = 0.75
+    mask_rate: ShareBetween = 0.75
     """MAE: share of the tokens that are masked."""
     options: dict[str, Any] = field(default_factory=dict)
     """Further settings that a method of your own reads, by name."""
@@ -240,36 +191,36 @@ class PretrainSettings:
 class AugmentationSettings:
     """How fine-tuning changes a signal each time it sees it (`training.augmentation`).
 
-    Each is a strength from 0, which is off, to 1; what is drawn for an example lies between no
-    change and that strength. The standard deviation (sd) is that of the example itself, over all
+    Each is a strength from 0, which is off, to 1; for each example a change between none and that
+    strength is drawn. The standard deviation (sd) is that of the example itself, over all
     its channels, so that a strength means the same however signals are normalised. Searches may
     vary each of them.
     """
 
-    flip: float = 0.0
+    flip: Share = 0.0
     """Images and volumes: twice the chance of each axis to be mirrored; at 1 a half."""
-    shift: float = 0.0
+    shift: Share = 0.0
     """Largest shift along each axis, in shares of its extent; at the border values are repeated."""
-    affine: float = 0.0
+    affine: Share = 0.0
     """Images and volumes: rotation by up to 30° and scaling by up to 1.5 or 1/1.5, times this."""
-    blur: float = 0.0
+    blur: Share = 0.0
     """Images and volumes: Gaussian blur with an sd of up to two pixels, times this."""
-    intensity: float = 0.0
+    intensity: Share = 0.0
     """Contrast, or gain over time, times up to 1 ± 0.5, and an offset of up to ± 0.5 sd, both times
     this; all channels alike."""
-    noise: float = 0.0
+    noise: Share = 0.0
     """White Gaussian noise with an sd of up to this times the example's."""
-    masking: float = 0.0
+    masking: Share = 0.0
     """Largest share of the time, area or volume that one block of the channels' means replaces."""
-    lead_dropout: float = 0.0
+    lead_dropout: Share = 0.0
     """Signals over time: chance of each lead to be flat; one at least stays."""
-    wander: float = 0.0
+    wander: Share = 0.0
     """Signals over time: a slow sine is added to each lead, with 0.5 to 5 cycles over the signal
     and an amplitude of up to this times the sd."""
-    mixup: float = 0.0
+    mixup: Share = 0.0
     """Classes: an example is the mean of itself and another one, with the shares λ and 1 − λ,
     λ ~ Beta(α, α) with this α; so are their targets."""
-    cutmix: float = 0.0
+    cutmix: Share = 0.0
     """Classes: a block of an example, of the share 1 − λ, is another one's; λ likewise."""
     shape: bool = False
     """For volumes of which only the form matters: times a random number in [0, 1], and times 0.5
@@ -288,36 +239,36 @@ class TransferSettings:
     nothing: the nearest training records by their features vote (`models.neighbours`)."""
     labels: Literal["small", "medium", "large", "full"] = "full"
     """Label setting: 8, 64 or 256 labels per class, or all."""
-    epochs: int = 100
+    epochs: Count = 100
     """Passes over the chosen training records."""
-    batch_size: int = 64
+    batch_size: Count = 64
     """Examples of a step, all workers together; shrinks to the number of labels (32 for ldct)."""
     optimiser: OptimiserSettings = field(default_factory=OptimiserSettings)
     """Optimiser and schedule."""
-    label_smoothing: float = 0.0
+    label_smoothing: ShareBelow1 = 0.0
     """Share of each label that is spread over all classes (over both answers of a multi-label)."""
-    dropout: float | None = None
+    dropout: ShareBelow1OrNull = None
     """Fine-tuning: the encoder's dropout; null: that of encoder.dropout."""
-    embedding_dropout: float | None = None
+    embedding_dropout: ShareBelow1OrNull = None
     """Fine-tuning: dropout of the embedded tokens; null: that of encoder.embedding_dropout."""
-    layer_decay: float = 1.0
+    layer_decay: ShareAbove0 = 1.0
     """Fine-tuning: factor of the learning rate from each layer to the one below it."""
     augmentation: AugmentationSettings = field(default_factory=AugmentationSettings)
     """Fine-tuning: how a training signal is changed each time it is seen."""
-    class_balance: float = 0.0
+    class_balance: Share = 0.0
     """Fine-tuning: training records are drawn with chances n^-balance, n being how many are of
     their rarest class (`training.selection.class_odds`); 0: each once an epoch, 1: classes alike.
     Needs a split that is held in memory."""
-    stochastic_depth: float = 0.0
+    stochastic_depth: ShareBelow1 = 0.0
     """Fine-tuning: chance of an example to skip the branch of the last block, or each of its two
     branches in the transformer; in the blocks below it falls linearly."""
-    freeze: float = 0.0
+    freeze: ShareBelow1 = 0.0
     """Fine-tuning of a pretrained encoder: share of its blocks, from the signal up and with what is
     below them, that stay as they are; rounded down to whole blocks."""
-    averaging: float = 0.0
+    averaging: ShareBelow1 = 0.0
     """Fine-tuning: decay, for each step, of an exponential moving average of the weights, which is
     what is evaluated, kept and exported; 0: the weights themselves."""
-    neighbours: int = 20
+    neighbours: Count = 20
     """Nearest neighbours: how many training records vote, or all where there are fewer."""
     shuffle_labels: bool = False
     """Permute the training labels among the records: a sanity check that must score 0.5."""
@@ -362,38 +313,38 @@ class ExecutionSettings:
     """auto: bf16 mixed precision on a GPU, float32 on a CPU."""
     zero_stage: Literal[0, 1, 2, 3] = 0
     """DeepSpeed ZeRO stage."""
-    workers: int = 1
+    workers: Count = 1
     """Data-parallel workers; several run as a Ray Train job."""
-    accumulation: int = 1
+    accumulation: Count = 1
     """Parts that each worker cuts its share of a batch into, one after the other, to need less
     memory; their gradients add up to those of the whole."""
-    cpus_per_worker: int = 1
+    cpus_per_worker: Count = 1
     """CPUs that Ray reserves for each worker."""
-    gpu_share: float = 0.25
+    gpu_share: ShareAbove0 = 0.25
     """Share of a GPU for a run or a trial that computes little: what a GPU does in a few minutes,
     or a linear evaluation. A run has the same share of its memory, and gets a whole GPU where that
     is too little."""
     feed: Literal["auto", "resident", "streaming"] = "auto"
     """auto: resident while the split fits `resident_gib`, else streaming."""
-    resident_gib: float = 64.0
+    resident_gib: From0 = 64.0
     """Largest split that is held whole, in GiB."""
-    shuffle_mib: int = 256
+    shuffle_mib: Count = 256
     """Streaming: size of the local shuffle buffer of each worker, in MiB of stored signals."""
-    log_every: int = 20
+    log_every: Count = 20
     """Steps (pretraining) between lines of metrics."""
-    checkpoint_every: int = 1000
+    checkpoint_every: Count = 1000
     """Steps (pretraining) between checkpoints; transfer saves at the end of an epoch."""
-    checkpoint_seconds: float = 60.0
+    checkpoint_seconds: From0 = 60.0
     """Transfer: least time between two checkpoints."""
-    max_failures: int = 2
+    max_failures: WholeFrom0 = 2
     """How often lost workers are started again without a new checkpoint in between."""
     least_workers: int = 0
     """Fewest workers to resume with where the cluster has lost room for all; 0: all are needed."""
-    wait_seconds: float = 60.0
+    wait_seconds: From0 = 60.0
     """How long to wait for room for all workers before going on with fewer, or giving up."""
-    stall_seconds: float = 600.0
+    stall_seconds: Annotated[float, Within(1)] = 600.0
     """How long workers wait for one that stands still before they are started again."""
-    retries: int = 1
+    retries: WholeFrom0 = 1
     """`benchmd run`: how often a run is tried again that failed of a lost process, an outage or
     another accident, not of what was asked for."""
     keep: Literal["checkpoints", "models", "predictions"] = "models"
@@ -434,21 +385,21 @@ class Settings:
     """Transfer."""
     execution: ExecutionSettings = field(default_factory=ExecutionSettings)
     """Engine, device, workers."""
-    seed: int = 0
+    seed: Annotated[int, Within(0, 2**63 - 1)] = 0
     """Seed of everything drawn: weights, order, masks, label settings."""
     tuned: str = ""
     """Name of the search that found these settings; it changes nothing but the name of the
     protocol in tables."""
 
     def __post_init__(self) -> None:
-        _require(SEED.holds(self.seed), "seed", self.seed, SEED)
+        _require_ranges(self, "")
 
     @property
     def transfer_encoder(self) -> EncoderSettings:
-        """The encoder with the dropout of the transfer, where that has one of its own."""
+        """The encoder with the transfer's dropout where it sets one."""
         rates = {name: getattr(self.transfer, name) for name in ("dropout", "embedding_dropout")}
-        own = {name: rate for name, rate in rates.items() if rate is not None}
-        return dataclasses.replace(self.encoder, **own)
+        changes = {name: rate for name, rate in rates.items() if rate is not None}
+        return dataclasses.replace(self.encoder, **changes)
 
 
 def default_settings(modality: Modality, encoder: str = "paper") -> Settings:
@@ -456,7 +407,7 @@ def default_settings(modality: Modality, encoder: str = "paper") -> Settings:
 
     Args:
         modality: The modality.
-        encoder: Name of the encoder's size; the ImageNet techniques have one of their own.
+        encoder: Name of the encoder's size; ImageNet techniques use ``vit-tiny``.
     """
     size = {"batch_size": modality.batch_size}
     return updated(Settings(), {"encoder": encoder, "pretrain": size, "transfer": size})
@@ -472,7 +423,7 @@ def updated(settings: T, changes: Mapping[str, Any], where: str = "") -> T:
 
     Raises:
         BenchmdError: A key does not exist (the message lists the valid ones and the nearest), or
-            a value has another type or lies outside its range.
+            a value has another type or is outside its range.
     """
     kinds = types_of(type(settings))
     new: dict[str, Any] = {}
@@ -511,12 +462,9 @@ def setting_names(group: type = Settings, above: str = "") -> Iterator[str]:
 
 def _meant(key: str, where: str) -> str | None:
     """The full name of a setting that was named without its group, if it can only be one."""
-    found = [
-        name
-        for name in setting_names()
-        if name.startswith(where) and name.rpartition(".")[2] == key
-    ]
-    return found[0] if len(found) == 1 else None
+    names = [name for name in setting_names() if name.startswith(where)]
+    matches = [name for name in names if name.rpartition(".")[2] == key]
+    return matches[0] if len(matches) == 1 else None
 
 
 def load_settings(

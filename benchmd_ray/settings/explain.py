@@ -13,10 +13,10 @@ from itertools import pairwise
 from typing import Any, Literal
 
 from benchmd_ray.errors import unknown_name
-from benchmd_ray.schema.ranges import FROM_0
+from benchmd_ray.schema.ranges import Within, ranges_of
 from benchmd_ray.schema.typed import types_of
-from benchmd_ray.settings import definition as declared
-from benchmd_ray.settings.definition import DROPS, RANGES, WORKERS, Settings, setting_names
+from benchmd_ray.settings import definition
+from benchmd_ray.settings.definition import DROPS, WORKERS, Settings, setting_names
 
 OWN = "of this project"
 PAPER = "BenchMD v2, section 4 and appendix B"
@@ -47,21 +47,20 @@ SPECIAL = {"drops": DROPS, "execution.least_workers": WORKERS}
 
 @cache
 def _meanings() -> dict[str, dict[str, str]]:
-    """What is written below each field, by class and field."""
-    found: dict[str, dict[str, str]] = {}
-    for node in ast.parse(inspect.getsource(declared)).body:
-        if isinstance(node, ast.ClassDef):
-            pairs = pairwise(node.body)
-            found[node.name] = {
-                field.target.id: inspect.cleandoc(below.value.value)
-                for field, below in pairs
-                if isinstance(field, ast.AnnAssign)
-                and isinstance(field.target, ast.Name)
-                and isinstance(below, ast.Expr)
-                and isinstance(below.value, ast.Constant)
-                and isinstance(below.value.value, str)
-            }
-    return found
+    """Docstring below each field, by class and field."""
+    meanings: dict[str, dict[str, str]] = {}
+    for group in ast.parse(inspect.getsource(definition)).body:
+        if not isinstance(group, ast.ClassDef):
+            continue
+        texts = meanings[group.name] = {}
+        for pair in pairwise(group.body):
+            match pair:
+                case (
+                    ast.AnnAssign(target=ast.Name(id=name)),
+                    ast.Expr(value=ast.Constant(value=str(text))),
+                ):
+                    texts[name] = " ".join(text.replace("`", "").split())
+    return meanings
 
 
 def meaning(name: str) -> str:
@@ -71,7 +70,7 @@ def meaning(name: str) -> str:
         name: Its full name, such as ``pretrain.optimiser.lr``.
     """
     group, field = _group(name)
-    return " ".join(_meanings()[group.__name__][field].replace("`", "").split())
+    return _meanings()[group.__name__][field]
 
 
 def expected(name: str) -> str:
@@ -84,13 +83,18 @@ def expected(name: str) -> str:
     kind = types_of(group)[field]
     if typing.get_origin(kind) is Literal:
         return " | ".join(map(str, typing.get_args(kind)))
-    above = name.rpartition(".")[0]
-    place = "optimiser" if above.endswith(".optimiser") else above
-    within = RANGES.get(place, {}).get(field)
     special = SPECIAL.get(name) or SPECIAL.get(field)
-    if name == "seed":
-        within = FROM_0
-    return special or (str(within) if within else _plain(kind))
+    return special or str(range_of(name) or _plain(kind))
+
+
+def range_of(name: str) -> Within | None:
+    """The range of a setting that is a number with one.
+
+    Args:
+        name: Its full name.
+    """
+    group, field = _group(name)
+    return ranges_of(group).get(field)
 
 
 def _plain(kind: Any) -> str:
@@ -99,7 +103,7 @@ def _plain(kind: Any) -> str:
 
 
 def values(name: str) -> tuple[str, ...]:
-    """The values of a setting that takes some only, for completion; none of others."""
+    """The values of a setting with a fixed choice, for completion; empty for others."""
     group, field = _group(name)
     kind = types_of(group)[field]
     if typing.get_origin(kind) is Literal:
@@ -109,8 +113,8 @@ def values(name: str) -> tuple[str, ...]:
 
 def source(name: str) -> str:
     """Where the value of the fixed protocol is from."""
-    begun = [each for each in SOURCES if name == each or name.startswith(f"{each}.")]
-    return SOURCES[max(begun, key=len)]
+    groups = [group for group in SOURCES if f"{name}.".startswith(f"{group}.")]
+    return SOURCES[max(groups, key=len)]
 
 
 def _group(name: str) -> tuple[type, str]:

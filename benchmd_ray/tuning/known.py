@@ -1,4 +1,4 @@
-"""What the journal of a search knows of a trial."""
+"""Trials as the journal of a search has them."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ Numbers = Sequence[float | None]
 
 @dataclass(frozen=True)
 class Trial:
-    """What is known of a trial."""
+    """The state and the scores of a trial."""
 
     number: int
     state: State
@@ -67,29 +67,30 @@ class Trial:
 
 
 def known_trial(trial: FrozenTrial, start: FrozenTrial | None, method: Method) -> Trial:
-    """What is known of a trial.
+    """A trial with its scores, compared with those of the start.
 
     Args:
         trial: As the journal has it.
         start: The first trial.
         method: Of the search.
     """
-    held, done = trial.user_attrs, evaluations_of(trial)
-    race = {number: scores for number, scores in done.items() if number < method.evaluations}
-    begun = {} if start is None else evaluations_of(start)
-    begun = {number: scores for number, scores in begun.items() if number < method.evaluations}
+    notes, done = trial.user_attrs, evaluations_of(trial)
+    race, baseline = (
+        {number: scores for number, scores in evaluations.items() if number < method.evaluations}
+        for evaluations in (done, {} if start is None else evaluations_of(start))
+    )
     names = sorted(next(iter(race.values()))) if race else []
     scores = {
         name: paired(
-            {number: each[name] for number, each in race.items()},
-            {number: each[name] for number, each in begun.items()},
+            {number: by_name[name] for number, by_name in race.items()},
+            {number: by_name[name] for number, by_name in baseline.items()},
         )
         for name in names
     }
     means = _means(race)
-    itself = trial is start or not begun
-    base = dict.fromkeys(means, 0.0) if itself else _means(begun)
-    differences = [score - base[each] for each, score in means.items() if each in base]
+    is_baseline = trial is start or not baseline
+    base = dict.fromkeys(means, 0.0) if is_baseline else _means(baseline)
+    differences = [score - base[number] for number, score in means.items() if number in base]
     return Trial(
         number=trial.number,
         state=_state(trial, done, method),
@@ -99,13 +100,13 @@ def known_trial(trial: FrozenTrial, start: FrozenTrial | None, method: Method) -
         scores=scores,
         evaluations=tuple(sorted(means.items())),
         fresh=tuple(sorted((e, s) for e, s in _means(done).items() if e in method.fresh)),
-        tested=int(held.get(TESTED, 0)),
-        curve=tuple((int(step), float(score)) for step, score, *_ in sorted(held.get(CURVE, []))),
-        seconds=float(held.get(SECONDS, 0.0)),
-        device_hours=float(held.get(HOURS, 0.0)),
-        reason=str(held.get(REASON, "")),
-        started=str(held.get(STARTED, "")),
-        finished=str(held.get(FINISHED, "")),
+        tested=int(notes.get(TESTED, 0)),
+        curve=tuple((int(step), float(score)) for step, score, *_ in sorted(notes.get(CURVE, []))),
+        seconds=float(notes.get(SECONDS, 0.0)),
+        device_hours=float(notes.get(HOURS, 0.0)),
+        reason=str(notes.get(REASON, "")),
+        started=str(notes.get(STARTED, "")),
+        finished=str(notes.get(FINISHED, "")),
     )
 
 
@@ -120,20 +121,20 @@ class Over:
 
 
 def noted_over(attributes: Mapping[str, Any], begun: int) -> Over | None:
-    """What a study notes of the end of its race; None: nothing yet.
+    """The end of a study's race; None while it lasts.
 
     Args:
         attributes: Of the study, as the journal has them.
-        begun: Trials that were begun.
+        begun: Number of trials that were started.
 
     Raises:
-        ValueError: No search notes such a thing.
+        ValueError: A search does not write such a note.
     """
     if OVER not in attributes:
         return None
     over = Over(limits(attributes[OVER]["budget"]), attributes[OVER]["settled"])
-    sound = isinstance(over.settled, list) and not any(map(math.isnan, over.budget))
-    if not sound or not all(_counts(number, begun - 1) for number in over.settled):
+    is_sound = isinstance(over.settled, list) and not any(map(math.isnan, over.budget))
+    if not is_sound or not all(_counts(number, begun - 1) for number in over.settled):
         raise ValueError(f"no search notes the end of its race as {shown(attributes[OVER])}")
     return over
 
@@ -144,7 +145,7 @@ def limits(budget: Numbers) -> list[float]:
 
 
 def noted_fault(trial: FrozenTrial, space: Space) -> str:
-    """What of a trial no search notes; empty where that is nothing.
+    """What in a trial is not as a search writes it; empty where nothing is.
 
     Args:
         trial: As the journal has it.
@@ -178,7 +179,7 @@ def noted_fault(trial: FrozenTrial, space: Space) -> str:
 
 
 def _counts(value: object, most: int) -> bool:
-    """Whether a value is a number of things, so many at most."""
+    """Whether a value is a count of at most ``most``."""
     return isinstance(value, int) and 0 <= value <= most
 
 
@@ -201,4 +202,6 @@ def evaluations_of(trial: FrozenTrial) -> dict[int, dict[str, float]]:
 
 def _means(evaluations: Mapping[int, Mapping[str, float]]) -> dict[int, float]:
     """Score of each evaluation over all modalities."""
-    return {e: math.fsum(each.values()) / len(each) for e, each in evaluations.items()}
+    return {
+        number: math.fsum(scores.values()) / len(scores) for number, scores in evaluations.items()
+    }

@@ -104,28 +104,29 @@ def read_portfolio(path: Path | None = None) -> Portfolio:
     """The portfolio of a file; None takes the one that ships with the package.
 
     Raises:
-        BenchmdError: It is none, or of another version.
+        BenchmdError: It is not a portfolio, or of another version.
     """
     path = path or resource_folder("search_spaces") / SHIPPED
     where, remedy = f"the portfolio {path}", "Learn it anew by `benchmd tune --learn STORE`."
-    held = read_json(path, remedy)
-    if held.get("version") != VERSION:
-        version = shown(held.get("version"))
+    content = read_json(path, remedy)
+    if content.get("version") != VERSION:
+        version = shown(content.get("version"))
         raise BenchmdError(f"{where} has the version {version}, expected {VERSION}. {remedy}")
-    found: Portfolio = typed(Portfolio, held, where)
-    _require_bounded(found, where, remedy)
-    return found
+    portfolio: Portfolio = typed(Portfolio, content, where)
+    _require_bounded(portfolio, where, remedy)
+    return portfolio
 
 
 def _require_bounded(portfolio: Portfolio, where: str, remedy: str) -> None:
     """Refuse what is too large to be ordered soon, and names that messages cannot show."""
-    names = {name for each in portfolio.candidates for name in (each.dataset, *each.gains)}
-    names |= {name for own in portfolio.after.values() for name in own}
+    candidates = portfolio.candidates
+    names = {name for candidate in candidates for name in (candidate.dataset, *candidate.gains)}
+    names |= {name for datasets in portfolio.after.values() for name in datasets}
     for name in sorted(names):
         if not is_name(name):
-            raise BenchmdError(f"{where} names a dataset {shown(name)}: no plain name. {remedy}")
+            raise BenchmdError(f"{where} names a dataset {shown(name)}: not a plain name. {remedy}")
     for what, count, most in (
-        ("settings", len(portfolio.candidates), MOST_CANDIDATES),
+        ("settings", len(candidates), MOST_CANDIDATES),
         ("datasets", len(names), MOST_DATASETS),
     ):
         if count > most:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Collection, Mapping
 from itertools import chain
 from typing import Any
@@ -95,13 +94,11 @@ def plan_fault(plan: Mapping[str, Any]) -> str:
         return "it has no objective, or nothing that is searched"
     names = (plan["technique"], plan["setting"], *plan["objectives"], *plan["space"])
     if any(not is_name(name) for name in names):
-        return "its technique, its setting, an objective or what is searched is no plain name"
+        return "its technique, setting, an objective or a searched setting is not a plain name"
     if any(not is_name(plan[name]) for name in ("sampler", "stopping", "choosing", "device")):
-        return "its sampler, stopping, choosing or device is no plain name"
+        return "its sampler, stopping, choosing or device is not a plain name"
     if plan["evaluations"] < 1:
         return f"its trials have {plan['evaluations']} evaluations"
-    if abs(plan["seed"]) >= 2**63:
-        return "its seed has more than 64 bits"
     faults = chain(
         map(_source_fault, sources),
         map(_settings_fault, settings),
@@ -114,7 +111,7 @@ def _source_fault(about: Any) -> str:
     if fault := kinds_fault(about, _SOURCE, "a source"):
         return fault
     if any(not is_name(about[name]) for name in _NAMES):
-        return "a source has a modality, name or policy that is no plain name"
+        return "a source has a modality, name or policy that is not a plain name"
     for what in ("records", "patients"):
         if fault := kinds_fault(about[what], _COUNTS, f"{what} of a source"):
             return fault
@@ -167,7 +164,7 @@ def parameter_of(name: str, about: Mapping[str, Any]) -> Parameter:
 
 
 def _is_plain(value: object) -> bool:
-    """Whether a value is text, a truth value, or a number that arrays hold."""
+    """Whether a value is text, a truth value, null or a number that arrays hold exactly."""
     if isinstance(value, int | float):
         return abs(value) < LARGEST
     return value is None or isinstance(value, str)
@@ -193,7 +190,7 @@ def trials_fault(
         if not pa.types.is_primitive(field.type) or pa.types.is_boolean(field.type):
             continue
         if pa.types.is_floating(field.type) and pc.any(pc.is_nan(table[field.name])).as_py():
-            return f"its column {field.name} has a number that is none"
+            return f"its column {field.name} has a NaN"
         least, most = pc.min_max(table[field.name]).as_py().values()
         ends = PAIRED if field.name in scores else (-LARGEST, LARGEST)
         if field.name in COUNTS:
@@ -223,11 +220,9 @@ def result_fault(result: Mapping[str, Any], scored: Collection[int]) -> str:
     for number in (result["best"], *result["front"]):
         if not isinstance(number, int) or isinstance(number, bool) or number not in scored:
             return f"it names trial {shown(number)}, which has no score"
-    numbers = [result[name] for name in ("value", "seconds", "device_hours")]
-    numbers += [result["first_value"] or 0, result.get("shared_seconds", 0)]
-    numbers += result["importance"].values()
-    if not all(isinstance(n, int | float) and _is_plain(n) and math.isfinite(n) for n in numbers):
-        return "it has a number that is none, or not finite"
+    numbers = (result.get("shared_seconds", 0), *result["importance"].values())
+    if not all(isinstance(number, int | float) and _is_plain(number) for number in numbers):
+        return "its importance or shared_seconds has a value that is not a finite number"
     faults = chain(
         (_decision_fault(result["decision"], result["best"]),),
         map(_settings_fault, result["settings"]),
@@ -236,18 +231,12 @@ def result_fault(result: Mapping[str, Any], scored: Collection[int]) -> str:
 
 
 def _decision_fault(decision: Any, best: int) -> str:
-    """What is wrong with what fresh evaluations are said to have decided."""
+    """What is wrong with the decision after the fresh evaluations."""
     if decision is None:
         return ""
     if fault := kinds_fault(decision, _DECISION, "its decision"):
         return fault
     if decision["number"] != best:
         return "its decision is for another trial"
-    for one in decision["finalists"]:
-        if fault := kinds_fault(one, _FINALIST, "a finalist"):
-            return fault
-    numbers = [decision["start"], decision["expected"]]
-    numbers += [one[name] for one in decision["finalists"] for name in _FINALIST]
-    return (
-        "" if all(map(math.isfinite, numbers)) else "its decision has a number that is not finite"
-    )
+    faults = (kinds_fault(finalist, _FINALIST, "a finalist") for finalist in decision["finalists"])
+    return next(filter(None, faults), "")

@@ -407,7 +407,7 @@ def first_shard(**changes):
         ({"raw": []}, "it has raw \\[\\], which is of another type"),
         ({"raw": {}}, "raw lacks records"),
         ({"raw": lambda raw: raw | {"records": "all"}}, "raw has records 'all'"),
-        ({"warnings": {"odd": None}}, "a count that is not an integer"),
+        ({"warnings": {"odd": None}}, "its warnings have a count that is not an integer"),
         ({"quarantined": [{"record": 1, "file": None, "reason": ""}]}, "has record 1"),
         ({"quarantined": [7]}, "quarantined is 7, expected names and values"),
         ({"shards": first_shard(file="../../evil.parquet")}, "names an odd shard"),

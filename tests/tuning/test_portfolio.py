@@ -167,8 +167,8 @@ def test_a_value_is_taken_as_the_space_has_it():
     [
         ([candidate("one", {}, {})] * 3001, "has 3,001 settings, expected 3,000 at most"),
         ([candidate(f"d{i}", {}, {}) for i in range(301)], "has 301 datasets, expected 300 at"),
-        ([candidate("\x1b]0;one", {}, {})], "names a dataset .*no plain name"),
-        ([candidate("one", {}, {"a\nb": 0.1})], "names a dataset 'a.*no plain name"),
+        ([candidate("\x1b]0;one", {}, {})], "names a dataset .*not a plain name"),
+        ([candidate("one", {}, {"a\nb": 0.1})], "names a dataset 'a.*not a plain name"),
     ],
 )
 def test_a_portfolio_is_bounded_and_names_can_be_shown(tmp_path, candidates, said):
