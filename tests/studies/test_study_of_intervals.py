@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 from sklearn.metrics import average_precision_score, roc_auc_score
 
-from speed.statistics_study import SITUATIONS, Situation, draw, main, run, truth_of
+from studies.intervals import main, run
+from studies.populations import SITUATIONS, Situation, draw, truth_of
 
 DRAWS, RESAMPLES = 80, 100
 
@@ -61,7 +62,7 @@ def test_tests_hold_their_level_and_intervals_the_truth_or_there_are_none(
 
 
 def test_the_study_prints_json_and_repeats_itself(capsys: pytest.CaptureFixture[str]) -> None:
-    arguments = ["--draws", "6", "--resamples", "20", "--only", "gap to 20"]
+    arguments = ["--draws", "6", "--resamples", "20", "--only", "gap to 20 patients"]
     found = []
     for _ in range(2):
         main(arguments)
@@ -70,5 +71,5 @@ def test_the_study_prints_json_and_repeats_itself(capsys: pytest.CaptureFixture[
         assert printed.err.startswith("1/1 gap to 20 patients, 2 classes: ")
     first, second = (one["situations"][0]["statistics"] for one in found)
     assert first == second
-    assert first["level: gap in auroc (t)"]["given"] == 6
+    assert first["level: gap in auroc"]["given"] == 6
     assert found[0]["settings"] == {"draws": 6, "resamples": 20, "seed": 0}
