@@ -29,7 +29,7 @@ style: .venv/.ready
 	$(BIN)/ruff format --check .
 
 # Checked again only when a source has changed; mypy's cache keeps that quick.
-.venv/.types: .venv/.ready $(shell find benchmd_ray speed -name '*.py')
+.venv/.types: .venv/.ready $(shell find benchmd_ray speed studies -name '*.py')
 	$(BIN)/mypy
 	touch $@
 
@@ -43,7 +43,7 @@ test: style types ## style, types and quick tests: after every change
 test-all: style types ## style, types and all tests but the nightly ones: before a push
 	$(PYTEST) -m "not nightly"
 
-test-nightly: style types ## what takes long: simulated clusters, fuzzing, browsers (skipped without Chromium)
+test-nightly: style types ## what takes long: simulated clusters, studies, fuzzing, browsers (skipped without Chromium)
 	$(PYTEST) -m nightly
 
 format: .venv/.ready

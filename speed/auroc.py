@@ -18,38 +18,25 @@ TOLERANCE = 1e-12
 
 def main(arguments: list[str] | None = None) -> None:
     """Measure and print."""
-    options = measure.parser(__doc__)
-    options.add_argument("--rows", type=int, default=20_000, help="scored records (20000)")
-    options.add_argument("--classes", type=int, default=5, help="of a single-label task (5)")
-    chosen = measure.parsed(options, arguments)
-    if chosen.classes < 2 or chosen.rows < 2 * chosen.classes:
-        options.error("--classes has to be 2 or more, and --rows twice that")
-    draws = np.random.default_rng(chosen.seed)
-    targets = np.eye(chosen.classes, dtype=np.int8)[np.arange(chosen.rows) % chosen.classes]
-    logits = (draws.normal(size=targets.shape) + targets).round(2)  # some are tied
+    declared = {"rows": (20_000, "scored records"), "classes": (5, "of a single-label task")}
+    settings = measure.options(__doc__, arguments, declared)
+    if settings.classes < 2 or settings.rows < 2 * settings.classes:
+        raise SystemExit("--classes has to be 2 or more, and --rows at least twice as many.")
+    generator = np.random.default_rng(settings.seed)
+    targets = np.eye(settings.classes, dtype=np.int8)[np.arange(settings.rows) % settings.classes]
+    logits = (generator.normal(size=targets.shape) + targets).round(2)  # some are tied
     scores = probabilities(logits, "single-label")
-    columns = range(chosen.classes)
 
     def one_sort() -> list[float]:
         return list(auroc(targets, scores).per_class)
 
     def scikit_learn() -> list[float]:
+        columns = range(settings.classes)
         return [float(roc_auc_score(targets[:, c], scores[:, c])) for c in columns]
 
     np.testing.assert_allclose(one_sort(), scikit_learn(), rtol=0, atol=TOLERANCE)
-    measure.report(
-        "auroc",
-        chosen,
-        measure.alternating(
-            {"one_sort": one_sort, "scikit_learn": scikit_learn},
-            repetitions=chosen.repetitions,
-            warm_up=chosen.warm_up,
-        ),
-        units=1,
-        unit="epochs/s",
-        ours="one_sort",
-        peer="scikit_learn",
-    )
+    tasks = {"one_sort": one_sort, "scikit_learn": scikit_learn}
+    measure.compare("auroc", settings, tasks, unit="epochs/s", units=1)
 
 
 if __name__ == "__main__":

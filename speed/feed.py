@@ -9,7 +9,7 @@ before, so that neither waits for a disk.
 By default a small synthetic raw dataset is written to a temporary folder and its catalog built
 (on an embedded Ray, not timed). Real data: ``--catalog FOLDER --raw FOLDER``, policy ``clean``.
 
-``--arrays`` needs PyTorch, NumPy and PyYAML alone: random int16 signals, one ``.npy`` file per
+``--arrays`` only needs PyTorch, NumPy and PyYAML: random int16 signals, one ``.npy`` file per
 record behind the ``DataLoader``, against the resident feed over one array of them all,
 memory-mapped (on a GPU: resident there).
 """
@@ -17,9 +17,11 @@ memory-mapped (on a GPU: resident there).
 from __future__ import annotations
 
 import argparse
+import itertools
 import os
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,16 +29,23 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader, Dataset, Sampler
 
-from benchmd_ray.data.batches import Columns, ResidentFeed, Worker, epoch_order
-from benchmd_ray.data.normalise import NORMALISERS, normaliser
+from benchmd_ray.data.batches import ResidentFeed, Worker, epoch_order
+from benchmd_ray.data.normalise import NORMALISERS
 from benchmd_ray.modality.modalities import modality as modality_named
 from benchmd_ray.modality.signals import Signal
 from speed import measure
+from speed.sources import array_feed, ecg_catalog
 
-Signals = Iterator[torch.Tensor]
-"""Batches, (batch, *input_shape) float32."""
-Feeds = tuple[Callable[[int], Signals], Callable[[int], Signals], dict[str, float]]
-"""Ours and the peer, by epoch, and further figures."""
+Batches = Iterator[torch.Tensor]
+"""(batch, *input_shape) float32 each."""
+DECLARED = {
+    "arrays": (False, "random arrays, no raw files"),
+    "catalog": (Path, "catalog of ECGs (a synthetic one)"),
+    "raw": (Path, "the raw folder it was built from"),
+    "records": (256, "at most so many"),
+    "batch": (64, "records of a batch"),
+    "workers": (2, "of the DataLoader"),
+}
 
 
 class RawRecords(Dataset[torch.Tensor]):
@@ -60,44 +69,34 @@ class RawRecords(Dataset[torch.Tensor]):
 
 
 class EpochBatches(Sampler[list[int]]):
-    """The rows of each batch of one epoch, which is set from outside."""
+    """The rows of each batch of ``epoch``, in the order of the package's feed."""
 
-    def __init__(self, rows: int, batch: int, order: Callable[[int], Any]) -> None:
-        self._rows, self._batch, self._order = rows, batch, order
-        self.epoch = 0
-
-    def __len__(self) -> int:
-        """Batches of an epoch."""
-        return -(-self._rows // self._batch)
+    def __init__(self, rows: int, batch: int, seed: int) -> None:
+        self._rows, self._batch, self._seed, self.epoch = rows, batch, seed, 0
 
     def __iter__(self) -> Iterator[list[int]]:
         """Rows of each batch."""
-        order = self._order(self.epoch).tolist()
+        order = epoch_order(self._seed, self.epoch, self._rows).tolist()
         yield from (order[i : i + self._batch] for i in range(0, len(order), self._batch))
 
 
 class FilesFeed:
     """The peer: a ``DataLoader`` over raw files."""
 
-    def __init__(
-        self,
-        records: RawRecords,
-        order: Callable[[int], Any],
-        arguments: argparse.Namespace,
-    ) -> None:
-        self._device = arguments.device
-        self._batches = EpochBatches(len(records), arguments.batch, order)
+    def __init__(self, records: RawRecords, options: argparse.Namespace) -> None:
+        self._device = options.device
+        self._batches = EpochBatches(len(records), options.batch, options.seed)
         self._loader = DataLoader(
             records,
             batch_sampler=self._batches,
-            num_workers=arguments.workers,
-            persistent_workers=arguments.workers > 0,
-            pin_memory=arguments.device == "cuda",
+            num_workers=options.workers,
+            persistent_workers=options.workers > 0,
+            pin_memory=options.device == "cuda",
             # the workers must not inherit the threads of this process, Ray's among them
-            multiprocessing_context="forkserver" if arguments.workers else None,
+            multiprocessing_context="forkserver" if options.workers else None,
         )
 
-    def epoch(self, epoch: int) -> Signals:
+    def epoch(self, epoch: int) -> Batches:
         """Batches of an epoch."""
         self._batches.epoch = epoch
         for batch in self._loader:
@@ -109,162 +108,101 @@ def load_stored(path: Path) -> Any:
     return np.load(path)
 
 
-def array_feeds(arguments: argparse.Namespace, folder: Path) -> Feeds:
+def array_feeds(options: argparse.Namespace, folder: Path) -> tuple[ResidentFeed, FilesFeed]:
     """Ours and the peer on random arrays."""
-    modality, rows = modality_named("ecg"), arguments.records
-    signal = modality.signal
-    generator = np.random.default_rng(arguments.seed)
-    whole = np.lib.format.open_memmap(
-        folder / "signals.npy", "w+", np.int16, (rows, *signal.stored_shape)
-    )
-    files = [folder / f"{row:06d}.npy" for row in range(rows)]
-    for row, path in enumerate(files):
-        whole[row] = generator.integers(-2000, 2000, signal.stored_shape, np.int16)
-        np.save(path, whole[row])
-    whole.flush()
-    mapped = np.load(folder / "signals.npy", mmap_mode="r")
-    columns = Columns(
-        np.zeros((rows, len(modality.task.classes)), np.int8),
-        np.full(rows, 0.001, np.float32),
-        np.tile(np.array(signal.stored_shape[1:], np.int32), (rows, 1)),
-    )
-    worker = Worker(device=torch.device(arguments.device))
-    normalise = normaliser(signal, None)
-    feed = ResidentFeed(mapped, columns, normalise, seed=arguments.seed, worker=worker)
-    peer = FilesFeed(
-        RawRecords(load_stored, files, signal),
-        lambda epoch: epoch_order(arguments.seed, epoch, rows),
-        arguments,
-    )
-    return lambda epoch: (b.signals for b in feed.epoch(arguments.batch, epoch)), peer.epoch, {}
+    modality, rows = modality_named("ecg"), options.records
+    signal, generator = modality.signal, np.random.default_rng(options.seed)
+    shape = (rows, *signal.stored_shape)
+    np.save(folder / "signals.npy", generator.integers(-2000, 2000, shape, np.int16))
+    signals = np.load(folder / "signals.npy", mmap_mode="r")
+    paths = [folder / f"{row:06d}.npy" for row in range(rows)]
+    for row, path in enumerate(paths):
+        np.save(path, signals[row])
+    targets = np.zeros((rows, len(modality.task.classes)), np.int8)
+    worker = Worker(device=torch.device(options.device))
+    feed = array_feed(signals, targets, signal, seed=options.seed, worker=worker)
+    return feed, FilesFeed(RawRecords(load_stored, paths, signal), options)
 
 
-def catalog_feeds(arguments: argparse.Namespace, folder: Path) -> Feeds:
+def catalog_feeds(options: argparse.Namespace, folder: Path) -> tuple[ResidentFeed, FilesFeed]:
     """Ours and the peer on a catalog and the raw files it was built from."""
-    from benchmd_ray.data.build import build  # not needed by --arrays
-    from benchmd_ray.data.catalog import open_catalog
+    from benchmd_ray.data.catalog import open_catalog  # not needed by --arrays
     from benchmd_ray.data.feed import resident_feed
-    from benchmd_ray.demo import write_ecg
 
     os.environ.setdefault("BENCHMD_CACHE", str(folder / "cache"))
-    if arguments.catalog:
-        catalog, raw = open_catalog(arguments.catalog), arguments.raw
+    if options.catalog:
+        catalog, raw = open_catalog(options.catalog), options.raw
     else:
-        raw = write_ecg(folder / "raw", source_records=arguments.records, target_records=1)[
-            "ptb-xl"
-        ]
-        catalog = build("ptb-xl", raw, folder / "catalog", allow_missing=True)
-    rows = min(arguments.records, catalog.rows("train"))
+        catalog, raw = ecg_catalog(folder, options.records), folder / "raw" / "ptb-xl"
+    options.records = min(options.records, catalog.rows("train"))
     feed = resident_feed(
         catalog,
         "train",
-        seed=arguments.seed,
-        worker=Worker(device=torch.device(arguments.device)),
-        subset=np.arange(rows),
+        seed=options.seed,
+        worker=Worker(device=torch.device(options.device)),
+        subset=np.arange(options.records),
     )
-    arguments.records = rows
-    reader = RawSignals(catalog, raw)
-    peer = FilesFeed(
-        RawRecords(reader, reader.items(rows), catalog.signal),
-        lambda epoch: epoch_order(arguments.seed, epoch, rows),
-        arguments,
-    )
-    share = reader.header_share(reader.items(rows))
-    return (
-        lambda epoch: (b.signals for b in feed.epoch(arguments.batch, epoch)),
-        peer.epoch,
-        {"header_share_of_reading": measure.rounded(share)},
-    )
+    items = raw_items(catalog, raw, options.records)
+    return feed, FilesFeed(RawRecords(partial(read_ecg, raw), items, catalog.signal), options)
 
 
-class RawSignals:
-    """The stored signal of a raw item, by the reader and lead order of the package."""
+def raw_items(catalog: Any, raw: Path, rows: int) -> list[Any]:
+    """The raw items of the first training rows.
 
-    def __init__(self, catalog: Any, raw: Path) -> None:
-        """Take a catalog and the raw folder it was built from."""
-        self._catalog, self._raw = catalog, raw
+    Raises:
+        SystemExit: The raw folder lacks one, or a file became several records.
+    """
+    from benchmd_ray.data.datasets import DATASETS
+    from benchmd_ray.data.raw import Choices
 
-    def items(self, rows: int) -> list[Any]:
-        """The raw items of the first training rows.
+    card, choices = catalog.card, Choices(catalog.manifest["policy"])
+    items = {i.record_id: i for i in DATASETS[card.name].discover(raw, card, choices).items}
+    tables = catalog.tables("train", ["record_id"])
+    names = [name for table in tables for name in table["record_id"].to_pylist()][:rows]
+    missing = [name for name in names if name not in items]
+    if missing:
+        raise SystemExit(f"{missing[0]} of the catalog is not a single file of --raw.")
+    return [items[name] for name in names]
 
-        Raises:
-            SystemExit: The raw folder lacks one, or a file became several records.
-        """
-        import pyarrow.parquet as pq
 
-        from benchmd_ray.data.datasets import DATASETS
-        from benchmd_ray.data.raw import Choices
+def read_ecg(raw: Path, item: Any) -> Any:
+    """The stored signal of a raw file, (lead, time) int16, as the package reads it."""
+    from benchmd_ray.data.datasets.ecg import stored_signal, twelve_leads
+    from benchmd_ray.data.readers.wfdb import read_wfdb
 
-        card, policy = self._catalog.card, self._catalog.manifest["policy"]
-        found = DATASETS[card.name].discover(self._raw, card, Choices(policy)).items
-        by_name = {item.record_id: item for item in found}
-        shards = [path for path, *_ in self._catalog.shards("train")]
-        names = pq.read_table(shards, columns=["record_id"])["record_id"].to_pylist()[:rows]
-        lacking = [name for name in names if name not in by_name]
-        if lacking:
-            raise SystemExit(f"{lacking[0]} of the catalog is no single file of --raw.")
-        return [by_name[name] for name in names]
-
-    def __call__(self, item: Any) -> Any:
-        """(lead, time) int16."""
-        from benchmd_ray.data.datasets.ecg import stored_signal, twelve_leads
-        from benchmd_ray.data.readers.wfdb import read_wfdb
-
-        return stored_signal(read_wfdb(self._raw / item.path, twelve_leads))[0]
-
-    def header_share(self, items: Sequence[Any]) -> float:
-        """Share of the time of reading records that their headers take."""
-        from benchmd_ray.data.readers.wfdb_header import read_header
-
-        headers = [self._raw / item.path for item in items]
-        parsed = measure.seconds_of(lambda: [read_header(header) for header in headers])
-        return parsed / measure.seconds_of(lambda: [self(item) for item in items])
+    return stored_signal(read_wfdb(raw / item.path, twelve_leads))[0]
 
 
 def main(arguments: list[str] | None = None) -> None:
     """Measure and print."""
-    options = measure.parser(__doc__)
-    measure.add_device(options)
-    options.add_argument("--arrays", action="store_true", help="random arrays, no raw files")
-    options.add_argument("--catalog", type=Path, help="catalog of ECGs (a synthetic one)")
-    options.add_argument("--raw", type=Path, help="the raw folder it was built from")
-    options.add_argument("--records", type=int, default=256, help="at most so many (256)")
-    options.add_argument("--batch", type=int, default=64, help="records of a batch (64)")
-    options.add_argument("--workers", type=int, default=2, help="of the DataLoader (2)")
-    chosen = measure.parsed(options, arguments)
-    if bool(chosen.catalog) != bool(chosen.raw) or (chosen.arrays and chosen.catalog):
-        options.error("--catalog and --raw go together, and without --arrays")
+    options = measure.options(__doc__, arguments, DECLARED, device=True)
+    if bool(options.catalog) != bool(options.raw) or (options.arrays and options.catalog):
+        raise SystemExit("--catalog and --raw go together, and without --arrays.")
     with tempfile.TemporaryDirectory() as folder:
-        make = array_feeds if chosen.arrays else catalog_feeds
-        ours, peer, more = make(chosen, Path(folder))
-        torch.testing.assert_close(next(ours(0)), next(peer(0)), rtol=0, atol=1e-6)
-        seconds = measure.alternating(
-            {"resident_feed": epochs(ours), "dataloader_of_files": epochs(peer)},
-            repetitions=chosen.repetitions,
-            warm_up=chosen.warm_up,
-            device=chosen.device,
+        feeds = array_feeds if options.arrays else catalog_feeds
+        feed, peer = feeds(options, Path(folder))
+
+        def ours(epoch: int) -> Batches:
+            return (batch.signals for batch in feed.epoch(options.batch, epoch))
+
+        torch.testing.assert_close(next(ours(0)), next(peer.epoch(0)), rtol=0, atol=1e-6)
+        measure.compare(
+            "feed",
+            options,
+            {"resident_feed": epochs(ours), "dataloader_of_files": epochs(peer.epoch)},
+            unit="records/s",
+            units=options.records,
+            source="arrays" if options.arrays else "catalog" if options.catalog else "synthetic",
         )
-    measure.report(
-        "feed",
-        chosen,
-        seconds,
-        units=chosen.records,
-        unit="records/s",
-        ours="resident_feed",
-        peer="dataloader_of_files",
-        source="arrays" if chosen.arrays else "catalog" if chosen.catalog else "synthetic",
-        **more,
-    )
 
 
-def epochs(feed: Callable[[int], Signals]) -> Callable[[], None]:
+def epochs(feed: Callable[[int], Batches]) -> measure.Task:
     """A task: the next epoch of a feed, each time another."""
-    state = {"epoch": 0}
+    numbers = itertools.count()
 
     def run() -> None:
-        for _ in feed(state["epoch"]):
+        for _ in feed(next(numbers)):
             pass
-        state["epoch"] += 1
 
     return run
 

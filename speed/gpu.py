@@ -3,19 +3,18 @@ r"""``python -m speed.gpu --out FILE`` from the project's root: training on a GP
 The real pretraining and fine-tuning (feed, draws, logging and checkpoints included) on synthetic
 catalogs in memory, as one worker runs them: eager, captured as a CUDA graph, and compiled and
 captured. The peer is a plain loop over the same batches on the same device, with the reference's
-encoder (attention as two einsums), eager, in float32 as it was released and in bf16.
+encoder (attention as two einsums), eager, in float32 as it was released and in bf16. ``ratios`` has
+ours over the peer.
 
 Needs PyTorch, NumPy, pyarrow, PyYAML and safetensors; Ray, DeepSpeed and the decoders are not
-imported. Everything is written into one JSON file after each measurement, and what the time did not
-suffice for is named there. ``--device cpu --size tiny --steps 4`` tries it without a GPU.
+imported. Everything is written into one JSON file after each measurement, and what there was no
+time for is listed there. ``--device cpu --size tiny --steps 4`` tries it without a GPU.
 """
 
 from __future__ import annotations
 
-import argparse
 import gc
 import json
-import logging
 import math
 import tempfile
 import time
@@ -24,23 +23,20 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import product
+from logging import WARNING, getLogger
+from logging.handlers import BufferingHandler
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from safetensors.torch import load_file
 from torch import nn
-from torch.utils.flop_counter import FlopCounterMode
 
-from benchmd_ray.data.batches import Worker
-from benchmd_ray.data.cards import DatasetCard, dataset_card
-from benchmd_ray.data.catalog import MANIFEST, Catalog, open_catalog
+from benchmd_ray.data.batches import ResidentFeed, Worker
+from benchmd_ray.data.catalog import Catalog, open_catalog
 from benchmd_ray.data.feed import resident_feed
-from benchmd_ray.data.manifest import manifest_of, shard_part
-from benchmd_ray.data.records import Record, to_table
-from benchmd_ray.files.atomic import write_json
-from benchmd_ray.models.encoder import Encoder
+from benchmd_ray.models.encoder import Block, Encoder
 from benchmd_ray.runs.files import MODEL
 from benchmd_ray.scores.metrics import Values, auroc
 from benchmd_ray.settings.definition import ENCODERS, ExecutionSettings, Settings, updated
@@ -57,23 +53,32 @@ from benchmd_ray.training.selection import auroc_on
 from benchmd_ray.training.steps import COMPILED_FROM
 from benchmd_ray.training.transfer import transfer
 from speed import measure
-from speed.encoder_step import EinsumBlock
+from speed.noise import noise_catalog
 
 PEAKS = {"H100": 989.0, "H200": 989.0, "A100": 312.0, "L40S": 362.0, "B200": 2250.0}
 """Dense bf16 TFLOP/s of a model of GPU in its fastest form, as its maker states them."""
 PROTOCOL = 100_000
 """Steps of the fixed protocol."""
-DATASETS = {"ecg": "ptb-xl", "cxr": "mimic-cxr", "ldct": "lidc-idri"}
-"""A source of each number of dimensions."""
-RECORDS = {"ecg": 512, "cxr": 512, "ldct": 128}
+SOURCES = {"ecg": ("ptb-xl", 512), "cxr": ("mimic-cxr", 512), "ldct": ("lidc-idri", 128)}
+"""Dataset and records of a modality of each number of dimensions."""
 EPOCHS = 4
 """Of a fine-tuning."""
-ALIKE_STEPS = 50
-"""Steps of which the losses are compared."""
+COMPARED_STEPS = 50
+"""Steps whose losses are compared."""
+WITHOUT_DROPOUT = {"encoder": {"dropout": 0.0, "embedding_dropout": 0.0}}
+DECLARED = {
+    "size": ("paper", "of the encoder", sorted(ENCODERS)),
+    "batch": (64, "examples of a step"),
+    "steps": (1240, "of a pretraining"),
+    "minutes": (9.0, "begin nothing later"),
+    "peak_tflops": (float, "dense bf16; known of some GPUs"),
+    "out": (Path, "JSON file (required)"),
+    "only": ([""], "measurements whose name has one of these"),
+}
+Result = dict[str, Any]
 
 
-@dataclass(frozen=True)
-class Way:
+class Way(NamedTuple):
     """How the package executes steps."""
 
     step: str
@@ -110,118 +115,74 @@ class Clock:
 
         On a GPU a report comes with the next one, but for the last two, which come together.
         """
-        (first, began), (last, ended) = self.marks[0], self.marks[-2]
-        return (last - first) / (ended - began)
+        (first, start), (last, end) = self.marks[0], self.marks[-2]
+        return (last - first) / (end - start)
 
 
 @dataclass(frozen=True)
-class Setting:
-    """What is measured with."""
+class Bench:
+    """Device, sizes and folder of all measurements."""
 
     device: str
     size: str
     batch: int
     steps: int
     folder: Path
-    until: float
-    """By `time.monotonic`."""
     peak: float | None
+    """TFLOP/s."""
 
-    def settings(self, **execution: Any) -> Settings:
-        """Of a run as the protocol has it, but for the number of steps."""
-        held = {"device": self.device, **execution}
-        return updated(
-            Settings(encoder=ENCODERS[self.size], execution=replace(ExecutionSettings(), **held)),
-            {"pretrain": {"batch_size": self.batch}, "transfer": {"batch_size": self.batch}},
-        )
-
-    def catalog(self, kind: str) -> Catalog:
-        """The synthetic one of a kind of signals."""
-        folder, share = self.folder / "catalogs" / kind, 1 if self.device == "cuda" else 16
-        if folder.is_dir():
-            return open_catalog(folder)
-        count = RECORDS[kind] // share
-        return synthetic(kind, folder, {"train": count, "validation": count // 2})
-
-    def new_folder(self) -> Path:
-        """For a run."""
-        return Path(tempfile.mkdtemp(dir=self.folder))
+    @property
+    def on_gpu(self) -> bool:
+        """Whether a GPU is measured."""
+        return self.device == "cuda"
 
     @property
     def worker(self) -> Worker:
         """The only one."""
         return Worker(device=torch.device(self.device))
 
+    @property
+    def ways(self) -> dict[str, Way]:
+        """Those that the device offers."""
+        ways = WAYS if self.on_gpu else ON_CPU
+        can_compile = steps_module.can_compile(torch.device(self.device))
+        return {name: way for name, way in ways.items() if can_compile or not way.compiles}
 
-def synthetic(kind: str, folder: Path, rows: Mapping[str, int], seed: int = 0) -> Catalog:
-    """A catalog of noise, as a build would write it."""
-    card = dataset_card(DATASETS[kind])
-    parts = []
-    for split, count in rows.items():
-        name = f"{split}-00000"
-        table = to_table(_noise(card, split, count, seed), split, card)
-        part = {"name": name, "split": split, "rows": len(table)}
-        parts.append(part | shard_part(table, folder / "shards" / f"{name}.parquet", card))
-    about = {
-        **{"policy": "clean", "options": {n: o.default for n, o in card.options.items()}},
-        **{"held_out": [], "layout": next(iter(card.layouts)), "plan": "noise"},
-        "raw": {
-            "records": 1,
-            "expected": 1,
-            "missing": 0,
-            "grouped_by": "patient",
-            "provenance": "synthetic",
-        },
-        **{"excluded": {}, "warnings": {}, "quarantined": []},
-    }
-    manifest = manifest_of(card, about, parts)
-    write_json(folder / MANIFEST, manifest)
-    return open_catalog(folder)
+    def settings(self, **execution: Any) -> Settings:
+        """Of a run as the protocol has it, but for the number of steps."""
+        execution = {"device": self.device, **execution}
+        settings = Settings(
+            encoder=ENCODERS[self.size], execution=replace(ExecutionSettings(), **execution)
+        )
+        batch = {"batch_size": self.batch}
+        return updated(settings, {"pretrain": batch, "transfer": batch})
 
+    def catalog(self, modality: str) -> Catalog:
+        """The synthetic one of a modality, a sixteenth as large on a CPU."""
+        folder = self.folder / "catalogs" / modality
+        if folder.is_dir():
+            return open_catalog(folder)
+        dataset, records = SOURCES[modality]
+        records //= 1 if self.on_gpu else 16
+        return noise_catalog(dataset, folder, {"train": records, "validation": records // 2})
 
-def _noise(card: DatasetCard, split: str, count: int, seed: int) -> list[Record]:
-    signal, classes = card.signal, len(card.classes)
-    draws = np.random.default_rng([seed, len(split)])
-    high = 255 if signal.dtype == "uint8" else 1000
-    records = []
-    for row in range(count):
-        values = draws.integers(0, high, signal.stored_shape).astype(signal.dtype)
-        target = np.eye(classes, dtype=int)[row % classes].tolist()
-        if classes == 1:
-            target = [row % 2]
-        name = f"{split}{row}"
-        records.append(Record(name, name, name, values, 0.001, signal.stored_shape[1:], target))
-    return records
+    def feed(self, modality: str) -> ResidentFeed:
+        """The training split of a synthetic catalog."""
+        catalog = self.catalog(modality)
+        return resident_feed(
+            catalog, "train", seed=0, worker=self.worker, statistics=catalog.statistics
+        )
 
-
-# --- pretraining -----------------------------------------------------------------------------
-
-
-def pretrained(
-    setting: Setting,
-    catalog: Catalog,
-    technique: str,
-    way: Way,
-    steps: int,
-    changes: Mapping[str, Any] | None = None,
-) -> Clock:
-    """The reports of a real pretraining."""
-    often = max(1, min(ExecutionSettings().log_every, steps // 4))
-    chosen = updated(
-        setting.settings(step=way.step, log_every=often), {"pretrain": {"steps": steps}}
-    )
-    job = PretrainJob(updated(chosen, changes or {}), technique, catalog.path, setting.new_folder())
-    clock = Clock()
-    with _compiled(way.compiles):
-        pretrain(job, setting.worker, clock)
-    return clock
+    def new_folder(self) -> Path:
+        """For a run."""
+        return Path(tempfile.mkdtemp(dir=self.folder))
 
 
 @contextmanager
-def _compiled(wanted: bool) -> Iterator[None]:
+def _compiling(compiles: bool) -> Iterator[None]:
     """Whether captured steps are compiled, too; what was compiled is forgotten afterwards."""
     before = steps_module.can_compile
-    if not wanted:
+    if not compiles:
         steps_module.can_compile = lambda device: False
     try:
         yield
@@ -233,181 +194,188 @@ def _compiled(wanted: bool) -> Iterator[None]:
             torch.cuda.empty_cache()
 
 
-def step_flops(catalog: Catalog, technique: str, settings: Settings) -> int:
+# --- pretraining -----------------------------------------------------------------------------
+
+
+def pretrained(
+    bench: Bench,
+    modality: str,
+    technique: str,
+    way: Way,
+    steps: int,
+    changes: Mapping[str, Any] | None = None,
+) -> Clock:
+    """The reports of a real pretraining."""
+    log_every = max(1, min(ExecutionSettings().log_every, steps // 4))
+    settings = bench.settings(step=way.step, log_every=log_every)
+    settings = updated(updated(settings, {"pretrain": {"steps": steps}}), changes or {})
+    job = PretrainJob(settings, technique, bench.catalog(modality).path, bench.new_folder())
+    clock = Clock()
+    with _compiling(way.compiles):
+        pretrain(job, bench.worker, clock)
+    return clock
+
+
+def step_flops(bench: Bench, modality: str, technique: str) -> int:
     """FLOPs of the matrix products of a step, counted on tensors without values."""
-    signal = catalog.signal
-    batch = settings.pretrain.batch_size
+    signal, settings = bench.catalog(modality).signal, bench.settings()
     method = method_named(technique)(Encoder(signal, settings.encoder), settings.pretrain)
-    draws = method.draw(batch, torch.Generator().manual_seed(0))
+    draws = method.draw(bench.batch, torch.Generator().manual_seed(0))
+    on_meta = {name: x.to("meta") for name, x in draws.items()}
+    signals = torch.empty(bench.batch, *signal.input_shape, device="meta")
     method = method.to("meta")
-    signals = torch.empty(batch, *signal.input_shape, device="meta")
-    counter = FlopCounterMode(display=False)
-    with counter:
-        loss = method(signals, {name: x.to("meta") for name, x in draws.items()})
-        loss.backward()
-    return int(counter.get_total_flops())
+    return measure.flops(lambda: method(signals, on_meta))
 
 
-def speed_of(setting: Setting, kind: str, technique: str, way: Way) -> dict[str, Any]:
+def per_second(steps: float) -> dict[str, float]:
+    """A rate, and what the protocol takes at it."""
+    minutes = PROTOCOL / steps / 60
+    return measure.rounded_all({"steps_per_second": steps, "minutes_per_100000_steps": minutes})
+
+
+def pretraining(bench: Bench, modality: str, technique: str, way: Way) -> Result:
     """Steps a second and what follows, of one way to execute them."""
-    catalog, on_gpu = setting.catalog(kind), setting.device == "cuda"
-    if on_gpu:
+    bench.catalog(modality)  # made before the clock starts
+    if bench.on_gpu:
         torch.cuda.reset_peak_memory_stats()
-    began = time.perf_counter()
-    clock = pretrained(setting, catalog, technique, way, setting.steps)
-    whole, rate = time.perf_counter() - began, clock.per_second()
-    flops = step_flops(catalog, technique, setting.settings())
-    found: dict[str, Any] = {
-        "steps_per_second": measure.rounded(rate),
-        "minutes_per_100000_steps": measure.rounded(PROTOCOL / rate / 60),
-        "seconds_beside_steps": measure.rounded(whole - (setting.steps / rate)),
-        "tflops_per_second": measure.rounded(flops * rate / 1e12),
-        "last_loss": clock.losses[-1],
+    start = time.perf_counter()
+    clock = pretrained(bench, modality, technique, way, bench.steps)
+    seconds, rate = time.perf_counter() - start, clock.per_second()
+    tflops = step_flops(bench, modality, technique) * rate / 1e12
+    figures = {
+        "seconds_beside_steps": seconds - bench.steps / rate,
+        "tflops_per_second": tflops,
     }
-    if on_gpu:
-        found["peak_gib"] = measure.rounded(torch.cuda.max_memory_allocated() / 2**30)
+    if bench.on_gpu:
+        figures["peak_gib"] = torch.cuda.max_memory_allocated() / 2**30
         # A graph's own memory is reserved, and not allocated between its captures.
-        found["reserved_gib"] = measure.rounded(torch.cuda.max_memory_reserved() / 2**30)
-    if setting.peak:
-        found["share_of_peak"] = measure.rounded(flops * rate / 1e12 / setting.peak)
-    return found
+        figures["reserved_gib"] = torch.cuda.max_memory_reserved() / 2**30
+    if bench.peak:
+        figures["share_of_peak"] = tflops / bench.peak
+    return per_second(rate) | measure.rounded_all(figures) | {"last_loss": clock.losses[-1]}
 
 
-def reference(setting: Setting, kind: str, technique: str, precision: str) -> dict[str, Any]:
+class EinsumBlock(Block):
+    """The encoder's block with its attention written out, as the reference has it."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """(batch, tokens, width) to the same."""
+        q, k, v = self.qkv(self.attention_norm(x)).unflatten(-1, (3, self.heads, -1)).unbind(2)
+        scores = torch.einsum("bqhd,bkhd->bhqk", q, k) * q.shape[-1] ** -0.5
+        mixed = torch.einsum("bhqk,bkhd->bqhd", scores.softmax(dim=-1), v)
+        x = x + self.dropout(self.project(mixed.flatten(2)))
+        output: torch.Tensor = x + self.mlp(self.mlp_norm(x))
+        return output
+
+
+def reference(bench: Bench, modality: str, technique: str, precision: str) -> Result:
     """The reference's loop: its encoder and the method's loss, eager, AdamW as PyTorch has it."""
-    settings, device = setting.settings(), torch.device(setting.device)
-    catalog, steps = setting.catalog(kind), min(60, setting.steps)
-    encoder = Encoder(catalog.signal, settings.encoder)
+    settings, device = bench.settings(), torch.device(bench.device)
+    feed, steps = bench.feed(modality), min(60, bench.steps)
+    encoder = Encoder(bench.catalog(modality).signal, settings.encoder)
     encoder.blocks = nn.ModuleList(EinsumBlock(settings.encoder) for _ in encoder.blocks)
     method = method_named(technique)(encoder, settings.pretrain).to(device).train()
     optimiser = torch.optim.AdamW(method.parameters(), lr=settings.pretrain.optimiser.lr)
-    feed = resident_feed(
-        catalog, "train", seed=0, worker=setting.worker, statistics=catalog.statistics
-    )
-    batches, began, warm = feed.endless(setting.batch), 0.0, min(5, steps - 1)
+    batches, start, warm = feed.endless(bench.batch), 0.0, min(5, steps - 1)
     for number in range(steps):
         if number == warm:
-            measure.synchronise(setting.device)
-            began = time.perf_counter()
+            measure.synchronise(bench.device)
+            start = time.perf_counter()
         stored = next(batches)
         signals = feed.normalise(stored.signals, stored.scales, stored.sizes)
-        drawn = method.draw(setting.batch, generator(DRAWS, 0, number))
+        draws = method.draw(bench.batch, generator(DRAWS, 0, number))
         with autocast(device, precision):
-            loss = method(signals, {name: x.to(device) for name, x in drawn.items()})
+            loss = method(signals, {name: x.to(device) for name, x in draws.items()})
         optimiser.zero_grad()
         loss.backward()
         optimiser.step()
         loss.item()  # its loop prints each loss
-    measure.synchronise(setting.device)
-    rate = (steps - warm) / (time.perf_counter() - began)
-    return {
-        "steps_per_second": measure.rounded(rate),
-        "minutes_per_100000_steps": measure.rounded(PROTOCOL / rate / 60),
-    }
+    measure.synchronise(bench.device)
+    return per_second((steps - warm) / (time.perf_counter() - start))
 
 
-def alike(setting: Setting, kind: str, technique: str) -> dict[str, Any]:
-    """Largest relative difference of the losses to those of eager steps, without dropout."""
-    changes = {"encoder": {"dropout": 0.0, "embedding_dropout": 0.0}, "execution": {"log_every": 1}}
-    ways = WAYS if setting.device == "cuda" else ON_CPU
-    catalog, count = setting.catalog(kind), min(ALIKE_STEPS, setting.steps)
-    losses = {
-        name: np.array(pretrained(setting, catalog, technique, way, count, changes).losses)
-        for name, way in ways.items()
-    }
-    eager = losses.pop("eager")
-    return {
-        name: measure.rounded(float(np.max(np.abs(each - eager) / np.abs(eager))))
-        for name, each in losses.items()
-    }
-
-
-def with_dropout(setting: Setting, kind: str, technique: str) -> float:
-    """Largest relative difference of losses of captured steps, not compiled, to eager ones.
-
-    Both draw the same of dropout, where a graph takes the seed of a step.
-    """
-    catalog, count = setting.catalog(kind), min(ALIKE_STEPS, setting.steps)
-    changes = {"execution": {"log_every": 1}}
-    eager, other = (
-        np.array(pretrained(setting, catalog, technique, WAYS[way], count, changes).losses)
-        for way in ("eager", "captured")
+def losses_apart(
+    bench: Bench, modality: str, technique: str, changes: Mapping[str, Any], names: list[str]
+) -> dict[str, float]:
+    """Largest relative difference of the losses of some ways to those of eager steps."""
+    ways, steps = WAYS | ON_CPU, min(COMPARED_STEPS, bench.steps)
+    changes = {**changes, "execution": {"log_every": 1}}
+    eager, *runs = (
+        np.array(pretrained(bench, modality, technique, ways[name], steps, changes).losses)
+        for name in ("eager", *names)
     )
-    return measure.rounded(float(np.max(np.abs(other - eager) / np.abs(eager))))
+    differences = [float(np.max(np.abs(losses - eager) / np.abs(eager))) for losses in runs]
+    return measure.rounded_all(dict(zip(names, differences, strict=True)))
 
 
-def resumed(setting: Setting, kind: str, technique: str) -> float:
+def resumed(bench: Bench, modality: str, technique: str) -> float:
     """Largest difference of weights between a captured run that stopped half-way and another one.
 
     0: the same bits. Dropout is on, nothing is compiled.
     """
-    way = WAYS["captured"] if setting.device == "cuda" else ON_CPU["eager"]
-    chosen = updated(
-        setting.settings(step=way.step, checkpoint_every=10), {"pretrain": {"steps": 40}}
-    )
-    catalog = setting.catalog(kind).path
+    way = WAYS["captured" if bench.on_gpu else "eager"]
+    settings = bench.settings(step=way.step, checkpoint_every=10)
+    settings, catalog = updated(settings, {"pretrain": {"steps": 40}}), bench.catalog(modality)
     weights = []
     for stops in ([None], [17, None]):
-        folder = setting.new_folder()
+        folder = bench.new_folder()
         for stop in stops:
-            job = PretrainJob(chosen, technique, catalog, folder, until=stop)
-            with _compiled(False):
-                pretrain(job, setting.worker, Clock())
+            job = PretrainJob(settings, technique, catalog.path, folder, until=stop)
+            with _compiling(False):
+                pretrain(job, bench.worker, Clock())
         weights.append(load_file(folder / MODEL))
     whole, broken = weights
     return max(float((whole[name] - broken[name]).abs().max()) for name in whole)
 
 
-def profiled(setting: Setting, kind: str, technique: str, way: Way) -> dict[str, Any]:
+def profiled(bench: Bench, modality: str, technique: str, way: Way) -> Result:
     """What a step launches, and which kernels take its time."""
-    from torch.autograd import DeviceType  # type: ignore[attr-defined]
     from torch.profiler import ProfilerActivity, profile
 
-    activities = [ProfilerActivity.CPU]
-    if setting.device == "cuda":
-        activities.append(ProfilerActivity.CUDA)
-    held: dict[str, Any] = {}
-    profiler: Any = None
-    add, first, steps = Losses.add, min(20, setting.steps), min(10, setting.steps)
+    activities = [ProfilerActivity.CPU] + [ProfilerActivity.CUDA] * bench.on_gpu
+    profiler = profile(activities=activities)
+    add, first, steps, done = Losses.add, min(20, bench.steps), min(10, bench.steps), 0
 
     def watched(self: Losses, loss: torch.Tensor) -> None:
-        nonlocal profiler
+        nonlocal done
         add(self, loss)
-        held["step"] = held.get("step", 0) + 1
-        if held["step"] == first:
-            measure.synchronise(setting.device)
-            profiler = profile(activities=activities)
-            profiler.__enter__()
-        elif held["step"] == first + steps:
-            measure.synchronise(setting.device)
-            profiler.__exit__(None, None, None)
+        done += 1
+        if done in (first, first + steps):
+            measure.synchronise(bench.device)
+            profiler.start() if done == first else profiler.stop()
 
     Losses.add = watched  # type: ignore[method-assign]
     try:
-        pretrained(setting, setting.catalog(kind), technique, way, first + steps)
+        pretrained(bench, modality, technique, way, first + steps)
     finally:
         Losses.add = add  # type: ignore[method-assign]
-    events = profiler.key_averages()
+    return _profile(list(profiler.key_averages()), steps)
+
+
+def _profile(events: list[Any], steps: int) -> Result:
+    """Launches and times of a step, of the events of some."""
+    from torch.autograd import DeviceType  # type: ignore[attr-defined]
+
     on_host = [e for e in events if e.device_type == DeviceType.CPU]
     # A kernel's time is also that of the operator that launched it.
     on_device = [e for e in events if e.device_type == DeviceType.CUDA and not e.is_user_annotation]
-    kernels = sorted(on_device, key=lambda e: -e.self_device_time_total)[:15]
-    launches = sum(e.count for e in on_host if "Launch" in e.key)
+    on_device.sort(key=lambda e: -e.self_device_time_total)
+    working = [e for e in on_host if "Synchronize" not in e.key]
+
+    def ms_per_step(microseconds: float) -> float:
+        return measure.rounded(microseconds / steps / 1e3)
+
     return {
-        "launches_per_step": launches / steps,
-        "device_ms_per_step": measure.rounded(
-            sum(e.self_device_time_total for e in on_device) / steps / 1e3
-        ),
-        "host_ms_per_step": measure.rounded(
-            sum(e.self_cpu_time_total for e in on_host if "Synchronize" not in e.key) / steps / 1e3
-        ),
+        "launches_per_step": sum(e.count for e in on_host if "Launch" in e.key) / steps,
+        "device_ms_per_step": ms_per_step(sum(e.self_device_time_total for e in on_device)),
+        "host_ms_per_step": ms_per_step(sum(e.self_cpu_time_total for e in working)),
         "kernels": [
             {
                 "name": e.key[:90],
                 "times_per_step": e.count / steps,
-                "ms_per_step": measure.rounded(e.self_device_time_total / steps / 1e3),
+                "ms_per_step": ms_per_step(e.self_device_time_total),
             }
-            for e in kernels
+            for e in on_device[:15]
         ],
     }
 
@@ -415,162 +383,142 @@ def profiled(setting: Setting, kind: str, technique: str, way: Way) -> dict[str,
 # --- fine-tuning and scoring -----------------------------------------------------------------
 
 
-def finetuned(setting: Setting, kind: str, way: Way) -> dict[str, Any]:
+def finetuned(bench: Bench, modality: str, way: Way) -> Result:
     """Epochs of a real fine-tuning, validation scored after each."""
-    settings = updated(
-        setting.settings(step=way.step), {"transfer": {"mode": "finetune", "epochs": EPOCHS}}
-    )
-    catalog, clock = setting.catalog(kind), Clock()
-    job = TransferJob(settings, catalog.path, setting.new_folder())
-    with _compiled(way.compiles):
-        transfer(job, setting.worker, clock)
-    steps = math.ceil(catalog.rows("train") / setting.batch)
+    changes = {"transfer": {"mode": "finetune", "epochs": EPOCHS}}
+    settings = updated(bench.settings(step=way.step), changes)
+    catalog, clock = bench.catalog(modality), Clock()
+    with _compiling(way.compiles):
+        transfer(TransferJob(settings, catalog.path, bench.new_folder()), bench.worker, clock)
     return {
         "epochs_per_second": measure.rounded(clock.per_second()),
-        "steps_of_an_epoch": steps,
+        "steps_of_an_epoch": math.ceil(catalog.rows("train") / bench.batch),
         "validation_records": catalog.rows("validation"),
     }
 
 
-def scored(setting: Setting, kind: str) -> dict[str, Any]:
+def scored(bench: Bench, modality: str) -> Result:
     """Records scored a second, and AUROC of as many rows as SHHS has."""
-    settings, catalog = setting.settings(), setting.catalog(kind)
-    encoder = Encoder(catalog.signal, settings.encoder)
+    settings, feed = bench.settings(), bench.feed(modality)
+    encoder = Encoder(bench.catalog(modality).signal, settings.encoder)
     size = evaluation_batch(encoder)
-    eager = evaluating(encoder, setting.worker, settings.execution.precision)
-    ways = {"eager": eager, "graph": graphed(eager, setting.worker, settings, COMPILED_FROM)}
-    feed = resident_feed(
-        catalog, "train", seed=0, worker=setting.worker, statistics=catalog.statistics
-    )
+    eager = evaluating(encoder, bench.worker, settings.execution.precision)
+    passes = {"eager": eager, "graph": graphed(eager, bench.worker, settings, COMPILED_FROM)}
 
     def rate(forward: Pass) -> float:
-        def once() -> object:
-            return collect(forward, feed, size)
-
+        once = partial(collect, forward, feed, size)
         once()
-        seconds = min(measure.seconds_of(once, setting.device) for _ in range(3))
-        return measure.rounded(feed.rows / seconds)
+        return feed.rows / min(measure.seconds_of(once, bench.device) for _ in range(3))
 
-    rows = 1_160_000 if setting.device == "cuda" else 20_000
+    rows = 1_160_000 if bench.on_gpu else 20_000
     draws = np.random.default_rng(0)
     targets = np.eye(5, dtype=np.int8)[draws.integers(0, 5, rows)]
     scores = draws.random((rows, 5))
-    device = setting.device
     ranks: dict[str, Callable[..., Values]] = {
         "host": auroc,
-        "device": partial(auroc, of_class=partial(auroc_on, device)),
+        "device": partial(auroc, of_class=partial(auroc_on, bench.device)),
     }
     for rank in ranks.values():
         assert rank(targets, scores) == auroc(targets, scores)
+    seconds = {
+        name: measure.seconds_of(partial(rank, targets, scores), bench.device)
+        for name, rank in ranks.items()
+    }
     return {
-        "records_per_second": {name: rate(forward) for name, forward in ways.items()},
+        "records_per_second": measure.rounded_all({n: rate(f) for n, f in passes.items()}),
         "auroc_rows": rows,
-        "auroc_seconds": {
-            name: measure.rounded(measure.seconds_of(partial(rank, targets, scores), device))
-            for name, rank in ranks.items()
-        },
+        "auroc_seconds": measure.rounded_all(seconds),
     }
 
 
 # --- all of it -------------------------------------------------------------------------------
 
 
-def measurements(setting: Setting) -> Iterator[tuple[str, Callable[[], Any]]]:
+def measurements(bench: Bench) -> Iterator[tuple[str, Callable[[], Any]]]:
     """Name and work of each measurement, the most telling first."""
-    ways = WAYS if setting.device == "cuda" else ON_CPU
-    if not steps_module.can_compile(torch.device(setting.device)):
-        ways = {name: way for name, way in ways.items() if not way.compiles}
-    ends = {name: ways[name] for name in ("eager", list(ways)[-1])}
-    fastest = list(ways)[-1]
+    ways = bench.ways
+    compared, fastest = [name for name in ways if name != "eager"], list(ways)[-1]
     for name, way in ways.items():
-        yield f"pretrain ecg mae {name}", partial(speed_of, setting, "ecg", "mae", way)
+        yield f"pretrain ecg mae {name}", partial(pretraining, bench, "ecg", "mae", way)
     for precision in ("float32", "bf16"):
-        yield f"reference ecg mae {precision}", partial(reference, setting, "ecg", "mae", precision)
+        yield f"reference ecg mae {precision}", partial(reference, bench, "ecg", "mae", precision)
     for name, way in ways.items():
-        yield f"profile ecg mae {name}", partial(profiled, setting, "ecg", "mae", way)
+        yield f"profile ecg mae {name}", partial(profiled, bench, "ecg", "mae", way)
+    apart = partial(losses_apart, bench)
     for technique in METHODS:
-        yield f"alike ecg {technique}", partial(alike, setting, "ecg", technique)
-    if setting.device == "cuda":
-        yield "with dropout ecg mae", partial(with_dropout, setting, "ecg", "mae")
-    yield "resumed ecg mae", partial(resumed, setting, "ecg", "mae")
-    for name, way in ends.items():
-        yield f"finetune ecg {name}", partial(finetuned, setting, "ecg", way)
-    yield "scoring ecg", partial(scored, setting, "ecg")
-    for kind, technique in product(DATASETS, METHODS):
-        if (kind, technique) != ("ecg", "mae"):
-            about = f"pretrain {kind} {technique} {fastest}"
-            yield about, partial(speed_of, setting, kind, technique, ways[fastest])
-    for kind, technique in product(("cxr", "ldct"), METHODS):
-        yield f"alike {kind} {technique}", partial(alike, setting, kind, technique)
+        yield f"alike ecg {technique}", partial(apart, "ecg", technique, WITHOUT_DROPOUT, compared)
+    if bench.on_gpu:  # where a graph takes the seed of a step, and so draws the same
+        yield "with dropout ecg mae", partial(apart, "ecg", "mae", {}, ["captured"])
+    yield "resumed ecg mae", partial(resumed, bench, "ecg", "mae")
+    for name in dict.fromkeys(("eager", fastest)):
+        yield f"finetune ecg {name}", partial(finetuned, bench, "ecg", ways[name])
+    yield "scoring ecg", partial(scored, bench, "ecg")
+    for modality, technique in product(SOURCES, METHODS):
+        if (modality, technique) != ("ecg", "mae"):
+            work = partial(pretraining, bench, modality, technique, ways[fastest])
+            yield f"pretrain {modality} {technique} {fastest}", work
+    for modality, technique in product(("cxr", "ldct"), METHODS):
+        work = partial(apart, modality, technique, WITHOUT_DROPOUT, compared)
+        yield f"alike {modality} {technique}", work
 
 
-@contextmanager
-def _warnings() -> Iterator[list[str]]:
-    """What the package warns of."""
-    said: list[str] = []
-
-    class Kept(logging.Handler):
-        def emit(self, record: logging.LogRecord) -> None:
-            said.append(record.getMessage())
-
-    handler = Kept(logging.WARNING)
-    logging.getLogger("benchmd_ray").addHandler(handler)
+def attempted(work: Callable[[], Any]) -> Any:
+    """What a measurement gives, or why it failed, and what the package warned of."""
+    logger, handler = getLogger("benchmd_ray"), BufferingHandler(1000)
+    handler.setLevel(WARNING)
+    logger.addHandler(handler)
     try:
-        yield said
+        result = work()
+    except Exception as error:  # the others are worth having
+        result = {"failed": f"{type(error).__name__}: {str(error)[:300]}"}
     finally:
-        logging.getLogger("benchmd_ray").removeHandler(handler)
+        logger.removeHandler(handler)
+    if handler.buffer:  # such as that steps could not be captured, and were executed eagerly
+        return {"result": result, "warnings": [record.getMessage() for record in handler.buffer]}
+    return result
+
+
+def ratios(results: Mapping[str, Any]) -> dict[str, float]:
+    """Steps a second of each pretraining over those of the reference in each precision."""
+    rates = {
+        name: values["steps_per_second"]
+        for name, values in results.items()
+        if isinstance(values, dict) and "steps_per_second" in values
+    }
+    ours = {name: rate for name, rate in rates.items() if name.startswith("pretrain ecg mae")}
+    peers = {name: rate for name, rate in rates.items() if name.startswith("reference")}
+    return {
+        f"{name} / {peer}": measure.rounded(rate / rate_of_peer)
+        for (name, rate), (peer, rate_of_peer) in product(ours.items(), peers.items())
+    }
 
 
 def main(arguments: list[str] | None = None) -> None:
     """Measure and write."""
-    options = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    measure.add_device(options)
-    options.add_argument("--out", type=Path, required=True, help="JSON file")
-    options.add_argument("--size", choices=sorted(ENCODERS), default="paper", help="(paper)")
-    options.add_argument("--batch", type=int, default=64, help="(64)")
-    options.add_argument("--steps", type=int, default=1240, help="of a pretraining (1240)")
-    options.add_argument("--minutes", type=float, default=9.0, help="begin nothing later (9)")
-    options.add_argument("--peak-tflops", type=float, help="dense bf16; known of some GPUs")
-    options.add_argument("--only", action="append", help="whose name has this (repeatable)")
-    chosen = options.parse_args(arguments)
-    machine = measure.machine(chosen.device)
-    known = [peak for name, peak in PEAKS.items() if name in machine["device"]]
+    options = measure.options(__doc__, arguments, DECLARED, device=True, repeats=False)
+    if options.out is None:
+        raise SystemExit("--out FILE is required: the JSON file that is written.")
+    machine = measure.machine(options.device)
+    peaks = [peak for name, peak in PEAKS.items() if name in machine["device"]]
+    result: Result = {"benchmark": "gpu", "machine": machine, "results": {}, "skipped": []}
+    began = time.monotonic()
     with tempfile.TemporaryDirectory() as folder:
-        setting = Setting(
-            chosen.device,
-            chosen.size,
-            chosen.batch,
-            chosen.steps,
-            Path(folder),
-            time.monotonic() + 60 * chosen.minutes,
-            chosen.peak_tflops or next(iter(known), None),
-        )
-        result: dict[str, Any] = {"benchmark": "gpu", "machine": machine, "found": {}, "left": []}
-        for name, work in measurements(setting):
-            if chosen.only and not any(part in name for part in chosen.only):
+        sizes = (options.device, options.size, options.batch, options.steps)
+        bench = Bench(*sizes, Path(folder), options.peak_tflops or next(iter(peaks), None))
+        for name, work in measurements(bench):
+            if not any(part in name for part in options.only):
                 continue
-            if time.monotonic() > setting.until:
-                result["left"].append(name)
-                continue
-            began = time.monotonic()
-            with _warnings() as said:
-                try:
-                    found = work()
-                except Exception as error:  # the others are worth having
-                    found = {"failed": f"{type(error).__name__}: {str(error)[:300]}"}
-            if said:  # such as that steps could not be captured, and were executed eagerly
-                found = {"found": found, "warnings": said}
-            result["found"][name] = found
-            result["minutes"] = measure.rounded(
-                (time.monotonic() - setting.until) / 60 + chosen.minutes
-            )
-            chosen.out.write_text(json.dumps(result, indent=1) + "\n", "utf-8")
-            print(
-                f"{name} ({time.monotonic() - began:.0f} s): {json.dumps(found)[:400]}", flush=True
-            )
-        chosen.out.write_text(json.dumps(result, indent=1) + "\n", "utf-8")
+            start = time.monotonic()
+            if start - began > 60 * options.minutes:
+                result["skipped"].append(name)
+            else:
+                result["results"][name] = attempted(work)
+                seconds = time.monotonic() - start
+                summary = json.dumps(result["results"][name])[:400]
+                print(f"{name} ({seconds:.0f} s): {summary}", flush=True)
+            result["ratios"] = ratios(result["results"])
+            result["minutes"] = measure.rounded((time.monotonic() - began) / 60)
+            options.out.write_text(json.dumps(result, indent=1) + "\n", "utf-8")
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
-"""What the benchmarks share: alternating measurements, rates and ratios, the machine, the JSON.
+"""What measurements share: options, alternating rounds, ratios, the machine, the JSON.
 
-Plain PyTorch and NumPy, so that the benchmarks of the model also run where nothing else is there.
+Plain PyTorch and NumPy, so that measurements of the model also run where nothing else is installed.
 """
 
 from __future__ import annotations
@@ -12,56 +12,113 @@ import platform
 import statistics
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch.utils.flop_counter import FlopCounterMode
 
 from benchmd_ray.cluster.hardware import hardware
 
+Task = Callable[[], object]
+"""The work of one repetition."""
 Seconds = dict[str, list[float]]
-"""Seconds of each repetition, by what was measured."""
+"""Seconds of each repetition, by task."""
+COMMON = {
+    "repetitions": (5, "measured repetitions"),
+    "warm_up": (1, "repetitions before them"),
+    "threads": (int, "threads of PyTorch (its own default)"),
+    "seed": (0, "seed of everything drawn"),
+}
+"""Options that every measurement has."""
+MAY_BE_0 = {"warm_up", "seed", "workers"}
 
 
-def parser(description: str | None) -> argparse.ArgumentParser:
-    """A parser with the options that every benchmark has."""
-    options = argparse.ArgumentParser(
+def options(
+    description: str | None,
+    arguments: list[str] | None,
+    declared: Mapping[str, tuple[Any, ...]],
+    *,
+    device: bool = False,
+    repeats: bool = True,
+    may_be_0: Collection[str] = (),
+    **defaults: Any,
+) -> argparse.Namespace:
+    """Parse and check the arguments, seed PyTorch and set its threads.
+
+    Args:
+        description: Text of ``--help``.
+        arguments: Of the command line if None.
+        declared: Options by name: the default (or the type, if there is none), the help text, and
+            perhaps the choices. A list takes several values, a tuple as many as it has.
+        device: Whether there is ``--device``, by default a GPU where there is one.
+        repeats: Whether there are repetitions.
+        may_be_0: Names of numbers that need not be above 0.
+        defaults: Of options in `COMMON` that differ here.
+    """
+    parser = argparse.ArgumentParser(
         description=description, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    options.add_argument("--repetitions", type=int, default=5, help="measured repetitions (5)")
-    options.add_argument("--warm-up", type=int, default=1, help="repetitions before them")
-    options.add_argument("--threads", type=int, help="threads of PyTorch (its own default)")
-    options.add_argument("--seed", type=int, default=0, help="seed of everything drawn (0)")
-    return options
+    if device:
+        present = "cuda" if torch.cuda.is_available() else "cpu"
+        declared = {"device": (present, "where to run", ("cpu", "cuda")), **declared}
+    common = COMMON if repeats else {name: COMMON[name] for name in ("threads", "seed")}
+    for name, (default, *rest) in {**declared, **common}.items():
+        _add(parser, name, defaults.get(name, default), *rest)
+    settings = parser.parse_args(arguments)
+    _require_positive(parser, settings, {*MAY_BE_0, *may_be_0})
+    if settings.threads:
+        torch.set_num_threads(settings.threads)
+    torch.manual_seed(settings.seed)
+    return settings
 
 
-def parsed(options: argparse.ArgumentParser, arguments: list[str] | None) -> argparse.Namespace:
-    """The arguments, checked, with the number of threads applied."""
-    chosen = options.parse_args(arguments)
-    if chosen.repetitions < 1 or chosen.warm_up < 0:
-        options.error("--repetitions has to be 1 or more and --warm-up 0 or more")
-    if chosen.threads:
-        torch.set_num_threads(chosen.threads)
-    torch.manual_seed(chosen.seed)
-    return chosen
-
-
-def add_device(options: argparse.ArgumentParser) -> None:
-    """Add ``--device``; by default a GPU where there is one."""
-    found = "cuda" if torch.cuda.is_available() else "cpu"
-    options.add_argument(
-        "--device", choices=("cpu", "cuda"), default=found, help="where to run (a GPU if any)"
+def _add(
+    parser: argparse.ArgumentParser,
+    name: str,
+    default: Any,
+    text: str,
+    choices: Collection[str] | None = None,
+) -> None:
+    """Add an option as `options` describes it."""
+    flag = f"--{name.replace('_', '-')}"
+    if default is False:
+        parser.add_argument(flag, action="store_true", help=text)
+        return
+    if isinstance(default, type):
+        parser.add_argument(flag, type=default, choices=choices, help=text)
+        return
+    values = default if isinstance(default, (list, tuple)) else [default]
+    count = "+" if isinstance(default, list) else len(values) if values is default else None
+    is_all = choices is not None and list(choices) == list(values)
+    preset = "all" if is_all else " ".join(map(str, values))
+    text += f" ({preset})" if preset else ""
+    parser.add_argument(
+        flag, type=type(values[0]), default=default, nargs=count, choices=choices, help=text
     )
+
+
+def _require_positive(
+    parser: argparse.ArgumentParser, settings: argparse.Namespace, may_be_0: Collection[str]
+) -> None:
+    """Refuse numbers below 0, and 0 but for some names."""
+    for name, value in vars(settings).items():
+        can_be_0 = name in may_be_0
+        for number in value if isinstance(value, list) else [value]:
+            is_number = isinstance(number, (int, float)) and not isinstance(number, bool)
+            if is_number and not (number > 0 or (can_be_0 and number == 0)):
+                expected = "0 or more" if can_be_0 else "more than 0"
+                parser.error(f"--{name.replace('_', '-')} is {number}, expected {expected}")
 
 
 def synchronise(device: str) -> None:
-    """Wait until a GPU has done what it was given."""
+    """Wait for the work that a GPU has been given."""
     if device == "cuda":
         torch.cuda.synchronize()
 
 
-def seconds_of(task: Callable[[], object], device: str = "cpu") -> float:
+def seconds_of(task: Task, device: str = "cpu") -> float:
     """Wall-clock seconds of one call, the GPU's work included."""
     synchronise(device)
     start = time.perf_counter()
@@ -70,21 +127,15 @@ def seconds_of(task: Callable[[], object], device: str = "cpu") -> float:
     return time.perf_counter() - start
 
 
-def alternating(
-    tasks: Mapping[str, Callable[[], object]],
-    *,
-    repetitions: int,
-    warm_up: int,
-    device: str = "cpu",
-) -> Seconds:
-    """Measure the tasks in turn, every second round backwards, so that drift meets all alike."""
-    names = list(tasks)
-    for _ in range(warm_up):
-        for name in names:
-            tasks[name]()
-    seconds: Seconds = {name: [] for name in names}
-    for number in range(repetitions):
-        for name in names if number % 2 == 0 else reversed(names):
+def alternating(settings: argparse.Namespace, tasks: Mapping[str, Task]) -> Seconds:
+    """Time the tasks in turn, every second round backwards, so that drift meets all alike."""
+    device = getattr(settings, "device", "cpu")
+    for _ in range(settings.warm_up):
+        for task in tasks.values():
+            task()
+    seconds: Seconds = {name: [] for name in tasks}
+    for number in range(settings.repetitions):
+        for name in tasks if number % 2 == 0 else reversed(list(tasks)):
             seconds[name].append(seconds_of(tasks[name], device))
     return seconds
 
@@ -92,7 +143,7 @@ def alternating(
 def spread(values: list[float]) -> dict[str, float]:
     """Median and range of the repetitions."""
     figures = {"median": statistics.median(values), "least": min(values), "most": max(values)}
-    return {name: rounded(value) for name, value in figures.items()}
+    return rounded_all(figures)
 
 
 def rounded(value: float) -> float:
@@ -100,19 +151,27 @@ def rounded(value: float) -> float:
     return float(f"{value:.5g}")
 
 
-def rates(seconds: Seconds, units: float) -> dict[str, dict[str, float]]:
-    """Units per second of each task, which does ``units`` of them in one repetition."""
-    return {name: spread([units / s for s in values]) for name, values in seconds.items()}
+def rounded_all(figures: Mapping[str, float]) -> dict[str, float]:
+    """Figures to five significant digits."""
+    return {name: rounded(value) for name, value in figures.items()}
 
 
 def ratio(seconds: Seconds, ours: str, peer: str) -> dict[str, float]:
     """How many times as fast ours is as the peer, repetition by repetition."""
     pairs = zip(seconds[ours], seconds[peer], strict=True)
-    return spread([theirs / own for own, theirs in pairs])
+    return spread([of_peer / of_ours for of_ours, of_peer in pairs])
+
+
+def flops(loss: Callable[[], torch.Tensor]) -> int:
+    """FLOPs of the matrix products of one forward and backward pass."""
+    counter = FlopCounterMode(display=False)
+    with counter:
+        loss().backward()  # type: ignore[no-untyped-call]
+    return int(counter.get_total_flops())
 
 
 def machine(device: str = "cpu") -> dict[str, Any]:
-    """What a reader has to know about the machine to compare figures."""
+    """What figures of two machines have to be compared by."""
     computing = hardware(torch.device(device))
     return {
         "python": platform.python_version(),
@@ -131,36 +190,62 @@ def cpus() -> int:
     return len(os.sched_getaffinity(0))
 
 
+def compare(
+    name: str,
+    settings: argparse.Namespace,
+    tasks: Mapping[str, Task],
+    *,
+    unit: str,
+    units: float,
+    share_of_peer: float | None = None,
+    **figures: Any,
+) -> None:
+    """Time the tasks, ours first and its peer second, and print the result.
+
+    ``share_of_peer`` is the share of the units that the peer is timed for, where it is not all.
+    """
+    seconds = alternating(settings, tasks)
+    if share_of_peer is not None:
+        peer = list(tasks)[1]
+        seconds[peer] = [value / share_of_peer for value in seconds[peer]]
+        figures["peer_is_extrapolated"] = share_of_peer < 1
+    report(name, settings, seconds, unit=unit, units=units, **figures)
+
+
 def report(
     name: str,
-    arguments: argparse.Namespace,
+    settings: argparse.Namespace,
     seconds: Seconds,
     *,
-    units: float,
     unit: str,
-    ours: str,
-    peer: str,
-    **more: Any,
+    units: float,
+    **figures: Any,
 ) -> None:
-    """Print the result: one JSON object on standard output."""
+    """Print what was measured, ours first and its peer second, as one JSON object."""
+    ours, peer, *_ = seconds
     compared = ratio(seconds, ours, peer)
-    result = {
-        "benchmark": name,
-        "settings": {key: _plain(value) for key, value in vars(arguments).items()},
-        "machine": machine(getattr(arguments, "device", "cpu")),
-        "unit": unit,
-        "rates": rates(seconds, units),
-        "ours": ours,
-        "peer": peer,
-        "ratio": compared["median"],
-        "ratio_range": [compared["least"], compared["most"]],
-        "ratio_of_fastest": rounded(min(seconds[peer]) / min(seconds[ours])),
-        **more,
+    print_result(
+        name,
+        settings,
+        unit=unit,
+        rates={task: spread([units / s for s in values]) for task, values in seconds.items()},
+        wall_seconds={task: spread(values) for task, values in seconds.items()},
+        ours=ours,
+        peer=peer,
+        ratio=compared["median"],
+        ratio_range=[compared["least"], compared["most"]],
+        ratio_of_fastest=rounded(min(seconds[peer]) / min(seconds[ours])),
+        **figures,
+    )
+
+
+def print_result(name: str, settings: argparse.Namespace, **figures: Any) -> None:
+    """Print a JSON object on standard output; paths are names only, without their folders."""
+    values = {
+        key: value.name if isinstance(value, Path) else value
+        for key, value in vars(settings).items()
     }
+    device = getattr(settings, "device", "cpu")
+    result = {"benchmark": name, "settings": values, "machine": machine(device), **figures}
     json.dump(result, sys.stdout, indent=1)
     sys.stdout.write("\n")
-
-
-def _plain(value: Any) -> Any:
-    """A path as its name only: where a folder lies is nobody's business."""
-    return value.name if isinstance(value, Path) else value

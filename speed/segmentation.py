@@ -6,29 +6,20 @@ subvoxel elements, surface-distance's also HD95, as ours does. Before anything i
 agree to `AGREEMENT`.
 
 surface-distance is not a dependency: FOLDER is where ``python -m pip install --no-deps --target
-FOLDER surface-distance==0.1`` put it. Without it there is no such peer.
+FOLDER surface-distance==0.1`` put it. Without it only MONAI is compared.
 
 The case is drawn: nine bodies of about the volumes and places of abdominal organs, with bumps, and
 a prediction that is shifted by two voxels. ``--labels FILE`` takes a label map of TotalSegmentator,
 enlarged to ``--shape``.
-
-``--memory`` times nothing: it gives the peak of resident memory that scoring takes beyond the two
-label maps, in a process of its own.
 """
 
 from __future__ import annotations
 
 import argparse
 import importlib.util
-import json
-import resource
 import sys
 from collections.abc import Callable
-from concurrent.futures import ProcessPoolExecutor
-from functools import partial
-from multiprocessing import get_context
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -64,6 +55,12 @@ MISSING = (
     "surface-distance is not installed: `python -m pip install --no-deps --target FOLDER "
     "surface-distance==0.1` and PYTHONPATH=FOLDER; only MONAI is compared.\n"
 )
+DECLARED = {
+    "shape": ((300, 512, 512), "z, y, x"),
+    "spacing": ((1.5, 0.75, 0.75), "mm"),
+    "tolerance": (2.0, "mm"),
+    "labels": (Path, "a label map of TotalSegmentator, enlarged"),
+}
 
 
 def drawn(shape: tuple[int, int, int]) -> Labels:
@@ -86,166 +83,101 @@ def enlarged(path: Path, shape: tuple[int, int, int]) -> Labels:
     task = task_named("abdomen9")
     ids = task.layouts["totalsegmentator"].ids
     values = read_labels(path).values.astype(np.uint8)
-    own = np.zeros(256, np.uint8)
-    own[[ids[name] for name in task.classes]] = range(1, CLASSES + 1)
-    scale = [wanted / given for wanted, given in zip(shape, values.shape, strict=True)]
-    return np.asarray(ndimage.zoom(own[values], scale, order=0), np.uint8)
+    numbers = np.zeros(256, np.uint8)
+    numbers[[ids[name] for name in task.classes]] = range(1, CLASSES + 1)
+    scale = [target / size for target, size in zip(shape, values.shape, strict=True)]
+    return np.asarray(ndimage.zoom(numbers[values], scale, order=0), np.uint8)
 
 
 class Case:
-    """A reference and a prediction, and all ways to score them."""
+    """A reference and a prediction, and all ways to score them: (classes, 3).
 
-    def __init__(self, chosen: argparse.Namespace) -> None:
+    The scores are Dice, surface Dice and HD95, of the classes that the reference has.
+    """
+
+    def __init__(self, options: argparse.Namespace) -> None:
         """Draw or read it."""
-        shape = tuple(chosen.shape)
-        self.spacing, self.tolerance = tuple(chosen.spacing), chosen.tolerance
-        self.reference = enlarged(chosen.labels, shape) if chosen.labels else drawn(shape)
+        shape = tuple(options.shape)
+        self.spacing, self.tolerance = tuple(options.spacing), options.tolerance
+        self.reference = enlarged(options.labels, shape) if options.labels else drawn(shape)
         self.prediction = np.roll(self.reference, (SHIFT, SHIFT), axis=(1, 2))
-        self.there = [n for n in range(1, CLASSES + 1) if (self.reference == n).any()]
+        self.present = [n for n in range(1, CLASSES + 1) if (self.reference == n).any()]
 
     def ours(self) -> Scores:
-        """(classes, 3): Dice, surface Dice, HD95; classes that the reference has."""
+        """From both label maps at once."""
         ids = {number: number - 1 for number in range(1, CLASSES + 1)}
         sides = (self.reference, self.prediction)
-        reference, prediction = (of_labels(each, ids, CLASSES) for each in sides)
-        own = scored(reference, prediction, self.spacing, [self.tolerance] * CLASSES)
-        return np.array([(own[n - 1].dsc, own[n - 1].nsd, own[n - 1].hd95) for n in self.there])
+        reference, prediction = (of_labels(labels, ids, CLASSES) for labels in sides)
+        scores = scored(reference, prediction, self.spacing, [self.tolerance] * CLASSES)
+        of_present = (scores[number - 1] for number in self.present)
+        return np.array([(score.dsc, score.nsd, score.hd95) for score in of_present])
 
     def monai(self) -> Scores:
-        """The same without HD95: its own is of voxels."""
-        found = []
-        for number in self.there:
-            own, other = (
-                torch.from_numpy(each == number)[None, None]
-                for each in (self.reference, self.prediction)
+        """Class by class, without HD95: MONAI's is of voxels."""
+        scores = []
+        for number in self.present:
+            sides = (self.reference, self.prediction)
+            reference, prediction = (torch.from_numpy(s == number)[None, None] for s in sides)
+            dice = compute_dice(prediction, reference, include_background=True)
+            surface = compute_surface_dice(
+                *(prediction, reference, [self.tolerance], True),
+                spacing=self.spacing,
+                use_subvoxels=True,
             )
-            dice = compute_dice(other, own, include_background=True)
-            near = compute_surface_dice(
-                other, own, [self.tolerance], True, spacing=self.spacing, use_subvoxels=True
-            )
-            found.append((float(dice), float(near), np.nan))
-        return np.array(found)
+            scores.append((float(dice), float(surface), np.nan))
+        return np.array(scores)
 
     def surface_distance(self) -> Scores:
-        """The same by the package surface-distance."""
-        from surface_distance import (
-            compute_dice_coefficient,
-            compute_robust_hausdorff,
-            compute_surface_dice_at_tolerance,
-            compute_surface_distances,
-        )
+        """Class by class, by the package surface-distance."""
+        import surface_distance as package
 
-        found = []
-        for number in self.there:
-            own, other = self.reference == number, self.prediction == number
-            apart = compute_surface_distances(own, other, self.spacing)
-            found.append(
-                (
-                    compute_dice_coefficient(own, other),
-                    compute_surface_dice_at_tolerance(apart, self.tolerance),
-                    compute_robust_hausdorff(apart, 95),
-                )
-            )
-        return np.array(found)
-
-    def tasks(self) -> dict[str, Callable[[], Scores]]:
-        """What is timed."""
-        found = {"ours": self.ours, "monai": self.monai}
-        if importlib.util.find_spec("surface_distance"):
-            found["surface_distance"] = self.surface_distance
-        else:
-            sys.stderr.write(MISSING)
-        return found
+        scores = []
+        for number in self.present:
+            reference, prediction = self.reference == number, self.prediction == number
+            distances = package.compute_surface_distances(reference, prediction, self.spacing)
+            dice = package.compute_dice_coefficient(reference, prediction)
+            surface = package.compute_surface_dice_at_tolerance(distances, self.tolerance)
+            scores.append((dice, surface, package.compute_robust_hausdorff(distances, 95)))
+        return np.array(scores)
 
 
-def differences(tasks: dict[str, Callable[[], Scores]]) -> dict[str, float]:
+def largest_differences(tasks: dict[str, Callable[[], Scores]]) -> dict[str, float]:
     """The largest difference of each peer's scores from ours.
 
     Raises:
         SystemExit: One is above `AGREEMENT`.
     """
-    own = tasks["ours"]()
-    found = {
-        name: float(np.nanmax(np.abs(task() - own)))
-        for name, task in tasks.items()
-        if name != "ours"
-    }
-    if max(found.values()) > AGREEMENT:
-        raise SystemExit(f"Scores differ by more than {AGREEMENT:g}: {found}")
-    return found
-
-
-def timed(chosen: argparse.Namespace) -> None:
-    """Check, time, and print."""
-    case = Case(chosen)
-    tasks = case.tasks()
-    apart = differences(tasks)
-    seconds = measure.alternating(tasks, repetitions=chosen.repetitions, warm_up=chosen.warm_up)
-    ratios = {name: measure.ratio(seconds, "ours", name) for name in apart}
-    measure.report(
-        "segmentation",
-        chosen,
-        seconds,
-        units=1,
-        unit="cases/s",
-        ours="ours",
-        peer="monai",
-        ratios=ratios,
-        largest_differences=apart,
-        foreground_voxels=int((case.reference > 0).sum()),
-        classes=len(case.there),
-        wall_seconds={name: measure.spread(values) for name, values in seconds.items()},
-    )
-
-
-def memory_of(chosen: argparse.Namespace) -> dict[str, float]:
-    """MiB that scoring a case takes, at most, beyond its label maps; in a process of its own."""
-    case = Case(chosen)
-    Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
-    before = _resident("VmRSS")
-    case.ours()
-    own = case.reference.nbytes + case.prediction.nbytes
-    figures = {"label_maps_mib": own / 2**20, "before_mib": before, "peak_mib": _resident("VmHWM")}
-    figures["over_label_maps_mib"] = figures["peak_mib"] - before
-    return {name: measure.rounded(value) for name, value in figures.items()}
-
-
-def _resident(name: str) -> float:
-    """MiB of this process, by a line of its status."""
-    for line in Path("/proc/self/status").read_text().splitlines():
-        if line.startswith(name):
-            return int(line.split()[1]) / 2**10
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**10
-
-
-def memory(chosen: argparse.Namespace) -> None:
-    """Measure and print."""
-    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as process:
-        found = process.submit(partial(memory_of, chosen)).result()
-    used: dict[str, Any] = {key: getattr(chosen, key) for key in ("shape", "spacing", "threads")}
-    result = {
-        "benchmark": "segmentation",
-        "settings": used,
-        "machine": measure.machine(),
-        "memory": found,
-    }
-    json.dump(result, sys.stdout, indent=1)
-    sys.stdout.write("\n")
+    ours, *peers = ((name, task()) for name, task in tasks.items())
+    differences = {name: float(np.nanmax(np.abs(scores - ours[1]))) for name, scores in peers}
+    if max(differences.values()) > AGREEMENT:
+        raise SystemExit(f"Scores differ by more than {AGREEMENT:g}: {differences}")
+    return differences
 
 
 def main(arguments: list[str] | None = None) -> None:
     """Measure and print."""
-    options = measure.parser(__doc__)
-    options.add_argument("--shape", type=int, nargs=3, default=[300, 512, 512], help="z, y, x")
-    options.add_argument("--spacing", type=float, nargs=3, default=[1.5, 0.75, 0.75], help="mm")
-    options.add_argument("--tolerance", type=float, default=2.0, help="mm (2)")
-    options.add_argument("--labels", type=Path, help="a label map of TotalSegmentator, enlarged")
-    options.add_argument("--memory", action="store_true", help="memory instead of time")
-    options.set_defaults(repetitions=3, warm_up=0, threads=1)  # the comparison of the scores warms
-    chosen = measure.parsed(options, arguments)
-    if min(chosen.shape) < 16 or min(chosen.spacing) <= 0 or chosen.tolerance <= 0:
-        options.error("--shape has to be 16 or more, --spacing and --tolerance above 0")
-    memory(chosen) if chosen.memory else timed(chosen)
+    options = measure.options(__doc__, arguments, DECLARED, repetitions=3, warm_up=0, threads=1)
+    if min(options.shape) < 16 or min(options.spacing) <= 0:
+        raise SystemExit("--shape has to be 16 or more, and --spacing above 0.")
+    case = Case(options)
+    tasks = {"ours": case.ours, "monai": case.monai}
+    if importlib.util.find_spec("surface_distance"):
+        tasks["surface_distance"] = case.surface_distance
+    else:
+        sys.stderr.write(MISSING)
+    differences = largest_differences(tasks)
+    seconds = measure.alternating(options, tasks)
+    measure.report(
+        "segmentation",
+        options,
+        seconds,
+        unit="cases/s",
+        units=1,
+        ratios={name: measure.ratio(seconds, "ours", name) for name in differences},
+        largest_differences=differences,
+        foreground_voxels=int((case.reference > 0).sum()),
+        classes=len(case.present),
+    )
 
 
 if __name__ == "__main__":

@@ -216,7 +216,8 @@ def test_no_module_outside_its_folder_names_a_benchmark():
 
 
 def test_what_the_measurements_of_speed_import_is_there():
-    for path in sorted((PACKAGE.parent / "speed").glob("*.py")):
+    rooms = ("speed", "studies")
+    for path in sorted(p for room in rooms for p in (PACKAGE.parent / room).glob("*.py")):
         for node in ast.walk(ast.parse(path.read_text("utf-8"))):
             if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("benchmd_ray"):
                 module = importlib.import_module(node.module)

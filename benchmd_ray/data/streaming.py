@@ -1,4 +1,9 @@
-"""A split that is larger than memory, as batches of a stream."""
+"""A split that is larger than memory, as batches of a stream.
+
+Rows pass through a local shuffle buffer. It reaches 0.89 (0.70 to 0.96) of the rows/s of Ray Data's
+``local_shuffle_buffer_size`` (`speed.stream`), and is kept because its order is a function of seed,
+epoch and worker, which a resumed run repeats.
+"""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ MOST_WANTED, MORE = 1000, 8
 where nothing says how many trials there will be."""
 RESERVED = 0.5
 """Share of the hours that is kept for the evaluations of finalists, at most, unless one needs more:
-of few hours half finds next to nothing in simulated searches (`speed.search_price`)."""
+of few hours half finds next to nothing in simulated searches (`studies.search_price`)."""
 
 
 @dataclass(frozen=True)

@@ -8,8 +8,8 @@ import torch
 
 from benchmd_ray.benchmarks.ood.methods import METHODS, mahalanobis
 from benchmd_ray.benchmarks.ood.methods.method import Seen
-from speed.detectors import Problem
-from speed.peer_detectors import MISSING, PEERS, detectors, difference, installed
+from studies.ood_records import Problem
+from studies.pytorch_ood import MISSING, PEERS, detectors, difference, installed
 
 pytestmark = pytest.mark.skipif(not installed(), reason=MISSING)
 

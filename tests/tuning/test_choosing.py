@@ -8,7 +8,7 @@ from benchmd_ray.console.progress import SilentBoard
 from benchmd_ray.data.inner import FOLDS
 from benchmd_ray.tuning.limits import Budget, Limits, Place
 from benchmd_ray.tuning.study import Study
-from speed.search_price import chosen, of_one_setting, settled, world_of
+from studies.search_price import chosen, of_one_setting, settled, world_of
 
 
 @pytest.fixture(autouse=True)

@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 from sklearn.metrics import average_precision_score, roc_auc_score
 
-from speed.statistics_study import SITUATIONS, Situation, draw, main, run, truth_of
+from studies.intervals import main, run
+from studies.populations import SITUATIONS, Situation, draw, truth_of
 
 DRAWS, RESAMPLES = 80, 100
 
@@ -61,7 +62,7 @@ def test_tests_hold_their_level_and_intervals_the_truth_or_there_are_none(
 
 
 def test_the_study_prints_json_and_repeats_itself(capsys: pytest.CaptureFixture[str]) -> None:
-    arguments = ["--draws", "6", "--resamples", "20", "--only", "gap to 20"]
+    arguments = ["--draws", "6", "--resamples", "20", "--only", "gap to 20 patients"]
     found = []
     for _ in range(2):
         main(arguments)

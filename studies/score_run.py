@@ -1,4 +1,4 @@
-r"""``python -m speed.score_run`` from the project's root.
+r"""``python -m studies.score_run`` from the project's root.
 
 A score run of many cases on an embedded Ray, whose workers are killed on the way: how long it
 takes, and whether its Parquet file has the bytes of a run that nothing disturbed. There is no peer;
@@ -10,7 +10,6 @@ Cases are small label maps of nine bodies; predictions are shifted by a voxel.
 
 from __future__ import annotations
 
-import argparse
 import json
 import signal
 import subprocess
@@ -30,14 +29,21 @@ from speed import measure
 from speed.segmentation import drawn
 
 LOOK_SECONDS = 0.02
+DECLARED = {
+    "cases": (743, "that are scored"),
+    "kill": (2, "workers that are killed"),
+    "interrupt": (False, "end the command halfway, too"),
+    "shape": ((48, 96, 96), "z, y, x"),
+}
 
 
 def write_cases(folder: Path, count: int, shape: tuple[int, int, int]) -> None:
     """References and predictions; each case is another part of the same bodies."""
     whole = drawn((shape[0] + count % 7 + 8, *shape[1:]))
     for number in range(count):
-        own = whole[number % 7 : number % 7 + shape[0]]
-        for side, labels in (("labels", own), ("predictions", np.roll(own, 1, axis=2))):
+        reference = whole[number % 7 : number % 7 + shape[0]]
+        prediction = np.roll(reference, 1, axis=2)
+        for side, labels in (("labels", reference), ("predictions", prediction)):
             (folder / side).mkdir(exist_ok=True)
             image: Any = SimpleITK.GetImageFromArray(labels)
             image.SetSpacing((1.5, 1.5, 3.0))
@@ -63,11 +69,8 @@ def disturbed(process: subprocess.Popen[bytes], out: Path, at: Iterator[int]) ->
     due = next(at, None)
     while process.poll() is None:
         if due is not None and scored(out) >= due:
-            workers = [
-                each
-                for each in psutil.Process(process.pid).children(recursive=True)
-                if each.is_running() and each.name().startswith("ray::case")
-            ]
+            children = psutil.Process(process.pid).children(recursive=True)
+            workers = [c for c in children if c.is_running() and c.name().startswith("ray::case")]
             if workers:
                 workers[0].kill()
                 killed.append(scored(out))
@@ -94,39 +97,32 @@ def run(folder: Path, out: Path, kills: list[int], interrupt: int) -> tuple[floa
 
 def main(arguments: list[str] | None = None) -> None:
     """Measure and print."""
-    options = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    options.add_argument("--cases", type=int, default=743, help="(743)")
-    options.add_argument("--kill", type=int, default=2, help="workers that are killed (2)")
-    options.add_argument("--interrupt", action="store_true", help="end the command halfway, too")
-    options.add_argument("--shape", type=int, nargs=3, default=[48, 96, 96], help="z, y, x")
-    chosen = options.parse_args(arguments)
-    shares = [(number + 1) / (chosen.kill + 2) for number in range(chosen.kill)]
+    options = measure.options(__doc__, arguments, DECLARED, repeats=False, may_be_0={"kill"})
+    cases, kills = options.cases, options.kill
+    after = [int(cases * (number + 1) / (kills + 2)) for number in range(kills)]
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        write_cases(folder, chosen.cases, tuple(chosen.shape))
-        undisturbed, _ = run(folder, folder / "whole", [], 0)
-        kills = [int(chosen.cases * share) for share in shares]
-        seconds, killed = run(
-            folder, folder / "run", kills, chosen.cases // 5 if chosen.interrupt else 0
-        )
-        whole, own = (folder / each for each in ("whole", "run"))
-        manifest = json.loads((own / "manifest.json").read_text())
-        result = {
-            "benchmark": "score_run",
-            "settings": vars(chosen),
-            "machine": measure.machine(),
-            "scored": len(manifest["cases"]),
-            "quarantined": manifest["quarantined"],
-            "killed_after_cases": killed,
-            "same_bytes": sha256(own / "scores.parquet") == sha256(whole / "scores.parquet"),
-            "seconds": measure.rounded(seconds),
-            "seconds_undisturbed": measure.rounded(undisturbed),
-            "cases_per_second": measure.rounded(chosen.cases / undisturbed),
-        }
-    json.dump(result, sys.stdout, indent=1)
-    sys.stdout.write("\n")
+        whole, disturbed_run = folder / "whole", folder / "run"
+        write_cases(folder, cases, tuple(options.shape))
+        undisturbed, _ = run(folder, whole, [], 0)
+        interrupt = cases // 5 if options.interrupt else 0
+        seconds, killed = run(folder, disturbed_run, after, interrupt)
+        manifest = json.loads((disturbed_run / "manifest.json").read_text("utf-8"))
+        hashes = {sha256(out / "scores.parquet") for out in (whole, disturbed_run)}
+    figures = {
+        "seconds": seconds,
+        "seconds_undisturbed": undisturbed,
+        "cases_per_second": cases / undisturbed,
+    }
+    measure.print_result(
+        "score_run",
+        options,
+        scored=len(manifest["cases"]),
+        quarantined=manifest["quarantined"],
+        killed_after_cases=killed,
+        same_bytes=len(hashes) == 1,
+        **measure.rounded_all(figures),
+    )
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-r"""``python -m speed.scaling`` from the project's root.
+r"""``python -m studies.cluster_scale`` from the project's root.
 
 How throughput grows with the nodes of a cluster, simulated on this machine (`ray.cluster_utils`):
 1, 2 and 4 nodes of two CPUs each, of which a stream of records takes the second. For each size:
@@ -20,8 +20,6 @@ only as long as there are as many.
 from __future__ import annotations
 
 import argparse
-import json
-import sys
 import tempfile
 import time
 from collections.abc import Iterator
@@ -37,7 +35,6 @@ from benchmd_ray.data.batches import Worker
 from benchmd_ray.data.build import build
 from benchmd_ray.data.catalog import Catalog, open_catalog
 from benchmd_ray.data.feed import whole_split_feed
-from benchmd_ray.demo import WRITERS
 from benchmd_ray.service import execution
 from benchmd_ray.service.choice import Choice
 from benchmd_ray.service.plan import Item, Plan, make_plan
@@ -52,6 +49,7 @@ from benchmd_ray.tuning.spaces import Parameter, Space
 from benchmd_ray.tuning.study import Study
 from benchmd_ray.tuning.trial import Arm, Setup, Stage, Work
 from speed import measure
+from speed.sources import raw_ecgs
 
 CPUS = 2
 """Of a simulated node."""
@@ -59,39 +57,30 @@ STORE_BYTES = 200 * 2**20
 """Object store of a simulated node."""
 BATCH = 64
 RATE = "transfer.optimiser.lr"
+DECLARED = {
+    "nodes": ([1, 2, 4], "sizes of the cluster"),
+    "records": (1200, "raw records"),
+    "items": (1000, "runs of the plan"),
+    "trials": (30, "of a search, on each node"),
+    "sleep": (1.0, "seconds of a trial"),
+    "store": (str, "s3:// address of searches; else a folder"),
+}
 
 
 def main(arguments: list[str] | None = None) -> None:
     """Measure and print."""
-    options = measure.parser(__doc__)
-    options.add_argument("--nodes", type=int, nargs="+", default=[1, 2, 4], help="sizes (1 2 4)")
-    options.add_argument("--records", type=int, default=1200, help="raw records (1200)")
-    options.add_argument("--items", type=int, default=1000, help="runs of the plan (1000)")
-    options.add_argument("--trials", type=int, default=30, help="of a search, on each node (30)")
-    options.add_argument("--sleep", type=float, default=1.0, help="seconds of a trial (1)")
-    options.add_argument("--store", default="", help="s3:// address of searches; else a folder")
-    options.set_defaults(repetitions=1, warm_up=0)
-    chosen = measure.parsed(options, arguments)
-    with tempfile.TemporaryDirectory() as folder:
-        json.dump(scaled(chosen, Path(folder)), sys.stdout, indent=1)
-    sys.stdout.write("\n")
-
-
-def scaled(chosen: argparse.Namespace, folder: Path) -> dict[str, Any]:
-    """What each size of the cluster reaches."""
-    raw = WRITERS["ecg"](folder / "raw", source_records=chosen.records, target_records=1)["ptb-xl"]
-    sizes = [measured(count, raw, folder / str(count), chosen) for count in chosen.nodes]
+    options = measure.options(__doc__, arguments, DECLARED, repeats=False)
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        raw = raw_ecgs(folder, options.records)
+        sizes = [measured(count, raw, folder / str(count), options) for count in options.nodes]
     first, last = sizes[0], sizes[-1]
-    return {
-        "benchmark": "scaling",
-        "settings": vars(chosen),
-        "machine": measure.machine(),
-        "sizes": sizes,
-        "ratio": {
-            name: measure.rounded(last[name]["per_second"] / first[name]["per_second"])
-            for name in ("build", "feed", "plan", "search")
-        },
+    ratios = {
+        name: last[name]["per_second"] / first[name]["per_second"]
+        for name in ("build", "feed", "plan", "search")
     }
+    ratio = measure.rounded_all(ratios)
+    measure.print_result("cluster_scale", options, sizes=sizes, ratio=ratio)
 
 
 def measured(count: int, raw: Path, folder: Path, chosen: argparse.Namespace) -> dict[str, Any]:
@@ -223,7 +212,7 @@ class Sleeping(Stage):
         """One."""
         return 1
 
-    def train(self, work: Work, one: Setup) -> float:
+    def train(self, work: Work, setup: Setup) -> float:
         """Sleep."""
         time.sleep(self._seconds)
         return 0.5
@@ -247,8 +236,8 @@ def searched(
     arm = Arm("ecg", {0: catalog.path}, Settings())
     work = Work("scratch", Sleeping(chosen.sleep), (arm,), place, ())
     trials = chosen.trials * count
-    held = Place(float(CPUS), 0.0, count)
-    limits = Limits(study, Budget(trials=trials), held, lambda: False, SilentBoard())
+    nodes = Place(float(CPUS), 0.0, count)
+    limits = Limits(study, Budget(trials=trials), nodes, lambda: False, SilentBoard())
     ends: list[float] = []
     begin = time.perf_counter()
     search(work, limits, lambda number: ends.append(time.perf_counter()))
@@ -256,10 +245,10 @@ def searched(
     if [trial.state for trial in study.trials()] != ["complete"] * trials:
         raise AssertionError(f"not all of {trials} trials are complete")
     first = 2 * count  # of each process, one trial or two until it is up
-    found = rate(trials - first, ends[-1] - ends[first - 1])
-    return found | {
-        "per_minute": measure.rounded(60 * found["per_second"]),
-        "overhead_seconds": measure.rounded(count / found["per_second"] - chosen.sleep),
+    figures = rate(trials - first, ends[-1] - ends[first - 1])
+    return figures | {
+        "per_minute": measure.rounded(60 * figures["per_second"]),
+        "overhead_seconds": measure.rounded(count / figures["per_second"] - chosen.sleep),
         "minutes": measure.rounded(seconds / 60),
     }
 

@@ -31,8 +31,10 @@ from benchmd_ray.files.integrity import Stored
 from benchmd_ray.runs.store import read_stores
 from benchmd_ray.service.searches import learned_in
 from benchmd_ray.tuning.portfolio import Portfolio, write_portfolio
-from speed import tuning_study
-from speed.tuning_study import DRAWS, TASKS, Difference, Gained, Study, gained, pooled, report
+from studies import tuning as tuning_study
+from studies.tuning import Study, gained
+from studies.tuning_tables import DRAWS, Difference, Gained, pooled, report
+from studies.tuning_tasks import TASKS
 
 ECG = MODALITIES["ecg"].task
 ROOT = Path(__file__).resolve().parents[2]

@@ -1,4 +1,4 @@
-r"""``python -m speed.store_scale`` from the project's root.
+r"""``python -m studies.store_scale`` from the project's root.
 
 Stores of more and more finished runs: how long it takes to read what they hold, to list them, and
 to report on them, for the first time and again after one more run. There is no peer; a rate that
@@ -17,10 +17,8 @@ import itertools
 import json
 import os
 import resource
-import sys
 import tempfile
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -46,6 +44,12 @@ TECHNIQUES = ("scratch", "e-mix", "shed", "mae")
 SETTINGS = ("linear", "finetune-small", "finetune-medium", "finetune-large", "finetune-full")
 PACKAGES = ("benchmd_ray", "torch", "deepspeed", "ray", "numpy", "pyarrow")
 PER_PATIENT = 2
+DECLARED = {
+    "sizes": ([100, 1_000, 10_000], "runs of each store"),
+    "records": (200, "predictions of a run"),
+    "resamples": (1000, "of the bootstrap"),
+    "figures": (False, "draw the report's figures, too"),
+}
 
 
 def write_run(store: Path, modality: str, technique: str, setting: str, seed: int) -> Run:
@@ -91,13 +95,13 @@ def write_predictions(run: Run, records: int) -> None:
     modality = run.modality
     count = len(modality.task.classes)
     same = np.random.default_rng(0)
-    own = np.random.default_rng([run.description["seed"], *run.folder.name.encode()])
+    generator = np.random.default_rng([run.description["seed"], *run.folder.name.encode()])
     targets: npt.NDArray[np.int8]
     if modality.task.exclusive:
         targets = np.eye(count, dtype=np.int8)[same.integers(0, count, records)]
     else:
         targets = (same.random((records, count)) < 0.3).astype(np.int8)
-    scores = probabilities(own.normal(size=targets.shape) + targets, modality.task.kind)
+    scores = probabilities(generator.normal(size=targets.shape) + targets, modality.task.kind)
     names = pa.array([f"r{i:06d}" for i in range(records)])
     nothing = pa.nulls(records, pa.string())
     table = pa.table(
@@ -145,13 +149,6 @@ def fill(store: Path, first: int, last: int, records: int) -> None:
         )
 
 
-def seconds_of(task: Callable[[], object]) -> float:
-    """Wall-clock seconds of one call."""
-    start = time.perf_counter()
-    task()
-    return time.perf_counter() - start
-
-
 def command(*arguments: str) -> None:
     """Run a command of the package in this process."""
     result = CliRunner().invoke(benchmd, arguments)
@@ -166,46 +163,34 @@ def measured(store: Path, out: Path, chosen: argparse.Namespace, size: int) -> d
     if damaged := read_stores([store]).damaged:
         raise AssertionError(damaged)
     seconds = {
-        "read": seconds_of(lambda: read_stores([store])),
-        "list": seconds_of(lambda: command("list", str(store))),
-        "report": seconds_of(lambda: command(*report, *figures)),
+        "read": measure.seconds_of(lambda: read_stores([store])),
+        "list": measure.seconds_of(lambda: command("list", str(store))),
+        "report": measure.seconds_of(lambda: command(*report, *figures)),
     }
     fill(store, size, size + 1, chosen.records)
-    seconds["report_again"] = seconds_of(lambda: command(*report, *figures))
+    seconds["report_again"] = measure.seconds_of(lambda: command(*report, *figures))
     return {
         "runs": size,
-        "seconds": {name: measure.rounded(value) for name, value in seconds.items()},
-        "ms_per_run": {n: measure.rounded(1000 * value / size) for n, value in seconds.items()},
+        "seconds": measure.rounded_all(seconds),
+        "ms_per_run": measure.rounded_all({n: 1000 * s / size for n, s in seconds.items()}),
         "peak_gib": measure.rounded(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20),
     }
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Measure and print."""
-    options = measure.parser(__doc__)
-    options.add_argument("--sizes", type=int, nargs="+", default=[100, 1_000, 10_000])
-    options.add_argument("--records", type=int, default=200, help="predictions of a run (200)")
-    options.add_argument("--resamples", type=int, default=1000, help="of the bootstrap (1000)")
-    options.add_argument("--figures", action="store_true", help="draw the report's figures, too")
-    chosen = measure.parsed(options, None if arguments is None else list(arguments))
-    sizes = sorted(chosen.sizes)
-    if sizes[0] < 1 or chosen.records < 20:
-        options.error("--sizes has to be 1 or more and --records 20 or more")
+    words = None if arguments is None else list(arguments)
+    options = measure.options(__doc__, words, DECLARED, repeats=False)
+    if options.records < 20:
+        raise SystemExit("--records has to be 20 or more.")
     with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stderr(io.StringIO()):
         os.environ["BENCHMD_CACHE"] = str(Path(folder, "cache"))
-        store, found, written = Path(folder, "runs"), [], 0
-        for size in sizes:
-            fill(store, written, size, chosen.records)
-            found.append(measured(store, Path(folder, "report"), chosen, size))
+        store, sizes, written = Path(folder, "runs"), [], 0
+        for size in sorted(options.sizes):
+            fill(store, written, size, options.records)
+            sizes.append(measured(store, Path(folder, "report"), options, size))
             written = size + 1
-    result = {
-        "benchmark": "store_scale",
-        "settings": vars(chosen),
-        "machine": measure.machine(),
-        "sizes": found,
-    }
-    json.dump(result, sys.stdout, indent=1)
-    sys.stdout.write("\n")
+    measure.print_result("store_scale", options, sizes=sizes)
 
 
 if __name__ == "__main__":

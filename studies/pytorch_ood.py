@@ -1,24 +1,35 @@
-"""Detectors of pytorch-ood beside ours: how each is made, fitted and told to do the same.
+r"""``PYTHONPATH=FOLDER python -m studies.pytorch_ood`` from the project's root.
 
-pytorch-ood is not a dependency. Importing the whole of it loads data sets and networks, which need
-torchvision; `detectors` imports its detectors alone.
+Do our detectors of what is out of distribution score as those of pytorch-ood do? Each is fitted on
+the same bank of training records and scores the same others; the JSON has the rank correlation of
+both scores and, where they should be the same, their largest difference. `PEERS` describes how
+theirs is made, fitted and told to do the same; ``note`` and ``differs`` repeat it. Those that are
+to be the same are held by ``tests/benchmarks/test_ood_oracle.py``, and timed by `speed.detectors`.
+
+pytorch-ood is not a dependency: FOLDER is where ``python -m pip install --no-deps --target FOLDER
+pytorch-ood==0.4.0`` put it. Importing the whole of it loads data sets and networks, which need
+torchvision; `detectors` only imports its detectors.
 """
 
 from __future__ import annotations
 
+import argparse
 import importlib
 import importlib.util
 import sys
 import types
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 import torch
+from scipy.stats import spearmanr
 from torch import Tensor, nn
 
 from benchmd_ray.benchmarks.ood.methods import (
+    METHODS,
     ash,
     dice,
     knn,
@@ -28,10 +39,12 @@ from benchmd_ray.benchmarks.ood.methods import (
     scale,
 )
 from benchmd_ray.benchmarks.ood.methods.method import Bank, Floats, Head, Seen, State
+from speed import measure
+from studies.ood_records import Problem
 
 NAME, VERSION = "pytorch_ood", "0.4.0"
 MISSING = (
-    "pytorch-ood is not installed. Install it into a folder of its own by `python -m pip install "
+    "pytorch-ood is not installed. Install it into a separate folder by `python -m pip install "
     f"--no-deps --target FOLDER pytorch-ood=={VERSION}` and set PYTHONPATH=FOLDER."
 )
 BATCH = 256
@@ -56,11 +69,11 @@ def detectors() -> types.ModuleType:
         ModuleNotFoundError: pytorch-ood is not installed; the message says how to install it.
     """
     if NAME not in sys.modules:
-        found = importlib.util.find_spec(NAME)
-        if found is None or found.submodule_search_locations is None:
+        spec = importlib.util.find_spec(NAME)
+        if spec is None or spec.submodule_search_locations is None:
             raise ModuleNotFoundError(MISSING)
         package = types.ModuleType(NAME)
-        package.__path__ = list(found.submodule_search_locations)
+        package.__path__ = list(spec.submodule_search_locations)
         sys.modules[NAME] = package
     return importlib.import_module(f"{NAME}.detector")
 
@@ -128,41 +141,28 @@ def _none(_: Bank) -> dict[str, Any]:
     return {}
 
 
-def _of_logits(name: str, *, learns: bool = False, **options: Any) -> Callable[[Bank], Fitted]:
-    def fit(bank: Bank) -> Fitted:
-        detector = getattr(detectors(), name)(None, **options)
-        if learns:
-            _, logits, classes = tensors(bank)
-            detector.fit_logits(logits, classes)
-        return Fitted(detector, lambda _, z: detector.predict_logits(z))
-
-    return fit
-
-
-def _of_features(name: str, options: Options = _none) -> Callable[[Bank], Fitted]:
-    def fit(bank: Bank) -> Fitted:
-        detector = getattr(detectors(), name)(None, **options(bank))
-        features, _, classes = tensors(bank)
-        detector.fit_features(features, classes)
-        return Fitted(detector, lambda f, _: detector.predict_features(f))
-
-    return fit
-
-
-def _of_maps(
-    name: str, options: Options = _none, *, learns: bool = False
+def _fitted(
+    name: str, kind: str, options: Options = _none, *, learns: bool = True
 ) -> Callable[[Bank], Fitted]:
-    """Of a detector that reads maps: features are maps of one point."""
+    """How to make and fit a detector of logits, features or maps.
+
+    Features are given as maps of one point, which the head reads as features.
+    """
 
     def fit(bank: Bank) -> Fitted:
+        features, logits, classes = tensors(bank)
         layer = linear(bank.head)
-        detector = getattr(detectors(), name)(
-            None, lambda maps: layer(maps.flatten(1)), **options(bank)
-        )
+        head = [lambda maps: layer(maps.flatten(1))] if kind == "feature_maps" else []
+        detector = getattr(detectors(), name)(None, *head, **options(bank))
+
+        def chosen(features: Tensor, logits: Tensor) -> Tensor:
+            of_kind = {"features": features, "logits": logits}
+            return features[:, :, None, None] if kind == "feature_maps" else of_kind[kind]
+
         if learns:
-            features, _, classes = tensors(bank)
-            detector.fit_feature_maps(features[:, :, None, None], classes)
-        return Fitted(detector, lambda f, _: detector.predict_feature_maps(f[:, :, None, None]))
+            getattr(detector, f"fit_{kind}")(chosen(features, logits), classes)
+        predict = getattr(detector, f"predict_{kind}")
+        return Fitted(detector, lambda f, z: predict(chosen(f, z)))
 
     return fit
 
@@ -207,15 +207,16 @@ def _nnguide(bank: Bank) -> Fitted:
     if len(bank.seen) > nnguide.MOST:
         drawn = np.random.default_rng(0).permutation(len(bank.seen))[: nnguide.MOST]
         bank = _some(bank, np.sort(drawn))
-    return _of_features("NNGuide", lambda b: _head(b) | {"k": nnguide.NEIGHBOURS})(bank)
+    options: Options = lambda b: _head(b) | {"k": nnguide.NEIGHBOURS}  # noqa: E731
+    return _fitted("NNGuide", "features", options)(bank)
 
 
 def _openmax(bank: Bank) -> Fitted:
     right = bank.seen.logits.argmax(axis=1) == bank.targets.argmax(axis=1)
     euclidean = 1 / (1 + openmax.EUCLIDEAN)
-    options = {"tailsize": openmax.TAIL, "alpha": len(bank.head.weight)}
-    fit = _of_logits("OpenMax", learns=True, euclid_weight=euclidean, **options)
-    return fit(_some(bank, np.flatnonzero(right)))
+    options: dict[str, Any] = {"tailsize": openmax.TAIL, "alpha": len(bank.head.weight)}
+    options["euclid_weight"] = euclidean
+    return _fitted("OpenMax", "logits", lambda _: options)(_some(bank, np.flatnonzero(right)))
 
 
 def _likeliest_tails(detector: Any, state: State) -> None:
@@ -237,24 +238,26 @@ def _best_temperature(detector: Any, state: State) -> None:
 SHRUNK = "ours shrinks the covariance (Ledoit and Wolf); theirs is the scatter with a ridge of 1e-6"
 CLIPPED = "theirs clips probabilities at 1e-7: compared on records that it does not clip"
 PEERS = {
-    "msp": Peer("MaxSoftmax", _of_logits("MaxSoftmax")),
+    "msp": Peer("MaxSoftmax", _fitted("MaxSoftmax", "logits", learns=False)),
     "temperature": Peer(
         "TemperatureScaling",
-        _of_logits("TemperatureScaling", learns=True),
+        _fitted("TemperatureScaling", "logits"),
         align=_best_temperature,
         note="its 50 steps end before the likeliest temperature: scored with ours after its fit",
     ),
-    "max-logit": Peer("MaxLogit", _of_logits("MaxLogit")),
-    "energy": Peer("EnergyBased", _of_logits("EnergyBased")),
-    "entropy": Peer("Entropy", _of_logits("Entropy"), note=CLIPPED, clips=True),
+    "max-logit": Peer("MaxLogit", _fitted("MaxLogit", "logits", learns=False)),
+    "energy": Peer("EnergyBased", _fitted("EnergyBased", "logits", learns=False)),
+    "entropy": Peer(
+        "Entropy", _fitted("Entropy", "logits", learns=False), note=CLIPPED, clips=True
+    ),
     "gen": Peer(
         "GEN",
-        _of_logits("GEN", M=100),
+        _fitted("GEN", "logits", lambda _: {"M": 100}, learns=False),
         lambda bank: float(min(100, len(bank.head.weight))),
         note=f"theirs is the mean, ours the sum; {CLIPPED}",
         clips=True,
     ),
-    "kl-matching": Peer("KLMatching", _of_logits("KLMatching", learns=True)),
+    "kl-matching": Peer("KLMatching", _fitted("KLMatching", "logits")),
     "openmax": Peer(
         "OpenMax",
         _openmax,
@@ -264,29 +267,29 @@ PEERS = {
         tolerance=1e-3,  # shapes of 1e5 enlarge the rounding of distances in float32
     ),
     "gradnorm": Peer("GradNorm", _gradnorm),
-    "react": Peer("ReAct", _of_maps("ReAct", learns=True)),
-    "dice": Peer("DICE", _of_features("DICE", _dice)),
-    "ash": Peer("ASH", _of_maps("ASH", _cut(ash.PERCENTILE))),
-    "scale": Peer("SCALE", _of_maps("SCALE", _cut(scale.PERCENTILE))),
-    "knn": Peer("KNN", _of_features("KNN", _knn)),
-    "mahalanobis": Peer("Mahalanobis", _of_features("Mahalanobis"), differs=SHRUNK),
-    "rmd": Peer("RMD", _of_features("RMD"), differs=SHRUNK),
+    "react": Peer("ReAct", _fitted("ReAct", "feature_maps")),
+    "dice": Peer("DICE", _fitted("DICE", "features", _dice)),
+    "ash": Peer("ASH", _fitted("ASH", "feature_maps", _cut(ash.PERCENTILE), learns=False)),
+    "scale": Peer("SCALE", _fitted("SCALE", "feature_maps", _cut(scale.PERCENTILE), learns=False)),
+    "knn": Peer("KNN", _fitted("KNN", "features", _knn)),
+    "mahalanobis": Peer("Mahalanobis", _fitted("Mahalanobis", "features"), differs=SHRUNK),
+    "rmd": Peer("RMD", _fitted("RMD", "features"), differs=SHRUNK),
     "gmm": Peer(
         "GMM",
-        _of_features("GMM"),
+        _fitted("GMM", "features"),
         differs="ours fits a mixture without labels, theirs a Gaussian to each class",
     ),
     "vim": Peer(
         "ViM",
-        _of_features("ViM", _vim),
+        _fitted("ViM", "features", _vim),
         align=_same_space,
         note="eigenvectors of float32 turn the space where two lengths are near: scored with ours "
         "after its fit",
     ),
-    "she": Peer("SHE", _of_features("SHE", _head)),
+    "she": Peer("SHE", _fitted("SHE", "features", _head)),
     "nnguide": Peer("NNGuide", _nnguide, note="fitted on the records that ours draws of the bank"),
-    "fdbd": Peer("fDBD", _of_features("fDBD", _head)),
-    "nci": Peer("NCI", _of_features("NCI", _head)),
+    "fdbd": Peer("fDBD", _fitted("fDBD", "features", _head)),
+    "nci": Peer("NCI", _fitted("NCI", "features", _head)),
 }
 """By our names. Not here: what reads inputs, several layers or passes of a network."""
 
@@ -294,3 +297,84 @@ PEERS = {
 def difference(ours: Floats, theirs: Floats) -> float:
     """The largest one of two scores, in standard deviations of ours."""
     return float(np.abs(ours - theirs).max() / ours.std())
+
+
+CHECKED = 4096
+"""Records that both score."""
+DECLARED = {
+    "records": (CHECKED, "that are scored"),
+    "bank": (20_000, "training records"),
+    "width": (256, "of the features"),
+    "classes": (10, "of the training records"),
+    "detectors": (list(PEERS), "that are compared", tuple(PEERS)),
+}
+
+
+class Pair:
+    """Our detector and theirs, fitted."""
+
+    def __init__(self, name: str, bank: Bank, seen: Seen) -> None:
+        """Fit both."""
+        self.name, self.bank, self.seen = name, bank, seen
+        self.method, self.peer = METHODS[name], PEERS[name]
+        self.state, self.theirs = self.method.fit(bank), self.peer.fit(bank)
+        if self.peer.align:
+            self.peer.align(self.theirs.detector, self.state)
+
+    def ours(self, seen: Seen) -> Floats:
+        """Our scores."""
+        return self.method.scores(self.state, seen, self.bank.head)
+
+    @cached_property
+    def agreement(self) -> dict[str, Any]:
+        """How near the scores of some records are.
+
+        Raises:
+            AssertionError: The scores should be the same and are not.
+        """
+        peer, few = self.peer, self.peer.comparable(self.seen.at(slice(CHECKED)))
+        ours, theirs = self.ours(few), self.theirs.scores(few) * peer.factor(self.bank)
+        distance = difference(ours, theirs)
+        if not peer.differs and not distance < peer.tolerance:
+            raise AssertionError(
+                f"{self.name}: scores differ by {distance:.2g} standard deviations"
+            )
+        figures: dict[str, Any] = {
+            "peer": peer.theirs,
+            "same_scores": not peer.differs,
+            "records_compared": len(few),
+            "note": peer.note,
+            "differs": peer.differs,
+            "rank_correlation": round(float(spearmanr(ours, theirs).statistic), 6),
+            "largest_difference_in_sd": None if peer.differs else measure.rounded(distance),
+        }
+        return {key: value for key, value in figures.items() if value not in ("", None)}
+
+
+def drawn(options: argparse.Namespace) -> tuple[Bank, Seen]:
+    """A bank, and records of which a quarter are out of distribution.
+
+    Raises:
+        SystemExit: pytorch-ood is not installed, or the sizes do not fit.
+    """
+    if options.classes < 2 or options.bank < 20 * options.classes:
+        raise SystemExit("two classes or more are needed, and a bank of twenty records for each.")
+    if options.records < 2 or options.width < options.classes:
+        raise SystemExit("two records or more are needed, and features no fewer than classes.")
+    if not installed():
+        raise SystemExit(MISSING)
+    problem = Problem(options.width, options.classes, options.seed)
+    bank = problem.bank(options.bank)
+    return bank, problem.seen(problem.features(options.records, out=0.25)[0])
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Compare and print."""
+    options = measure.options(__doc__, arguments, DECLARED, repeats=False)
+    bank, seen = drawn(options)
+    table = {name: Pair(name, bank, seen).agreement for name in options.detectors}
+    measure.print_result("pytorch_ood", options, pytorch_ood=VERSION, detectors=table)
+
+
+if __name__ == "__main__":
+    main()

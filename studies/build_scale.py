@@ -1,4 +1,4 @@
-r"""``python -m speed.build_scale --modality cxr`` from the project's root.
+r"""``python -m studies.build_scale --modality cxr`` from the project's root.
 
 Memory and throughput of `benchmd_ray.data.build.build` while the number of records grows: the
 synthetic source of a modality in 1, 4 and 16 times ``--records``, each built in a process of its
@@ -26,6 +26,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -39,33 +40,38 @@ from benchmd_ray.data.records import schema
 from benchmd_ray.demo import WRITERS
 from speed import measure
 
-FACTORS = (1, 4, 16)
 SAMPLE_SECONDS = 1.0
+DECLARED = {
+    "modality": ("ecg", "whose source is built", sorted(WRITERS)),
+    "records": (int, "raw records of the smallest size (a shard for each CPU)"),
+    "cpus": ([1, 2], "CPUs of Ray"),
+    "factors": ([1, 4, 16], "sizes"),
+    "one": (str, "build this dataset once, from --raw to --into (used by the command itself)"),
+    "raw": (Path, "raw folder of --one"),
+    "into": (Path, "catalog of --one"),
+}
 TRAINING_SHARE = 0.7
 """Of a synthetic source at least so many records are of the training split."""
 
 
 def main(arguments: list[str] | None = None) -> None:
     """Measure and print."""
-    options = measure.parser(__doc__)
-    options.add_argument("--modality", choices=sorted(WRITERS), default="ecg")
-    options.add_argument(
-        "--records", type=int, help="raw records of the smallest size (a shard for each CPU)"
-    )
-    options.add_argument("--cpus", type=int, nargs="+", default=[1, 2], help="CPUs of Ray (1 2)")
-    options.add_argument(
-        "--factors", type=int, nargs="+", default=list(FACTORS), help="sizes (1 4 16)"
-    )
-    options.add_argument("--one", type=Path, nargs=2, help=argparse.SUPPRESS)
-    options.add_argument("--dataset", help=argparse.SUPPRESS)
-    chosen = measure.parsed(options, arguments)
-    if chosen.one:
-        json.dump(one_build(chosen.dataset, *chosen.one, cpus=chosen.cpus[0]), sys.stdout)
+    options = measure.options(__doc__, arguments, DECLARED, repeats=False)
+    if options.one:
+        figures = one_build(options.one, options.raw, options.into, cpus=options.cpus[0])
+        json.dump(figures, sys.stdout)
         return
-    chosen.records = chosen.records or shard_records(chosen.modality, max(chosen.cpus))
+    options.records = options.records or shard_records(options.modality, max(options.cpus))
     with tempfile.TemporaryDirectory() as folder:
-        json.dump(scaled(chosen, Path(folder)), sys.stdout, indent=1)
-    sys.stdout.write("\n")
+        builds = list(all_builds(options, Path(folder)))
+    compared = [build for build in builds if build["cpus"] == options.cpus[0]]
+    first, last = compared[0], compared[-1]
+    ratios = {
+        "ratio": last["rows_per_second"] / first["rows_per_second"],
+        "memory_ratio": last["peak_mib"] / first["peak_mib"],
+        "over_idle_ratio": last["over_idle_mib"] / max(1, first["over_idle_mib"]),
+    }
+    measure.print_result("build_scale", options, builds=builds, **measure.rounded_all(ratios))
 
 
 def shard_records(modality: str, shards: int) -> int:
@@ -78,51 +84,27 @@ def shard_records(modality: str, shards: int) -> int:
     return math.ceil(shards * max(1, CHUNK_BYTES // (rows * row)) / TRAINING_SHARE)
 
 
-def scaled(arguments: argparse.Namespace, folder: Path) -> dict[str, Any]:
+def all_builds(options: argparse.Namespace, folder: Path) -> Iterator[dict[str, Any]]:
     """The builds of all sizes."""
-    results = []
-    for factor in arguments.factors:
-        records = factor * arguments.records
-        raws = WRITERS[arguments.modality](
+    for factor in options.factors:
+        raws = WRITERS[options.modality](
             folder / f"raw-{factor}",
-            source_records=records,
+            source_records=factor * options.records,
             target_records=1,
-            seed=arguments.seed,
+            seed=options.seed,
         )
         name, raw = next(iter(raws.items()))
-        sizes = [path.stat().st_size for path in raw.rglob("*") if path.is_file()]
-        for cpus in arguments.cpus:
+        raw_bytes = sum(path.stat().st_size for path in raw.rglob("*") if path.is_file())
+        for cpus in options.cpus:
             out = folder / f"catalog-{factor}-{cpus}"
-            command = [sys.executable, "-m", "speed.build_scale", "--dataset", name]
-            command += ["--cpus", str(cpus), "--one", str(raw), str(out)]
-            result = watched(command)
-            seconds, rows = result["seconds"], result["rows"]
-            results.append(
-                {
-                    "factor": factor,
-                    "cpus": cpus,
-                    **result,
-                    "raw_records_per_second": measure.rounded(result["raw_records"] / seconds),
-                    "rows_per_second": measure.rounded(rows / seconds),
-                    "raw_mb_per_second": measure.rounded(sum(sizes) / 1e6 / seconds),
-                }
-            )
-    least = [r for r in results if r["cpus"] == arguments.cpus[0]]
-    return {
-        "benchmark": "build_scale",
-        "settings": {
-            key: value for key, value in vars(arguments).items() if key not in ("one", "dataset")
-        },
-        "machine": measure.machine(),
-        "builds": results,
-        "ratio": measure.rounded(
-            least[-1]["rows_per_second"] / least[0]["rows_per_second"],
-        ),
-        "memory_ratio": measure.rounded(least[-1]["peak_mib"] / least[0]["peak_mib"]),
-        "over_idle_ratio": measure.rounded(
-            least[-1]["over_idle_mib"] / max(1, least[0]["over_idle_mib"])
-        ),
-    }
+            command = [sys.executable, "-m", "studies.build_scale", "--cpus", str(cpus)]
+            build = watched([*command, "--one", name, "--raw", str(raw), "--into", str(out)])
+            rates = {
+                "raw_records_per_second": build["raw_records"] / build["seconds"],
+                "rows_per_second": build["rows"] / build["seconds"],
+                "raw_mb_per_second": raw_bytes / 1e6 / build["seconds"],
+            }
+            yield {"factor": factor, "cpus": cpus, **build, **measure.rounded_all(rates)}
 
 
 def watched(command: list[str]) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-r"""``python -m speed.zero --size paper --workers 2 4`` from the project's root.
+r"""``python -m studies.zero --size paper --workers 2 4`` from the project's root.
 
 Several workers on this machine's CPUs, by DeepSpeed and gloo, in two parts.
 
@@ -56,6 +56,15 @@ from benchmd_ray.training.engine import Engine, gather, import_deepspeed, make_e
 from speed import measure
 
 LOSS_WORKERS = (1, 2, 4)
+DECLARED = {
+    "size": ("paper", "of the encoder", sorted(ENCODERS)),
+    "modality": ("ecg", "whose signals are encoded", sorted(modalities())),
+    "workers": ([2, 4], "of each run"),
+    "stages": ([0, 1, 2, 3], "of ZeRO"),
+    "batch": (4, "examples of a step"),
+    "precision": ("float32", "of the runs", ("float32", "bf16")),
+    "loss_steps": (5, "steps of the losses"),
+}
 MIB = 2**20
 M_MMAP_THRESHOLD = -3
 """Parameter of glibc's mallopt: from this size on memory is given back when it is freed."""
@@ -63,43 +72,32 @@ M_MMAP_THRESHOLD = -3
 
 def main(arguments: list[str] | None = None) -> None:
     """Measure and print."""
-    options = measure.parser(__doc__)
-    options.add_argument("--size", choices=sorted(ENCODERS), default="paper", help="(paper)")
-    options.add_argument("--modality", choices=sorted(modalities()), default="ecg", help="(ecg)")
-    options.add_argument("--workers", type=int, nargs="+", default=[2, 4], help="(2 4)")
-    options.add_argument("--stages", type=int, nargs="+", default=[0, 1, 2, 3], help="(0 1 2 3)")
-    options.add_argument("--batch", type=int, default=4, help="examples of a step (4)")
-    options.add_argument("--precision", choices=("float32", "bf16"), default="float32")
-    options.add_argument("--loss-steps", type=int, default=5, help="steps of the losses (5)")
-    chosen = measure.parsed(options, arguments)
-    torch.set_num_threads(chosen.threads or 1)
+    options = measure.options(__doc__, arguments, DECLARED, may_be_0={"stages"})
+    torch.set_num_threads(options.threads or 1)
     import_deepspeed(torch.device("cpu"))
     for late in ("torch._dynamo", "deepspeed.runtime.zero.muon.muon_optimizer"):
         importlib.import_module(late)  # else the first step does, and counts as its memory
-    result = {
-        "benchmark": "zero",
-        "settings": vars(chosen),
-        "machine": measure.machine(),
-        "losses": {name: losses(name, chosen) for name in METHODS},
-        "parameters": sum(p.numel() for p in method("mae", chosen.size, chosen).parameters()),
-        "runs": runs(chosen),
-    }
-    json.dump(result, sys.stdout, indent=1)
-    sys.stdout.write("\n")
+    measure.print_result(
+        "zero",
+        options,
+        losses={name: losses(name, options) for name in METHODS},
+        parameters=sum(p.numel() for p in method("mae", options.size, options).parameters()),
+        runs=runs(options),
+    )
 
 
 def losses(name: str, arguments: argparse.Namespace) -> dict[str, Any]:
     """A method's losses with 1, 2 and 4 workers."""
-    found = {}
+    losses_of_workers = {}
     for world in LOSS_WORKERS:
         execution = ExecutionSettings(workers=world, device="cpu")
-        found[world] = forked(world, "losses_of", name, execution, arguments)[0]
+        losses_of_workers[world] = forked(world, "losses_of", name, execution, arguments)[0]
     differences = [
-        abs(value - one)
+        abs(value - single)
         for world in LOSS_WORKERS[1:]
-        for value, one in zip(found[world], found[1], strict=True)
+        for value, single in zip(losses_of_workers[world], losses_of_workers[1], strict=True)
     ]
-    return {"workers": found, "largest_difference": measure.rounded(max(differences))}
+    return {"workers": losses_of_workers, "largest_difference": measure.rounded(max(differences))}
 
 
 def runs(arguments: argparse.Namespace) -> list[dict[str, Any]]:
@@ -115,13 +113,13 @@ def runs(arguments: argparse.Namespace) -> list[dict[str, Any]]:
                 zero_stage=stage,
                 precision=arguments.precision,
             )
-            each = forked(world, "memory_of", "mae", execution, arguments)
+            workers_figures = forked(world, "memory_of", "mae", execution, arguments)
             figures: dict[str, Any] = {
                 "workers": world,
                 "zero_stage": stage,
-                "peak_mib": measure.rounded(max(one["peak"] for one in each) / MIB),
-                "held_mib": measure.rounded(max(one["held"] for one in each) / MIB),
-                "ms_per_step": measure.spread([1000 * s for s in each[0]["seconds"]]),
+                "peak_mib": measure.rounded(max(one["peak"] for one in workers_figures) / MIB),
+                "held_mib": measure.rounded(max(one["held"] for one in workers_figures) / MIB),
+                "ms_per_step": measure.spread([1000 * s for s in workers_figures[0]["seconds"]]),
             }
             stage_0 = stage_0 or (figures if stage == 0 else {})
             if stage_0:
@@ -147,8 +145,8 @@ def method(name: str, size: str, arguments: argparse.Namespace) -> nn.Module:
     torch.manual_seed(arguments.seed)
     chosen = dataclasses.replace(ENCODERS[size], dropout=0.0, embedding_dropout=0.0)
     encoder = make_encoder(modalities()[arguments.modality].signal, chosen)
-    made: nn.Module = method_named(name)(encoder, PretrainSettings())
-    return made
+    module: nn.Module = method_named(name)(encoder, PretrainSettings())
+    return module
 
 
 def stepped(
@@ -183,12 +181,12 @@ def memory_of(
     """Bytes and seconds of a worker's steps."""
     # Else the allocator keeps what is freed, and the resident set is not what is needed.
     ctypes.CDLL(None).mallopt(M_MMAP_THRESHOLD, 2**17)
-    tensors, resident, held = tensor_bytes(), resident_bytes(), [0]
+    tensors, resident, tensors_held = tensor_bytes(), resident_bytes(), [0]
 
     def look(*_: object) -> None:
-        if len(held) == 1:  # once, as it takes time
+        if len(tensors_held) == 1:  # once, as it takes time
             gc.collect()  # cycles that are not collected yet hold tensors
-            held.append(tensor_bytes())
+            tensors_held.append(tensor_bytes())
 
     register_optimizer_step_post_hook(look)
     module = method(name, arguments.size, arguments)
@@ -200,7 +198,7 @@ def memory_of(
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     return {
         "peak": peak - resident,
-        "held": held[-1] - tensors,
+        "held": tensors_held[-1] - tensors,
         "seconds": seconds[arguments.warm_up :],
     }
 
@@ -225,8 +223,8 @@ def forked(world: int, task: str, *about: Any) -> list[Any]:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     with tempfile.TemporaryDirectory() as folder:
-        given = (world, port, Path(folder), task, *about)
-        start_processes(_work, given, nprocs=world, start_method="fork")  # type: ignore[no-untyped-call]
+        inputs = (world, port, Path(folder), task, *about)
+        start_processes(_work, inputs, nprocs=world, start_method="fork")  # type: ignore[no-untyped-call]
         return [json.loads((Path(folder) / str(rank)).read_text()) for rank in range(world)]
 
 
@@ -236,10 +234,10 @@ def _work(
     os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(world))
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
     dist.init_process_group("gloo", rank=rank, world_size=world)
-    found = {"losses_of": losses_of, "memory_of": memory_of}[task](
+    result = {"losses_of": losses_of, "memory_of": memory_of}[task](
         name, Worker(rank, world), *about
     )
-    (folder / str(rank)).write_text(json.dumps(found))
+    (folder / str(rank)).write_text(json.dumps(result))
     dist.barrier()
 
 

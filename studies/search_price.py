@@ -1,4 +1,4 @@
-r"""``python -m speed.search_price`` from the project's root.
+r"""``python -m studies.search_price`` from the project's root.
 
 What a choice that keeps the start where nothing is better costs, in simulated searches: their
 evaluations are drawn, not trained, so that hundreds of searches take minutes. Three settings are
@@ -119,8 +119,8 @@ class World:
 
     def gain(self, number: int, values: Values) -> float:
         """What a trial gains over the start when it is trained on these records."""
-        own, start = (self._lasting * self._draws(each, 3).normal() for each in (number, 0))
-        return self._gain(values) + own - start
+        by_chance, start = (self._lasting * self._draws(trial, 3).normal() for trial in (number, 0))
+        return self._gain(values) + by_chance - start
 
     def __call__(self, number: int, values: Values, evaluation: int) -> float:
         """The score of a trial's evaluation."""
@@ -144,19 +144,24 @@ class World:
     def _shares(self, start: Trial, trial: Trial, evaluation: int) -> dict[str, float]:
         """What each patient moves the difference of an evaluation by."""
         begun, theirs = (self._scores(t.number, t.values, evaluation) for t in (start, trial))
-        found: dict[str, float] = {}
+        shares_by_patient: dict[str, float] = {}
         halves = self._halves(evaluation)
         for half in halves:
-            targets, one, other = (each[half, None] for each in (self.targets, begun, theirs))
-            shares = delong_shares(targets, one, other, half) / len(halves)
-            found |= dict(zip(map(str, np.sort(half)), shares.tolist(), strict=True))
-        return found
+            targets, of_start, of_trial = (
+                scores[half, None] for scores in (self.targets, begun, theirs)
+            )
+            shares = delong_shares(targets, of_start, of_trial, half) / len(halves)
+            shares_by_patient |= dict(zip(map(str, np.sort(half)), shares.tolist(), strict=True))
+        return shares_by_patient
 
     def sampling(self, study: Study) -> dict[int, SamplingVariance]:
         """What is due to the patients, by finalist."""
         confirmed, trials = study.confirmed(), study.trials()
         start = confirmed.pop(0, {})
-        common = {number: [e for e in own if e in start] for number, own in confirmed.items()}
+        common = {
+            number: [e for e in evaluations if e in start]
+            for number, evaluations in confirmed.items()
+        }
         return {
             number: sampling_of([self._shares(trials[0], trials[number], each) for each in own])
             for number, own in common.items()
@@ -205,9 +210,9 @@ def played(study: Study, world: World, budget: Budget, seed: int) -> None:
 def _stopped(study: Study, number: int, final: float, seconds: float, seed: int) -> bool:
     """Whether a trial is stopped at a look within its first evaluation."""
     draws = np.random.default_rng([seed, number, 6])
-    own = draws.normal()
+    lasting_draw = draws.normal()
     for step, share, reached, noise, lasting in EARLY_LOOKS:
-        score = 0.5 + reached * final + lasting * own + draws.normal(0, noise)
+        score = 0.5 + reached * final + lasting * lasting_draw + draws.normal(0, noise)
         worked = seconds + 3600 * share
         if study.reported(number, step, score, worked):
             study.ended(number, seconds=worked)
@@ -237,8 +242,8 @@ def chosen(kind: Kind, seed: int) -> tuple[Trial, float]:
     with tempfile.TemporaryDirectory() as folder:
         study = Study(Path(folder, "log"), kind.space, method)
         number = settled(study, world, kind, seed)
-        found = study.trials()[number]
-    return found, world.gain(number, found.values)
+        trial = study.trials()[number]
+    return trial, world.gain(number, trial.values)
 
 
 def world_of(kind: Kind, seed: int) -> World:
@@ -323,14 +328,16 @@ def _of_price(asked: tuple[str, float, int, float]) -> float | None:
     return gained if trial.number else None
 
 
-def _summed(held: Sequence[float | None]) -> dict[str, float]:
+def _summed(choices: Sequence[float | None]) -> dict[str, float]:
     """Of searches: what each chose gains, None where it keeps the start."""
-    gains = np.array([gain or 0.0 for gain in held])
+    gains = np.array([gain or 0.0 for gain in choices])
     return {
         "gain": measure.rounded(float(gains.mean())),
         "standard_error": measure.rounded(float(gains.std(ddof=1) / len(gains) ** 0.5)),
-        "start_kept": held.count(None) / len(held),
-        "no_better_than_start": float(np.mean([gain is not None and gain <= 0 for gain in held])),
+        "start_kept": choices.count(None) / len(choices),
+        "no_better_than_start": float(
+            np.mean([gain is not None and gain <= 0 for gain in choices])
+        ),
     }
 
 
@@ -342,9 +349,9 @@ def main(arguments: list[str] | None = None) -> None:
     options.add_argument("--gain", type=float, default=BEST, help=f"of the best values ({BEST})")
     options.add_argument("--evaluations", type=float, nargs="+", default=[20, 40], help="(20 40)")
     options.add_argument("--searches", type=int, default=50, help="of each kind (50)")
-    others = options.add_mutually_exclusive_group()
-    others.add_argument("--levels", action="store_true", help="how often the start is kept")
-    others.add_argument("--methods", action="store_true", help="samplers and ways to stop trials")
+    modes = options.add_mutually_exclusive_group()
+    modes.add_argument("--levels", action="store_true", help="how often the start is kept")
+    modes.add_argument("--methods", action="store_true", help="samplers and ways to stop trials")
     asked = options.parse_args(arguments)
     if asked.searches < 2 or min(asked.evaluations) < 1 or not math.isfinite(asked.gain):
         options.error("at least 2 --searches, and 1 of --evaluations, and a finite --gain")
@@ -352,20 +359,20 @@ def main(arguments: list[str] | None = None) -> None:
     seeds = range(asked.searches)
     if asked.levels:
         for trials, about in LEVELS:
-            each = [(trials, about, seed) for seed in seeds]
-            kinds.append(({"trials": trials} | about, _of_level, each))
+            searches = [(trials, about, seed) for seed in seeds]
+            kinds.append(({"trials": trials} | about, _of_level, searches))
     else:
         methods, scale = VARIED if asked.methods else METHODS, asked.gain / BEST
         for strategy, count in product(methods, asked.evaluations):
             about = {"strategy": strategy, "evaluations": count}
             kinds.append((about, _of_price, [(strategy, count, s, scale) for s in seeds]))
-    found = []
+    results = []
     with ProcessPoolExecutor(measure.cpus()) as pool:
-        for about, play, each in kinds:
+        for about, play, searches in kinds:
             print(", ".join(f"{name} {value}" for name, value in about.items()), file=sys.stderr)
-            found.append(about | _summed(list(pool.map(play, each))))
+            results.append(about | _summed(list(pool.map(play, searches))))
     about = {"searches": asked.searches} | ({} if asked.levels else {"gain": asked.gain})
-    json.dump({"benchmark": "search_price", **about, "found": found}, sys.stdout, indent=1)
+    json.dump({"benchmark": "search_price", **about, "found": results}, sys.stdout, indent=1)
     sys.stdout.write("\n")
 
 
