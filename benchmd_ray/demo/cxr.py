@@ -199,7 +199,7 @@ def _write_chexpert(root: Path, records: int, seed: int) -> None:
         _save_jpeg(_film(CHEXPERT, film, seed), root / top / name)
         row = dict.fromkeys(CHEXPERT_FINDINGS, "0")
         row["No Finding"] = str(int(not film.findings))
-        row |= {column: str(int(own in film.findings)) for column, own in columns.items()}
+        row |= {column: str(int(finding in film.findings)) for column, finding in columns.items()}
         if part == "valid":
             age, sex = _person(CHEXPERT, film.patient, seed)
             row = {column: f"{value}.0" for column, value in row.items()}
@@ -225,7 +225,7 @@ def _write_vindr(root: Path, records: int, seed: int) -> None:
         _save_dicom(film, name, root / "test" / f"{name}.dicom", seed)
         row = {"image_id": name} | dict.fromkeys(VINDR_FINDINGS, "0")
         row["No finding"] = str(int(not film.findings))
-        rows.append(row | {c: str(int(own in film.findings)) for c, own in columns.items()})
+        rows.append(row | {c: str(int(finding in film.findings)) for c, finding in columns.items()})
     rng = generator(seed, VINDR.dataset, "rows")
     shuffled = [rows[index] for index in rng.permutation(len(rows))]
     table = root / "annotations" / "image_labels_test.csv"

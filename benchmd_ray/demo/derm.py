@@ -163,8 +163,8 @@ def _isic_2019(records: int, shared: int, seed: int) -> Iterator[tuple[str, str,
     """Name, lesion id, lesion and origin of each image of ISIC 2019."""
     of_target = _ham10000(shared, seed)[: records // 20]
     rng = generator(seed, SOURCE.dataset, "table")
-    own = records - len(of_target)
-    labels = drawn_labels(CLASSES, SOURCE.prevalence, own, rng)
+    count = records - len(of_target)
+    labels = drawn_labels(CLASSES, SOURCE.prevalence, count, rng)
     used: dict[str, int] = dict.fromkeys(("train", "validation"), 0)
     dealt: dict[str, int] = {}
     lesion_id = ""
@@ -265,12 +265,12 @@ def _lesions(labels: Sequence[str]) -> list[_Lesion]:
     seen: dict[str, list[_Lesion]] = {}
     lesions: list[_Lesion] = []
     for label in labels:
-        own = seen.setdefault(label, [])
-        if len(own) % 4 == 3:
-            lesion = _Lesion(own[-1].number, label, first=False)
+        same_class = seen.setdefault(label, [])
+        if len(same_class) % 4 == 3:
+            lesion = _Lesion(same_class[-1].number, label, first=False)
         else:
-            lesion = _Lesion(sum(one.first for one in lesions) + 1, label, first=True)
-        own.append(lesion)
+            lesion = _Lesion(sum(previous.first for previous in lesions) + 1, label, first=True)
+        same_class.append(lesion)
         lesions.append(lesion)
     return lesions
 

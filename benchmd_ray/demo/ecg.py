@@ -150,8 +150,8 @@ def _cinc_header(
     lines = [domain.first_line.format(name=name, time=signal.shape[1])]
     for lead, samples in zip(LEADS, signal, strict=True):
         checksum = (int(samples.sum()) + 32768) % 65536 - 32768
-        shown = lead.lower() if domain.lower_case else lead
-        lines.append(f"{name}.mat {domain.signal_format} 16 0 {samples[0]} {checksum} 0 {shown}")
+        label = lead.lower() if domain.lower_case else lead
+        lines.append(f"{name}.mat {domain.signal_format} 16 0 {samples[0]} {checksum} 0 {label}")
     lines += [f"{domain.comment}{key}: {value}" for key, value in person.items()]
     lines += [f"{domain.comment}{key}: Unknown" for key in ("Rx", "Hx", "Sx")]
     return "\n".join(lines) + "\n"
@@ -204,21 +204,24 @@ def _patients(labels: list[str]) -> list[tuple[int, int]]:
     """Patient and fold of each record: every fifth of a class is of the patient before it."""
     seen: dict[str, list[tuple[int, int]]] = {}
     result: list[tuple[int, int]] = []
-    known = 0
+    count = 0
     for label in labels:
-        own = seen.setdefault(label, [])
-        if len(own) % 5 == 4:
-            own.append(own[-1])
+        same_class = seen.setdefault(label, [])
+        if len(same_class) % 5 == 4:
+            same_class.append(same_class[-1])
         else:
-            dealt = len(set(own))
-            own.append((known, FOLD_ORDER[dealt % len(FOLD_ORDER)]))
-            known += 1
-        result.append(own[-1])
+            dealt = len(set(same_class))
+            same_class.append((count, FOLD_ORDER[dealt % len(FOLD_ORDER)]))
+            count += 1
+        result.append(same_class[-1])
     return result
 
 
 def _codes_by_class(classes: dict[str, str]) -> dict[str, list[str]]:
-    return {name: [c for c, own in classes.items() if own == name] for name in ECG.task.classes}
+    return {
+        name: [c for c, code_class in classes.items() if code_class == name]
+        for name in ECG.task.classes
+    }
 
 
 def _likelihoods(
@@ -227,15 +230,15 @@ def _likelihoods(
     """Codes with likelihoods whose dominant class is ``label``."""
     if label == "normal":
         return {"NORM": float(rng.choice([100.0, 80.0])), "SR": 0.0}
-    found = {str(rng.choice(codes[label])): float(rng.choice([100.0, 80.0, 50.0]))}
+    likelihoods = {str(rng.choice(codes[label])): float(rng.choice([100.0, 80.0, 50.0]))}
     if label == "atrial fibrillation/flutter":
-        found = dict.fromkeys(found, 0.0)  # a rhythm: PTB-XL states no likelihood
+        likelihoods = dict.fromkeys(likelihoods, 0.0)  # a rhythm: PTB-XL states no likelihood
     if rng.random() < 0.2:
         weaker = ECG.task.classes[1 + int(rng.integers(len(ECG.task.classes) - 1))]
-        found.setdefault(str(rng.choice(codes[weaker])), 15.0)
+        likelihoods.setdefault(str(rng.choice(codes[weaker])), 15.0)
     if label != "atrial fibrillation/flutter":
-        found["SR"] = 0.0
-    return found
+        likelihoods["SR"] = 0.0
+    return likelihoods
 
 
 def _person(domain: Domain, patient: int, seed: int) -> tuple[int, int]:

@@ -148,8 +148,8 @@ def _disturbance(domain: Domain, time: Floats, rng: np.random.Generator) -> Floa
 
 def _twelve(leads: npt.NDArray[np.floating]) -> npt.NDArray[np.floating]:
     """All leads from I, II and V1–V6: the limb leads are linear in I and II."""
-    one, two, chest = leads[0], leads[1], leads[2:]
-    limbs = [one, two, two - one, -(one + two) / 2, one - two / 2, two - one / 2]
+    i, ii, chest = leads[0], leads[1], leads[2:]
+    limbs = [i, ii, ii - i, -(i + ii) / 2, i - ii / 2, ii - i / 2]
     return np.concatenate([np.stack(limbs), chest])
 
 

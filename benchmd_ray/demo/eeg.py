@@ -162,11 +162,12 @@ def _write_target(root: Path, nights: int, epochs: int, seed: int) -> None:
             ],
             data_record_duration=1,
         ).write(root / folder / f"{name}.rec")
-        own = [CODES[stage] for stage in stages]
+        codes_of_stages = [CODES[stage] for stage in stages]
         other = [
-            str(rng.choice(list(CODES.values()))) if rng.random() < 0.15 else code for code in own
+            str(rng.choice(list(CODES.values()))) if rng.random() < 0.15 else code
+            for code in codes_of_stages
         ]
-        for expert, codes in ((1, own), (2, other[: len(own) - number])):
+        for expert, codes in ((1, codes_of_stages), (2, other[: len(codes_of_stages) - number])):
             text = "\n".join(codes) + "\n" * (1 + number % 3)
             (root / folder / f"{name}_{expert}.txt").write_text(text, encoding="utf-8")
 
@@ -181,11 +182,11 @@ def _place(number: int) -> tuple[str, str]:
 
 def _persons() -> Iterator[int]:
     """Numbers of persons of SHHS whose splits are `SPLITS`, over and over."""
-    number, found = FIRST_PERSON, 0
+    number, count = FIRST_PERSON, 0
     while True:
-        if hashed_split("shhs", str(number)) == SPLITS[found % len(SPLITS)]:
+        if hashed_split("shhs", str(number)) == SPLITS[count % len(SPLITS)]:
             yield number
-            found += 1
+            count += 1
         number += 1
 
 
@@ -248,8 +249,8 @@ def _signals(domain: _Domain, stages: list[str], rng: np.random.Generator) -> tu
     shift, loud = rng.normal(0, 0.04), domain.amplitude * rng.lognormal(0, 0.15)
     parts = []
     for stage in stages:
-        both, *each = (_rhythms(domain, stage, 1 + shift, rng) for _ in range(3))
-        epoch = 0.8 * both + 0.6 * np.stack(each) + _events(domain, stage, 1 + shift, rng)
+        both, *single = (_rhythms(domain, stage, 1 + shift, rng) for _ in range(3))
+        epoch = 0.8 * both + 0.6 * np.stack(single) + _events(domain, stage, 1 + shift, rng)
         parts.append(loud * rng.lognormal(0, 0.12) * epoch)
     night = np.concatenate(parts, axis=1)
     time = np.arange(night.shape[1]) / domain.rate
@@ -274,9 +275,9 @@ def _rhythms(domain: _Domain, stage: str, shift: float, rng: np.random.Generator
 def _events(domain: _Domain, stage: str, shift: float, rng: np.random.Generator) -> Floats:
     """What happens now and then in an epoch of one stage, (2, time) µV."""
     time = np.arange(EPOCH * domain.rate) / domain.rate
-    found = np.zeros((2, len(time)))
+    events = np.zeros((2, len(time)))
     for count, width, hertz, left, right in _EVENTS[stage]:
         after = time - rng.uniform(1, EPOCH - 1, (rng.poisson(count), 1))
         shape = np.exp(-0.5 * (after / width) ** 2) * np.cos(2 * np.pi * hertz * shift * after)
-        found += np.array([[left], [right]]) * shape.sum(axis=0)
-    return found
+        events += np.array([[left], [right]]) * shape.sum(axis=0)
+    return events

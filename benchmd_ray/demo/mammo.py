@@ -193,7 +193,7 @@ def _abnormalities(film: _Film, kind: str, kinds: int, seed: int) -> list[dict[s
         levels = [max(1, film.level)]
     if film.patient % INCONCLUSIVE == 0:
         levels = [0]
-    own = {
+    names = {
         "Mass": ("breast_density", "mass shape", "mass margins", "mass"),
         "Calc": ("breast density", "calc type", "calc distribution", "calcification"),
     }[kind]
@@ -209,9 +209,14 @@ def _abnormalities(film: _Film, kind: str, kinds: int, seed: int) -> list[dict[s
             )
         }
         rows.append(
-            {"patient_id": patient, own[0]: str(1 + film.patient % 4)}
+            {"patient_id": patient, names[0]: str(1 + film.patient % 4)}
             | {"left or right breast": side, "image view": film.view}
-            | {"abnormality id": str(number), "abnormality type": own[3], own[1]: "", own[2]: ""}
+            | {
+                "abnormality id": str(number),
+                "abnormality type": names[3],
+                names[1]: "",
+                names[2]: "",
+            }
             | {"assessment": str(level), "pathology": "MALIGNANT" if level > 3 else "BENIGN"}
             | {"subtlety": "3"}
             | paths

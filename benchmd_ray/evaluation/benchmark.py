@@ -23,14 +23,16 @@ RESERVED = ("tuned", "tuned ensemble", "start ensemble", "custom", "shuffled", "
 """Protocols that no start may be named like."""
 
 
-def _called(what: str, expected: Any, work: Callable[..., Any], *given: Any, **more: Any) -> Any:
+def _called(
+    what: str, expected: Any, work: Callable[..., Any], *arguments: Any, **more: Any
+) -> Any:
     """What a function of a declaration gives.
 
     Raises:
         BenchmdError: As the function does; also where it fails otherwise or gives something else.
     """
     try:
-        result = work(*given, **more)
+        result = work(*arguments, **more)
     except BenchmdError:
         raise
     except Exception as error:  # whatever code from outside does
@@ -42,8 +44,8 @@ def _called(what: str, expected: Any, work: Callable[..., Any], *given: Any, **m
     names = expected is tuple and isinstance(result, tuple)
     if not isinstance(result, expected) or (names and not all(isinstance(n, str) for n in result)):
         wanted = {tuple: "a tuple of names", Mapping: "a mapping", Settings: "Settings"}
-        said = wanted.get(expected, expected)
-        raise BenchmdError(f"{what} gives {shown(result)}, expected {said}.")
+        expectation = wanted.get(expected, expected)
+        raise BenchmdError(f"{what} gives {shown(result)}, expected {expectation}.")
     return result
 
 
@@ -105,9 +107,11 @@ class Start:
             technique: Its technique.
             settings: By part (``encoder``, ``pretrain`` or ``transfer``) as plain values.
         """
-        held = updated(Settings(), settings)
-        own = self.like(kind, technique, held)
-        return own is not None and all(as_dict(own)[p] == as_dict(held)[p] for p in settings)
+        run_settings = updated(Settings(), settings)
+        protocol = self.like(kind, technique, run_settings)
+        return protocol is not None and all(
+            as_dict(protocol)[p] == as_dict(run_settings)[p] for p in settings
+        )
 
 
 @dataclass(frozen=True)
@@ -177,13 +181,13 @@ class Benchmark:
             raise BenchmdError(f"the benchmark {self.name} has no start: expected one or more.")
         for what, names in (
             ("start", [start.name for start in self.starts]),
-            ("evaluation", [one.name for one in self.evaluations]),
+            ("evaluation", [evaluation.name for evaluation in self.evaluations]),
         ):
             if both := sorted({name for name in names if names.count(name) > 1}):
                 raise BenchmdError(
                     f"the benchmark {self.name} has two {what}s named {both[0]}: rename one."
                 )
-        if not any(each in self.evaluations for each in OF_TRANSFERS):
+        if not any(required in self.evaluations for required in OF_TRANSFERS):
             raise BenchmdError(
                 f"the benchmark {self.name} has no classification among its evaluations: add "
                 "CLASSIFICATION, by which a transfer chooses its epoch, or SEGMENTATION, where it "
@@ -206,5 +210,9 @@ class Benchmark:
         for start in self.starts:
             if name == start.name or name in start.variants(kind):
                 return start, "" if name == start.name else name
-        valid = [each for start in self.starts for each in (start.name, *start.variants(kind))]
+        valid = [
+            valid_name
+            for start in self.starts
+            for valid_name in (start.name, *start.variants(kind))
+        ]
         raise unknown_name(f"start of {self.name}", name, valid)

@@ -228,5 +228,5 @@ def test_what_the_official_parser_would_misread_is_not_written(tmp_path, change,
     rows = pd.DataFrame([[0.1], [0.2]])
     about = {"dataset": "octmnist", "size": 28, "split": "test", "run": "1", "rows": rows}
     with pytest.raises(BenchmdError, match=message):
-        write_result(tmp_path, found=Score(0.5, 0.5, ()), **(about | change))
+        write_result(tmp_path, result=Score(0.5, 0.5, ()), **(about | change))
     assert not list(tmp_path.iterdir())

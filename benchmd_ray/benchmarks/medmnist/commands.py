@@ -124,8 +124,8 @@ def tune_files(
     if gpus is not None and not dry_run:
         raise click.UsageError("--gpus goes with --dry-run: nothing was started.")
     any_md5, store = asked.pop("any_md5"), out / "runs"
-    found = cards_of(files, echo) if files else {}
-    chosen = [card for card, _ in found.values()] if found else usual_cards()
+    files_by_dataset = cards_of(files, echo) if files else {}
+    chosen = [card for card, _ in files_by_dataset.values()] if files_by_dataset else usual_cards()
     tunings = file_tunings(chosen, None if dry_run else out / "catalogs", **asked)
     if dry_run:
         asked_for = [tuning for _, tuning in tunings]
@@ -135,7 +135,7 @@ def tune_files(
         return
     # All catalogs first, which takes minutes: a file that is refused ends it before any search.
     for name in dict.fromkeys(card.name for card, _ in tunings):
-        card, file = found[name]
+        card, file = files_by_dataset[name]
         built(card, file.parent, out / "catalogs" / name, echo, any_md5=any_md5, cpus=cpus)
     whole = True
     for _, tuning in tunings:
@@ -173,9 +173,9 @@ def _print_scores(paths: Sequence[Path], out: Path | None, resamples: int = 1000
 
     analysis = analyse_stores(paths, resamples=resamples, curves=False)
     frame = own.run_frame(analysis)
-    for each in own.TABLES:
-        if each.printed is not None:
-            print_table(each.printed(analysis))
+    for table in own.TABLES:
+        if table.printed is not None:
+            print_table(table.printed(analysis))
     echo()
     for note in own.notes(analysis, frame):
         echo(note)

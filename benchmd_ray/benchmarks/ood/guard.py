@@ -161,11 +161,11 @@ def fit(asked: Asked, detector: str) -> Guard:
         BenchmdError: It does not fit the network.
     """
     network = Network.of(asked.run, asked.worker, asked.settings.execution.precision)
-    name, own = chosen_detector(network, detector), inside(asked.catalog)
+    name, inside_records = chosen_detector(network, detector), inside(asked.catalog)
     method = detectors()[name]
     network = _asking(network, method)
     observer = Observer.of(network, asked.settings)
-    bank = bank_of(observer, own, pixels="pixels" in method.needs)
+    bank = bank_of(observer, inside_records, pixels="pixels" in method.needs)
     if why := unfit(method, network, bank.seen.more, bool((bank.seen.features < 0).any())):
         raise BenchmdError(f"the detector {name} does not fit this network: {why}.")
     state = method.fit(bank)
@@ -174,7 +174,9 @@ def fit(asked: Asked, detector: str) -> Guard:
             f"the detector {name} learned values that are NaN or infinite, so it cannot be kept: "
             "choose another --detector."
         )
-    records = own.calibrating  # as in the benchmark, whose false alarms are then the guard's
+    records = (
+        inside_records.calibrating
+    )  # as in the benchmark, whose false alarms are then the guard's
     seen = pictured(observer, records) if "pixels" in method.needs else observer.seen(records)
     units = [name for part in records for name in part.table["unit_id"].to_pylist()]
     whole = pd.Series(finite(method.scores(state, seen, network.head), name)).groupby(units).max()
@@ -188,7 +190,7 @@ def _write(run: Path, guard: Guard, catalog: Catalog, records: int) -> None:
     weights, about = _paths(run, guard.detector)
     weights.parent.mkdir(exist_ok=True)
     with replacing(weights) as partial:
-        save_file({name: np.array(each) for name, each in guard.state.items()}, partial)
+        save_file({name: np.array(array) for name, array in guard.state.items()}, partial)
     write_hashed_json(
         about,
         {
@@ -232,7 +234,7 @@ def read_guard(asked_run: Path, network: Network, detector: str) -> Guard:
 
 
 def _is_finite(state: State) -> bool:
-    return all(each.dtype.kind not in "fc" or np.isfinite(each).all() for each in state.values())
+    return all(array.dtype.kind not in "fc" or np.isfinite(array).all() for array in state.values())
 
 
 def _read_state(weights: Path) -> State:
@@ -283,7 +285,7 @@ def of_data(guard: Guard, paths: Sequence[Location]) -> Iterator[tuple[Location,
     for path in paths:
         if not _is_file(path) and MANIFEST in entries(path)[0]:
             if path.resolve() not in read:
-                yield from ((path, one) for one in of_catalog(guard, open_catalog(path)))
+                yield from ((path, verdict) for verdict in of_catalog(guard, open_catalog(path)))
             read.add(path.resolve())
             continue
         if not isinstance(path, Path):
@@ -293,7 +295,7 @@ def of_data(guard: Guard, paths: Sequence[Location]) -> Iterator[tuple[Location,
         places = [(root / name).resolve() for name in names]
         new = [name for name, place in zip(names, places, strict=True) if place not in read]
         read.update(places)
-        yield from ((path, one) for one in of_files(guard, path, new))
+        yield from ((path, verdict) for verdict in of_files(guard, path, new))
 
 
 def _is_file(path: Location) -> bool:
@@ -303,13 +305,13 @@ def _is_file(path: Location) -> bool:
 def ignored(guard: Guard, paths: Sequence[Location]) -> Counter[str]:
     """Files below folders that are not of the model's formats: their number by ending."""
     folders = [path for path in paths if isinstance(path, Path) and path.is_dir()]
-    found = {
+    suffixes = {
         file.resolve(): file.suffix.lower() or "without ending"
         for folder in folders
         if not (folder / MANIFEST).is_file()
         for file in ignored_files(folder, guard.network.signal)
     }
-    return Counter(found.values())
+    return Counter(suffixes.values())
 
 
 def of_files(guard: Guard, path: Path, names: Sequence[str] | None = None) -> Iterator[Verdict]:
@@ -327,13 +329,13 @@ def of_files(guard: Guard, path: Path, names: Sequence[str] | None = None) -> It
     """
     network = guard.network
     names = loose_files(path, network.signal) if names is None else names
-    for one in read_loose(path, names, network.signal, network.task):
-        if one.table is None or not len(one.table):
-            yield Verdict(one.name, float("nan"), False, one.reason or "it holds no record")
+    for file in read_loose(path, names, network.signal, network.task):
+        if file.table is None or not len(file.table):
+            yield Verdict(file.name, float("nan"), False, file.reason or "it holds no record")
             continue
-        scores = _scores(guard, _batch(one.table, network.signal))
+        scores = _scores(guard, _batch(file.table, network.signal))
         score = float(scores.max())
-        yield Verdict(one.name, score, score <= guard.threshold)
+        yield Verdict(file.name, score, score <= guard.threshold)
 
 
 def of_catalog(guard: Guard, catalog: Catalog) -> Iterator[Verdict]:
@@ -345,15 +347,15 @@ def of_catalog(guard: Guard, catalog: Catalog) -> Iterator[Verdict]:
         BenchmdError: It is of a signal that cannot be shown to the model, such as images to one of
             signals over time.
     """
-    own, to = catalog.signal, guard.network.signal
-    require_conformable(own, to)
+    signal, to = catalog.signal, guard.network.signal
+    require_conformable(signal, to)
     size = evaluation_batch(guard.network.model.encoder)
     highest: dict[str, float] = {}
     for split in catalog.manifest["splits"]:
         for table in catalog.tables(split):
             for start in range(0, len(table), size):
                 part = table.slice(start, size).combine_chunks()
-                scores = _scores(guard, conformed_batch(_batch(part, own), own, to))
+                scores = _scores(guard, conformed_batch(_batch(part, signal), signal, to))
                 for name, score in zip(part["unit_id"].to_pylist(), scores, strict=True):
                     highest[name] = max(float(score), highest.get(name, -math.inf))
     for name, score in highest.items():
@@ -382,6 +384,6 @@ def _scores(guard: Guard, batch: Batch) -> Floats:
 
 def summary(verdicts: Sequence[Verdict]) -> dict[str, int]:
     """How many were accepted, rejected and unreadable: together as many as there are."""
-    found = Counter(one.word for one in verdicts)
+    counts = Counter(verdict.word for verdict in verdicts)
     words = {"accept": "accepted", "reject": "rejected", "unreadable": "unreadable"}
-    return {words[word]: found[word] for word in words}
+    return {words[word]: counts[word] for word in words}

@@ -60,12 +60,12 @@ class Observer:
         network = self.network
         about = {"quantities": {name: list(shape) for name, shape in network.shapes.items()}}
         parts = [
-            self._kept(each, fault, severity, network.quantities, about, network.values)
-            for each in records
+            self._kept(part, fault, severity, network.quantities, about, network.values)
+            for part in records
         ]
-        found = np.concatenate(parts)
-        _require_finite(found, records)
-        return network.seen(found)
+        quantities = np.concatenate(parts)
+        _require_finite(quantities, records)
+        return network.seen(quantities)
 
     def pixels(
         self, records: Sequence[Records], fault: Fault | None = None, severity: int = 0
@@ -73,8 +73,8 @@ class Observer:
         """Small pictures of records as the network sees them: (records, channels, …)."""
         shape, about = self._picture_shape(), {"pixels": True}
         parts = [
-            self._kept(each, fault, severity, self._pictures, about, int(np.prod(shape)))
-            for each in records
+            self._kept(part, fault, severity, self._pictures, about, int(np.prod(shape)))
+            for part in records
         ]
         return np.concatenate(parts).reshape(-1, *shape)
 
@@ -94,13 +94,13 @@ class Observer:
 
         def ask(*batch: npt.NDArray[Any]) -> npt.NDArray[np.float32]:
             assert method.asks is not None
-            found = method.asks(network, state, network.normalised(*batch))
-            return np.asarray(found.float().cpu().numpy(), np.float32).reshape(len(batch[0]), -1)
+            answers = method.asks(network, state, network.normalised(*batch))
+            return np.asarray(answers.float().cpu().numpy(), np.float32).reshape(len(batch[0]), -1)
 
         source = self.sources.get(method.name, "")
         about = {"detector": method.name, "state": digest_of(state), "source": source}
         parts = [
-            self._kept(each, fault, severity, ask, about, int(np.prod(shape))) for each in records
+            self._kept(part, fault, severity, ask, about, int(np.prod(shape))) for part in records
         ]
         return np.concatenate(parts).reshape(-1, *shape)
 
@@ -136,7 +136,7 @@ class Observer:
         for name, (method, state) in asking.items():
             assert method.asks is not None
             work[name] = partial(method.asks, self.network, state, signals)
-        return {name: median_seconds(each) / len(few) for name, each in work.items()}
+        return {name: median_seconds(call) / len(few) for name, call in work.items()}
 
     def _picture_shape(self) -> tuple[int, ...]:
         zeros = torch.zeros(1, *self.network.signal.input_shape)
@@ -153,8 +153,8 @@ class Observer:
     ) -> npt.NDArray[np.float32]:
         """What is asked of records, kept: (records, width)."""
         network = self.network
-        own = updated(EncoderSettings(), network.about["encoder"])
-        settings = replace(self.settings, encoder=own)
+        encoder = updated(EncoderSettings(), network.about["encoder"])
+        settings = replace(self.settings, encoder=encoder)
         store = feature_store(
             self.folder, network.model.encoder, settings, records.catalog, network.worker.device
         )
@@ -174,8 +174,8 @@ class Observer:
         def encode() -> npt.NDArray[np.float32]:
             size = evaluation_batch(network.model.encoder)
             batches = _batches(records, network.signal, fault, severity, size)
-            found = [ask(*batch) for batch in batches]
-            return np.concatenate(found) if found else np.empty((0, width), np.float32)
+            answers = [ask(*batch) for batch in batches]
+            return np.concatenate(answers) if answers else np.empty((0, width), np.float32)
 
         kept = replace(store, about=decides, width=width)
         return kept.features(records.split, records.rows, encode, False)
@@ -199,19 +199,19 @@ def pictures(
     network: Network, values: npt.NDArray[Any], scales: npt.NDArray[Any], sizes: npt.NDArray[Any]
 ) -> npt.NDArray[np.float32]:
     """Small pictures of records as a network sees them; arguments as of `Network.quantities`."""
-    shown = network.normalised(values, scales, sizes).float()
-    return np.asarray(small(shown).cpu().numpy(), np.float32)
+    signals = network.normalised(values, scales, sizes).float()
+    return np.asarray(small(signals).cpu().numpy(), np.float32)
 
 
-def _require_finite(found: npt.NDArray[np.float32], records: Sequence[Records]) -> None:
+def _require_finite(quantities: npt.NDArray[np.float32], records: Sequence[Records]) -> None:
     """Refuse a network whose features of a record are NaN or infinite.
 
     Raises:
         BenchmdError: Of one they are not; the message names the first.
     """
-    wrong = np.flatnonzero(~np.isfinite(found).all(axis=1))
+    wrong = np.flatnonzero(~np.isfinite(quantities).all(axis=1))
     if len(wrong):
-        name = [name for each in records for name in each.names][wrong[0]]
+        name = [name for part in records for name in part.names][wrong[0]]
         raise BenchmdError(
             f"the network gives NaN or infinite features for {count_of(len(wrong), 'record')}, the "
             f"first is {name}: detectors cannot be fitted or asked. Check the run's training, and "
@@ -237,7 +237,7 @@ def _batches(
 ) -> Iterator[Batch]:
     """Stored values, scales and valid sizes of records as the network is to see them."""
     signals = resident_signals(records.catalog, records.split)
-    own = records.catalog.signal
+    signal = records.catalog.signal
     scales = records.table["scale"].to_numpy().astype(np.float32)
     sizes = np.array(records.table["valid_size"].to_pylist(), np.int32)
     names = records.table["record_id"].to_pylist()
@@ -245,12 +245,12 @@ def _batches(
         places = range(start, min(start + size, len(records)))
         values = np.asarray(signals[records.rows[start : start + size]])
         step, valid = scales[start : start + size], sizes[start : start + size]
-        values, step, valid = conformed_batch((values, step, valid), own, to)
+        values, step, valid = conformed_batch((values, step, valid), signal, to)
         if fault is not None:
             values = np.stack(
                 [
-                    made(recorded(each, s, v, to), fault, severity, names[place], SEED)
-                    for each, s, v, place in zip(values, step, valid, places, strict=True)
+                    made(recorded(value, s, v, to), fault, severity, names[place], SEED)
+                    for value, s, v, place in zip(values, step, valid, places, strict=True)
                 ]
             )
         yield values, step, valid

@@ -101,22 +101,22 @@ def score_case(request: Mapping[str, Any]) -> tuple[list[dict[str, Any]], Notes]
             different grids.
     """
     notes = Notes()
-    task, own, other, grid = _both(request, notes)
+    task, reference, prediction, grid = _both(request, notes)
     begin(2)
     tolerances = [request["tolerances"][name] for name in task.classes]
-    scores = scored(own, other, grid.spacing, tolerances)
+    scores = scored(reference, prediction, grid.spacing, tolerances)
     rows = [
-        {"class": name, "tolerance": tolerance, **asdict(one)}
-        for name, tolerance, one in zip(task.classes, tolerances, scores, strict=True)
+        {"class": name, "tolerance": tolerance, **asdict(score)}
+        for name, tolerance, score in zip(task.classes, tolerances, scores, strict=True)
     ]
     return rows, notes
 
 
 def _drawn(request: Mapping[str, Any]) -> Planes:
-    task, own, other, grid = _both(request, Notes())
+    task, reference, prediction, grid = _both(request, Notes())
     begin(2)
     image = _read(Path(request["image"])) if request["image"] else None
-    return cut(own, other, grid, task.classes.index(request["draw"]), image)
+    return cut(reference, prediction, grid, task.classes.index(request["draw"]), image)
 
 
 def _both(
@@ -135,12 +135,12 @@ def _both(
     grid = _grid(reference, prediction)
     begin(0)
     with _named(f"{SIDES[0]}: "):
-        own = reference.on(grid)
+        first = reference.on(grid)
     begin(1)
     with _named(f"{SIDES[1]}: "):
-        other = prediction.on(grid)
-    notes.overlapping = other.overlapping
-    return task, own, other, grid
+        second = prediction.on(grid)
+    notes.overlapping = second.overlapping
+    return task, first, second, grid
 
 
 def _grid(reference: Source, prediction: Source) -> Geometry:
@@ -181,29 +181,29 @@ class _Reading:
     def labels(self, path: Path, layout: Layout) -> Source:
         """A file with all classes."""
         read = self._labels_of(path)
-        held = [replace(read, values=_whole(read.values, path))]
+        volumes = [replace(read, values=_whole(read.values, path))]
 
         def on(grid: Geometry) -> Segmentation:
-            values = _whole(self._fitted(held.pop(), grid, path).values, path)
+            values = _whole(self._fitted(volumes.pop(), grid, path).values, path)
             ids = {layout.ids[name]: number for number, name in enumerate(self.task.classes)}
             self._look(values, {0, *ids}, layout.others, path)
             return of_labels(values, ids, len(self.task.classes))
 
-        return Source(held[0].geometry, on)
+        return Source(volumes[0].geometry, on)
 
     def masks(self, paths: Mapping[str, Path]) -> Source:
         """A file for each class."""
         first = next(iter(paths.values()))
-        held = {first: self._mask(first)}
-        geometry = held[first].geometry
+        volumes = {first: self._mask(first)}
+        geometry = volumes[first].geometry
 
         def on(grid: Geometry) -> Segmentation:
-            made = Masks(grid.shape, len(paths))
+            masks = Masks(grid.shape, len(paths))
             for number, path in enumerate(paths.values()):
-                mask = held.pop(path, None) or self._mask(path)
+                mask = volumes.pop(path, None) or self._mask(path)
                 _require_same(mask.geometry, geometry, path, f"as {first.name}")
-                made.add(number, self._fitted(mask, grid, path).values.astype(bool, copy=False))
-            return made.segmentation()
+                masks.add(number, self._fitted(mask, grid, path).values.astype(bool, copy=False))
+            return masks.segmentation()
 
         return Source(geometry, on)
 
@@ -215,22 +215,22 @@ class _Reading:
         if len(owners) < len(self.task.classes):
             missing = {*range(len(self.task.classes))} - {*owners.values()}
             others = [n for place, n in enumerate(segments.names) if place not in owners]
-            said = ", ".join(self.task.classes[number] for number in sorted(missing))
+            names = ", ".join(self.task.classes[number] for number in sorted(missing))
             self.notes.without_segment.append(
-                f"{path.name} has no segment of {said}"
+                f"{path.name} has no segment of {names}"
                 + (f", and others: {', '.join(map(shown, others[:5]))}" if others else "")
             )
 
         def on(grid: Geometry) -> Segmentation:
-            made = Masks(grid.shape, len(self.task.classes))
+            masks = Masks(grid.shape, len(self.task.classes))
             fits = contained(segments.geometry, grid)
             for segment, number in owners.items():
                 mask = segments.mask(segment, grid if fits else segments.geometry)
                 if not fits:
                     labels = Labels(mask, segments.geometry)
                     mask = self._fitted(labels, grid, path).values.astype(bool)
-                made.add(number, mask)
-            return made.segmentation()
+                masks.add(number, mask)
+            return masks.segmentation()
 
         return Source(segments.geometry, on, sparse=True)
 
@@ -257,20 +257,24 @@ class _Reading:
         return resampled(labels, grid)
 
     def _look(
-        self, values: npt.NDArray[np.generic], own: set[int], others: int, path: Path
+        self, values: npt.NDArray[np.generic], expected_labels: set[int], others: int, path: Path
     ) -> None:
         """Refuse or note labels that are none of the task's."""
         there = np.zeros(LARGEST_LABEL + 1, bool)
         for part in values:
             there[part] = True
-        unknown = [label for label in np.flatnonzero(there).tolist() if label not in own]
+        unknown = [
+            label for label in np.flatnonzero(there).tolist() if label not in expected_labels
+        ]
         beyond = [label for label in unknown if label > others]
         if beyond:
-            found, expected = (
-                ", ".join(map(str, each)) for each in (beyond[:10], sorted(own - {0}))
+            unexpected, expected = (
+                ", ".join(map(str, labels))
+                for labels in (beyond[:10], sorted(expected_labels - {0}))
             )
             raise RecordError(
-                f"{path.name}: labels {found} are outside the task, whose layout has {expected}. "
+                f"{path.name}: labels {unexpected} are outside the task, whose layout has "
+                f"{expected}. "
                 "Is it of another layout (--labels-layout, --predictions-layout)?"
             )
         self.notes.ignored = sorted({*self.notes.ignored, *unknown})
@@ -295,13 +299,13 @@ class _named:
             raise RecordError(f"{self._what}{error}") from error
 
 
-def _require_same(own: Geometry, expected: Geometry, path: Path, whose: str) -> None:
+def _require_same(geometry: Geometry, expected: Geometry, path: Path, whose: str) -> None:
     """Refuse another grid.
 
     Raises:
         RecordError: The message says what was found and what expected.
     """
-    if different := own.differences(expected):
+    if different := geometry.differences(expected):
         raise RecordError(f"{path.name} has another grid: {'; '.join(different)}, {whose}")
 
 
@@ -314,17 +318,17 @@ def _whole(values: npt.NDArray[np.generic], path: Path) -> Kinds:
     if values.dtype == np.uint8 or values.dtype == np.uint16:
         return np.asarray(values, values.dtype)
     whole = np.empty(values.shape, np.uint16)
-    for own, out in zip(values, whole, strict=True):
-        low, high = float(own.min()), float(own.max())
+    for plane, out in zip(values, whole, strict=True):
+        low, high = float(plane.min()), float(plane.max())
         if not (low >= 0 and high <= LARGEST_LABEL):  # also NaN
             raise RecordError(
                 f"{path.name} has values from {low:g} to {high:g}, expected labels from 0 to "
                 f"{LARGEST_LABEL:,}"
             )
-        out[:] = own
-        if own.dtype.kind == "f" and (out != own).any():
-            found = own[out != own][0]
-            raise RecordError(f"{path.name} has the value {found:.10g}, expected whole labels")
+        out[:] = plane
+        if plane.dtype.kind == "f" and (out != plane).any():
+            value = plane[out != plane][0]
+            raise RecordError(f"{path.name} has the value {value:.10g}, expected whole labels")
     return whole
 
 
@@ -336,10 +340,10 @@ def _binary(values: npt.NDArray[np.generic], path: Path) -> Bits:
     """
     mask = np.empty(values.shape, bool)
     inside: set[float] = set()
-    for own, out in zip(values, mask, strict=True):
-        np.not_equal(own, 0, out=out)
+    for plane, out in zip(values, mask, strict=True):
+        np.not_equal(plane, 0, out=out)
         if out.any():
-            chosen = own[out]
+            chosen = plane[out]
             inside |= {float(chosen.min()), float(chosen.max())}
     if len(inside) > 1 or not all(value > 0 and value.is_integer() for value in inside):
         some = ", ".join(f"{value:g}" for value in sorted(inside))
@@ -353,7 +357,7 @@ def _owners(segments: Segments, task: Task, path: Path) -> dict[int, int]:
     Raises:
         RecordError: A class has several segments, or none has any.
     """
-    named = {_plain(name): own for name, own in task.file_names().items()}
+    named = {_plain(name): class_name for name, class_name in task.file_names().items()}
     owners: dict[int, int] = {}
     for segment, label in enumerate(segments.names):
         name = named.get(_plain(label))

@@ -155,7 +155,7 @@ def read_manifest(folder: Path) -> Manifest:
     del content["format"]
     manifest: Manifest = typed(Manifest, content | {"cases": {}}, str(path))
     cases = content.get("cases")
-    if not isinstance(cases, dict) or not all(isinstance(one, dict) for one in cases.values()):
+    if not isinstance(cases, dict) or not all(isinstance(case, dict) for case in cases.values()):
         raise BenchmdError(f"{path}: cases are expected by name. Score anew.")
     manifest.cases.update(cases)
     return manifest

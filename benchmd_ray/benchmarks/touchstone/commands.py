@@ -151,9 +151,9 @@ def _print(outcome: Outcome, out: Path) -> None:
     )
     echo(f"{'class':{width}}     n    DSC    NSD        HD95 median  missed  spurious")
     for name in manifest.task.classes:
-        own = frame[frame["class"] == name]
-        there = own[own["code"].isin(PRESENT)]
-        counts = own["code"].value_counts()
+        rows = frame[frame["class"] == name]
+        there = rows[rows["code"].isin(PRESENT)]
+        counts = rows["code"].value_counts()
         tolerance = f"@{manifest.tolerance[name]:g}mm"
         dsc, nsd = there["dsc"].mean(), there["nsd"].mean()
         echo(
@@ -162,14 +162,14 @@ def _print(outcome: Outcome, out: Path) -> None:
             f"{counts.get('missed', 0):>7} "
             f"{counts.get('spurious', 0):>9}"
         )
-    overlapping = sum(bool(one.get("overlapping")) for one in manifest.cases.values())
+    overlapping = sum(bool(case.get("overlapping")) for case in manifest.cases.values())
     if overlapping:
         echo(f"masks overlap in {count_of(overlapping, 'case')}: each class is scored from its own")
-    without = [one.get("without_segment") for one in manifest.cases.values()]
+    without = [case.get("without_segment") for case in manifest.cases.values()]
     if cases := sum(map(bool, without)):
         first = next(filter(None, without))[0]
         echo(f"segments missing in {count_of(cases, 'case')}, and so empty there: {first}")
-    unusual = [one.get("warnings") for one in manifest.cases.values()]
+    unusual = [case.get("warnings") for case in manifest.cases.values()]
     if cases := sum(map(bool, unusual)):
         first = next(filter(None, unusual))[0]
         echo(f"unusual files in {count_of(cases, 'case')}, such as {first}")
@@ -274,9 +274,9 @@ def compare_scores(
 
     if also and metadata is None:
         raise BenchmdError("--group names a column of the metadata: give --metadata, too.")
-    found = read_scores(runs, scores)
-    one = compare(
-        completed(found) if missing == "zero" else found,
+    read = read_scores(runs, scores)
+    comparison = compare(
+        completed(read) if missing == "zero" else read,
         metadata=read_metadata(metadata, also) if metadata else None,
         seconds_at_most=seconds_at_most,
         family=family,
@@ -284,10 +284,10 @@ def compare_scores(
         against=read_against(against) if against else None,
         other=against.name if against else "",
     )
-    print_table(report.headline(one))
+    print_table(report.headline(comparison))
     echo()
-    for note in one.notes:
+    for note in comparison.notes:
         echo(note)
     pictures = images_of(images) if images else {}
-    for line in write_comparison(one, out, pictures, figures=figures != "none"):
+    for line in write_comparison(comparison, out, pictures, figures=figures != "none"):
         echo(line)

@@ -61,41 +61,43 @@ class Segments:
         return mask
 
 
-def contained(own: Geometry, grid: Geometry) -> bool:
+def contained(geometry: Geometry, grid: Geometry) -> bool:
     """Whether slices are among those of a grid that is the same but for its number of slices."""
-    placed = _moved(own, _offset(own, grid) * -1, grid.shape[0])
-    first = _offset(own, grid)
-    return not placed.differences(grid) and 0 <= first <= grid.shape[0] - own.shape[0]
+    placed = _moved(geometry, _offset(geometry, grid) * -1, grid.shape[0])
+    first = _offset(geometry, grid)
+    return not placed.differences(grid) and 0 <= first <= grid.shape[0] - geometry.shape[0]
 
 
-def spanning(own: Geometry, other: Geometry) -> Geometry:
+def spanning(geometry: Geometry, other: Geometry) -> Geometry:
     """The grid from the first slice of two to the last, where both are of one stack.
 
     Raises:
         RecordError: They are further apart than slices of one stack can be.
     """
-    first = _offset(other, own)
-    low, high = min(0, first), max(own.shape[0], first + other.shape[0])
+    first = _offset(other, geometry)
+    low, high = min(0, first), max(geometry.shape[0], first + other.shape[0])
     if high - low > MAX_SLICES:
         raise RecordError(
             f"the slices of reference and prediction are {high - low:,} slices apart, expected "
             "both in one place"
         )
-    return _moved(own, low, high - low)
+    return _moved(geometry, low, high - low)
 
 
-def _offset(own: Geometry, grid: Geometry) -> int:
+def _offset(geometry: Geometry, grid: Geometry) -> int:
     """The first slice's number in a grid."""
     normal = np.array(grid.direction).reshape(3, 3)[:, 2]
-    away = (np.array(own.origin) - np.array(grid.origin)) @ normal
+    away = (np.array(geometry.origin) - np.array(grid.origin)) @ normal
     return round(float(away / grid.spacing[0]))
 
 
-def _moved(own: Geometry, slices: int, count: int) -> Geometry:
+def _moved(geometry: Geometry, slices: int, count: int) -> Geometry:
     """The same stack, beginning so many slices further on."""
-    normal = np.array(own.direction).reshape(3, 3)[:, 2]
-    origin = np.array(own.origin) + slices * own.spacing[0] * normal
-    return Geometry((count, *own.shape[1:]), own.spacing, tuple(origin), own.direction)
+    normal = np.array(geometry.direction).reshape(3, 3)[:, 2]
+    origin = np.array(geometry.origin) + slices * geometry.spacing[0] * normal
+    return Geometry(
+        (count, *geometry.shape[1:]), geometry.spacing, tuple(origin), geometry.direction
+    )
 
 
 def read_segments(path: Path) -> Segments:
@@ -113,8 +115,8 @@ def read_segments(path: Path) -> Segments:
     if not 0 < frames <= MAX_FRAMES or frames * rows * columns > MAX_VOXELS:
         raise RecordError(f"it has {frames:,} frames of {columns} × {rows}, which is too much")
     segments = {
-        int((numbers(one, "SegmentNumber", 1) or (0,))[0]): text(one, "SegmentLabel") or ""
-        for one in _items(dataset, "SegmentSequence")
+        int((numbers(item, "SegmentNumber", 1) or (0,))[0]): text(item, "SegmentLabel") or ""
+        for item in _items(dataset, "SegmentSequence")
     }
     shared = (_items(dataset, "SharedFunctionalGroupsSequence") or [None])[0]
     groups = _items(dataset, "PerFrameFunctionalGroupsSequence")

@@ -92,8 +92,8 @@ class _Case:
         """
         states = []
         for path in self.paths:
-            own = sorted(path.iterdir()) if path.is_dir() else [path]
-            stats = [(str(one), one.stat()) for one in own if one.exists()]
+            files = sorted(path.iterdir()) if path.is_dir() else [path]
+            stats = [(str(file), file.stat()) for file in files if file.exists()]
             states.append([[p, s.st_size, s.st_mtime_ns, s.st_ctime_ns] for p, s in stats])
         return digest([states, self.reference.fault, self.prediction.fault])
 
@@ -101,8 +101,8 @@ class _Case:
         """Bytes that scoring it takes, by what headers claim."""
         sizes = [claimed(path) for path in (*self.reference.paths[:1], *self.prediction.paths[:1])]
         voxels = max((count for count, _ in sizes), default=0)
-        held = max((count * each for count, each in sizes), default=0)
-        return PROCESS_BYTES + COPIES * held + VOXEL_BYTES * voxels
+        largest = max((count * size for count, size in sizes), default=0)
+        return PROCESS_BYTES + COPIES * largest + VOXEL_BYTES * voxels
 
 
 def score(
@@ -133,7 +133,7 @@ def score(
         for folder in (asked.out, asked.out / PREDICTIONS):
             remove_partial(folder)
         done = _done(asked.out, cases, plan, asked.task, say)
-        todo = [one for one in cases.values() if one.name not in done]
+        todo = [case for case in cases.values() if case.name not in done]
         if todo or not (asked.out / MANIFEST).is_file():
             _begin(asked.out, plan, done)
             _run(asked, plan, todo, done, len(cases), address, cpus)
@@ -183,7 +183,7 @@ def _require_layouts(asked: Asked, cases: Mapping[str, _Case]) -> None:
         ("predictions", "prediction", asked.layouts[1]),
     )
     for option, side, name in sides:
-        needed = any(getattr(one, side).needs_layout for one in cases.values())
+        needed = any(getattr(case, side).needs_layout for case in cases.values())
         needed |= option == "predictions" and asked.submission is not None  # nobody has seen it
         if asked.task.layout(name) is None and needed:
             raise BenchmdError(
@@ -226,10 +226,10 @@ def _require_same(out: Path, plan: Mapping[str, Any]) -> None:
         return
     before = read_hashed_json(path, SCORE_ANEW)
     if different := [key for key in plan if before.get(key) != plan[key]]:
-        said = "; ".join(
+        changes = "; ".join(
             f"{key}, was {shown(before.get(key))}, is {shown(plan[key])}" for key in different
         )
-        raise BenchmdError(f"{out} has scores with another {said}. Choose another --out.")
+        raise BenchmdError(f"{out} has scores with another {changes}. Choose another --out.")
 
 
 def _done(
@@ -242,11 +242,11 @@ def _done(
     """Results of cases whose files are as they were; of a finished run, of those with scores."""
     if (out / MANIFEST).is_file():
         noted = read_manifest(out).cases
-        held: dict[str, list[dict[Any, Any]]] = {}
+        rows: dict[str, list[dict[Any, Any]]] = {}
         for row in read_scored(out).to_dict("records"):
-            held.setdefault(row["case"], []).append(row)
+            rows.setdefault(row["case"], []).append(row)
         parts: dict[str, dict[str, Any]] = {
-            name: {"rows": held.get(name, []), "noted": noted[name]} for name in noted
+            name: {"rows": rows.get(name, []), "noted": noted[name]} for name in noted
         }
     else:
         parts = {}
@@ -283,9 +283,9 @@ def _is_scored(rows: list[Any], case: str, algorithm: str, task: Task) -> bool:
     named = set(table["case"].to_pylist()) | set(table["algorithm"].to_pylist())
     shares = np.stack([table[name].to_numpy() for name in METRICS])
     rest = np.stack([table[name].to_numpy() for name in ("volume_ref_ml", "volume_pred_ml")])
-    known = set(table["code"].to_pylist()) <= set(CODES)
+    has_codes = set(table["code"].to_pylist()) <= set(CODES)
     possible = np.isnan(shares) | ((shares >= 0) & (shares <= 1))
-    return named == {case, algorithm} and known and bool(possible.all() and (rest >= 0).all())
+    return named == {case, algorithm} and has_codes and bool(possible.all() and (rest >= 0).all())
 
 
 def _begin(out: Path, plan: Mapping[str, Any], done: Mapping[str, dict[str, Any]]) -> None:
@@ -313,51 +313,51 @@ def _run(
 ) -> None:
     """Score cases on Ray, the largest first, and keep each as it ends."""
     algorithm = plan["algorithm"]
-    prints = {one.name: one.fingerprint() for one in todo}
-    calls = sorted((_call(asked, one) for one in todo), key=lambda call: -call.memory)
-    shown = progress(f"scores {algorithm}", total, "cases", len(done))
+    prints = {case.name: case.fingerprint() for case in todo}
+    calls = sorted((_call(asked, case) for case in todo), key=lambda call: -call.memory)
+    display = progress(f"scores {algorithm}", total, "cases", len(done))
     gpus = asked.submission.gpus if asked.submission else 0.0
     try:
         with connected(address, cpus=cpus):
             for name, result in each(calls, work, gpus=gpus, grows=address is not None):
-                given = {"reason": result.reason} if isinstance(result, Lost) else result
-                done[name] = _part(algorithm, name, given, prints[name])
+                reply = {"reason": result.reason} if isinstance(result, Lost) else result
+                done[name] = _part(algorithm, name, reply, prints[name])
                 _keep(asked.out, plan, name, done[name])
-                shown.update(len(done))
+                display.update(len(done))
     finally:
-        shown.close()
+        display.close()
 
 
-def _call(asked: Asked, one: _Case) -> Call:
-    own, out = asked.submission, asked.out
+def _call(asked: Asked, case: _Case) -> Call:
+    submission, out = asked.submission, asked.out
     request = {
         "task": asdict(asked.task),
         "tolerances": asked.task.tolerances(asked.tolerance),
-        "reference": asdict(one.reference),
-        "prediction": asdict(one.prediction),
+        "reference": asdict(case.reference),
+        "prediction": asdict(case.prediction),
         "layouts": list(asked.layouts),
         "resample": asked.resample,
     }
-    given = {
+    arguments = {
         "request": request,
-        "submission": asdict(own) if own else None,
-        "image": one.image,
-        "output": str(out / PREDICTIONS / one.name),
-        "log": str(out / LOGS / f"{one.name}.txt"),
+        "submission": asdict(submission) if submission else None,
+        "image": case.image,
+        "output": str(out / PREDICTIONS / case.name),
+        "log": str(out / LOGS / f"{case.name}.txt"),
     }
-    return Call(one.name, given, max(one.memory(), own.memory if own else 0))
+    return Call(case.name, arguments, max(case.memory(), submission.memory if submission else 0))
 
 
-def _part(algorithm: str, name: str, given: Mapping[str, Any], fingerprint: str) -> dict[str, Any]:
+def _part(algorithm: str, name: str, reply: Mapping[str, Any], fingerprint: str) -> dict[str, Any]:
     """What is kept of a case."""
     noted = {"fingerprint": fingerprint}
-    noted |= {key: given[key] for key in ("peak_mib", "without_network") if key in given}
-    if "reason" in given:
-        return {"reason": given["reason"], "noted": noted}
-    seconds = given["seconds"]
+    noted |= {key: reply[key] for key in ("peak_mib", "without_network") if key in reply}
+    if "reason" in reply:
+        return {"reason": reply["reason"], "noted": noted}
+    seconds = reply["seconds"]
     named = {"algorithm": algorithm, "case": name, "seconds": seconds}
-    rows = [{key: (named | row)[key] for key in SCHEMA.names} for row in given["rows"]]
-    return {"rows": rows, "noted": noted | given["notes"]}
+    rows = [{key: (named | row)[key] for key in SCHEMA.names} for row in reply["rows"]]
+    return {"rows": rows, "noted": noted | reply["notes"]}
 
 
 def _manifest(
@@ -368,7 +368,7 @@ def _manifest(
     unreferenced: tuple[str, ...],
 ) -> Manifest:
     scored = {name: part["noted"] for name, part in sorted(done.items()) if "rows" in part}
-    with_network = [name for name, one in scored.items() if not one.get("without_network", True)]
+    with_network = [name for name, case in scored.items() if not case.get("without_network", True)]
     predictions = asked.out / PREDICTIONS if asked.submission else asked.predictions
     return Manifest(
         task=asked.task,

@@ -60,7 +60,7 @@ def compare_groups(
             compared = organs(values, scores.classes)
             if algorithm == ALL:
                 compared[RAW] = published_mean(scores.values(metric))
-            found = {
+            tables = {
                 name: compared_groups(
                     column,
                     patients,
@@ -70,22 +70,22 @@ def compare_groups(
                 )
                 for name, column in compared.items()
             }
-            p = holm([found[name].kruskal_p for name in scores.classes])
+            p = holm([tables[name].kruskal_p for name in scores.classes])
             adjusted = dict(zip(scores.classes, p.tolist(), strict=True))
-            for name, test in found.items():
+            for name, test in tables.items():
                 rows += _rows(test, {**key, "class": name}, adjusted.get(name, np.nan))
                 pairs += [
                     {**key, "class": name, "a": a, "b": b, "p_bonferroni": p}
                     for a, b, _, p in test.posthoc
                 ]
             if algorithm == ALL:
-                held = found[CENTRED].excluded
+                few = tables[CENTRED].excluded
                 excluded += [
                     {"variable": variable, "group": group, "patients": count}
-                    for group, count in held
+                    for group, count in few
                 ]
     frames = zip((rows, pairs, excluded), (GROUPS, PAIRS, EXCLUDED), strict=True)
-    groups, posthoc, left = (pd.DataFrame(held, columns=list(names)) for held, names in frames)
+    groups, posthoc, left = (pd.DataFrame(few, columns=list(names)) for few, names in frames)
     return groups, posthoc, left
 
 

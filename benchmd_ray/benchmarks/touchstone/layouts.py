@@ -53,24 +53,24 @@ def cases_of(folder: Path, task: Task) -> dict[str, Files]:
     """
     if not folder.is_dir():
         raise BenchmdError(f"{folder} is not a folder with a file or a folder for each case.")
-    found: dict[str, Files] = {}
+    cases: dict[str, Files] = {}
     places: dict[str, Path] = {}
     for path in _entries(folder):
-        name, own = _case(path, task)
-        if own is None:
+        name, files = _case(path, task)
+        if files is None:
             continue
         if name in places:
             raise BenchmdError(
                 f"{folder} has the case {name} twice, {places[name].name} and {path.name}: keep "
                 "one."
             )
-        found[name], places[name] = own, path
-    if not found:
+        cases[name], places[name] = files, path
+    if not cases:
         raise BenchmdError(
             f"{folder} has no case: expected files {', '.join(SUFFIXES)}, or a folder for each "
             f"case with {MASKS}/CLASS.nii.gz or one such file."
         )
-    return dict(sorted(found.items()))
+    return dict(sorted(cases.items()))
 
 
 def files_of(path: Path, task: Task) -> Files:
@@ -88,21 +88,21 @@ def images_of(folder: Path) -> dict[str, Path]:
     """
     if not folder.is_dir():
         raise BenchmdError(f"{folder} is not a folder with an image for each case.")
-    found: dict[str, Path] = {}
+    images: dict[str, Path] = {}
     for path in _entries(folder):
         image = _image(path) if path.is_dir() else path
         if image is None or not (image.is_dir() or suffix_of(image)):
             continue
         name = composed(path.name) if path.is_dir() else stem_of(path).removesuffix(CHANNEL)
-        if name in found:
+        if name in images:
             raise BenchmdError(f"{folder} has two images of the case {name}. Keep one.")
-        found[name] = image
-    if not found:
+        images[name] = image
+    if not images:
         raise BenchmdError(
             f"{folder} has no image: expected files {', '.join(SUFFIXES)}, or a folder for each "
             "case with ct.nii.gz or a DICOM series."
         )
-    return found
+    return images
 
 
 def _image(folder: Path) -> Path | None:
@@ -124,9 +124,9 @@ def _case(path: Path, task: Task) -> tuple[str, Files | None]:
 
 
 def _in_folder(folder: Path, task: Task) -> Files:
-    own = folder / MASKS
-    if own.is_dir():
-        return _masks(own, _entries(own), task)
+    masks = folder / MASKS
+    if masks.is_dir():
+        return _masks(masks, _entries(masks), task)
     named = task.file_names()
     files = [path for path in _entries(folder) if suffix_of(path) and path.is_file()]
     if any(stem_of(path) in named for path in files):
@@ -146,21 +146,21 @@ def _in_folder(folder: Path, task: Task) -> Files:
 def _masks(folder: Path, paths: Iterable[Path], task: Task) -> Files:
     """A file for each class; others are of other structures."""
     named = task.file_names()
-    found: dict[str, str] = {}
+    masks: dict[str, str] = {}
     for path in paths:
         name = named.get(stem_of(path)) if suffix_of(path) else None
-        if name in found:
-            first = Path(found[name]).name
+        if name in masks:
+            first = Path(masks[name]).name
             return Files(fault=f"{name} appears twice: {first} and {path.name}")
         if name:
-            found[name] = str(path)
-    missing = [name for name in task.classes if name not in found]
+            masks[name] = str(path)
+    missing = [name for name in task.classes if name not in masks]
     if missing:
         return Files(
             fault=f"{folder.name} has no mask of {', '.join(missing)}: an empty structure is "
             "expected as an empty mask"
         )
-    return Files(masks={name: found[name] for name in task.classes})
+    return Files(masks={name: masks[name] for name in task.classes})
 
 
 def _entries(folder: Path) -> list[Path]:
@@ -169,11 +169,11 @@ def _entries(folder: Path) -> list[Path]:
     Raises:
         BenchmdError: A name cannot be written into tables.
     """
-    found = sorted(path for path in folder.iterdir() if not path.name.startswith("."))
-    for path in found:
+    paths = sorted(path for path in folder.iterdir() if not path.name.startswith("."))
+    for path in paths:
         if not path.name.isprintable():  # also what is not UTF-8
             raise BenchmdError(
                 f"{folder} has the name {path.name!a}, which is not of printable characters "
                 "in UTF-8. Rename it."
             )
-    return found
+    return paths

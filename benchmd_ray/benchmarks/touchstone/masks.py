@@ -67,24 +67,24 @@ class Geometry:
 
     def differences(self, expected: Geometry) -> list[str]:
         """What differs from another: ``spacing 1 × 1 × 2 mm, expected 1 × 1 × 1 mm``."""
-        said = []
+        lines = []
         if self.shape != expected.shape:
-            said.append(f"shape {_times(self.shape)}, expected {_times(expected.shape)}")
+            lines.append(f"shape {_times(self.shape)}, expected {_times(expected.shape)}")
         scale = np.array(expected.spacing)
         if (np.abs(np.array(self.spacing) - scale) > SPACING_TOLERANCE * scale).any():
-            own, other = _times(self.spacing), _times(expected.spacing)
-            said.append(f"spacing {own} mm, expected {other} mm")
+            ours, theirs = _times(self.spacing), _times(expected.spacing)
+            lines.append(f"spacing {ours} mm, expected {theirs} mm")
         turned = np.abs(np.array(self.direction) - np.array(expected.direction))
         if turned.max() > DIRECTION_TOLERANCE:
-            own, other = axes_of(self.direction), axes_of(expected.direction)
-            if own == other:
-                own, other = (_listed(each.direction) for each in (self, expected))
-            said.append(f"axes {own}, expected {other}")
+            ours, theirs = axes_of(self.direction), axes_of(expected.direction)
+            if ours == theirs:
+                ours, theirs = (_listed(geometry.direction) for geometry in (self, expected))
+            lines.append(f"axes {ours}, expected {theirs}")
         moved = np.abs(np.array(self.origin) - np.array(expected.origin))
         if moved.max() > ORIGIN_TOLERANCE:
-            own, other = (_listed(each.origin) for each in (self, expected))
-            said.append(f"first voxel at {own} mm, expected {other} mm")
-        return said
+            ours, theirs = (_listed(geometry.origin) for geometry in (self, expected))
+            lines.append(f"first voxel at {ours} mm, expected {theirs} mm")
+        return lines
 
 
 @dataclass(frozen=True)
@@ -161,8 +161,8 @@ def claimed(path: Path) -> tuple[int, int]:
 
     Reading will say why.
     """
-    voxels, each = _claimed(path)
-    return (voxels, each) if 0 < voxels <= MAX_VOXELS else (0, 0)
+    voxels, size = _claimed(path)
+    return (voxels, size) if 0 < voxels <= MAX_VOXELS else (0, 0)
 
 
 def _claimed(path: Path) -> tuple[int, int]:

@@ -111,16 +111,16 @@ def _known(
 def _labels(
     path: Path, columns: Mapping[str, list[str]], cases: Sequence[str], also: Sequence[str]
 ) -> dict[str, dict[str, str | None]]:
-    found: dict[str, dict[str, str | None]] = {}
+    labels: dict[str, dict[str, str | None]] = {}
     for variable, names in VARIABLES.items():
         if any(name in columns for name in names):
-            held = _known(columns, names, cases)
-            found[variable] = {case: _group(variable, text, path) for case, text in held.items()}
+            texts = _known(columns, names, cases)
+            labels[variable] = {case: _group(variable, text, path) for case, text in texts.items()}
     for name in also:
         if name.lower() not in columns:
             raise unknown_name(f"column of {path}", name, columns)
-        found[name] = {**_known(columns, (name.lower(),), cases)}
-    return found
+        labels[name] = {**_known(columns, (name.lower(),), cases)}
+    return labels
 
 
 def _group(variable: str, text: str, path: Path) -> str | None:

@@ -46,9 +46,9 @@ def read_scores(runs: Sequence[Path], folder: Path | None = None) -> Scores:
     if folder is not None:
         return joined(read_csv_folder(folder))
     manifests = [(run, read_manifest(run)) for run in runs]
-    first, own = manifests[0]
+    first, reference = manifests[0]
     for run, manifest in manifests:
-        if manifest.scorer != own.scorer:
+        if manifest.scorer != reference.scorer:
             raise BenchmdError(
                 f"{first} and {run} were scored by two versions of the scorer: score one again."
             )
@@ -74,7 +74,10 @@ def scores_of(run: Path, manifest: Manifest) -> AlgorithmScores:
     card = algorithms().get(manifest.algorithm, Algorithm(manifest.algorithm))
     places = zip(rows["case"], rows["class"], strict=True)
     both = rows[["volume_ref_ml", "volume_pred_ml"]].to_numpy(np.float64).tolist()
-    volumes = {place: (one, other) for place, (one, other) in zip(places, both, strict=True)}
+    volumes = {
+        place: (reference, prediction)
+        for place, (reference, prediction) in zip(places, both, strict=True)
+    }
 
     def planes(case: str, name: str, image: Path | None) -> Planes:
         return read_planes(manifest, case, name, volumes[case, name], image)
@@ -153,10 +156,10 @@ def _files(folder: Path, task: Task, case: str) -> Files:
     if folder.is_file():
         return files_of(folder, task)
     content = json.dumps(asdict(task))
-    found = _cases(folder, content).get(case)
-    if found is None:
+    files = _cases(folder, content).get(case)
+    if files is None:
         raise BenchmdError(f"{folder}: the case {case} is not there any more.")
-    return found
+    return files
 
 
 @functools.lru_cache(maxsize=64)

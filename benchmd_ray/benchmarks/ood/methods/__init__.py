@@ -106,30 +106,31 @@ def detectors() -> dict[str, Method]:
         BenchmdError: One of an installed package cannot be imported, is none, has a name that is
             taken, or cannot be used.
     """
-    found = dict(METHODS)
+    methods = dict(METHODS)
     for entry in sorted(entry_points(group=GROUPS[KIND])):
-        made = plugin(KIND, entry.name, METHODS)()
-        if not isinstance(made, Method):
+        detector = plugin(KIND, entry.name, METHODS)()
+        if not isinstance(detector, Method):
             raise BenchmdError(
-                f"the detector {entry.name} gives a {type(made).__name__}, expected a Method of "
+                f"the detector {entry.name} gives a {type(detector).__name__}, expected a Method "
+                "of "
                 "benchmd_ray.benchmarks.ood.methods.method."
             )
-        if made.name in found:
+        if detector.name in methods:
             raise BenchmdError(
-                f"the detector {entry.name} has the name {made.name}, which is taken: choose "
+                f"the detector {entry.name} has the name {detector.name}, which is taken: choose "
                 "another name."
             )
-        found[made.name] = guarded(made)
-    return found
+        methods[detector.name] = guarded(detector)
+    return methods
 
 
 def detector_sources() -> dict[str, str]:
     """SHA-256 of the source of each detector that is not the package's, by name."""
-    found = {}
+    sources = {}
     for entry in sorted(entry_points(group=GROUPS[KIND])):
-        made = plugin(KIND, entry.name, METHODS)()
-        found[made.name] = plugin_source(KIND, entry.name, METHODS)
-    return found
+        detector = plugin(KIND, entry.name, METHODS)()
+        sources[detector.name] = plugin_source(KIND, entry.name, METHODS)
+    return sources
 
 
 USUAL = ("mahalanobis-layers", "mahalanobis")

@@ -64,10 +64,10 @@ def halving(channels: int, axes: int) -> nn.ModuleList:
 
 def halved(extents: Sequence[int]) -> list[tuple[int, ...]]:
     """Extents of a picture and after each halving."""
-    found = [tuple(extents)]
+    sizes = [tuple(extents)]
     for _ in CHANNELS:
-        found.append(tuple(-(-extent // 2) for extent in found[-1]))
-    return found
+        sizes.append(tuple(-(-extent // 2) for extent in sizes[-1]))
+    return sizes
 
 
 def narrowed(layers: nn.ModuleList, pictures: torch.Tensor) -> torch.Tensor:
@@ -96,8 +96,8 @@ class Autoencoder(nn.Module):
 
     def codes(self, pictures: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Means of codes and, of a variational one, log-variances: (records, `CODE`) each."""
-        found = self.encode(narrowed(self.down, pictures))
-        return found[:, :CODE], found[:, CODE:]
+        encoded = self.encode(narrowed(self.down, pictures))
+        return encoded[:, :CODE], encoded[:, CODE:]
 
     def losses(self, pictures: torch.Tensor, noise: torch.Tensor | None = None) -> torch.Tensor:
         """(records,): what it is trained by, with noise, and scored by, without."""
@@ -163,13 +163,13 @@ def _train(pictures: npt.NDArray[np.float32], kind: Kind, steps: int) -> State:
     else:
         centre, spread = float(pictures.mean()), float(pictures.std()) or 1.0
     state: State = {"centre": np.array(centre), "spread": np.array(spread)}
-    given, order = _given(state, pictures, kind), np.random.default_rng(0)
+    inputs, order = _given(state, pictures, kind), np.random.default_rng(0)
     with torch.random.fork_rng():
         torch.manual_seed(0)
         network = _network_of(pictures, kind)
         optimiser = torch.optim.Adam(network.parameters(), RATE)
         for _ in range(steps):
-            batch = given[order.integers(0, len(given), min(BATCH, len(given)))]
+            batch = inputs[order.integers(0, len(inputs), min(BATCH, len(inputs)))]
             loss = network.losses(batch, torch.randn(len(batch), CODE)).mean()
             optimiser.zero_grad()
             torch.autograd.backward(loss)
@@ -199,8 +199,8 @@ def _network_of(pictures: npt.NDArray[np.float32], kind: Kind) -> Autoencoder:
 
 
 def _given(state: State, pictures: npt.NDArray[np.float32], kind: Kind) -> torch.Tensor:
-    given = (pictures - float(state["centre"])) / float(state["spread"])
-    return torch.from_numpy(given.clip(0, 1) if kind.crossed else given).float()
+    standardised = (pictures - float(state["centre"])) / float(state["spread"])
+    return torch.from_numpy(standardised.clip(0, 1) if kind.crossed else standardised).float()
 
 
 def _network(
@@ -215,17 +215,17 @@ def codes_of(
     state: State, pictures: npt.NDArray[np.float32], kind: Kind
 ) -> npt.NDArray[np.float32]:
     """(records, `CODE`)."""
-    network, given = _network(state, pictures, kind)
+    network, inputs = _network(state, pictures, kind)
     with torch.no_grad():
-        parts = [network.codes(part)[0] for part in torch.split(given, BLOCK)]
+        parts = [network.codes(part)[0] for part in torch.split(inputs, BLOCK)]
     return np.asarray(torch.cat(parts).numpy(), np.float32)
 
 
 def score(state: State, seen: Seen, head: Head, *, kind: Kind) -> Floats:
     """(records,)."""
-    network, given = _network(state, seen.more["pixels"], kind)
+    network, inputs = _network(state, seen.more["pixels"], kind)
     with torch.no_grad():
-        parts = [network.losses(part) for part in torch.split(given, BLOCK)]
+        parts = [network.losses(part) for part in torch.split(inputs, BLOCK)]
     return np.asarray(torch.cat(parts).double().numpy())
 
 

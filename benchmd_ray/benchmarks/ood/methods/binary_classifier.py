@@ -16,10 +16,10 @@ from benchmd_ray.benchmarks.ood.methods.method import (
 )
 
 
-def calibrate(state: State, given: Calibration, _: Calibration, head: Head) -> State:
+def calibrate(state: State, calibration: Calibration, _: Calibration, head: Head) -> State:
     """Learn the direction."""
     model = LogisticRegression(class_weight="balanced", max_iter=2000)
-    return state | learned(model, given.seen.features, given.out)
+    return state | learned(model, calibration.seen.features, calibration.out)
 
 
 def score(state: State, seen: Seen, head: Head) -> Floats:

@@ -49,8 +49,8 @@ class Network(nn.Module):
 
     def forward(self, pictures: torch.Tensor) -> torch.Tensor:
         """(records,)."""
-        found: torch.Tensor = self.head(narrowed(self.down, pictures))[:, 0]
-        return found
+        log_odds: torch.Tensor = self.head(narrowed(self.down, pictures))[:, 0]
+        return log_odds
 
 
 def fit(bank: Bank) -> State:
@@ -61,13 +61,16 @@ def fit(bank: Bank) -> State:
 
 
 def calibrate(
-    state: State, given: Calibration, other: Calibration, head: Head, *, steps: int = STEPS
+    state: State, calibration: Calibration, other: Calibration, head: Head, *, steps: int = STEPS
 ) -> State:
     """Train the network, so many steps in an epoch; others choose the epoch."""
-    pictures = _given(state, given.seen.more["pixels"])
-    order, kinds = np.random.default_rng(0), [np.flatnonzero(given.out == k) for k in (False, True)]
+    pictures = _given(state, calibration.seen.more["pixels"])
+    order, kinds = (
+        np.random.default_rng(0),
+        [np.flatnonzero(calibration.out == k) for k in (False, True)],
+    )
     target = torch.from_numpy(np.repeat([0.0, 1.0], BATCH // 2)).float()
-    best, found = -1.0, state
+    best, kept = -1.0, state
     with torch.random.fork_rng():
         torch.manual_seed(0)
         network = Network(tuple(pictures.shape[1:]))
@@ -84,22 +87,22 @@ def calibrate(
             scores = score(state | weights, other.seen, head)
             value = auroc(scores[~other.out], scores[other.out])
             if value > best:
-                best, found = value, state | weights
-    return found
+                best, kept = value, state | weights
+    return kept
 
 
 def _given(state: State, pictures: npt.NDArray[np.float32]) -> torch.Tensor:
-    given = (pictures - float(state["centre"])) / float(state["spread"])
-    return torch.from_numpy(given).float()
+    standardised = (pictures - float(state["centre"])) / float(state["spread"])
+    return torch.from_numpy(standardised).float()
 
 
 def score(state: State, seen: Seen, head: Head) -> Floats:
     """(records,): log odds."""
-    given = _given(state, seen.more["pixels"])
-    network = Network(tuple(given.shape[1:]))
+    inputs = _given(state, seen.more["pixels"])
+    network = Network(tuple(inputs.shape[1:]))
     with_weights(network, state)
     with torch.no_grad():
-        parts = [network(part) for part in torch.split(given, BLOCK)]
+        parts = [network(part) for part in torch.split(inputs, BLOCK)]
     return np.asarray(torch.cat(parts).double().numpy())
 
 

@@ -19,8 +19,8 @@ from benchmd_ray.benchmarks.ood.methods.method import (
 def score(_: State, seen: Seen, head: Head) -> Floats:
     """(records,), in nats."""
     p = probabilities(seen.logits, head.exclusive)
-    each = entr(p) if head.exclusive else entr(p) + entr(1 - p)
-    return np.asarray(each.sum(axis=1))
+    entropy = entr(p) if head.exclusive else entr(p) + entr(1 - p)
+    return np.asarray(entropy.sum(axis=1))
 
 
 METHOD = Method("entropy", "entropy", nothing, score, "Hendrycks and Gimpel, ICLR 2017")

@@ -29,10 +29,10 @@ def once(state: State, seen: Seen, head: Head) -> npt.NDArray[np.float32]:
     return nearest(state["features"], seen.features, 1).astype(np.float32)
 
 
-def calibrate(state: State, given: Calibration, _: Calibration, head: Head) -> State:
+def calibrate(state: State, calibration: Calibration, _: Calibration, head: Head) -> State:
     """Learn which way distances point, and where the threshold is."""
     model = LinearSVC(class_weight="balanced", max_iter=20_000, random_state=0)
-    return state | learned(model, given.seen.more[NAME], given.out)
+    return state | learned(model, calibration.seen.more[NAME], calibration.out)
 
 
 def score(state: State, seen: Seen, head: Head) -> Floats:

@@ -20,7 +20,7 @@ def fit(bank: Bank) -> State:
     """Mean probabilities of the records predicted as each class: (predicted classes, classes)."""
     p = probabilities(bank.seen.logits, True)
     guess = p.argmax(axis=1)
-    return {"means": np.stack([p[guess == each].mean(axis=0) for each in np.unique(guess)])}
+    return {"means": np.stack([p[guess == label].mean(axis=0) for label in np.unique(guess)])}
 
 
 def score(state: State, seen: Seen, head: Head) -> Floats:

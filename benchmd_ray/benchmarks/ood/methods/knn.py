@@ -23,10 +23,10 @@ NEIGHBOURS = 50
 
 def units(features: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
     """Features of length 1, (records, width), made in blocks: a bank may have a million records."""
-    made = np.array(features, np.float32)
-    for start in range(0, len(made), BLOCK):
-        made[start : start + BLOCK] = unit(made[start : start + BLOCK])
-    return made
+    scaled = np.array(features, np.float32)
+    for start in range(0, len(scaled), BLOCK):
+        scaled[start : start + BLOCK] = unit(scaled[start : start + BLOCK])
+    return scaled
 
 
 def fit(bank: Bank, *, neighbours: int = NEIGHBOURS) -> State:

@@ -60,7 +60,7 @@ def shrunk_covariance(
 def fitted(features: npt.ArrayLike, groups: dict[str, npt.NDArray[np.intp]]) -> State:
     """Means of the classes (classes, width), and the root of the shared precision."""
     f, rows = np.asarray(features), list(groups.values())
-    means = np.stack([_mean(f, own) for own in rows])
+    means = np.stack([_mean(f, members) for members in rows])
     root = root_precision(shrunk_covariance(f, rows, means))
     return {"means": means @ root, "root": root}
 

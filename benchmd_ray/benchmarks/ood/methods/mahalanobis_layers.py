@@ -22,10 +22,10 @@ def fit(bank: Bank) -> State:
     state: State = {}
     groups = bank.groups()
     for name, values in layers_of(bank.seen).items():
-        own = mahalanobis.fitted(values, groups)
-        mean = mahalanobis.nearest(own, values).mean()
-        own["mean"] = np.array(mean if mean > 0 else 1.0)  # layers differ in width
-        state |= {f"{name}/{key}": value for key, value in own.items()}
+        layer = mahalanobis.fitted(values, groups)
+        mean = mahalanobis.nearest(layer, values).mean()
+        layer["mean"] = np.array(mean if mean > 0 else 1.0)  # layers differ in width
+        state |= {f"{name}/{key}": value for key, value in layer.items()}
     return state
 
 
@@ -33,8 +33,8 @@ def score(state: State, seen: Seen, head: Head) -> Floats:
     """(records,)."""
     total = np.zeros(len(seen))
     for name, values in layers_of(seen).items():
-        own = {key: state[f"{name}/{key}"] for key in ("means", "root", "mean")}
-        total += mahalanobis.nearest(own, values) / float(own["mean"])
+        layer = {key: state[f"{name}/{key}"] for key in ("means", "root", "mean")}
+        total += mahalanobis.nearest(layer, values) / float(layer["mean"])
     return total
 
 

@@ -24,9 +24,9 @@ def fit(bank: Bank) -> State:
 def score(state: State, seen: Seen, head: Head) -> Floats:
     """(records,)."""
     f = np.asarray(seen.features, np.float64)
-    each = zip(state["means"], state["roots"], strict=True)
+    classes = zip(state["means"], state["roots"], strict=True)
     return np.asarray(
-        np.min([(((f - mean) @ root) ** 2).sum(axis=1) for mean, root in each], axis=0)
+        np.min([(((f - mean) @ root) ** 2).sum(axis=1) for mean, root in classes], axis=0)
     )
 
 

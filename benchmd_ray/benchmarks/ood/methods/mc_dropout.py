@@ -19,7 +19,9 @@ from benchmd_ray.benchmarks.ood.methods.method import (
 def score(_: State, seen: Seen, head: Head) -> Floats:
     """(records,), in nats, from logits (records, passes, classes)."""
     logits = seen.more["dropout logits"]
-    members = [probabilities(logits[:, each], head.exclusive) for each in range(logits.shape[1])]
+    members = [
+        probabilities(logits[:, number], head.exclusive) for number in range(logits.shape[1])
+    ]
     p = np.mean(members, axis=0)
     entropy = entr(p) if head.exclusive else entr(p) + entr(1 - p)
     return np.asarray(entropy.sum(axis=1))

@@ -79,7 +79,7 @@ class Bank:
         rows = {str(k): np.flatnonzero(column == 1) for k, column in enumerate(self.targets.T)}
         if not self.head.exclusive:
             rows["none"] = np.flatnonzero((self.targets == 0).all(axis=1))
-        kept = {name: held for name, held in rows.items() if len(held) >= 2}
+        kept = {name: members for name, members in rows.items() if len(members) >= 2}
         if not kept:
             raise BenchmdError("no class has two training records: detectors cannot be fitted.")
         return kept

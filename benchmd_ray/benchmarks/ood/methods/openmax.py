@@ -28,9 +28,9 @@ def fit(bank: Bank, *, tail: int = TAIL) -> State:
     right = z.argmax(axis=1) == bank.targets.argmax(axis=1)
     means, shapes = np.zeros((width, width)), np.tile([1.0, np.inf, 1.0], (width, 1))
     for name, rows in bank.groups().items():
-        own = rows[right[rows]] if right[rows].sum() >= 2 else rows
-        means[int(name)] = z[own].mean(axis=0)
-        largest = np.sort(_distances(z[own], means[int(name)]))[-tail:]
+        members = rows[right[rows]] if right[rows].sum() >= 2 else rows
+        means[int(name)] = z[members].mean(axis=0)
+        largest = np.sort(_distances(z[members], means[int(name)]))[-tail:]
         shapes[int(name)] = _weibull(largest)
     return {"means": means, "weibull": shapes}
 
@@ -69,8 +69,8 @@ def score(state: State, seen: Seen, head: Head) -> Floats:
     z = np.asarray(seen.logits, np.float64)
     classes = z.shape[1]
     rank = np.argsort(np.argsort(-z, axis=1), axis=1)
-    each = zip(state["means"], state["weibull"], strict=True)
-    far = np.stack([_beyond(_distances(z, mean), *weibull) for mean, weibull in each], axis=1)
+    fitted = zip(state["means"], state["weibull"], strict=True)
+    far = np.stack([_beyond(_distances(z, mean), *weibull) for mean, weibull in fitted], axis=1)
     kept = 1 - (classes - rank) / classes * far
     revised = np.column_stack([z * kept, (z * (1 - kept)).sum(axis=1)])
     return np.asarray(softmax(revised, axis=1)[:, -1])

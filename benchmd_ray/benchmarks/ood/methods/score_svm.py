@@ -16,10 +16,10 @@ from benchmd_ray.benchmarks.ood.methods.method import (
 )
 
 
-def calibrate(state: State, given: Calibration, _: Calibration, head: Head) -> State:
+def calibrate(state: State, calibration: Calibration, _: Calibration, head: Head) -> State:
     """Learn the direction."""
     model = LinearSVC(class_weight="balanced", max_iter=20_000, random_state=0)
-    return state | learned(model, given.seen.logits, given.out)
+    return state | learned(model, calibration.seen.logits, calibration.out)
 
 
 def score(state: State, seen: Seen, head: Head) -> Floats:

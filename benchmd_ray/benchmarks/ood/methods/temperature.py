@@ -29,8 +29,8 @@ def fit(bank: Bank) -> State:
             return -float(scaled[targets == 1].sum())
         return float(np.logaddexp(0, np.where(targets == 1, -scaled, scaled))[targets >= 0].sum())
 
-    found = minimize_scalar(loss, bounds=tuple(np.log(RANGE)), method="bounded")
-    return {"temperature": np.array(np.exp(found.x))}
+    optimum = minimize_scalar(loss, bounds=tuple(np.log(RANGE)), method="bounded")
+    return {"temperature": np.array(np.exp(optimum.x))}
 
 
 def score(state: State, seen: Seen, head: Head) -> Floats:
