@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import datetime as dt
 from collections.abc import Mapping
 from pathlib import Path
@@ -13,7 +12,7 @@ from scipy.io import savemat
 
 from benchmd_ray.data.cards import code_classes, dataset_card
 from benchmd_ray.data.datasets.ecg import ECG, LEADS
-from benchmd_ray.demo.draw import drawn_labels
+from benchmd_ray.demo.draw import drawn_labels, write_csv
 from benchmd_ray.demo.ecg_signals import RATE, STEPS_PER_MV, Domain, ecg_of, generator_of
 
 FIRST_PATIENT = 90_001
@@ -76,14 +75,7 @@ def write_ecg(
     PTB-XL comes in PhysioNet's layout, the targets in that of the CinC challenges. The same
     arguments give the same bytes. The default sizes take some seconds and 130 MB.
 
-    Args:
-        root: Folder to write into.
-        source_records: Records of PTB-XL, of some fewer patients.
-        target_records: Records of each target.
-        seed: Seed of all that is drawn.
-
-    Returns:
-        The raw folder of each dataset, by its name.
+    Records are ECGs, of PTB-XL of some fewer patients.
     """
     folders = {domain.dataset: root / domain.dataset for domain in (SOURCE, *TARGETS)}
     _write_source(folders[SOURCE.dataset], source_records, seed)
@@ -98,24 +90,20 @@ def _write_source(root: Path, records: int, seed: int) -> None:
     labels = _labels(SOURCE, records, rng)
     patients = _patients(labels)
     codes = _codes_by_class(code_classes(dataset_card(SOURCE.dataset).code_table))
-    root.mkdir(parents=True, exist_ok=True)
-    with (root / "ptbxl_database.csv").open("w", encoding="utf-8", newline="") as file:
-        writer: csv.DictWriter[str] | None = None
-        for number, (label, (patient, fold)) in enumerate(zip(labels, patients, strict=True), 1):
-            row = _database_row(number, patient, fold, _likelihoods(label, codes, rng), seed)
-            if writer is None:
-                writer = csv.DictWriter(file, list(row), lineterminator="\n")
-                writer.writeheader()
-            writer.writerow(row)
-            path = root / row["filename_hr"]
-            path.parent.mkdir(parents=True, exist_ok=True)
-            signal = ecg_of(SOURCE, label, 10.0, patient, number, seed)
-            signal.T.astype("<i2").tofile(path.with_suffix(".dat"))
-            lines = [f"{path.name} 12 {RATE} {signal.shape[1]}"]
-            for lead, samples in zip(LEADS, signal, strict=True):
-                tail = f"16 0 {samples[0]} {int(samples.sum()) % 65536} 0 {lead.upper()}"
-                lines.append(f"{path.name}.dat 16 {STEPS_PER_MV:.1f}(0)/mV {tail}")
-            path.with_suffix(".hea").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    rows = []
+    for number, (label, (patient, fold)) in enumerate(zip(labels, patients, strict=True), 1):
+        row = _database_row(number, patient, fold, _likelihoods(label, codes, rng), seed)
+        rows.append(row)
+        path = root / row["filename_hr"]
+        path.parent.mkdir(parents=True, exist_ok=True)
+        signal = ecg_of(SOURCE, label, 10.0, patient, number, seed)
+        signal.T.astype("<i2").tofile(path.with_suffix(".dat"))
+        lines = [f"{path.name} 12 {RATE} {signal.shape[1]}"]
+        for lead, samples in zip(LEADS, signal, strict=True):
+            tail = f"16 0 {samples[0]} {int(samples.sum()) % 65536} 0 {lead.upper()}"
+            lines.append(f"{path.name}.dat 16 {STEPS_PER_MV:.1f}(0)/mV {tail}")
+        path.with_suffix(".hea").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    write_csv(root / "ptbxl_database.csv", rows)
 
 
 def _write_target(root: Path, domain: Domain, records: int, seed: int) -> None:

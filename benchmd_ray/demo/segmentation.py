@@ -30,16 +30,7 @@ def write_segmentation(
 ) -> dict[str, Path]:
     """Write a dataset as a raw folder below ``root``.
 
-    The same arguments give the same voxels.
-
-    Args:
-        root: Folder to write into.
-        source_records: Volumes.
-        target_records: None: there is no target.
-        seed: Seed of all that is drawn.
-
-    Returns:
-        The raw folder, by the dataset's name.
+    The same arguments give the same voxels. There is no target.
     """
     itk, folder = simple_itk(), root / DATASET
     for name in ("imagesTr", "labelsTr"):

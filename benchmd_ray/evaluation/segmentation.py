@@ -24,7 +24,7 @@ MEAN = "mean"
 
 
 @dataclass(frozen=True, eq=False)
-class Measured:
+class ClassDice:
     """DSC of one class, or the mean over classes, on one split."""
 
     value: float
@@ -41,7 +41,7 @@ class Measured:
     """Cases whose reference has the class, or any class."""
 
 
-def measured(predictions: Predictions, resamples: int) -> dict[Where, Measured]:
+def measured(predictions: Predictions, resamples: int) -> dict[Where, ClassDice]:
     """DSC of the model and of the baseline, split by split: each class, and their mean.
 
     Args:
@@ -77,7 +77,7 @@ def score_rows(predictions: Predictions, resamples: int) -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
-def row_of(seeds: list[Measured]) -> dict[str, object]:
+def row_of(seeds: list[ClassDice]) -> dict[str, object]:
     """Value, interval and counts of one seed or of several, pooled.
 
     Args:
@@ -102,7 +102,7 @@ def row_of(seeds: list[Measured]) -> dict[str, object]:
 
 def _measured(
     rows: pd.DataFrame, classes: tuple[str, ...], resamples: int
-) -> Iterator[tuple[str, Measured]]:
+) -> Iterator[tuple[str, ClassDice]]:
     """Of one method on one split."""
     table = rows.pivot(index="record_id", columns="class", values="dsc")[list(classes)]
     cases = rows.drop_duplicates("record_id").set_index("record_id").loc[table.index]
@@ -116,13 +116,13 @@ def _measured(
     sizes = len(place), len(names)
     whole = Basis(effective(np.bincount(place)), counts)
     value, over = float(mean_over_classes(point)), mean_over_classes(draws)
-    yield MEAN, Measured(value, over, whole, *sizes, int(scored.any(axis=1).sum()))
+    yield MEAN, ClassDice(value, over, whole, *sizes, int(scored.any(axis=1).sum()))
     for column, name in enumerate(classes):
         basis = Basis(patients[column], ())
         draws_of_class = draws[:, column]
         yield (
             name,
-            Measured(
+            ClassDice(
                 float(point[column]), draws_of_class, basis, *sizes, int(scored[:, column].sum())
             ),
         )

@@ -42,24 +42,6 @@ class Score:
     """Classes without an AUC: without a positive, or without a negative."""
 
 
-@dataclass(frozen=True)
-class ResultFile:
-    """A standard result file: scores of a split, and what its name says."""
-
-    dataset: str
-    """Name of the dataset, such as breastmnist."""
-    size: int
-    """Size of its images in pixels."""
-    split: str
-    """train, validation or test."""
-    run: str
-    auc: float
-    """To three digits; NaN where the name says no number."""
-    acc: float
-    scores: npt.NDArray[np.float64]
-    """(rows, classes), in the order of the rows of MedMNIST's own file."""
-
-
 def score(
     targets: npt.ArrayLike, scores: npt.ArrayLike, task: MedmnistTask, classes: Sequence[str]
 ) -> Score:
@@ -167,36 +149,3 @@ def _require_rows(rows: pd.DataFrame, where: str) -> None:
             f"{where} have {len(rows)} rows whose index is not 0, 1, 2, …: expected every row of "
             "MedMNIST's file once."
         )
-
-
-_NAME = re.compile(
-    r"(?P<dataset>[^_]+)(_(?P<size>\d+))?_(?P<split>train|val|test)[^@]*"
-    r"\[AUC\](?P<auc>[^_]*)_\[ACC\](?P<acc>[^@]*)@(?P<run>[^.]*).*\.csv"
-)
-
-
-def read_result(path: Path) -> ResultFile:
-    """Read a standard result file, whoever wrote it.
-
-    Raises:
-        BenchmdError: Its name or content is none of such a file.
-    """
-    name = _NAME.fullmatch(path.name)
-    try:
-        if name is None:
-            raise ValueError("its name is of another form")
-        auc, acc = float(name["auc"]), float(name["acc"])
-        rows = pd.read_csv(path, index_col=0, header=None, dtype=float).sort_index()
-        scores = rows.to_numpy(np.float64)
-        if not np.isfinite(scores).all() or not scores.size:
-            raise ValueError("a row has no finite score for every class")
-    except (OSError, ValueError) as error:  # pandas' own errors are ValueErrors
-        raise BenchmdError(
-            f"{path} is not a result file of MedMNIST ({error}): expected the name DATASET_SPLIT_"
-            "[AUC]0.123_[ACC]0.456@RUN.csv, with _SIZE after the dataset where that is not "
-            f"{PLAIN_SIZE}, and lines of an index and the scores, without a header."
-        ) from error
-    _require_rows(rows, str(path))
-    split = next(ours for ours, theirs in SPLITS.items() if theirs == name["split"])
-    size = int(name["size"] or PLAIN_SIZE)
-    return ResultFile(name["dataset"], size, split, name["run"], auc, acc, scores)

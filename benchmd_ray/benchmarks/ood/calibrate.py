@@ -15,9 +15,9 @@ import numpy.typing as npt
 from benchmd_ray.benchmarks.ood.methods.method import (
     Bank,
     Calibration,
+    Detector,
     Floats,
     Head,
-    Method,
     State,
     auroc,
     finite,
@@ -106,7 +106,7 @@ def _shared(sets: list[OutSet], unrelated: bool) -> list[tuple[OutSet, ...]]:
 
 
 def calibrated(
-    method: Method,
+    method: Detector,
     state: State,
     calibration: Calibration,
     patients: Sequence[str],
@@ -134,19 +134,19 @@ def calibrated(
     return learned, best_threshold(scores, other.out)
 
 
-def combinations_of(method: Method) -> Iterator[dict[str, object]]:
+def combinations_of(method: Detector) -> Iterator[dict[str, object]]:
     """All values of a detector's grid, by hyperparameter."""
     for values in product(*method.grid.values()):
         yield dict(zip(method.grid, values, strict=True))
 
 
-def _of_grid(method: Method, calibration: Calibration, bank: Bank) -> State:
+def _of_grid(method: Detector, calibration: Calibration, bank: Bank) -> State:
     """The state with the values of the grid that have the highest AUROC, the first of several."""
     states = [method.fit(bank, **values) for values in combinations_of(method)]
     return max(states, key=lambda state: auroc_of(method, state, calibration, bank.head))
 
 
-def auroc_of(method: Method, state: State, calibration: Calibration, head: Head) -> float:
+def auroc_of(method: Detector, state: State, calibration: Calibration, head: Head) -> float:
     """AUROC of a detector on records that calibrate."""
     scores = finite(method.scores(state, calibration.seen, head), method.name)
     return auroc(scores[~calibration.out], scores[calibration.out])

@@ -20,7 +20,7 @@ from benchmd_ray.benchmarks.ood.cards import USE_CASES, use_cases
 from benchmd_ray.benchmarks.ood.conform import conformable
 from benchmd_ray.benchmarks.ood.detect import detected
 from benchmd_ray.benchmarks.ood.methods import METHODS, USUAL, autoencoder, binary_network
-from benchmd_ray.benchmarks.ood.methods.method import Method
+from benchmd_ray.benchmarks.ood.methods.method import Detector
 from benchmd_ray.benchmarks.ood.scores import chance_p, score_rows
 from benchmd_ray.benchmarks.ood.table import HALF
 from benchmd_ray.cluster.connection import connected, own_cpus
@@ -165,7 +165,7 @@ BRIEF = replace(DETECTION, compute=_compute, current=None)
 """The evaluation, with `brief_detectors`."""
 
 
-def brief_detectors() -> dict[str, Method]:
+def brief_detectors() -> dict[str, Detector]:
     """The package's detectors, those that train a network with `STEPS`."""
     methods = dict(METHODS)
     for method in autoencoder.METHODS:

@@ -14,13 +14,13 @@ from benchmd_ray.benchmarks.ood.cards import digest_of_use_cases
 from benchmd_ray.benchmarks.ood.conform import coarse
 from benchmd_ray.benchmarks.ood.detectors import Detectors, prepared
 from benchmd_ray.benchmarks.ood.methods import METHODS, USUAL
-from benchmd_ray.benchmarks.ood.methods.method import Floats, Method, Seen
+from benchmd_ray.benchmarks.ood.methods.method import Detector, Floats, Seen
 from benchmd_ray.benchmarks.ood.network import Network
-from benchmd_ray.benchmarks.ood.observe import Observer
+from benchmd_ray.benchmarks.ood.observe import NetworkObserver
 from benchmd_ray.benchmarks.ood.sets import (
     Inside,
     OutSet,
-    Records,
+    SplitRecords,
     inside,
     normal_classes,
     out_sets,
@@ -33,13 +33,13 @@ from benchmd_ray.evaluation.evaluation import Asked
 GALLERY = 3
 """Records of a set that are shown: the most and as many of the least suspicious."""
 
-Block = dict[str, Any]
-"""Columns of rows: lists, or one value for all."""
+ScoreColumns = dict[str, Any]
+"""ScoreColumns of rows: lists, or one value for all."""
 
 
 def detected(
     asked: Asked,
-    methods: Mapping[str, Method] = METHODS,
+    methods: Mapping[str, Detector] = METHODS,
     sources: Mapping[str, str] | None = None,
 ) -> pa.Table:
     """Scores of all sets by all detectors that fit the network.
@@ -60,7 +60,7 @@ def detected(
     network = Network.of(asked.run, asked.worker, asked.settings.execution.precision)
     inside_records = inside(asked.catalog)
     sets = list(out_sets(asked.catalog, inside_records, asked.also))
-    observer = Observer.of(network, asked.settings, sources or {})
+    observer = NetworkObserver.of(network, asked.settings, sources or {})
     detectors = prepared(observer, inside_records, sets, methods)
     return scored_table(detectors, inside_records, sets, asked)
 
@@ -133,7 +133,7 @@ def _without_records(sets: Sequence[OutSet]) -> dict[str, str]:
     return reasons
 
 
-def _keys(records: Sequence[Records]) -> dict[str, list[Any]]:
+def _keys(records: Sequence[SplitRecords]) -> dict[str, list[Any]]:
     columns: dict[str, list[Any]] = {"record_id": [], "unit_id": [], "group_id": []}
     for part in records:
         columns["record_id"] += part.names
@@ -152,10 +152,10 @@ def _uncalibrated(detectors: Detectors, seen: Seen, ids: Sequence[str]) -> dict[
 
 def _inside_block(
     detectors: Detectors,
-    records: Sequence[Records],
+    records: Sequence[SplitRecords],
     part: str,
     abnormal: npt.NDArray[np.bool_] | None,
-) -> Block:
+) -> ScoreColumns:
     keys, seen = _keys(records), detectors.seen(records)
     scores = _uncalibrated(detectors, seen, keys["record_id"])
     return {
@@ -176,7 +176,7 @@ def _extent(out_set: OutSet) -> str:
 
 def _coarse_blocks(
     detectors: Detectors, inside_records: Inside, sets: Sequence[OutSet]
-) -> Iterator[Block]:
+) -> Iterator[ScoreColumns]:
     """In-distribution records as coarse as sets that are coarser: each extent once."""
     for extent in dict.fromkeys(out_set.extent for out_set in sets if out_set.extent):
         alike = OutSet("", "shifted", (), inside_records.scored, coarse(extent), 1, extent=extent)
@@ -186,7 +186,7 @@ def _coarse_blocks(
         yield {**keys, **where, **scores}
 
 
-def _block(detectors: Detectors, out_set: OutSet, seen: Seen) -> Block:
+def _block(detectors: Detectors, out_set: OutSet, seen: Seen) -> ScoreColumns:
     keys = _keys(out_set.scored)
     scores = _uncalibrated(detectors, seen, keys["record_id"])
     last = out_set.fault is None or out_set.severity == out_set.fault.severities[-1]
@@ -201,7 +201,7 @@ def _block(detectors: Detectors, out_set: OutSet, seen: Seen) -> Block:
     }
 
 
-def _of_set(out_set: OutSet) -> Block:
+def _of_set(out_set: OutSet) -> ScoreColumns:
     return {
         "set": out_set.name,
         "use_case": out_set.use_case,
@@ -212,7 +212,7 @@ def _of_set(out_set: OutSet) -> Block:
 
 def _gallery(
     detectors: Detectors,
-    records: Sequence[Records],
+    records: Sequence[SplitRecords],
     out_set: OutSet | None,
     scores: Mapping[str, Floats],
 ) -> list[bytes | None]:
@@ -235,7 +235,7 @@ def _gallery(
 
 def _calibrated_inside(
     detectors: Detectors, inside_records: Inside, seen: Seen, abnormal: npt.NDArray[np.bool_]
-) -> Iterator[Block]:
+) -> Iterator[ScoreColumns]:
     """In-distribution records by calibrated detectors, once for each draw."""
     keys = _keys(inside_records.scored)
     for draw in detectors.draws:
@@ -247,7 +247,9 @@ def _calibrated_inside(
         yield {**keys, **how, "set": IN, "abnormal": abnormal.tolist(), **scores}
 
 
-def _calibrated_outside(detectors: Detectors, out_set: OutSet, seen: Seen) -> Iterator[Block]:
+def _calibrated_outside(
+    detectors: Detectors, out_set: OutSet, seen: Seen
+) -> Iterator[ScoreColumns]:
     """A set by the detectors that were calibrated on other sets, or on other patients of it."""
     keys = _keys(out_set.scored)
     for draw in detectors.draws:
@@ -262,7 +264,7 @@ def _calibrated_outside(detectors: Detectors, out_set: OutSet, seen: Seen) -> It
 
 
 def _table(
-    blocks: Iterable[Block],
+    blocks: Iterable[ScoreColumns],
     limits: Mapping[str, Mapping[str, float]],
     about: Mapping[str, Any],
 ) -> pa.Table:
@@ -282,7 +284,7 @@ def _table(
     return pa.concat_tables(tables)
 
 
-def _array(value: Any, kind: pa.DataType, block: Block) -> pa.Array:
+def _array(value: Any, kind: pa.DataType, block: ScoreColumns) -> pa.Array:
     rows = len(block["record_id"])
     if value is None:
         return pa.nulls(rows, kind)

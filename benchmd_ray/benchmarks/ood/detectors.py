@@ -13,16 +13,16 @@ from benchmd_ray.benchmarks.ood.calibrate import Draw, calibrated, calibration_d
 from benchmd_ray.benchmarks.ood.methods.method import (
     Bank,
     Calibration,
+    Detector,
     Floats,
-    Method,
     Seen,
     State,
     drawn,
     finite,
 )
 from benchmd_ray.benchmarks.ood.network import Network
-from benchmd_ray.benchmarks.ood.observe import Observer, median_seconds
-from benchmd_ray.benchmarks.ood.sets import FEWEST, Inside, OutSet, Records
+from benchmd_ray.benchmarks.ood.observe import NetworkObserver, median_seconds
+from benchmd_ray.benchmarks.ood.sets import FEWEST, Inside, OutSet, SplitRecords
 from benchmd_ray.console.progress import progress
 from benchmd_ray.errors import BenchmdError, count_of
 
@@ -45,8 +45,8 @@ class Learned:
 class Detectors:
     """Detectors that have learned all that they will."""
 
-    observer: Observer
-    methods: Mapping[str, Method]
+    observer: NetworkObserver
+    methods: Mapping[str, Detector]
     """Those that fit the network."""
     bank: Bank
     states: dict[str, State]
@@ -68,7 +68,7 @@ class Detectors:
         """Those that are calibrated."""
         return [name for name, method in self.methods.items() if method.calibrate or method.grid]
 
-    def seen(self, records: Sequence[Records], of: OutSet | None = None) -> Seen:
+    def seen(self, records: Sequence[SplitRecords], of: OutSet | None = None) -> Seen:
         """What the network makes of records, with what single detectors ask of it."""
         how = (None, 0) if of is None else (of.fault, of.severity)
         seen = pictured(self.observer, records, of)
@@ -96,10 +96,10 @@ class Detectors:
 
 
 def prepared(
-    observer: Observer,
+    observer: NetworkObserver,
     inside: Inside,
     sets: Sequence[OutSet],
-    methods: Mapping[str, Method],
+    methods: Mapping[str, Detector],
     *,
     calibrates: bool = True,
 ) -> Detectors:
@@ -198,7 +198,7 @@ def _time(detectors: Detectors, inside: Inside) -> None:
         )
 
 
-def _scored_anew(detectors: Detectors, method: Method, state: State, seen: Seen) -> Floats:
+def _scored_anew(detectors: Detectors, method: Detector, state: State, seen: Seen) -> Floats:
     """Scores, with what is computed once for all calibrations computed again."""
     if method.once is not None:
         once = method.once(state, seen, detectors.bank.head)
@@ -206,14 +206,16 @@ def _scored_anew(detectors: Detectors, method: Method, state: State, seen: Seen)
     return method.score(state, seen, detectors.bank.head)
 
 
-def pictured(observer: Observer, records: Sequence[Records], of: OutSet | None = None) -> Seen:
+def pictured(
+    observer: NetworkObserver, records: Sequence[SplitRecords], of: OutSet | None = None
+) -> Seen:
     """What the network makes of records, with their pictures."""
     how = (None, 0) if of is None else (of.fault, of.severity)
     seen = observer.seen(records, *how)
     return replace(seen, more={**seen.more, "pixels": observer.pixels(records, *how)})
 
 
-def bank_of(observer: Observer, inside: Inside, *, pixels: bool) -> Bank:
+def bank_of(observer: NetworkObserver, inside: Inside, *, pixels: bool) -> Bank:
     """What detectors are fitted on.
 
     Args:
@@ -242,7 +244,7 @@ def bank_of(observer: Observer, inside: Inside, *, pixels: bool) -> Bank:
 
 
 def unfit(
-    method: Method, network: Network, available: Iterable[str], negative: bool = False
+    method: Detector, network: Network, available: Iterable[str], negative: bool = False
 ) -> str:
     """Why a detector is skipped; empty where it is not.
 

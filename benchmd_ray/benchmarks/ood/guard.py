@@ -23,10 +23,10 @@ from benchmd_ray.benchmarks.ood.conform import Batch, conformed_batch, require_c
 from benchmd_ray.benchmarks.ood.detectors import bank_of, pictured, unfit
 from benchmd_ray.benchmarks.ood.measures import threshold_of
 from benchmd_ray.benchmarks.ood.methods import USUAL, detector_sources, detectors
-from benchmd_ray.benchmarks.ood.methods.method import Floats, Method, Seen, State, finite
+from benchmd_ray.benchmarks.ood.methods.method import Detector, Floats, Seen, State, finite
 from benchmd_ray.benchmarks.ood.methods.pretrained import NAME as PRETRAINED
 from benchmd_ray.benchmarks.ood.network import Network
-from benchmd_ray.benchmarks.ood.observe import Observer, pictures
+from benchmd_ray.benchmarks.ood.observe import NetworkObserver, pictures
 from benchmd_ray.benchmarks.ood.sets import inside
 from benchmd_ray.data.catalog import MANIFEST, Catalog, open_catalog
 from benchmd_ray.data.loose import ignored_files, loose_files, read_loose
@@ -132,7 +132,7 @@ def chosen_detector(network: Network, named: str) -> str:
     raise BenchmdError(f"the detector {named} does not fit this network: {why}.")
 
 
-def _asking(network: Network, method: Method) -> Network:
+def _asking(network: Network, method: Detector) -> Network:
     """The network, which has and computes only what a detector reads."""
     return replace(
         network,
@@ -142,7 +142,7 @@ def _asking(network: Network, method: Method) -> Network:
     )
 
 
-def _is_simple(method: Method) -> bool:
+def _is_simple(method: Detector) -> bool:
     """Whether a detector needs no records of the other kind, and scores each by itself."""
     apart = "dropout logits" not in method.needs  # masks of dropout are those of a place in a batch
     return method.calibrate is None and method.asks is None and method.once is None and apart
@@ -164,7 +164,7 @@ def fit(asked: Asked, detector: str) -> Guard:
     name, inside_records = chosen_detector(network, detector), inside(asked.catalog)
     method = detectors()[name]
     network = _asking(network, method)
-    observer = Observer.of(network, asked.settings)
+    observer = NetworkObserver.of(network, asked.settings)
     bank = bank_of(observer, inside_records, pixels="pixels" in method.needs)
     if why := unfit(method, network, bank.seen.more, bool((bank.seen.features < 0).any())):
         raise BenchmdError(f"the detector {name} does not fit this network: {why}.")

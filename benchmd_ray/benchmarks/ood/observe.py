@@ -17,9 +17,9 @@ import torch
 
 from benchmd_ray.benchmarks.ood.conform import Batch, conformed_batch, recorded
 from benchmd_ray.benchmarks.ood.faults import Fault, made
-from benchmd_ray.benchmarks.ood.methods.method import Method, Seen, State, drawn
+from benchmd_ray.benchmarks.ood.methods.method import Detector, Seen, State, drawn
 from benchmd_ray.benchmarks.ood.network import Network, small, visible
-from benchmd_ray.benchmarks.ood.sets import OutSet, Records
+from benchmd_ray.benchmarks.ood.sets import OutSet, SplitRecords
 from benchmd_ray.data.resident import resident_signals
 from benchmd_ray.errors import BenchmdError, count_of
 from benchmd_ray.files.atomic import cache_folder
@@ -37,7 +37,7 @@ TIMED, TIMES = 32, 5
 
 
 @dataclass(frozen=True)
-class Observer:
+class NetworkObserver:
     """Asks a network about records."""
 
     network: Network
@@ -49,12 +49,12 @@ class Observer:
     @classmethod
     def of(
         cls, network: Network, settings: Settings, sources: Mapping[str, str] | None = None
-    ) -> Observer:
+    ) -> NetworkObserver:
         """One that keeps what the network says in this node's cache."""
         return cls(network, settings, cache_folder() / "ood", sources or {})
 
     def seen(
-        self, records: Sequence[Records], fault: Fault | None = None, severity: int = 0
+        self, records: Sequence[SplitRecords], fault: Fault | None = None, severity: int = 0
     ) -> Seen:
         """What the network makes of records, in their order."""
         network = self.network
@@ -68,7 +68,7 @@ class Observer:
         return network.seen(quantities)
 
     def pixels(
-        self, records: Sequence[Records], fault: Fault | None = None, severity: int = 0
+        self, records: Sequence[SplitRecords], fault: Fault | None = None, severity: int = 0
     ) -> npt.NDArray[np.float32]:
         """Small pictures of records as the network sees them: (records, channels, …)."""
         shape, about = self._picture_shape(), {"pixels": True}
@@ -80,8 +80,8 @@ class Observer:
 
     def asked(
         self,
-        records: Sequence[Records],
-        method: Method,
+        records: Sequence[SplitRecords],
+        method: Detector,
         state: State,
         fault: Fault | None = None,
         severity: int = 0,
@@ -110,7 +110,7 @@ class Observer:
         zeros = torch.zeros(1, *self.network.signal.input_shape)
         return tuple(visible(zeros).shape[1:])
 
-    def shown(self, records: Records, of: OutSet | None = None) -> Iterator[bytes]:
+    def shown(self, records: SplitRecords, of: OutSet | None = None) -> Iterator[bytes]:
         """Pictures of records to be looked at, from black to white: bytes of `shown_shape`."""
         how = (None, 0) if of is None else (of.fault, of.severity)
         for batch in _batches(records, self.network.signal, *how, 16):
@@ -120,7 +120,7 @@ class Observer:
                 yield np.round(grey * 255).astype(np.uint8).tobytes()
 
     def costs(
-        self, records: Records, asking: Mapping[str, tuple[Method, State]]
+        self, records: SplitRecords, asking: Mapping[str, tuple[Detector, State]]
     ) -> dict[str, float]:
         """Seconds that a record takes, by part of the network or detector that asks it.
 
@@ -144,7 +144,7 @@ class Observer:
 
     def _kept(
         self,
-        records: Records,
+        records: SplitRecords,
         fault: Fault | None,
         severity: int,
         ask: Callable[..., npt.NDArray[np.float32]],
@@ -203,7 +203,7 @@ def pictures(
     return np.asarray(small(signals).cpu().numpy(), np.float32)
 
 
-def _require_finite(quantities: npt.NDArray[np.float32], records: Sequence[Records]) -> None:
+def _require_finite(quantities: npt.NDArray[np.float32], records: Sequence[SplitRecords]) -> None:
     """Refuse a network whose features of a record are NaN or infinite.
 
     Raises:
@@ -233,7 +233,7 @@ def median_seconds(work: Callable[[], object]) -> float:
 
 
 def _batches(
-    records: Records, to: Signal, fault: Fault | None, severity: int, size: int
+    records: SplitRecords, to: Signal, fault: Fault | None, severity: int, size: int
 ) -> Iterator[Batch]:
     """Stored values, scales and valid sizes of records as the network is to see them."""
     signals = resident_signals(records.catalog, records.split)

@@ -33,9 +33,9 @@ from benchmd_ray.benchmarks.ood.methods import (
 from benchmd_ray.benchmarks.ood.methods.method import (
     Bank,
     Calibration,
+    Detector,
     Floats,
     Head,
-    Method,
     Seen,
     State,
     drawn,
@@ -49,7 +49,7 @@ Values = npt.NDArray[np.float32]
 """(records, quantities) that a head reads."""
 
 
-class Limit(nn.Module):
+class ThresholdHead(nn.Module):
     """x + t of one quantity: a threshold, which starts midway between the means of both kinds."""
 
     def __init__(self, values: torch.Tensor, out: torch.Tensor) -> None:
@@ -62,7 +62,7 @@ class Limit(nn.Module):
         return values[:, 0] + self.limit
 
 
-class Linear(nn.Module):
+class LinearHead(nn.Module):
     """w · x + b, of normalised quantities or of quantities as they are."""
 
     def __init__(self, values: torch.Tensor, _: torch.Tensor, *, normalised: bool) -> None:
@@ -77,7 +77,7 @@ class Linear(nn.Module):
         return scores
 
 
-class Quadratic(nn.Module):
+class QuadraticHead(nn.Module):
     """(ℓ − μ)² − τ of a reconstruction's loss."""
 
     def __init__(self, _: torch.Tensor, __: torch.Tensor) -> None:
@@ -164,14 +164,17 @@ def _adam(rate: float) -> Optimiser:
     return lambda parameters, _: torch.optim.Adam(parameters, rate)
 
 
-THRESHOLD = Recipe(Limit, partial(hinge, margin=0.0), _adagrad(0.1), 10)
-SLOWER = Recipe(Limit, partial(hinge, margin=0.0), _adagrad(0.01), 30)
+THRESHOLD = Recipe(ThresholdHead, partial(hinge, margin=0.0), _adagrad(0.1), 10)
+SLOWER = Recipe(ThresholdHead, partial(hinge, margin=0.0), _adagrad(0.01), 30)
 """Of ODIN."""
 MACHINE = Recipe(
-    partial(Linear, normalised=True), partial(hinge, margin=1.0), _adagrad(0.1, decayed=True), 100
+    partial(LinearHead, normalised=True),
+    partial(hinge, margin=1.0),
+    _adagrad(0.1, decayed=True),
+    100,
 )
-LOGISTIC = Recipe(partial(Linear, normalised=False), crossed, _adam(0.1), 99)
-RECONSTRUCTION = Recipe(Quadratic, partial(hinge, margin=0.0), _adam(0.1), 30)
+LOGISTIC = Recipe(partial(LinearHead, normalised=False), crossed, _adam(0.1), 99)
+RECONSTRUCTION = Recipe(QuadraticHead, partial(hinge, margin=0.0), _adam(0.1), 30)
 
 HEAD = "head/"
 """How names of a head's weights begin in a state."""
@@ -185,7 +188,7 @@ def _with_head(
     fit: Callable[..., State] = nothing,
     once: Callable[[State, Seen, Head], Values] | None = None,
     **more: Any,
-) -> Method:
+) -> Detector:
     """A detector whose head learns of quantities that are in `Seen.more` under its name.
 
     Quantities (records, variants, quantities) are those of several variants, such as steps of the
@@ -216,7 +219,7 @@ def _with_head(
             scores: Floats = head.eval()(values).double().numpy()
         return scores
 
-    return Method(
+    return Detector(
         name,
         title,
         fit,
@@ -256,7 +259,9 @@ def _all_pixels(bank: Bank) -> State:
     return {"records": pictures.reshape(len(pictures), -1)}
 
 
-def _codes(state: State, seen: Seen, head: Head, *, k: int, kind: autoencoder.Kind) -> Values:
+def _codes(
+    state: State, seen: Seen, head: Head, *, k: int, kind: autoencoder.AutoencoderKind
+) -> Values:
     """Distances to the k nearest codes."""
     codes = autoencoder.codes_of(state, seen.more["pixels"], kind)
     return nearest(state["codes"], codes, k).astype(np.float32)
@@ -299,10 +304,10 @@ def _stepped(network: Any, state: State, signals: torch.Tensor) -> torch.Tensor:
     return torch.stack(columns, dim=2)
 
 
-def _released() -> tuple[Method, ...]:
+def _released() -> tuple[Detector, ...]:
     kinds = autoencoder.KINDS
     pixels: dict[str, Any] = {"needs": ("pixels",)}
-    methods: list[Method] = [
+    methods: list[Detector] = [
         _with_head("released-msp", "probability threshold", THRESHOLD, once=_column(msp.score)),
         _with_head("released-odin", "ODIN", SLOWER, once=_odin, needs=("odin",)),
         _with_head(
@@ -368,7 +373,7 @@ def _released() -> tuple[Method, ...]:
     return tuple(methods)
 
 
-RELEASED: dict[str, Method] = {method.name: method for method in _released()}
+RELEASED: dict[str, Detector] = {method.name: method for method in _released()}
 """By name, in the tables' order."""
 
 

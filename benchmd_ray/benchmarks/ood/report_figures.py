@@ -15,7 +15,7 @@ from matplotlib.axes import Axes
 from benchmd_ray.benchmarks.ood import DETECTION
 from benchmd_ray.benchmarks.ood.methods import USUAL
 from benchmd_ray.benchmarks.ood.report import HEADING, title_of
-from benchmd_ray.benchmarks.ood.report_rows import CASES, STUDY, Network, frame, networks
+from benchmd_ray.benchmarks.ood.report_rows import CASES, STUDY, StudiedNetwork, frame, networks
 from benchmd_ray.benchmarks.ood.table import ALL, IN, about
 from benchmd_ray.report.canvas import TechniqueLook
 from benchmd_ray.report.figures_panels import FAINT, SMALL, grid, technique_legend
@@ -174,7 +174,7 @@ def _alarms(rows: pd.DataFrame, label: str, slug: str) -> Iterator[Drawn]:
     yield Titled(f"detectors-alarms-{slug}", HEADING, title, caption, figure, aggregate=True)
 
 
-def _gallery(network: Network) -> Iterator[Drawn]:
+def _gallery(network: StudiedNetwork) -> Iterator[Drawn]:
     """Records that the usual detector suspects most and least, of the first seed."""
     predictions = network.predictions[min(network.predictions)]
     shape = about(predictions)["shape"]

@@ -18,7 +18,7 @@ import pandas as pd
 from benchmd_ray.benchmarks.ood import EVALUATIONS, TUNED
 from benchmd_ray.benchmarks.ood.scores import (
     RESAMPLES,
-    Scored,
+    ScoredSet,
     Where,
     ensemble,
     mean_of,
@@ -48,12 +48,12 @@ CASES = ("unrelated", "faulty", "unseen", "shifted", "control")
 
 
 @dataclass(frozen=True)
-class Network:
+class StudiedNetwork:
     """All seeds of a network, and what was scored of each."""
 
     names: dict[str, str]
     """By the columns of `STUDY`."""
-    seeds: dict[int, dict[tuple[Any, ...], Scored]]
+    seeds: dict[int, dict[tuple[Any, ...], ScoredSet]]
     """Of each seed, by `WHERE`."""
     predictions: dict[int, Predictions]
     """By seed."""
@@ -63,7 +63,7 @@ class Network:
     """The other catalogs that were read: networks with others are not compared."""
 
     @cached_property
-    def together(self) -> dict[tuple[Any, ...], Scored]:
+    def together(self) -> dict[tuple[Any, ...], ScoredSet]:
         """Of the deep ensemble of all seeds, by `WHERE`; empty of one seed."""
         if len(self.predictions) < 2:
             return {}
@@ -74,7 +74,7 @@ class Network:
             return {}
         return {_key(result): result for result in scored(joint, self.resamples)}
 
-    def of(self, key: tuple[Any, ...]) -> dict[int, Scored]:
+    def of(self, key: tuple[Any, ...]) -> dict[int, ScoredSet]:
         """Of each seed that has it; the ensemble counts for each of its seeds."""
         if key in self.together:
             return dict.fromkeys(self.seeds, self.together[key])
@@ -119,20 +119,20 @@ class Network:
             }
 
 
-_LAST: list[tuple[Analysis, list[Network]]] = []
+_LAST: list[tuple[Analysis, list[StudiedNetwork]]] = []
 """The last analysis that was asked for: tables and figures ask for the same."""
 
 
-def networks(analysis: Analysis) -> list[Network]:
+def networks(analysis: Analysis) -> list[StudiedNetwork]:
     """The networks of an analysis whose predictions were scored for detection."""
     if not _LAST or _LAST[0][0] is not analysis:
         _LAST[:] = [(analysis, _networks(analysis))]
     return _LAST[0][1]
 
 
-def _networks(analysis: Analysis) -> list[Network]:
+def _networks(analysis: Analysis) -> list[StudiedNetwork]:
     rows = analysis.rows[analysis.rows["evaluation"].isin(list(EVALUATIONS))]
-    by_key: dict[tuple[str, ...], Network] = {}
+    by_key: dict[tuple[str, ...], StudiedNetwork] = {}
     folders = {run.folder.name: run.folder for run in analysis.runs}
     for values in rows[[*STUDY, "seed", "run"]].drop_duplicates().itertuples(index=False):
         *key, seed, run = values
@@ -147,7 +147,7 @@ def _networks(analysis: Analysis) -> list[Network]:
                 continue
             also = predictions.description["also"]
             network = by_key.setdefault(
-                (*key, also), Network(names, {}, {}, analysis.resamples, also)
+                (*key, also), StudiedNetwork(names, {}, {}, analysis.resamples, also)
             )
             network.predictions[int(seed)] = predictions
             network.seeds[int(seed)] = {
@@ -156,7 +156,7 @@ def _networks(analysis: Analysis) -> list[Network]:
     return [network for network in by_key.values() if network.seeds]
 
 
-def _key(result: Scored) -> tuple[Any, ...]:
+def _key(result: ScoredSet) -> tuple[Any, ...]:
     return tuple(getattr(result.where, name) for name in WHERE)
 
 
@@ -187,9 +187,9 @@ def costs(analysis: Analysis) -> pd.DataFrame:
         stated = [about(predictions)["costs"] for predictions in network.predictions.values()]
         where = json.loads(next(iter(network.predictions.values())).description["hardware"])
         for name in stated[0]:
-            seconds = [predictions[name] for predictions in stated if name in predictions]
+            seconds = [by_detector[name] for by_detector in stated if name in by_detector]
             spent = {
-                part: float(np.mean([predictions.get(part, np.nan) for predictions in seconds]))
+                part: float(np.mean([by_part.get(part, np.nan) for by_part in seconds]))
                 for part in COSTS
             }
             device = str(where.get("model", ""))
@@ -197,7 +197,9 @@ def costs(analysis: Analysis) -> pd.DataFrame:
     return pd.DataFrame(rows, columns=[*STUDY, "method", *COSTS, "device"])
 
 
-def _difference(ours: Mapping[int, Scored], theirs: Mapping[int, Scored]) -> dict[str, Any] | None:
+def _difference(
+    ours: Mapping[int, ScoredSet], theirs: Mapping[int, ScoredSet]
+) -> dict[str, Any] | None:
     """AUROC of one minus that of the other, of the seeds that both have."""
     seeds = sorted(ours.keys() & theirs.keys())
     if not seeds:
@@ -219,7 +221,7 @@ def _difference(ours: Mapping[int, Scored], theirs: Mapping[int, Scored]) -> dic
     }
 
 
-def _by_seed(network: Network) -> dict[tuple[Any, ...], dict[int, Scored]]:
+def _by_seed(network: StudiedNetwork) -> dict[tuple[Any, ...], dict[int, ScoredSet]]:
     """Means over sets of each detector and use-case, by seed."""
     place, case = WHERE.index("group"), WHERE.index("use_case")
     keys = [key for key in network.keys if key[place] == ALL and key[case] != "shifted"]
@@ -254,7 +256,7 @@ def compared(analysis: Analysis) -> pd.DataFrame:
     return _with_holm(rows)
 
 
-def _alike(network: Network, other: Network) -> bool:
+def _alike(network: StudiedNetwork, other: StudiedNetwork) -> bool:
     """Whether two networks differ by their technique only."""
     names = [name for name in STUDY if name not in ("technique", "protocol")]
     same = (
@@ -288,7 +290,7 @@ def techniques(analysis: Analysis) -> pd.DataFrame:
                 continue
             pair = results, theirs[key]
             if key in network.together:  # one result of all seeds
-                pair = tuple({0: next(iter(candidate.values()))} for candidate in pair)  # type: ignore[assignment]
+                pair = tuple({0: next(iter(seeds.values()))} for seeds in pair)  # type: ignore[assignment]
             if (difference := _difference(*pair)) is not None:
                 names = {**place, "technique": network.names["technique"]}
                 rows.append({**names, **dict(zip(WHERE, key, strict=True)), **difference})
@@ -296,10 +298,10 @@ def techniques(analysis: Analysis) -> pd.DataFrame:
 
 
 def _means_of_both(
-    results: Mapping[tuple[Any, ...], Scored],
-) -> Iterator[tuple[Where, Scored, Scored]]:
+    results: Mapping[tuple[Any, ...], ScoredSet],
+) -> Iterator[tuple[Where, ScoredSet, ScoredSet]]:
     """Fixed and tuned detectors by use-case, means over the sets that have both."""
-    pairs: dict[tuple[str, str], list[tuple[Scored, Scored]]] = {}
+    pairs: dict[tuple[str, str], list[tuple[ScoredSet, ScoredSet]]] = {}
     for result in results.values():
         where = result.where
         fixed = results.get(_key(replace(result, where=replace(where, regime="none"))))
@@ -312,9 +314,9 @@ def _means_of_both(
         yield where, fixed, result
 
 
-def _of_tuned(network: Network) -> Iterator[dict[str, Any]]:
+def _of_tuned(network: StudiedNetwork) -> Iterator[dict[str, Any]]:
     """Each tuned detector minus itself with the papers' hyperparameters, by use-case."""
-    both: dict[Where, tuple[dict[int, Scored], dict[int, Scored]]] = {}
+    both: dict[Where, tuple[dict[int, ScoredSet], dict[int, ScoredSet]]] = {}
     for seed, results in network.seeds.items():
         for where, fixed, searched in _means_of_both(results):
             seeds = both.setdefault(where, ({}, {}))
@@ -332,7 +334,7 @@ def _of_tuned(network: Network) -> Iterator[dict[str, Any]]:
 def tuned_frame(predictions: Predictions) -> pd.DataFrame:
     """What a search of detectors gained, by use-case, of one run."""
     results = {_key(result): result for result in scored(predictions)}
-    network = Network(dict.fromkeys(STUDY, ""), {0: results}, {0: predictions}, RESAMPLES)
+    network = StudiedNetwork(dict.fromkeys(STUDY, ""), {0: results}, {0: predictions}, RESAMPLES)
     columns = ["use_case", "method", *TUNED_COLUMNS, "difference", "low", "high", "p_holm"]
     return _with_holm([*_of_tuned(network)], TUNED_COLUMNS)[columns]
 

@@ -63,7 +63,7 @@ class Where:
 
 
 @dataclass(frozen=True, eq=False)
-class Scored:
+class ScoredSet:
     """Scores of a detector on a set, or their means over the sets of a use-case."""
 
     where: Where
@@ -112,7 +112,7 @@ def score_rows(predictions: Predictions, resamples: int) -> pd.DataFrame:
     return pd.DataFrame(list(_rows(scored(predictions, resamples))))
 
 
-def _rows(results: Sequence[Scored]) -> Iterator[dict[str, object]]:
+def _rows(results: Sequence[ScoredSet]) -> Iterator[dict[str, object]]:
     for result in results:
         pooled = pooled_seeds([result.values["auroc"]], [result.draws], result.basis)
         ends = {"low": pooled.low, "high": pooled.high, "caution": pooled.caution}
@@ -122,7 +122,7 @@ def _rows(results: Sequence[Scored]) -> Iterator[dict[str, object]]:
                 yield {**result.row, "metric": metric, "value": value}
 
 
-def scored(predictions: Predictions, resamples: int = RESAMPLES) -> tuple[Scored, ...]:
+def scored(predictions: Predictions, resamples: int = RESAMPLES) -> tuple[ScoredSet, ...]:
     """All detectors on all sets, then their means over the sets of each use-case.
 
     A mean has the sets with `FEWEST` out records or more; each set and severity counts the same.
@@ -137,7 +137,7 @@ def scored(predictions: Predictions, resamples: int = RESAMPLES) -> tuple[Scored
     return _KNOWN[key]
 
 
-_KNOWN: dict[tuple[str, ...], tuple[Scored, ...]] = {}
+_KNOWN: dict[tuple[str, ...], tuple[ScoredSet, ...]] = {}
 """Scores of predictions, by resamples: rows, tables and figures ask for the same."""
 
 
@@ -154,13 +154,13 @@ def _name(predictions: Predictions) -> tuple[str, ...]:
     return (*(stated.get(key, "") for key in keys), hashed.hexdigest())
 
 
-def _scored(predictions: Predictions, resamples: int) -> tuple[Scored, ...]:
+def _scored(predictions: Predictions, resamples: int) -> tuple[ScoredSet, ...]:
     table = _units(predictions)
     coarse = about(predictions)["coarse"]
     as_released = predictions.description.get("evaluation") == RELEASED
     keys = [name for name in table.columns if name in KEYS]
     none = table["regime"] == "none"
-    results: list[Scored] = []
+    results: list[ScoredSet] = []
     for name in (name for name in table.columns if name not in KEYS):
         scores = table[[*keys, name]].rename(columns={name: "score"})
         if table.loc[none, name].notna().any():
@@ -201,9 +201,9 @@ def ensemble(seeds: Sequence[Predictions]) -> Predictions:
     return Predictions(table, seeds[0].description | {"of": runs})
 
 
-def _means(results: Sequence[Scored]) -> Iterator[Scored]:
+def _means(results: Sequence[ScoredSet]) -> Iterator[ScoredSet]:
     """Means over the sets of each detector, regime and use-case."""
-    parts: dict[tuple[str, str, str], list[Scored]] = {}
+    parts: dict[tuple[str, str, str], list[ScoredSet]] = {}
     for result in results:
         where = result.where
         if where.use_case != "control" and result.positives >= FEWEST:
@@ -212,7 +212,7 @@ def _means(results: Sequence[Scored]) -> Iterator[Scored]:
         yield mean_of(sets, Where(*key, ALL))
 
 
-def mean_of(sets: Sequence[Scored], where: Where) -> Scored:
+def mean_of(sets: Sequence[ScoredSet], where: Where) -> ScoredSet:
     """Mean over sets, of which each and each severity counts the same."""
     shared = [name for name in sets[0].values if all(name in result.values for result in sets)]
     values = {name: float(np.mean([result.values[name] for result in sets])) for name in shared}
@@ -221,7 +221,7 @@ def mean_of(sets: Sequence[Scored], where: Where) -> Scored:
     def together(name: str) -> npt.NDArray[np.intp]:
         return np.unique(np.concatenate([getattr(result, name) for result in sets]))
 
-    return Scored(
+    return ScoredSet(
         where,
         values,
         np.mean([result.draws for result in sets], axis=0) if drawn else np.empty(0),
@@ -345,7 +345,7 @@ def _as_released(compared: Sequence[Compared]) -> dict[str, float]:
 
 def _of_set(
     where: Where, compared: list[Compared], resamples: int, *, as_released: bool = False
-) -> Scored:
+) -> ScoredSet:
     """Means over what the detector was calibrated on."""
     measured = [comparison.metrics for comparison in compared]
     values = {
@@ -366,4 +366,4 @@ def _of_set(
     both = pd.concat([compared[0].inside, compared[0].outside])
     units, groups = np.unique(both["unit_id"]), np.unique(both["group_id"])
     out = np.unique(compared[0].outside["unit_id"])
-    return Scored(where, values, draws, basis, units, out, groups)
+    return ScoredSet(where, values, draws, basis, units, out, groups)

@@ -27,7 +27,7 @@ from benchmd_ray.benchmarks.ood.detectors import Detectors, Learned, joined, pre
 from benchmd_ray.benchmarks.ood.methods import METHODS
 from benchmd_ray.benchmarks.ood.methods.method import Bank, Calibration, Seen
 from benchmd_ray.benchmarks.ood.network import Network
-from benchmd_ray.benchmarks.ood.observe import Observer
+from benchmd_ray.benchmarks.ood.observe import NetworkObserver
 from benchmd_ray.benchmarks.ood.sets import OutSet, inside, out_sets
 from benchmd_ray.errors import BenchmdError
 from benchmd_ray.evaluation.evaluation import Asked
@@ -43,7 +43,7 @@ Values = dict[str, dict[str, Any]]
 
 
 @dataclass(frozen=True)
-class Entry:
+class SearchedValue:
     """A line of the search space."""
 
     kind: Kind
@@ -54,7 +54,7 @@ class Entry:
 
 
 @dataclass(frozen=True)
-class Trial:
+class DetectorTrial:
     """Values, and what came of them."""
 
     values: Values
@@ -66,20 +66,20 @@ def space() -> dict[str, tuple[Parameter, ...]]:
     """What is searched of each detector."""
     path = Path(__file__).with_name("space.yaml")
     where = f"the search space {path.name}"
-    lines = typed(dict[str, dict[str, Entry]], read_yaml_file(path, where), where)
+    lines = typed(dict[str, dict[str, SearchedValue]], read_yaml_file(path, where), where)
     return {
         name: tuple(_parameter(f"{name}.{key}", entry) for key, entry in entries.items())
         for name, entries in lines.items()
     }
 
 
-def _parameter(name: str, entry: Entry) -> Parameter:
+def _parameter(name: str, entry: SearchedValue) -> Parameter:
     default = int(entry.default) if entry.kind.endswith("int") else entry.default
     return Parameter(name, entry.kind, default, entry.low, entry.high, values=entry.values)
 
 
 @dataclass(frozen=True)
-class Given:
+class CalibrationData:
     """What all trials read: plain arrays."""
 
     bank: Bank
@@ -87,7 +87,7 @@ class Given:
     outside: Mapping[str, Seen]
     """By set."""
 
-    def trial(self, values: Values) -> Trial:
+    def trial(self, values: Values) -> DetectorTrial:
         """Fit each detector with its values, and ask it about records that calibrate."""
         aurocs: dict[str, dict[str, float]] = {}
         for name, hyperparameters in values.items():
@@ -98,7 +98,7 @@ class Given:
                     method, state, calibration(self.inside, seen), self.bank.head
                 )
             aurocs[name] = scores
-        return Trial(values, aurocs)
+        return DetectorTrial(values, aurocs)
 
 
 def calibration(inside: Seen, outside: Seen) -> Calibration:
@@ -117,7 +117,7 @@ def searched(asked: Asked, trials: int = TRIALS) -> pa.Table:
     inside_records = inside(asked.catalog)
     sets = list(out_sets(asked.catalog, inside_records, asked.also))
     methods = {name: METHODS[name] for name in space()}
-    observer = Observer.of(network, asked.settings)
+    observer = NetworkObserver.of(network, asked.settings)
     detectors = prepared(observer, inside_records, sets, methods, calibrates=False)
     kinds = representatives(sets)
     if not kinds:
@@ -126,7 +126,7 @@ def searched(asked: Asked, trials: int = TRIALS) -> pa.Table:
             "with --also."
         )
     seen = {kind.name: detectors.seen(kind.calibrating, kind) for kind in kinds}
-    arrays = Given(detectors.bank, detectors.seen(inside_records.calibrating), seen)
+    arrays = CalibrationData(detectors.bank, detectors.seen(inside_records.calibrating), seen)
     results = run_trials(arrays, [*detectors.methods], trials)
     detectors = _tuned(detectors, arrays, kinds, results)
     return scored_table(
@@ -134,7 +134,7 @@ def searched(asked: Asked, trials: int = TRIALS) -> pa.Table:
     )
 
 
-def run_trials(arrays: Given, names: Sequence[str], trials: int) -> list[Trial]:
+def run_trials(arrays: CalibrationData, names: Sequence[str], trials: int) -> list[DetectorTrial]:
     """Trials by Ray Tune: the defaults, and then values drawn at random.
 
     Args:
@@ -151,10 +151,12 @@ def run_trials(arrays: Given, names: Sequence[str], trials: int) -> list[Trial]:
         if name in names
         for parameter in parameters_of
     ]
-    return [Trial(**parameter) for parameter in tried(one_trial, arrays, parameters, trials)]
+    return [
+        DetectorTrial(**parameter) for parameter in tried(one_trial, arrays, parameters, trials)
+    ]
 
 
-def one_trial(config: Mapping[str, Any], arrays: Given) -> dict[str, Any]:
+def one_trial(config: Mapping[str, Any], arrays: CalibrationData) -> dict[str, Any]:
     """A trial with values by name, such as ``knn.neighbours``."""
     return vars(arrays.trial(by_detector(config)))
 
@@ -168,7 +170,7 @@ def by_detector(config: Mapping[str, Any]) -> Values:
     return values
 
 
-def best(trials: Sequence[Trial], name: str, others: Sequence[str]) -> dict[str, Any]:
+def best(trials: Sequence[DetectorTrial], name: str, others: Sequence[str]) -> dict[str, Any]:
     """Values of a detector with the highest mean AUROC on some sets, the first of several."""
     means = [np.mean([trial.aurocs[name][other] for other in others]) for trial in trials]
     chosen: dict[str, Any] = trials[int(np.argmax(means))].values[name]
@@ -176,7 +178,10 @@ def best(trials: Sequence[Trial], name: str, others: Sequence[str]) -> dict[str,
 
 
 def _tuned(
-    detectors: Detectors, arrays: Given, kinds: Sequence[OutSet], trials: Sequence[Trial]
+    detectors: Detectors,
+    arrays: CalibrationData,
+    kinds: Sequence[OutSet],
+    trials: Sequence[DetectorTrial],
 ) -> Detectors:
     """Detectors that are calibrated for each set on all others of its use-case."""
     draws, learned = [], {}

@@ -37,7 +37,7 @@ MOST = 2000
 
 
 @dataclass(frozen=True)
-class Records:
+class SplitRecords:
     """Some records of a split of a catalog."""
 
     catalog: Catalog
@@ -65,12 +65,12 @@ class Records:
         """(records, classes)."""
         return decode_targets(self.table["target"])
 
-    def at(self, chosen: npt.NDArray[np.bool_]) -> Records:
+    def at(self, chosen: npt.NDArray[np.bool_]) -> SplitRecords:
         """Some of them."""
         places = np.flatnonzero(chosen)
         return replace(self, rows=self.rows[places], table=self.table.take(places))
 
-    def halves(self, known: Mapping[str, bool] | None = None) -> tuple[Records, Records]:
+    def halves(self, known: Mapping[str, bool] | None = None) -> tuple[SplitRecords, SplitRecords]:
         """Those that calibrate and those that are scored, by a hash of the patient.
 
         Args:
@@ -89,9 +89,9 @@ class OutSet:
 
     name: str
     use_case: UseCase
-    calibrating: tuple[Records, ...]
+    calibrating: tuple[SplitRecords, ...]
     """Those that detectors may learn from; of other patients than those that are scored."""
-    scored: tuple[Records, ...]
+    scored: tuple[SplitRecords, ...]
     fault: Fault | None = None
     """What is made wrong with them first."""
     severity: int = 0
@@ -127,10 +127,10 @@ class OutSet:
 class Inside:
     """The in-distribution records."""
 
-    trained: Records
+    trained: SplitRecords
     """That the network learned from."""
-    calibrating: tuple[Records, ...]
-    scored: tuple[Records, ...]
+    calibrating: tuple[SplitRecords, ...]
+    scored: tuple[SplitRecords, ...]
 
     def abnormal(self, normal: Sequence[str]) -> npt.NDArray[np.bool_]:
         """(scored records,): whether one has a class that is not normal.
@@ -151,14 +151,14 @@ def normal_classes(card: DatasetCard) -> tuple[str, ...]:
     return (NORMAL,) if normal_names(card) else use_cases(card.name).normal
 
 
-def records_of(catalog: Catalog, split: str) -> Records:
+def records_of(catalog: Catalog, split: str) -> SplitRecords:
     """All records of a split.
 
     Raises:
         BenchmdError: It has none, or a shard is missing.
     """
     table = split_table(catalog, split, list(COLUMNS))
-    return Records(catalog, split, np.arange(len(table)), table)
+    return SplitRecords(catalog, split, np.arange(len(table)), table)
 
 
 def calibrates(patient: str) -> bool:
@@ -166,7 +166,7 @@ def calibrates(patient: str) -> bool:
     return stable_fraction(f"ood/{patient}") < 0.5
 
 
-def _few(records: Records) -> Records:
+def _few(records: SplitRecords) -> SplitRecords:
     """At most `MOST` records, of whole units, by a hash of the units' names."""
     if len(records) <= MOST:
         return records
@@ -327,6 +327,6 @@ def _of_catalog(catalog: Catalog, other: Catalog, patients: set[str]) -> OutSet:
     )
 
 
-def _groups(records: Records) -> list[str]:
+def _groups(records: SplitRecords) -> list[str]:
     """Patients without their dataset: of two datasets of one origin they may be the same."""
     return [str(name) for name in records.table["group_id"].to_pylist()]

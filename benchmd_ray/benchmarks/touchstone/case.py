@@ -11,22 +11,22 @@ import numpy as np
 import numpy.typing as npt
 
 from benchmd_ray.benchmarks.touchstone.dicom_masks import (
-    Segments,
+    DicomSegments,
     contained,
     read_segments,
     spanning,
 )
-from benchmd_ray.benchmarks.touchstone.layouts import Files, files_from
+from benchmd_ray.benchmarks.touchstone.layouts import CaseFiles, files_from
 from benchmd_ray.benchmarks.touchstone.masks import (
     DICOM,
-    Geometry,
     Labels,
+    VoxelGrid,
     read_labels,
     resampled,
     suffix_of,
 )
 from benchmd_ray.benchmarks.touchstone.planes import Planes, cut, packed
-from benchmd_ray.benchmarks.touchstone.tasks import LARGEST_LABEL, Layout, Task
+from benchmd_ray.benchmarks.touchstone.tasks import LARGEST_LABEL, LabelLayout, SegmentationTask
 from benchmd_ray.data.apart import begin, serve
 from benchmd_ray.data.readers.nifti import whole_labels
 from benchmd_ray.data.records import RecordError
@@ -60,8 +60,8 @@ class Notes:
 class Source:
     """One side of a case: where its voxels are, and what they say on a grid."""
 
-    geometry: Geometry
-    on: Callable[[Geometry], Segmentation]
+    geometry: VoxelGrid
+    on: Callable[[VoxelGrid], Segmentation]
     sparse: bool = False
     """Whether slices without any class may be absent."""
 
@@ -70,7 +70,7 @@ def answer(request: dict[str, Any]) -> tuple[dict[str, Any], bytes]:
     """Scores of a case, or planes of it for a picture.
 
     Args:
-        request: ``task`` (its content), ``reference`` and ``prediction`` (`Files`), ``layouts``
+        request: ``task`` (its content), ``reference`` and ``prediction`` (`CaseFiles`), ``layouts``
             (the names of theirs), ``resample``; for scores ``tolerances`` by class, for planes the
             class to ``draw`` and an ``image``, the path of one or nothing.
 
@@ -121,9 +121,9 @@ def _drawn(request: Mapping[str, Any]) -> Planes:
 
 def _both(
     request: Mapping[str, Any], notes: Notes
-) -> tuple[Task, Segmentation, Segmentation, Geometry]:
+) -> tuple[SegmentationTask, Segmentation, Segmentation, VoxelGrid]:
     """The task, reference and prediction, and the grid that they are on."""
-    task: Task = typed(Task, request["task"], "the task")
+    task: SegmentationTask = typed(SegmentationTask, request["task"], "the task")
     sides = []
     for place, side in enumerate(SIDES):
         begin(place)
@@ -143,7 +143,7 @@ def _both(
     return task, first, second, grid
 
 
-def _grid(reference: Source, prediction: Source) -> Geometry:
+def _grid(reference: Source, prediction: Source) -> VoxelGrid:
     """The grid of the comparison: the reference's, with slices that only the other side has."""
     if not reference.sparse:
         return reference.geometry
@@ -154,7 +154,11 @@ def _grid(reference: Source, prediction: Source) -> Geometry:
 
 
 def _source(
-    files: Files, task: Task, layout: Layout | None, resample: bool, notes: Notes
+    files: CaseFiles,
+    task: SegmentationTask,
+    layout: LabelLayout | None,
+    resample: bool,
+    notes: Notes,
 ) -> Source:
     if files.fault:
         raise RecordError(files.fault)
@@ -174,16 +178,16 @@ def _source(
 class _Reading:
     """How files become segmentations."""
 
-    task: Task
+    task: SegmentationTask
     resample: bool
     notes: Notes
 
-    def labels(self, path: Path, layout: Layout) -> Source:
+    def labels(self, path: Path, layout: LabelLayout) -> Source:
         """A file with all classes."""
         read = self._labels_of(path)
         volumes = [replace(read, values=_whole(read.values, path))]
 
-        def on(grid: Geometry) -> Segmentation:
+        def on(grid: VoxelGrid) -> Segmentation:
             values = _whole(self._fitted(volumes.pop(), grid, path).values, path)
             ids = {layout.ids[name]: number for number, name in enumerate(self.task.classes)}
             self._look(values, {0, *ids}, layout.others, path)
@@ -197,7 +201,7 @@ class _Reading:
         volumes = {first: self._mask(first)}
         geometry = volumes[first].geometry
 
-        def on(grid: Geometry) -> Segmentation:
+        def on(grid: VoxelGrid) -> Segmentation:
             masks = Masks(grid.shape, len(paths))
             for number, path in enumerate(paths.values()):
                 mask = volumes.pop(path, None) or self._mask(path)
@@ -221,7 +225,7 @@ class _Reading:
                 + (f", and others: {', '.join(map(shown, others[:5]))}" if others else "")
             )
 
-        def on(grid: Geometry) -> Segmentation:
+        def on(grid: VoxelGrid) -> Segmentation:
             masks = Masks(grid.shape, len(self.task.classes))
             fits = contained(segments.geometry, grid)
             for segment, number in owners.items():
@@ -245,7 +249,7 @@ class _Reading:
         read = self._labels_of(path)
         return replace(read, values=_binary(read.values, path))
 
-    def _fitted(self, labels: Labels, grid: Geometry, path: Path) -> Labels:
+    def _fitted(self, labels: Labels, grid: VoxelGrid, path: Path) -> Labels:
         """Labels on a grid: as they are, or resampled where that was asked for."""
         if not labels.geometry.differences(grid):
             return labels
@@ -299,7 +303,7 @@ class _named:
             raise RecordError(f"{self._what}{error}") from error
 
 
-def _require_same(geometry: Geometry, expected: Geometry, path: Path, whose: str) -> None:
+def _require_same(geometry: VoxelGrid, expected: VoxelGrid, path: Path, whose: str) -> None:
     """Refuse another grid.
 
     Raises:
@@ -351,7 +355,7 @@ def _binary(values: npt.NDArray[np.generic], path: Path) -> Bits:
     return mask
 
 
-def _owners(segments: Segments, task: Task, path: Path) -> dict[int, int]:
+def _owners(segments: DicomSegments, task: SegmentationTask, path: Path) -> dict[int, int]:
     """Number of the class of each segment that is of one; a class without a segment is empty.
 
     Raises:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from benchmd_ray.benchmarks.touchstone.tasks import Task
+from benchmd_ray.benchmarks.touchstone.tasks import SegmentationTask
 from benchmd_ray.errors import BenchmdError
 from benchmd_ray.files.atomic import replacing, sha256, write_json
 from benchmd_ray.files.integrity import (
@@ -56,7 +56,7 @@ SCHEMA = pa.schema(
 class Manifest:
     """What a score run says of itself."""
 
-    task: Task
+    task: SegmentationTask
     """What was scored."""
     algorithm: str
     """Its name in tables."""

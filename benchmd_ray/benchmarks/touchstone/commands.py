@@ -15,7 +15,7 @@ from benchmd_ray.errors import BenchmdError, count_of
 
 if TYPE_CHECKING:
     from benchmd_ray.benchmarks.touchstone.contests import Family
-    from benchmd_ray.benchmarks.touchstone.files import Outcome
+    from benchmd_ray.benchmarks.touchstone.files import ScoreOutcome
 
 PATH = click.Path(path_type=Path, exists=True)
 SHOWN = 10
@@ -98,7 +98,7 @@ def score_files(
         --command "docker run --rm --network none -v /data:/data IMAGE {input} {output}"
     """
     from benchmd_ray.benchmarks.touchstone.cases import QUARANTINE
-    from benchmd_ray.benchmarks.touchstone.files import LOGS, Asked, score
+    from benchmd_ray.benchmarks.touchstone.files import LOGS, ScoreRequest, score
     from benchmd_ray.benchmarks.touchstone.submission import Submission
     from benchmd_ray.benchmarks.touchstone.tasks import task_named
 
@@ -107,7 +107,7 @@ def score_files(
         raise BenchmdError("--command needs --name: what the algorithm is called in tables.")
     if command is not None:
         submission = Submission(command, seconds, int(memory * 2**30), gpus)
-    asked = Asked(
+    asked = ScoreRequest(
         task=task_named(task_name),
         predictions=predictions,
         labels=labels,
@@ -133,7 +133,7 @@ def _number(value: float, width: int, digits: int) -> str:
     return f"{value:>{width}.{digits}f}" if value == value else f"{'–':>{width}}"
 
 
-def _print(outcome: Outcome, out: Path) -> None:
+def _print(outcome: ScoreOutcome, out: Path) -> None:
     from benchmd_ray.benchmarks.touchstone.cases import SCORES, read_scored
     from benchmd_ray.benchmarks.touchstone.summaries import PRESENT
 

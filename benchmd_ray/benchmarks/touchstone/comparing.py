@@ -14,7 +14,7 @@ from benchmd_ray.benchmarks.touchstone.contests import Family, pairs, ranked
 from benchmd_ray.benchmarks.touchstone.joining import Scores, require_comparable, unequal
 from benchmd_ray.benchmarks.touchstone.metadata import Metadata
 from benchmd_ray.benchmarks.touchstone.summaries import (
-    Drawn,
+    DrawnMeans,
     cells,
     distances,
     draw,
@@ -169,7 +169,7 @@ def _slow(fast: pd.DataFrame, limit: float | None) -> tuple[list[str], list[str]
     return [*slow, *unknown], notes
 
 
-def _means(scores: Scores, drawn: Mapping[str, Drawn]) -> dict[tuple[str, str], Means]:
+def _means(scores: Scores, drawn: Mapping[str, DrawnMeans]) -> dict[tuple[str, str], Means]:
     return {
         (metric, name): Means(
             scores.algorithms,

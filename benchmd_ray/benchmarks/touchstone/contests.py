@@ -16,7 +16,7 @@ import numpy as np
 import pandas as pd
 
 from benchmd_ray.benchmarks.touchstone.joining import Floats, Scores
-from benchmd_ray.benchmarks.touchstone.summaries import Drawn
+from benchmd_ray.benchmarks.touchstone.summaries import DrawnMeans
 from benchmd_ray.benchmarks.touchstone.tasks import MEAN
 from benchmd_ray.scores.comparison import LEVEL
 from benchmd_ray.scores.signed_rank import holm_together, ordered_pairs
@@ -26,7 +26,7 @@ Family = Literal["class", "all"]
 """What Holm's correction counts together: the tests of a class, or those of all classes."""
 
 
-def p_of_pairs(drawn: Drawn) -> Floats:
+def p_of_pairs(drawn: DrawnMeans) -> Floats:
     """One-sided p that algorithm a is above b, (classes, a, b)."""
     return np.stack(
         [
@@ -45,7 +45,9 @@ def by_patient(values: Floats, patients: Any) -> Floats:
     return np.asarray(sums / np.bincount(place, minlength=len(names))[:, None])
 
 
-def pairs(scores: Scores, drawn: Mapping[str, Drawn], family: Family = "class") -> pd.DataFrame:
+def pairs(
+    scores: Scores, drawn: Mapping[str, DrawnMeans], family: Family = "class"
+) -> pd.DataFrame:
     """Every ordered pair: p that a is above b, adjusted, and the difference of their means."""
     return pd.DataFrame(_pairs(scores, drawn, family), columns=PAIRS)
 
@@ -57,7 +59,9 @@ PAIRS = (
 """Columns of `pairs`."""
 
 
-def _pairs(scores: Scores, drawn: Mapping[str, Drawn], family: Family) -> Iterator[dict[str, Any]]:
+def _pairs(
+    scores: Scores, drawn: Mapping[str, DrawnMeans], family: Family
+) -> Iterator[dict[str, Any]]:
     for metric, metric_draws in drawn.items():
         p = p_of_pairs(metric_draws)
         adjusted = holm_together(p) if family == "all" else np.stack(list(map(holm_together, p)))
@@ -94,7 +98,7 @@ def level_with_best(tests: pd.DataFrame, best: str) -> list[str]:
 
 
 def ranked(
-    scores: Scores, drawn: Mapping[str, Drawn], tests: pd.DataFrame
+    scores: Scores, drawn: Mapping[str, DrawnMeans], tests: pd.DataFrame
 ) -> tuple[pd.DataFrame, pd.DataFrame, pd.DataFrame]:
     """Order of the algorithms by class and over all.
 
@@ -167,7 +171,7 @@ def _ranking(
         }
 
 
-def within_cases(drawn: Drawn) -> Floats:
+def within_cases(drawn: DrawnMeans) -> Floats:
     """Mean over cases of the rank within each, (algorithms, classes + 1); the last over classes.
 
     This is the ranking scheme “rank then average”; ranks by mean are “average then rank”.

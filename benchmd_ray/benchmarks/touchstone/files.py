@@ -20,11 +20,11 @@ from benchmd_ray.benchmarks.touchstone.cases import (
     write_scored,
 )
 from benchmd_ray.benchmarks.touchstone.joining import METRICS, require_shown
-from benchmd_ray.benchmarks.touchstone.layouts import Files, cases_of, files_of, images_of
+from benchmd_ray.benchmarks.touchstone.layouts import CaseFiles, cases_of, files_of, images_of
 from benchmd_ray.benchmarks.touchstone.masks import claimed, stem_of, suffix_of
 from benchmd_ray.benchmarks.touchstone.scoring import work
 from benchmd_ray.benchmarks.touchstone.submission import Submission
-from benchmd_ray.benchmarks.touchstone.tasks import Task
+from benchmd_ray.benchmarks.touchstone.tasks import SegmentationTask
 from benchmd_ray.cluster.connection import connected
 from benchmd_ray.console.progress import progress
 from benchmd_ray.data.readers import dicom, nifti, nrrd, volume
@@ -45,10 +45,10 @@ both sides as labels and as classes, and what scoring takes."""
 
 
 @dataclass(frozen=True)
-class Asked:
+class ScoreRequest:
     """What is scored, and how."""
 
-    task: Task
+    task: SegmentationTask
     predictions: Path
     """Folder of predictions, or of images where there is a `submission`."""
     labels: Path
@@ -65,7 +65,7 @@ class Asked:
 
 
 @dataclass(frozen=True)
-class Outcome:
+class ScoreOutcome:
     """How a run ended."""
 
     manifest: Manifest
@@ -76,8 +76,8 @@ class Outcome:
 @dataclass(frozen=True)
 class _Case:
     name: str
-    reference: Files
-    prediction: Files
+    reference: CaseFiles
+    prediction: CaseFiles
     image: str = ""
 
     @property
@@ -106,8 +106,8 @@ class _Case:
 
 
 def score(
-    asked: Asked, *, address: str | None = None, cpus: int = 1, say: Callable[[str], None]
-) -> Outcome:
+    asked: ScoreRequest, *, address: str | None = None, cpus: int = 1, say: Callable[[str], None]
+) -> ScoreOutcome:
     """Score what has no scores yet, and write the run.
 
     Args:
@@ -146,10 +146,10 @@ def score(
         if names:
             some = ", ".join(names[:5]) + (", …" if len(names) > 5 else "")
             say(f"{count_of(len(names), 'case')} without {what}, not scored: {some}")
-    return Outcome(read_manifest(asked.out), quarantined)
+    return ScoreOutcome(read_manifest(asked.out), quarantined)
 
 
-def _paired(asked: Asked) -> tuple[dict[str, _Case], tuple[str, ...], tuple[str, ...]]:
+def _paired(asked: ScoreRequest) -> tuple[dict[str, _Case], tuple[str, ...], tuple[str, ...]]:
     """Cases that both sides have, and the names of those that only one has."""
     labels, predictions, task = asked.labels, asked.predictions, asked.task
     single = labels.is_file() and suffix_of(labels)  # a pair needs no common name
@@ -157,7 +157,7 @@ def _paired(asked: Asked) -> tuple[dict[str, _Case], tuple[str, ...], tuple[str,
     images: dict[str, Path] = {}
     if asked.submission:
         images = {stem_of(labels): predictions} if single else images_of(predictions)
-        predicted = dict.fromkeys(images, Files())
+        predicted = dict.fromkeys(images, CaseFiles())
     elif single:
         predicted = {stem_of(labels): files_of(predictions, task)}
     else:
@@ -176,7 +176,7 @@ def _paired(asked: Asked) -> tuple[dict[str, _Case], tuple[str, ...], tuple[str,
     return cases, tuple(sorted(without[0])), tuple(sorted(without[1]))
 
 
-def _require_layouts(asked: Asked, cases: Mapping[str, _Case]) -> None:
+def _require_layouts(asked: ScoreRequest, cases: Mapping[str, _Case]) -> None:
     """Refuse files of labels without the layout that says which is which."""
     sides = (
         ("labels", "reference", asked.layouts[0]),
@@ -193,11 +193,11 @@ def _require_layouts(asked: Asked, cases: Mapping[str, _Case]) -> None:
             )
 
 
-def _algorithm(asked: Asked) -> str:
+def _algorithm(asked: ScoreRequest) -> str:
     return asked.name or stem_of(asked.predictions)
 
 
-def _plan(asked: Asked) -> dict[str, Any]:
+def _plan(asked: ScoreRequest) -> dict[str, Any]:
     """All that scores depend on, but the files themselves."""
     versions = {name: module.VERSION for name, module in _READERS.items()}
     return {
@@ -236,7 +236,7 @@ def _done(
     out: Path,
     cases: Mapping[str, _Case],
     plan: Mapping[str, Any],
-    task: Task,
+    task: SegmentationTask,
     say: Callable[[str], None],
 ) -> dict[str, dict[str, Any]]:
     """Results of cases whose files are as they were; of a finished run, of those with scores."""
@@ -272,7 +272,7 @@ def _is_part(part: Mapping[str, Any]) -> bool:
     return isinstance(part.get("rows"), list) or isinstance(part.get("reason"), str)
 
 
-def _is_scored(rows: list[Any], case: str, algorithm: str, task: Task) -> bool:
+def _is_scored(rows: list[Any], case: str, algorithm: str, task: SegmentationTask) -> bool:
     """Whether rows are possible scores of each class of a case."""
     if [row.get("class") if isinstance(row, dict) else None for row in rows] != [*task.classes]:
         return False
@@ -303,7 +303,7 @@ def _keep(out: Path, plan: Mapping[str, Any], name: str, part: Mapping[str, Any]
 
 
 def _run(
-    asked: Asked,
+    asked: ScoreRequest,
     plan: Mapping[str, Any],
     todo: list[_Case],
     done: dict[str, dict[str, Any]],
@@ -328,7 +328,7 @@ def _run(
         display.close()
 
 
-def _call(asked: Asked, case: _Case) -> Call:
+def _call(asked: ScoreRequest, case: _Case) -> Call:
     submission, out = asked.submission, asked.out
     request = {
         "task": asdict(asked.task),
@@ -361,7 +361,7 @@ def _part(algorithm: str, name: str, reply: Mapping[str, Any], fingerprint: str)
 
 
 def _manifest(
-    asked: Asked,
+    asked: ScoreRequest,
     plan: Mapping[str, Any],
     done: Mapping[str, dict[str, Any]],
     unpredicted: tuple[str, ...],

@@ -79,13 +79,12 @@ def compare_groups(
                     for a, b, _, p in test.posthoc
                 ]
             if algorithm == ALL:
-                few = tables[CENTRED].excluded
                 excluded += [
                     {"variable": variable, "group": group, "patients": count}
-                    for group, count in few
+                    for group, count in tables[CENTRED].excluded
                 ]
     frames = zip((rows, pairs, excluded), (GROUPS, PAIRS, EXCLUDED), strict=True)
-    groups, posthoc, left = (pd.DataFrame(few, columns=list(names)) for few, names in frames)
+    groups, posthoc, left = (pd.DataFrame(part, columns=list(names)) for part, names in frames)
     return groups, posthoc, left
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmd_ray.benchmarks.touchstone.masks import DICOM, SUFFIXES, slices_of, stem_of, suffix_of
-from benchmd_ray.benchmarks.touchstone.tasks import Task
+from benchmd_ray.benchmarks.touchstone.tasks import SegmentationTask
 from benchmd_ray.errors import BenchmdError, composed
 
 MASKS = "segmentations"
@@ -20,7 +20,7 @@ CHANNEL = "_0000"
 
 
 @dataclass(frozen=True)
-class Files:
+class CaseFiles:
     """Where the classes of a case are; all empty where nothing can be scored, see `fault`."""
 
     labels: str = ""
@@ -41,7 +41,7 @@ class Files:
         return bool(self.labels) and suffix_of(Path(self.labels)) not in DICOM
 
 
-def cases_of(folder: Path, task: Task) -> dict[str, Files]:
+def cases_of(folder: Path, task: SegmentationTask) -> dict[str, CaseFiles]:
     """The cases of a folder by name, in order of their names.
 
     Args:
@@ -53,7 +53,7 @@ def cases_of(folder: Path, task: Task) -> dict[str, Files]:
     """
     if not folder.is_dir():
         raise BenchmdError(f"{folder} is not a folder with a file or a folder for each case.")
-    cases: dict[str, Files] = {}
+    cases: dict[str, CaseFiles] = {}
     places: dict[str, Path] = {}
     for path in _entries(folder):
         name, files = _case(path, task)
@@ -73,11 +73,13 @@ def cases_of(folder: Path, task: Task) -> dict[str, Files]:
     return dict(sorted(cases.items()))
 
 
-def files_of(path: Path, task: Task) -> Files:
+def files_of(path: Path, task: SegmentationTask) -> CaseFiles:
     """The files of one case: of a file itself, or of a folder."""
     if path.is_dir():
         return _in_folder(path, task)
-    return Files(str(path)) if suffix_of(path) else Files(fault=f"{path.name} is no such file")
+    return (
+        CaseFiles(str(path)) if suffix_of(path) else CaseFiles(fault=f"{path.name} is no such file")
+    )
 
 
 def images_of(folder: Path) -> dict[str, Path]:
@@ -112,18 +114,18 @@ def _image(folder: Path) -> Path | None:
     return folder if slices_of(folder) else None
 
 
-def files_from(content: Mapping[str, Any]) -> Files:
+def files_from(content: Mapping[str, Any]) -> CaseFiles:
     """The files as `dataclasses.asdict` gives them."""
-    return Files(content["labels"], dict(content["masks"]), content["fault"])
+    return CaseFiles(content["labels"], dict(content["masks"]), content["fault"])
 
 
-def _case(path: Path, task: Task) -> tuple[str, Files | None]:
+def _case(path: Path, task: SegmentationTask) -> tuple[str, CaseFiles | None]:
     if path.is_dir():
         return composed(path.name), _in_folder(path, task)
-    return stem_of(path), Files(str(path)) if suffix_of(path) else None
+    return stem_of(path), CaseFiles(str(path)) if suffix_of(path) else None
 
 
-def _in_folder(folder: Path, task: Task) -> Files:
+def _in_folder(folder: Path, task: SegmentationTask) -> CaseFiles:
     masks = folder / MASKS
     if masks.is_dir():
         return _masks(masks, _entries(masks), task)
@@ -132,18 +134,18 @@ def _in_folder(folder: Path, task: Task) -> Files:
     if any(stem_of(path) in named for path in files):
         return _masks(folder, files, task)
     if len(slices_of(folder)) > 1:
-        return Files(str(folder))
+        return CaseFiles(str(folder))
     files = [path for path in files if stem_of(path) not in IMAGES]
     if len(files) == 1:
-        return Files(str(files[0]))
+        return CaseFiles(str(files[0]))
     several = f"{len(files)} files, {', '.join(p.name for p in files[:5])}" if files else "no file"
-    return Files(
+    return CaseFiles(
         fault=f"the folder {folder.name} has {several}: expected {MASKS}/, a file for each class, "
         "or one with all"
     )
 
 
-def _masks(folder: Path, paths: Iterable[Path], task: Task) -> Files:
+def _masks(folder: Path, paths: Iterable[Path], task: SegmentationTask) -> CaseFiles:
     """A file for each class; others are of other structures."""
     named = task.file_names()
     masks: dict[str, str] = {}
@@ -151,16 +153,16 @@ def _masks(folder: Path, paths: Iterable[Path], task: Task) -> Files:
         name = named.get(stem_of(path)) if suffix_of(path) else None
         if name in masks:
             first = Path(masks[name]).name
-            return Files(fault=f"{name} appears twice: {first} and {path.name}")
+            return CaseFiles(fault=f"{name} appears twice: {first} and {path.name}")
         if name:
             masks[name] = str(path)
     missing = [name for name in task.classes if name not in masks]
     if missing:
-        return Files(
+        return CaseFiles(
             fault=f"{folder.name} has no mask of {', '.join(missing)}: an empty structure is "
             "expected as an empty mask"
         )
-    return Files(masks={name: masks[name] for name in task.classes})
+    return CaseFiles(masks={name: masks[name] for name in task.classes})
 
 
 def _entries(folder: Path) -> list[Path]:

@@ -48,7 +48,7 @@ Array = npt.NDArray[np.generic]
 
 
 @dataclass(frozen=True)
-class Geometry:
+class VoxelGrid:
     """Where the voxels of a volume are; x, y, z point to the patient's left, back and head."""
 
     shape: tuple[int, int, int]
@@ -65,7 +65,7 @@ class Geometry:
         """Volume of a voxel in mL."""
         return math.prod(self.spacing) / 1000
 
-    def differences(self, expected: Geometry) -> list[str]:
+    def differences(self, expected: VoxelGrid) -> list[str]:
         """What differs from another: ``spacing 1 × 1 × 2 mm, expected 1 × 1 × 1 mm``."""
         lines = []
         if self.shape != expected.shape:
@@ -93,7 +93,7 @@ class Labels:
 
     values: Array
     """(z, y, x), of any type of numbers."""
-    geometry: Geometry
+    geometry: VoxelGrid
     scaling: tuple[float, float] = (1.0, 0.0)
     """Slope and intercept that made the values of stored numbers."""
     warnings: tuple[str, ...] = ()
@@ -140,7 +140,7 @@ def read_labels(path: Path) -> Labels:
     raise RecordError(f"expected a file {', '.join((*NIFTI, *NRRD))}, or a folder of .dcm files")
 
 
-def resampled(labels: Labels, geometry: Geometry) -> Labels:
+def resampled(labels: Labels, geometry: VoxelGrid) -> Labels:
     """Labels on another grid, each voxel from the nearest one; background outside."""
     values = labels.values
     values = values.astype(np.uint8) if values.dtype == bool else values
@@ -197,7 +197,7 @@ def axes_of(direction: tuple[float, ...]) -> str:
 
 def _of_voxels(voxels: Voxels) -> Labels:
     x, y, z = voxels.grid.spacing
-    geometry = Geometry(
+    geometry = VoxelGrid(
         shape=voxels.grid.extents[::-1],  # type: ignore[arg-type]  # three
         spacing=(_shortest(z), _shortest(y), _shortest(x)),
         origin=voxels.grid.origin,
@@ -206,7 +206,7 @@ def _of_voxels(voxels: Voxels) -> Labels:
     return Labels(voxels.values, geometry, voxels.scaling, voxels.warnings)
 
 
-def _image(values: Array, geometry: Geometry) -> Any:
+def _image(values: Array, geometry: VoxelGrid) -> Any:
     image = simple_itk().GetImageFromArray(values)
     image.SetSpacing(geometry.spacing[::-1])
     image.SetOrigin(geometry.origin)
@@ -231,7 +231,7 @@ def _of_series(folder: Path) -> Labels:
     columns = (cosines[:3], cosines[3:], tuple(volume.normal))
     return Labels(
         np.stack(list(volume.slices())),
-        Geometry(
+        VoxelGrid(
             shape=volume.shape,
             spacing=volume.spacing,
             origin=tuple(volume.origins[0]),

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from benchmd_ray.benchmarks.touchstone.masks import Geometry, Labels
+from benchmd_ray.benchmarks.touchstone.masks import Labels, VoxelGrid
 from benchmd_ray.scores.overlap import Box, Segmentation
 
 T = TypeVar("T", bound=np.generic)
@@ -49,7 +49,7 @@ class Planes(NamedTuple):
 def cut(
     reference: Segmentation,
     prediction: Segmentation,
-    grid: Geometry,
+    grid: VoxelGrid,
     number: int,
     image: Labels | None = None,
 ) -> Planes:
@@ -114,14 +114,14 @@ def _window(values: npt.NDArray[Any], box: Box) -> tuple[float, float]:
     return float(low), float(high)
 
 
-def _order(grid: Geometry) -> tuple[int, int, int]:
+def _order(grid: VoxelGrid) -> tuple[int, int, int]:
     """The file's axis that is nearest to the patient's z, y and x."""
     columns = np.abs(np.array(grid.direction).reshape(3, 3))
     along = [2 - int(np.argmax(columns[axis])) for axis in (2, 1, 0)]
     return (along[0], along[1], along[2]) if len(set(along)) == 3 else (0, 1, 2)
 
 
-def _upright(values: npt.NDArray[T], grid: Geometry) -> npt.NDArray[T]:
+def _upright(values: npt.NDArray[T], grid: VoxelGrid) -> npt.NDArray[T]:
     """(z, y, x), ascending to the patient's head, back and left; a view."""
     order = _order(grid)
     matrix = np.array(grid.direction).reshape(3, 3)

@@ -11,7 +11,7 @@ import numpy as np
 import pandas as pd
 
 from benchmd_ray.evaluation.evaluation import SEGMENTATION
-from benchmd_ray.evaluation.segmentation import MEAN, Measured, Where, measured, row_of
+from benchmd_ray.evaluation.segmentation import MEAN, ClassDice, Where, measured, row_of
 from benchmd_ray.files.atomic import slug
 from benchmd_ray.report.analysis import Analysis
 from benchmd_ray.report.columns import (
@@ -53,7 +53,7 @@ class Trained:
     """Digest of what was scored."""
     runs: dict[int, str]
     """Names, by seed."""
-    scores: dict[int, dict[Where, Measured]]
+    scores: dict[int, dict[Where, ClassDice]]
     """By seed."""
 
     @property
@@ -67,7 +67,7 @@ class Trained:
             if (scored_split, method) == (split, "")
         ]
 
-    def of(self, name: str, method: str = "") -> dict[int, Measured]:
+    def of(self, name: str, method: str = "") -> dict[int, ClassDice]:
         """A class of each seed; none of a baseline that is not there."""
         where = (self.key["split"], method, name)
         return {seed: scores[where] for seed, scores in self.scores.items() if where in scores}
@@ -127,7 +127,7 @@ def frame(analysis: Analysis) -> pd.DataFrame:
     return pd.DataFrame(rows, columns=COLUMNS)
 
 
-def _difference(ours: Mapping[int, Measured], others: Mapping[int, Measured]) -> dict[str, float]:
+def _difference(ours: Mapping[int, ClassDice], others: Mapping[int, ClassDice]) -> dict[str, float]:
     """One minus the other on the same cases, of the seeds that both have."""
     seeds = sorted(ours.keys() & others.keys())
     difference = difference_over_seeds(

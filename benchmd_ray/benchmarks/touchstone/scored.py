@@ -22,10 +22,10 @@ from benchmd_ray.benchmarks.touchstone.joining import (
     Scores,
     joined,
 )
-from benchmd_ray.benchmarks.touchstone.layouts import Files, cases_of, files_of
+from benchmd_ray.benchmarks.touchstone.layouts import CaseFiles, cases_of, files_of
 from benchmd_ray.benchmarks.touchstone.planes import Planes, unpacked
 from benchmd_ray.benchmarks.touchstone.scoring import PARTS, PROCESS
-from benchmd_ray.benchmarks.touchstone.tasks import Task
+from benchmd_ray.benchmarks.touchstone.tasks import SegmentationTask
 from benchmd_ray.benchmarks.touchstone.two_sets import Means, read_means
 from benchmd_ray.data.apart import Died
 from benchmd_ray.errors import BenchmdError, count_of
@@ -147,7 +147,7 @@ def read_planes(
     return planes
 
 
-def _files(folder: Path, task: Task, case: str) -> Files:
+def _files(folder: Path, task: SegmentationTask, case: str) -> CaseFiles:
     """The files of a case.
 
     Raises:
@@ -163,6 +163,6 @@ def _files(folder: Path, task: Task, case: str) -> Files:
 
 
 @functools.lru_cache(maxsize=64)
-def _cases(folder: Path, content: str) -> dict[str, Files]:
-    task: Task = typed(Task, json.loads(content), "the task")
+def _cases(folder: Path, content: str) -> dict[str, CaseFiles]:
+    task: SegmentationTask = typed(SegmentationTask, json.loads(content), "the task")
     return cases_of(folder, task)

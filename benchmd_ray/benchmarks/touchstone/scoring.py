@@ -16,7 +16,7 @@ from benchmd_ray.benchmarks.touchstone.submission import (
     isolation,
     predict,
 )
-from benchmd_ray.benchmarks.touchstone.tasks import Task
+from benchmd_ray.benchmarks.touchstone.tasks import SegmentationTask
 from benchmd_ray.data.apart import Apart, Died
 from benchmd_ray.files.atomic import TEMPORARY, remove, without_home
 from benchmd_ray.schema.typed import typed
@@ -51,7 +51,7 @@ def work(arguments: Mapping[str, Any]) -> dict[str, Any]:
         }
         if ran.fault:
             return measured | {"reason": ran.fault}
-        task: Task = typed(Task, request["task"], "the task")
+        task: SegmentationTask = typed(SegmentationTask, request["task"], "the task")
         request["prediction"] = asdict(files_of(output, task))
     return measured | _scored(request)
 

@@ -32,7 +32,7 @@ PRESENT, ABSENT = ("both", "missed"), ("absent", "spurious")
 
 
 @dataclass(frozen=True, eq=False)
-class Drawn:
+class DrawnMeans:
     """Means of one metric on the common cases, and in resamples of their patients.
 
     The mean over classes is the last column of each.
@@ -79,7 +79,9 @@ def _error(draws: Floats, units: int) -> StandardError:
     return StandardError(se, ((se**2, units - 1.0),))
 
 
-def draw(scores: Scores, metric: str, metadata: Metadata, resamples: int, seed: int = 0) -> Drawn:
+def draw(
+    scores: Scores, metric: str, metadata: Metadata, resamples: int, seed: int = 0
+) -> DrawnMeans:
     """Means and their resamples.
 
     Whole cases are drawn, all of a patient together, as many as there are (Wiesenfarth et al.
@@ -96,7 +98,7 @@ def draw(scores: Scores, metric: str, metadata: Metadata, resamples: int, seed: 
     counts, units = there.sum(axis=0), _patients(there, patients)
     scored = counts > 0
     means = ratio(np.where(np.isnan(values), 0.0, values).sum(axis=0), counts)
-    return Drawn(
+    return DrawnMeans(
         values=values,
         patients=patients,
         means=np.column_stack([means, mean_over_classes(means[:, scored])]),
@@ -110,7 +112,7 @@ def _patients(there: npt.NDArray[np.bool_], patients: npt.NDArray[np.str_]) -> n
     return np.array([len(np.unique(patients[column])) for column in there.T], np.intp)
 
 
-def cells(scores: Scores, drawn: Mapping[str, Drawn]) -> pd.DataFrame:
+def cells(scores: Scores, drawn: Mapping[str, DrawnMeans]) -> pd.DataFrame:
     """Own and common means of each metric, algorithm and class, and their mean (`MEAN`).
 
     ``own_sd`` is the sample sd (n - 1); of the mean over classes the mean of the classes' sds.
@@ -118,7 +120,7 @@ def cells(scores: Scores, drawn: Mapping[str, Drawn]) -> pd.DataFrame:
     return pd.DataFrame(_cells(scores, drawn))
 
 
-def _cells(scores: Scores, drawn: Mapping[str, Drawn]) -> Iterator[dict[str, Any]]:
+def _cells(scores: Scores, drawn: Mapping[str, DrawnMeans]) -> Iterator[dict[str, Any]]:
     for metric, metric_draws in drawn.items():
         values = scores.values(metric)
         for a, algorithm in enumerate(scores.algorithms):

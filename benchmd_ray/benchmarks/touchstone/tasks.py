@@ -34,7 +34,7 @@ class Tolerances:
 
 
 @dataclass(frozen=True)
-class Layout:
+class LabelLayout:
     """How somebody's files say which class a voxel has."""
 
     ids: dict[str, int] = field(default_factory=dict)
@@ -52,14 +52,14 @@ class Layout:
 
 
 @dataclass(frozen=True)
-class Task:
+class SegmentationTask:
     """What is segmented, and how it is scored."""
 
     name: str
     title: str
     classes: tuple[str, ...]
     """In the order of tables."""
-    layouts: dict[str, Layout]
+    layouts: dict[str, LabelLayout]
     tolerance: float = 2.0
     """mm, of surface Dice, for all classes."""
     presets: dict[str, Tolerances] = field(default_factory=dict)
@@ -130,7 +130,7 @@ class Task:
                 raise BenchmdError(f"the tolerance is {asked}, expected a length above 0 mm.")
         return dict.fromkeys(self.classes, chosen)
 
-    def layout(self, name: str) -> Layout | None:
+    def layout(self, name: str) -> LabelLayout | None:
         """The layout of that name, or the only one; None where none is named and there are several.
 
         Raises:
@@ -148,13 +148,13 @@ def _require_known(where: str, named: dict[str, str] | dict[str, float], classes
         raise FieldError("classes", f"{where} names {unknown[0]}, which is none of them.")
 
 
-def tasks() -> Cards[Task]:
+def tasks() -> Cards[SegmentationTask]:
     """All tasks with a card."""
     paths = [path for folder in card_folders() for path in sorted((folder / FOLDER).glob("*.yaml"))]
     return read_cards("segmentation task", paths, lambda path: {path.stem: read_task(path)})
 
 
-def task_named(name: str) -> Task:
+def task_named(name: str) -> SegmentationTask:
     """The task of that name, or of the card at that path.
 
     Raises:
@@ -165,7 +165,7 @@ def task_named(name: str) -> Task:
     return tasks()[name]
 
 
-def read_task(path: Path) -> Task:
+def read_task(path: Path) -> SegmentationTask:
     """The task of a card.
 
     Raises:
@@ -173,6 +173,6 @@ def read_task(path: Path) -> Task:
     """
     where = f"the card {path}"
     content = read_yaml_file(path, where)
-    task: Task = typed(Task, content, where)
+    task: SegmentationTask = typed(SegmentationTask, content, where)
     require_own_name(path, content, where)
     return task

@@ -26,9 +26,9 @@ from benchmd_ray.benchmarks.ood.methods.autoencoder import (
 from benchmd_ray.benchmarks.ood.methods.method import (
     Bank,
     Calibration,
+    Detector,
     Floats,
     Head,
-    Method,
     Seen,
     State,
     auroc,
@@ -38,7 +38,7 @@ EPOCHS, STEPS, BATCH, RATE = 5, 30, 32, 1e-3
 """Of the training, by Adam; steps are those of an epoch. Half of a batch is of each kind."""
 
 
-class Network(nn.Module):
+class BinaryNetwork(nn.Module):
     """Convolutions that halve a picture three times, and the log odds of out."""
 
     def __init__(self, shape: tuple[int, ...]) -> None:
@@ -53,8 +53,7 @@ class Network(nn.Module):
         return log_odds
 
 
-def fit(bank: Bank) -> State:
-    """What standardises pictures."""
+def _fit(bank: Bank) -> State:
     pictures = bank.seen.more["pixels"]
     spread = float(pictures.std()) or 1.0
     return {"centre": np.array(float(pictures.mean())), "spread": np.array(spread)}
@@ -73,7 +72,7 @@ def calibrate(
     best, kept = -1.0, state
     with torch.random.fork_rng():
         torch.manual_seed(0)
-        network = Network(tuple(pictures.shape[1:]))
+        network = BinaryNetwork(tuple(pictures.shape[1:]))
         optimiser = torch.optim.Adam(network.parameters(), RATE)
         for _ in range(EPOCHS):
             for _ in range(steps):
@@ -84,7 +83,7 @@ def calibrate(
                 torch.autograd.backward(loss)
                 optimiser.step()
             weights = weights_of(network)
-            scores = score(state | weights, other.seen, head)
+            scores = _score(state | weights, other.seen, head)
             value = auroc(scores[~other.out], scores[other.out])
             if value > best:
                 best, kept = value, state | weights
@@ -96,21 +95,20 @@ def _given(state: State, pictures: npt.NDArray[np.float32]) -> torch.Tensor:
     return torch.from_numpy(standardised).float()
 
 
-def score(state: State, seen: Seen, head: Head) -> Floats:
-    """(records,): log odds."""
+def _score(state: State, seen: Seen, head: Head) -> Floats:
     inputs = _given(state, seen.more["pixels"])
-    network = Network(tuple(inputs.shape[1:]))
+    network = BinaryNetwork(tuple(inputs.shape[1:]))
     with_weights(network, state)
     with torch.no_grad():
         parts = [network(part) for part in torch.split(inputs, BLOCK)]
     return np.asarray(torch.cat(parts).double().numpy())
 
 
-METHOD = Method(
+METHOD = Detector(
     "binary-network",
     "binary classifier, end to end",
-    fit,
-    score,
+    _fit,
+    _score,
     "Cao et al., arXiv 2007.04250, as released",
     calibrate=calibrate,
     needs=("pixels",),

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from benchmd_ray.benchmarks.ood.methods.method import (
+    Detector,
     Floats,
     Head,
-    Method,
     Seen,
     State,
     free_energy,
@@ -13,15 +13,14 @@ from benchmd_ray.benchmarks.ood.methods.method import (
 )
 
 
-def score(_: State, seen: Seen, head: Head) -> Floats:
-    """(records,)."""
+def _score(_: State, seen: Seen, head: Head) -> Floats:
     return -free_energy(seen.logits, head.exclusive)
 
 
-METHOD = Method(
+METHOD = Detector(
     "energy",
     "energy",
     nothing,
-    score,
+    _score,
     "Liu et al., NeurIPS 2020; of labels: Wang et al., NeurIPS 2021",
 )

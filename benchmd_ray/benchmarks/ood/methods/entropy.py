@@ -6,9 +6,9 @@ import numpy as np
 from scipy.special import entr
 
 from benchmd_ray.benchmarks.ood.methods.method import (
+    Detector,
     Floats,
     Head,
-    Method,
     Seen,
     State,
     nothing,
@@ -16,11 +16,11 @@ from benchmd_ray.benchmarks.ood.methods.method import (
 )
 
 
-def score(_: State, seen: Seen, head: Head) -> Floats:
+def _score(_: State, seen: Seen, head: Head) -> Floats:
     """(records,), in nats."""
     p = probabilities(seen.logits, head.exclusive)
     entropy = entr(p) if head.exclusive else entr(p) + entr(1 - p)
     return np.asarray(entropy.sum(axis=1))
 
 
-METHOD = Method("entropy", "entropy", nothing, score, "Hendrycks and Gimpel, ICLR 2017")
+METHOD = Detector("entropy", "entropy", nothing, _score, "Hendrycks and Gimpel, ICLR 2017")

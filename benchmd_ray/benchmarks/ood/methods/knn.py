@@ -7,9 +7,9 @@ import numpy.typing as npt
 
 from benchmd_ray.benchmarks.ood.methods.method import (
     Bank,
+    Detector,
     Floats,
     Head,
-    Method,
     Seen,
     State,
     unit,
@@ -40,4 +40,4 @@ def score(state: State, seen: Seen, head: Head) -> Floats:
     return nearest(state["features"], units(seen.features), int(state["k"]))[:, -1]
 
 
-METHOD = Method("knn", "deep KNN", fit, score, "Sun et al., ICML 2022")
+METHOD = Detector("knn", "deep KNN", fit, score, "Sun et al., ICML 2022")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from benchmd_ray.benchmarks.ood.methods import mahalanobis
-from benchmd_ray.benchmarks.ood.methods.method import Bank, Floats, Head, Method, Seen, State
+from benchmd_ray.benchmarks.ood.methods.method import Bank, Detector, Floats, Head, Seen, State
 
 LAYER = "layer "
 """How quantities of layers begin; the features come last."""
@@ -17,7 +17,7 @@ def layers_of(seen: Seen) -> dict[str, np.ndarray[tuple[int, ...], np.dtype[np.f
     return named | {"features": seen.features}
 
 
-def fit(bank: Bank) -> State:
+def _fit(bank: Bank) -> State:
     """Of each layer what `mahalanobis.fitted` gives, and the mean distance of its records."""
     state: State = {}
     groups = bank.groups()
@@ -29,8 +29,7 @@ def fit(bank: Bank) -> State:
     return state
 
 
-def score(state: State, seen: Seen, head: Head) -> Floats:
-    """(records,)."""
+def _score(state: State, seen: Seen, head: Head) -> Floats:
     total = np.zeros(len(seen))
     for name, values in layers_of(seen).items():
         layer = {key: state[f"{name}/{key}"] for key in ("means", "root", "mean")}
@@ -38,11 +37,11 @@ def score(state: State, seen: Seen, head: Head) -> Floats:
     return total
 
 
-METHOD = Method(
+METHOD = Detector(
     "mahalanobis-layers",
     "Mahalanobis, layers",
-    fit,
-    score,
+    _fit,
+    _score,
     "Lee et al., NeurIPS 2018",
     needs=(LAYER,),
 )

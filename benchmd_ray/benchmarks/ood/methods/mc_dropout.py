@@ -6,9 +6,9 @@ import numpy as np
 from scipy.special import entr
 
 from benchmd_ray.benchmarks.ood.methods.method import (
+    Detector,
     Floats,
     Head,
-    Method,
     Seen,
     State,
     nothing,
@@ -16,7 +16,7 @@ from benchmd_ray.benchmarks.ood.methods.method import (
 )
 
 
-def score(_: State, seen: Seen, head: Head) -> Floats:
+def _score(_: State, seen: Seen, head: Head) -> Floats:
     """(records,), in nats, from logits (records, passes, classes)."""
     logits = seen.more["dropout logits"]
     members = [
@@ -27,11 +27,11 @@ def score(_: State, seen: Seen, head: Head) -> Floats:
     return np.asarray(entropy.sum(axis=1))
 
 
-METHOD = Method(
+METHOD = Detector(
     "mc-dropout",
     "MC dropout",
     nothing,
-    score,
+    _score,
     "Gal and Ghahramani, ICML 2016",
     needs=("dropout logits",),
 )

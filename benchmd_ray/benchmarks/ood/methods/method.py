@@ -99,7 +99,7 @@ class Calibration:
 
 
 @dataclass(frozen=True)
-class Method:
+class Detector:
     """A detector."""
 
     name: str

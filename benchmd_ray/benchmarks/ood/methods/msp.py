@@ -9,9 +9,9 @@ from __future__ import annotations
 import numpy as np
 
 from benchmd_ray.benchmarks.ood.methods.method import (
+    Detector,
     Floats,
     Head,
-    Method,
     Seen,
     State,
     nothing,
@@ -25,7 +25,7 @@ def score(_: State, seen: Seen, head: Head) -> Floats:
     return np.asarray(-(p if head.exclusive else np.maximum(p, 1 - p)).max(axis=1))
 
 
-METHOD = Method(
+METHOD = Detector(
     "msp",
     "probability threshold",
     nothing,

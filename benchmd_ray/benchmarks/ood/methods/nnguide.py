@@ -6,9 +6,9 @@ import numpy as np
 
 from benchmd_ray.benchmarks.ood.methods.method import (
     Bank,
+    Detector,
     Floats,
     Head,
-    Method,
     Seen,
     State,
     drawn,
@@ -21,7 +21,7 @@ NEIGHBOURS, MOST = 10, 10_000
 BLOCK = 1024
 
 
-def fit(bank: Bank, *, neighbours: int = NEIGHBOURS) -> State:
+def _fit(bank: Bank, *, neighbours: int = NEIGHBOURS) -> State:
     """Features of length 1 times their energies (records, width), and how many are counted."""
     rows = drawn(len(bank.seen), MOST)
     energy = free_energy(bank.seen.logits[rows], bank.head.exclusive)
@@ -29,8 +29,7 @@ def fit(bank: Bank, *, neighbours: int = NEIGHBOURS) -> State:
     return {"bank": guides, "neighbours": np.array(min(neighbours, len(guides)))}
 
 
-def score(state: State, seen: Seen, head: Head) -> Floats:
-    """(records,)."""
+def _score(state: State, seen: Seen, head: Head) -> Floats:
     guides, asked = np.asarray(state["bank"], np.float64), unit(seen.features)
     k = int(state["neighbours"])
     guide = np.empty(len(asked))
@@ -41,4 +40,4 @@ def score(state: State, seen: Seen, head: Head) -> Floats:
     return -free_energy(seen.logits, head.exclusive) * guide
 
 
-METHOD = Method("nnguide", "NNGuide", fit, score, "Park, Jung and Teoh, ICCV 2023")
+METHOD = Detector("nnguide", "NNGuide", _fit, _score, "Park, Jung and Teoh, ICCV 2023")

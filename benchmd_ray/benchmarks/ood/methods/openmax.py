@@ -12,7 +12,7 @@ from scipy.optimize import brentq
 from scipy.special import logsumexp, softmax
 from scipy.stats import weibull_min
 
-from benchmd_ray.benchmarks.ood.methods.method import Bank, Floats, Head, Method, Seen, State
+from benchmd_ray.benchmarks.ood.methods.method import Bank, Detector, Floats, Head, Seen, State
 
 TAIL = 20
 """Largest distances of a class that its Weibull distribution is fitted to."""
@@ -22,7 +22,7 @@ MOVED = 10_000.0
 """Where the least of a class's largest distances is moved to."""
 
 
-def fit(bank: Bank, *, tail: int = TAIL) -> State:
+def _fit(bank: Bank, *, tail: int = TAIL) -> State:
     """Mean logits of correctly classified records, and a Weibull distribution, of each class."""
     z, width = np.asarray(bank.seen.logits, np.float64), bank.seen.logits.shape[1]
     right = z.argmax(axis=1) == bank.targets.argmax(axis=1)
@@ -64,7 +64,7 @@ def _beyond(distances: Floats, shape: float, place: float, scale: float) -> Floa
         return np.asarray(weibull_min.cdf(distances, shape, place, scale))
 
 
-def score(state: State, seen: Seen, head: Head) -> Floats:
+def _score(state: State, seen: Seen, head: Head) -> Floats:
     """(records,), within 0 and 1."""
     z = np.asarray(seen.logits, np.float64)
     classes = z.shape[1]
@@ -76,11 +76,11 @@ def score(state: State, seen: Seen, head: Head) -> Floats:
     return np.asarray(softmax(revised, axis=1)[:, -1])
 
 
-METHOD = Method(
+METHOD = Detector(
     "openmax",
     "OpenMax",
-    fit,
-    score,
+    _fit,
+    _score,
     "Bendale and Boult, CVPR 2016",
     exclusive_only=True,
 )

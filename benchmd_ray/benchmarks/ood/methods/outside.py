@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from benchmd_ray.benchmarks.ood.methods.method import Bank, Calibration, Head, Method, Seen
+from benchmd_ray.benchmarks.ood.methods.method import Bank, Calibration, Detector, Head, Seen
 from benchmd_ray.benchmarks.ood.table import KEYS
 from benchmd_ray.errors import BenchmdError, first_line
 
@@ -22,7 +22,7 @@ TAKEN = {*KEYS, "features", "logits", "pixels", "deep-ensemble"}
 """Names that are other columns' or other quantities'."""
 
 
-def guarded(method: Method) -> Method:
+def guarded(method: Detector) -> Detector:
     """A detector whose functions get arrays that they cannot write to, with checked results.
 
     Raises:

@@ -6,9 +6,9 @@ import numpy as np
 
 from benchmd_ray.benchmarks.ood.methods.method import (
     Bank,
+    Detector,
     Floats,
     Head,
-    Method,
     Seen,
     State,
     cut,
@@ -19,13 +19,11 @@ PERCENTILE = 85
 """Of a record's features, above which they count as active."""
 
 
-def fit(_: Bank, *, percentile: float = PERCENTILE) -> State:
-    """The hyperparameter."""
+def _fit(_: Bank, *, percentile: float = PERCENTILE) -> State:
     return {"percentile": np.array(percentile)}
 
 
-def score(state: State, seen: Seen, head: Head) -> Floats:
-    """(records,)."""
+def _score(state: State, seen: Seen, head: Head) -> Floats:
     f = np.asarray(seen.features, np.float64)
     large = np.where(f >= cut(f, float(state["percentile"])), f, 0.0)
     whole, active = f.sum(axis=1, keepdims=True), large.sum(axis=1, keepdims=True)
@@ -34,4 +32,4 @@ def score(state: State, seen: Seen, head: Head) -> Floats:
     return -free_energy(logits, head.exclusive)
 
 
-METHOD = Method("scale", "SCALE", fit, score, "Xu et al., ICLR 2024", non_negative=True)
+METHOD = Detector("scale", "SCALE", _fit, _score, "Xu et al., ICLR 2024", non_negative=True)
