@@ -1,6 +1,6 @@
 """Synthetic raw data in the owners' layouts, drawn from a seed.
 
-One module per modality. Nobody should read medicine into them.
+One module per modality. They have no medical meaning.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 A scan is a phantom of a few centimetres: two dark lungs in a bright body, with vessels, and
 nodules as bright balls (large) or single bright dots on several slices (small). Radiologists mark
-them with some disagreement. Nobody should read medicine into it.
+them with some disagreement. It has no medical meaning.
 """
 
 from __future__ import annotations
@@ -276,7 +276,7 @@ def _write_xml(path: Path, message: Element) -> None:
 
 
 def _uid(seed: int, *names: object) -> str:
-    """An identifier of its own for everything that has one."""
+    """A DICOM UID derived from names."""
     text = "/".join(str(part) for part in (seed, *names))
     return f"2.25.{int.from_bytes(hashlib.blake2b(text.encode(), digest_size=16).digest())}"
 

@@ -3,7 +3,7 @@
 A chest is sketched from soft ellipses: two lungs, a heart, two diaphragms, a spine and ribs. A
 finding changes them: a wide heart, plates above a raised diaphragm, a dense patch, a haze around
 the hila, a filled angle. The patient turns and scales the sketch; the dataset adds its contrast,
-noise and borders. Nobody should read medicine into it.
+noise and borders. It has no medical meaning.
 """
 
 from __future__ import annotations

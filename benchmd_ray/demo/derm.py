@@ -2,7 +2,7 @@
 
 A lesion is a blob with a ragged edge on textured skin. Its class gives it colour, outline, edge
 and structures, the lesion mixes in another class, the image turns and moves it, the dataset adds
-its camera. Nobody should read medicine into it.
+its camera. It has no medical meaning.
 """
 
 from __future__ import annotations

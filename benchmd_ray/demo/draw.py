@@ -14,7 +14,7 @@ from scipy.ndimage import gaussian_filter
 
 
 def generator(seed: int, dataset: str, what: str) -> np.random.Generator:
-    """A generator of its own for everything that is drawn, so that sizes do not matter."""
+    """A separate generator for each thing that is drawn, so that sizes do not matter."""
     return np.random.default_rng([seed, *f"{dataset}/{what}".encode()])
 
 

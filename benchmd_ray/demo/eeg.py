@@ -3,7 +3,7 @@
 A night goes through wake, N1, N2, N3 and REM in cycles. Each stage is noise with a spectrum of its
 own and events: alpha waves and blinks awake, theta and rolling eyes in N1, spindles and K-complexes
 in N2, large slow waves in N3, low mixed waves and rapid eyes in REM. The person scales and shifts
-the rhythms, the dataset adds its noise, hum and sampling rate. Nobody should read medicine into it.
+the rhythms, the dataset adds its noise, hum and sampling rate. It has no medical meaning.
 """
 
 from __future__ import annotations

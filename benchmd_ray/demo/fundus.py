@@ -2,7 +2,7 @@
 
 A retina is an orange disc with an optic disc, vessels and a macula. The grade of retinopathy gives
 it dark and bright spots, pale patches and bleeding, the person gives it colour and vessels, the
-dataset its camera. Nobody should read medicine into it.
+dataset its camera. It has no medical meaning.
 """
 
 from __future__ import annotations
@@ -103,7 +103,8 @@ def _write_messidor(root: Path, records: int, seed: int) -> None:
     """Grades, pairs of eyes, and images: PNG of one part, ``.JPG`` of the other."""
     folder = root / "IMAGES"
     folder.mkdir(parents=True, exist_ok=True)
-    grades, pairs = [], []
+    grades: list[dict[str, str]] = []
+    pairs: list[dict[str, str]] = []
     for patient, (names, labels) in enumerate(_messidor_patients(records // 2, seed)):
         for eye, (name, label) in enumerate(zip(names, labels, strict=True)):
             gradable = patient % 40 != 11 or eye == 0
@@ -113,7 +114,8 @@ def _write_messidor(root: Path, records: int, seed: int) -> None:
             image = _retina(SOURCE, label, patient, eye, name, seed)
             image.save(folder / name, quality=92, compress_level=1)
         pairs.append({"left": names[0], "right": names[1]})
-    write_csv(root / "messidor_data.csv", sorted(grades, key=lambda row: row["image_id"]))
+    grades.sort(key=lambda row: row["image_id"])
+    write_csv(root / "messidor_data.csv", grades)
     write_csv(root / "messidor-2.csv", pairs, delimiter=";")
 
 

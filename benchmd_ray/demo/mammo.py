@@ -3,7 +3,7 @@
 A breast is half an ellipse at the edge of the image, with a texture of gland inside and a bright
 marker next to it. The higher the BI-RADS assessment, the brighter the breast, and the larger and
 brighter a mass in it. The target looks like digitised film: grainy, dark, with a bright frame.
-Nobody should read medicine into it.
+It has no medical meaning.
 """
 
 from __future__ import annotations
@@ -282,5 +282,5 @@ def _hex(seed: int, what: str) -> str:
 
 
 def _uid(seed: int, *what: str) -> str:
-    """A UID of its own."""
+    """A DICOM UID derived from names."""
     return f"2.25.{int(_hex(seed, '/'.join(what)), 16)}"

@@ -2,7 +2,7 @@
 
 A volume shows a bright bean with a darker end in grey noise; the mask has the one as ``anterior``
 and the other as ``posterior``. Extents vary, and files are as scanners hand them out: voxels of
-unequal size, axes in either direction. Nobody should read medicine into it.
+unequal size, axes in either direction. It has no medical meaning.
 """
 
 from __future__ import annotations

@@ -72,7 +72,7 @@ class Start:
     name: str
     """Protocol of its runs, as tables name it."""
     meaning: str
-    """What it is, for readers of a report: ``the fixed protocol's settings``."""
+    """Its description in reports: ``the fixed protocol's settings``."""
     settings: Callable[[Modality, str, str], Settings]
     """From modality, technique and variant (empty for the usual one) to the settings.
 
@@ -92,7 +92,7 @@ class Start:
     """What a report adds where it has results of it."""
 
     def __post_init__(self) -> None:
-        """Refuse a name that tables could not tell apart."""
+        """Refuse a reserved or malformed name."""
         require_plain_name("start", self.name)
         if self.name in RESERVED:
             raise BenchmdError(f"a start cannot be named {self.name}: choose another name.")
@@ -100,13 +100,7 @@ class Start:
         _guard(self, f"the start {self.name}", expected)
 
     def followed(self, kind: Modality, technique: str, settings: Mapping[str, Any]) -> bool:
-        """Whether a run has these settings, of the parts that determine it.
-
-        Args:
-            kind: What it is trained on.
-            technique: Its technique.
-            settings: By part (``encoder``, ``pretrain`` or ``transfer``) as plain values.
-        """
+        """Whether a run has these settings, of the parts that determine it."""
         run_settings = updated(Settings(), settings)
         protocol = self.like(kind, technique, run_settings)
         return protocol is not None and all(
@@ -116,7 +110,7 @@ class Start:
 
 @dataclass(frozen=True)
 class Published:
-    """AUROC that was published, to stand next to ours."""
+    """Published AUROC, shown next to ours."""
 
     source: str
     """Where it is from: ``BenchMD v2, tables 1 and 2``."""
@@ -196,11 +190,7 @@ class Benchmark:
         _guard(self, f"the benchmark {self.name}", {"datasets": tuple, "space": Path | None})
 
     def start_named(self, name: str, kind: Modality) -> tuple[Start, str]:
-        """A start and its variant.
-
-        Args:
-            name: Of a start or a variant; empty for the usual one.
-            kind: What it is for.
+        """A start and its variant, by the name of either; the usual start for an empty name.
 
         Raises:
             BenchmdError: There is none; the message lists the valid names.

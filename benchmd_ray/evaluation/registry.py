@@ -100,11 +100,7 @@ def asked_name(name: str) -> str:
 
 
 def evaluations_asked(name: str) -> tuple[Evaluation, ...]:
-    """What is asked of each transfer: a benchmark's evaluations, or the usual ones and one.
-
-    Args:
-        name: What `asked_name` gives.
-    """
+    """What is asked of each transfer: a benchmark's evaluations, or the usual ones and one."""
     if name in benchmarks():
         return tuple(evaluation for evaluation in benchmark(name).evaluations if evaluation.planned)
     return tuple(dict.fromkeys((*OF_TRANSFERS, evaluations()[name])))

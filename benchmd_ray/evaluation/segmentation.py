@@ -58,12 +58,7 @@ def measured(predictions: Predictions, resamples: int) -> dict[Where, ClassDice]
 
 
 def score_rows(predictions: Predictions, resamples: int) -> pd.DataFrame:
-    """Score rows of `measured`.
-
-    Args:
-        predictions: Of the evaluation ``segmentation``.
-        resamples: Of the bootstrap over patients.
-    """
+    """Score rows of `measured`."""
     rows = [
         {
             "split": split,
@@ -78,11 +73,7 @@ def score_rows(predictions: Predictions, resamples: int) -> pd.DataFrame:
 
 
 def row_of(seeds: list[ClassDice]) -> dict[str, object]:
-    """Value, interval and counts of one seed or of several, pooled.
-
-    Args:
-        seeds: Of the same cases.
-    """
+    """Value, interval and counts of one seed or of several, pooled."""
     first = seeds[0]
     pooled = pooled_seeds(
         [seed.value for seed in seeds], [seed.draws for seed in seeds], first.basis

@@ -170,9 +170,7 @@ def official_parse(path):
         (224, "validation", "val", "octmnist_224_val_[AUC]0.672_[ACC]0.892@3.csv"),
     ],
 )
-def test_the_official_parser_reads_what_was_written(
-    tmp_path, size, split, theirs, name
-):
+def test_the_official_parser_reads_what_was_written(tmp_path, size, split, theirs, name):
     order = np.random.default_rng(1).permutation(9)
     scores = np.random.default_rng(2).dirichlet(np.ones(4), 9)
     rows = pd.DataFrame(scores[order], index=order)  # in the order of a catalog

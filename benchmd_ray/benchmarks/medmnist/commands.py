@@ -24,8 +24,8 @@ def medmnist() -> None:
 
     MedMNIST has 18 open datasets of small images and volumes.
 
-    Its files go the way of all others too: `benchmd catalog build`, then `run` and `tune` with
-    `--bench medmnist`.
+    Its files can also be used like any dataset: `benchmd catalog build`, then `run` and `tune`
+    with `--bench medmnist`.
     """
 
 
@@ -72,7 +72,7 @@ def medmnist() -> None:
     help="Seeds of the runs after the search (repeatable).",
 )
 @click.option(
-    "--any-md5", is_flag=True, help="Accept a file that is not an official one; results name it so."
+    "--any-md5", is_flag=True, help="Accept a file that is not an official one; results say so."
 )
 @click.option(
     "--dry-run",
@@ -95,14 +95,14 @@ def tune_files(
     tflops: float | None,
     **asked: Any,
 ) -> None:
-    """Tune on FILE, such as breastmnist.npz: catalog, search, training, report, all of it.
+    """Tune on FILE, such as breastmnist.npz: catalog, search, training and report.
 
-    Of several files, or a folder of some, each is searched by itself, one after the other.
+    Several files, or the files of a folder, are searched one after the other.
 
-    The search trains and is scored on folds of the training and validation split, and keeps its
-    start where nothing is better beyond chance. Then its start and what it chose are trained with
-    each seed, and the test split is scored once by each of these runs. The same command resumes
-    where it was interrupted.
+    The search uses folds of the training and validation splits, and keeps the baseline unless a
+    trial is significantly better. The baseline and the chosen settings are then trained with each
+    seed, and each of these runs scores the test split once. The same command resumes an interrupted
+    one.
 
     \b
     benchmd medmnist tune breastmnist.npz --small

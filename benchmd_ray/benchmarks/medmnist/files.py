@@ -41,14 +41,6 @@ def built(
 ) -> Catalog:
     """The catalog of a file of MedMNIST, built unless it is there.
 
-    Args:
-        card: Of the file.
-        raw: Folder of the file.
-        out: Folder of the catalog.
-        say: Takes a line for the user.
-        any_md5: Accept a file with another MD5 than the official ones'.
-        cpus: CPUs of an embedded Ray.
-
     Raises:
         BenchmdError: It cannot be built.
     """
@@ -63,10 +55,6 @@ def cards_of(
     paths: Sequence[Path], say: Callable[[str], None] = lambda text: None
 ) -> dict[str, tuple[DatasetCard, Path]]:
     """The card and the file of each dataset by its name: of files, or of all files in folders.
-
-    Args:
-        paths: Files and folders.
-        say: Is told which files of a folder are named as none of MedMNIST's.
 
     Raises:
         BenchmdError: A file is named as none of MedMNIST's, a folder holds none, or two files are

@@ -107,16 +107,9 @@ def _require_whole(targets: npt.NDArray[np.int8], task: MedmnistTask) -> None:
 def write_result(
     folder: Path, dataset: str, size: int, split: str, run: str, result: Score, rows: pd.DataFrame
 ) -> Path:
-    """Write a standard result file.
+    """Write a standard result file; one of the same name is replaced.
 
-    Args:
-        folder: Takes the file; one of the same name is replaced.
-        dataset: Name of the dataset, such as breastmnist.
-        size: Size of its images in pixels.
-        split: train, validation or test.
-        run: Name of the run, such as the seed.
-        result: AUC and ACC of the scores.
-        rows: The scores (rows, classes); its index says which row of MedMNIST's file each is of.
+    The index of ``rows`` says which row of MedMNIST's file each is of; ``run`` is such as the seed.
 
     Returns:
         The file.

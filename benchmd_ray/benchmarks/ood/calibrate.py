@@ -12,6 +12,7 @@ from itertools import combinations, product
 import numpy as np
 import numpy.typing as npt
 
+from benchmd_ray.benchmarks.ood.methods.formulas import auroc
 from benchmd_ray.benchmarks.ood.methods.method import (
     Bank,
     Calibration,
@@ -19,7 +20,6 @@ from benchmd_ray.benchmarks.ood.methods.method import (
     Floats,
     Head,
     State,
-    auroc,
     finite,
 )
 from benchmd_ray.benchmarks.ood.sets import OutSet

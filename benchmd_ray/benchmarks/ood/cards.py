@@ -75,12 +75,6 @@ def digest_of_use_cases(source: str, also: Sequence[str]) -> str:
 def use_case_of(source: str, kind: Modality, name: str, other: Modality) -> UseCase:
     """The use-case of a dataset for a source.
 
-    Args:
-        source: Name of the in-distribution dataset.
-        kind: Its modality.
-        name: Of the dataset.
-        other: Its modality.
-
     Raises:
         BenchmdError: Both are of one origin, and the source's card does not say that it is shifted.
     """

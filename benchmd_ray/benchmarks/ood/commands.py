@@ -24,22 +24,22 @@ from benchmd_ray.errors import BenchmdError, count_of
 if TYPE_CHECKING:
     from benchmd_ray.storage.location import Location
 
-NOTHING_HELD_OUT = "nothing held out; made faults and unrelated sets apply"
+NOTHING_HELD_OUT = "nothing held out; synthetic faults and unrelated datasets still apply"
 
 
 @click.group(cls=Commands)
 def ood() -> None:
-    """Measure whether detectors notice what a model should not be asked.
+    """Out-of-distribution detection: do detectors notice records that a model cannot judge?
 
-    Its runs go the way of all others: `benchmd run --catalog IN --also OTHERS --evaluate ood`.
+    Start runs as for any benchmark: `benchmd run --catalog IN --also OTHERS --evaluate ood`.
     """
 
 
 @ood.command("list")
 def ood_list() -> None:
-    """List the datasets with use-cases: conditions that are held out, and other datasets.
+    """List the datasets that have use-cases, with held-out conditions and other datasets.
 
-    Made faults, white noise and unrelated datasets apply to all of them.
+    Synthetic faults, white noise and unrelated datasets apply to every dataset.
     """
     from benchmd_ray.benchmarks.ood.cards import USE_CASES, in_distribution, use_cases
 
@@ -59,7 +59,7 @@ def ood_list() -> None:
 
 @ood.command("detectors")
 def ood_detectors() -> None:
-    """List the detectors and where each is from."""
+    """List the detectors with their publications."""
     from benchmd_ray.benchmarks.ood.methods import detectors
 
     methods = detectors()
@@ -75,10 +75,10 @@ def ood_detectors() -> None:
 )
 @MODALITY
 def ood_demo(out: Path, modalities: tuple[str, ...]) -> None:
-    """Detect on small synthetic data of all modalities, in some minutes on two cores.
+    """Run detection on small synthetic data of all modalities: a few minutes on two cores.
 
-    Ends with an error where a control does not hold: a change that the normalisation removes must
-    not be detected, a half of what is in distribution neither, and white noise must be.
+    Fails if a control fails: a change that the normalisation removes and a random half of the
+    in-distribution patients must not be detected, white noise must be.
 
     \b
     benchmd ood demo                      # all seven modalities
@@ -87,7 +87,7 @@ def ood_demo(out: Path, modalities: tuple[str, ...]) -> None:
     from benchmd_ray.benchmarks.ood.demo import demo
 
     demo(out, echo, modalities)
-    echo("The data are synthetic: the numbers show that everything works, and nothing else.")
+    echo("The data are synthetic: the numbers only show that everything works.")
 
 
 @ood.command("build")
@@ -161,10 +161,10 @@ def ood_build(
     help="Number of trials; the first has the papers' hyperparameters.",
 )
 def ood_tune(run: Path, catalog: Location, also: tuple[Location, ...], trials: int) -> None:
-    """Search hyperparameters of detectors for the network of RUN, by Ray Tune.
+    """Search the hyperparameters of detectors for the network of RUN with Ray Tune.
 
-    They are chosen on records that calibrate, for each set on the others of its use-case, and then
-    compared with the papers' on records that no trial has seen. A report shows both.
+    They are chosen on calibration records: for each set, on the other sets of its use-case. They
+    are then compared with the papers' values on records that no trial has seen; a report has both.
 
     \b
     benchmd ood tune runs/RUN --catalog in/ptb-xl --also catalogs/georgia
@@ -203,18 +203,18 @@ def ood_tune(run: Path, catalog: Location, also: tuple[Location, ...], trials: i
 @click.option(
     "--catalog",
     type=CATALOG,
-    help="Catalog that the run was trained on: fits the detector, which is kept with the run.",
+    help="Catalog that the run was trained on; fits the detector and stores it with the run.",
 )
-@click.option("--detector", default="", help="Its name (`benchmd ood detectors`).")
+@click.option("--detector", default="", help="Name of the detector (`benchmd ood detectors`).")
 @click.option(
     "--out", type=FILE, default=Path("guard.csv"), show_default=True, help="CSV to write."
 )
 def guard(
     run: Path, data: tuple[Location, ...], catalog: Location | None, detector: str, out: Path
 ) -> None:
-    """Ask a detector in front of the model of RUN about new data: accept or reject each record.
+    """Screen new data for the model of RUN: a detector accepts or rejects each record.
 
-    What cannot be read is unreadable, with the reason.
+    Records that cannot be read are listed as unreadable, with the reason.
 
     \b
     benchmd guard runs/RUN --catalog catalogs/ptb-xl --data new/ --out verdicts.csv
@@ -237,7 +237,7 @@ def guard(
         asked = Asked(run, open_catalog(catalog), settings, worker)
         guards.require_trained_on(asked)
         fitted = guards.fit(asked, detector)
-        echo(f"fitted: {fitted.detector}, kept in {run / guards.FOLDER}")
+        echo(f"fitted: {fitted.detector}, stored in {run / guards.FOLDER}")
     else:
         network = Network.of(run, worker, settings.execution.precision)
         fitted = guards.read_guard(run, network, detector)

@@ -1,6 +1,6 @@
 """The demo of detection: the whole way on small synthetic data, with controls that must hold.
 
-Runs go the way of all others; only detectors that train a network do so briefly.
+Runs are scheduled as usual; only the training of detectors' networks is shortened.
 """
 
 from __future__ import annotations
@@ -224,9 +224,6 @@ def table_of(rows: Mapping[str, pd.DataFrame]) -> pd.DataFrame:
     """AUROC of `SHOWN`: means over the sets of each use-case, and the controls.
 
     Small sets count, too, which means in reports exclude.
-
-    Args:
-        rows: Score rows by modality.
     """
     return pd.DataFrame([line for name, scores in rows.items() for line in _lines(name, scores)])
 
@@ -249,9 +246,6 @@ def _lines(modality: str, rows: pd.DataFrame) -> Iterator[dict[str, object]]:
 
 def require_controls(rows: Mapping[str, pd.DataFrame]) -> None:
     """Refuse scores with a control that does not hold.
-
-    Args:
-        rows: Score rows by modality.
 
     Raises:
         BenchmdError: A change that the normalisation removes is told from the original, or a half

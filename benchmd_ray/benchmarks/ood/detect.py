@@ -72,15 +72,7 @@ def scored_table(
     asked: Asked,
     trials: Sequence[Mapping[str, Any]] = (),
 ) -> pa.Table:
-    """Scores of all sets by detectors that have learned all that they will.
-
-    Args:
-        detectors: The detectors.
-        inside_records: In-distribution records.
-        sets: The others.
-        asked: The catalogs.
-        trials: Of a search, which the table keeps.
-    """
+    """Scores of all sets by detectors that have learned all that they will."""
     abnormal = inside_records.abnormal(normal_classes(asked.catalog.card))
     test = detectors.seen(inside_records.scored)
     blocks = [

@@ -10,6 +10,7 @@ from functools import partial
 import numpy as np
 
 from benchmd_ray.benchmarks.ood.calibrate import Draw, calibrated, calibration_draws
+from benchmd_ray.benchmarks.ood.methods.formulas import drawn
 from benchmd_ray.benchmarks.ood.methods.method import (
     Bank,
     Calibration,
@@ -17,7 +18,6 @@ from benchmd_ray.benchmarks.ood.methods.method import (
     Floats,
     Seen,
     State,
-    drawn,
     finite,
 )
 from benchmd_ray.benchmarks.ood.network import Network
@@ -69,7 +69,7 @@ class Detectors:
         return [name for name, method in self.methods.items() if method.calibrate or method.grid]
 
     def seen(self, records: Sequence[SplitRecords], of: OutSet | None = None) -> Seen:
-        """What the network makes of records, with what single detectors ask of it."""
+        """Outputs of the network for records, with what single detectors need."""
         how = (None, 0) if of is None else (of.fault, of.severity)
         seen = pictured(self.observer, records, of)
         asked = {
@@ -209,7 +209,7 @@ def _scored_anew(detectors: Detectors, method: Detector, state: State, seen: See
 def pictured(
     observer: NetworkObserver, records: Sequence[SplitRecords], of: OutSet | None = None
 ) -> Seen:
-    """What the network makes of records, with their pictures."""
+    """Outputs of the network for records, with their pictures."""
     how = (None, 0) if of is None else (of.fault, of.severity)
     seen = observer.seen(records, *how)
     return replace(seen, more={**seen.more, "pixels": observer.pixels(records, *how)})

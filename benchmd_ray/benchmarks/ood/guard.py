@@ -1,4 +1,4 @@
-"""A detector in front of a model: fitted once, kept with it, asked about new data.
+"""A detector in front of a model: fitted once, stored with it, applied to new data.
 
 A fitted detector is ``guard/<detector>.safetensors`` in the run's folder, with its threshold and
 what it was fitted on in ``guard/<detector>.json``; both are compared with their hashes.
@@ -78,7 +78,7 @@ class Guard:
 
 @dataclass(frozen=True)
 class Verdict:
-    """What a guard says of a record."""
+    """Verdict of a guard on a record."""
 
     record: str
     score: float
@@ -152,10 +152,6 @@ def fit(asked: Asked, detector: str) -> Guard:
     """Fit a detector on a source's training records, and keep it with the run.
 
     Its threshold accepts 95 % of in-distribution records that the network did not learn from.
-
-    Args:
-        asked: The run, the source's catalog that it was trained on, and a device.
-        detector: Its name; empty for the usual one.
 
     Raises:
         BenchmdError: It does not fit the network.
@@ -274,7 +270,7 @@ def _try(guard: Guard, weights: Path) -> None:
 
 
 def of_data(guard: Guard, paths: Sequence[Location]) -> Iterator[tuple[Location, Verdict]]:
-    """What a guard says of catalogs, files and folders, with the path that names each.
+    """Verdicts on catalogs, files and folders, each with its path.
 
     What is named twice, such as a file and its folder, is read once.
 
@@ -315,7 +311,7 @@ def ignored(guard: Guard, paths: Sequence[Location]) -> Counter[str]:
 
 
 def of_files(guard: Guard, path: Path, names: Sequence[str] | None = None) -> Iterator[Verdict]:
-    """What a guard says of files: the file itself, or all below a folder.
+    """Verdicts on files: the file itself, or all below a folder.
 
     A file with several records, such as windows of a scan, has the highest of their scores.
 
@@ -339,7 +335,7 @@ def of_files(guard: Guard, path: Path, names: Sequence[str] | None = None) -> It
 
 
 def of_catalog(guard: Guard, catalog: Catalog) -> Iterator[Verdict]:
-    """What a guard says of all units of a catalog: records, or scans by their windows' highest.
+    """Verdicts on all units of a catalog: records, or scans by their windows' highest.
 
     Records of another signal are shown to the model as the benchmark shows an unrelated dataset.
 

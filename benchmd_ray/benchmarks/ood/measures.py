@@ -14,7 +14,8 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from benchmd_ray.benchmarks.ood.methods.method import Floats, auroc
+from benchmd_ray.benchmarks.ood.methods.formulas import auroc
+from benchmd_ray.benchmarks.ood.methods.method import Floats
 from benchmd_ray.scores.ranking import rank, weighted_auroc
 from benchmd_ray.scores.resampling import group_multiplicities
 from benchmd_ray.scores.support import Basis, support

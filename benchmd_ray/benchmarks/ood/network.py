@@ -1,4 +1,4 @@
-"""What a network makes of records: features, logits, layers, and what detectors ask beyond that."""
+"""Outputs of a network: features, logits, layers, and what detectors need in addition."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a network makes of sets of records, kept for all that ask again."""
+"""Outputs of a network for sets of records, cached."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ import torch
 
 from benchmd_ray.benchmarks.ood.conform import Batch, conformed_batch, recorded
 from benchmd_ray.benchmarks.ood.faults import Fault, made
-from benchmd_ray.benchmarks.ood.methods.method import Detector, Seen, State, drawn
+from benchmd_ray.benchmarks.ood.methods.formulas import drawn
+from benchmd_ray.benchmarks.ood.methods.method import Detector, Seen, State
 from benchmd_ray.benchmarks.ood.network import Network, small, visible
 from benchmd_ray.benchmarks.ood.sets import OutSet, SplitRecords
 from benchmd_ray.data.resident import resident_signals
@@ -56,7 +57,7 @@ class NetworkObserver:
     def seen(
         self, records: Sequence[SplitRecords], fault: Fault | None = None, severity: int = 0
     ) -> Seen:
-        """What the network makes of records, in their order."""
+        """Outputs of the network for records, in their order."""
         network = self.network
         about = {"quantities": {name: list(shape) for name, shape in network.shapes.items()}}
         parts = [

@@ -30,6 +30,7 @@ from benchmd_ray.benchmarks.ood.methods import (
     mahalanobis_per_class,
     msp,
 )
+from benchmd_ray.benchmarks.ood.methods.formulas import drawn
 from benchmd_ray.benchmarks.ood.methods.method import (
     Bank,
     Calibration,
@@ -38,7 +39,6 @@ from benchmd_ray.benchmarks.ood.methods.method import (
     Head,
     Seen,
     State,
-    drawn,
     nothing,
 )
 from benchmd_ray.benchmarks.ood.methods.neighbours import nearest
@@ -120,12 +120,7 @@ class Recipe:
         learning: tuple[Values, npt.NDArray[np.bool_]],
         other: tuple[Values, npt.NDArray[np.bool_]],
     ) -> tuple[nn.Module, float]:
-        """The head of the epoch with the highest accuracy on other records, and that.
-
-        Args:
-            learning: Quantities and kinds that it learns from.
-            other: Those that choose the epoch.
-        """
+        """The head of the epoch with the highest accuracy on other records, and that."""
         values, out = (torch.from_numpy(np.asarray(array, np.float32)) for array in learning)
         asked, kinds = torch.from_numpy(np.asarray(other[0], np.float32)), other[1]
         order = np.random.default_rng(0)

@@ -20,7 +20,8 @@ from benchmd_ray.benchmarks.ood.measures import (
     resampled_auroc,
     threshold_of,
 )
-from benchmd_ray.benchmarks.ood.methods.method import Floats, auroc, probabilities
+from benchmd_ray.benchmarks.ood.methods.formulas import auroc, probabilities
+from benchmd_ray.benchmarks.ood.methods.method import Floats
 from benchmd_ray.benchmarks.ood.released import balanced
 from benchmd_ray.benchmarks.ood.sets import FEWEST
 from benchmd_ray.benchmarks.ood.table import ALL, HALF, IN, KEYS, THRESHOLDS, about, thresholds
@@ -103,12 +104,7 @@ class ScoredSet:
 
 
 def score_rows(predictions: Predictions, resamples: int) -> pd.DataFrame:
-    """Score rows of all detectors, sets and regimes; ``group`` is `ALL` for means over sets.
-
-    Args:
-        predictions: Of the evaluation ``ood``.
-        resamples: Of the bootstrap over patients.
-    """
+    """Score rows of all detectors, sets and regimes; ``group`` is `ALL` for means over sets."""
     return pd.DataFrame(list(_rows(scored(predictions, resamples))))
 
 
@@ -126,10 +122,6 @@ def scored(predictions: Predictions, resamples: int = RESAMPLES) -> tuple[Scored
     """All detectors on all sets, then their means over the sets of each use-case.
 
     A mean has the sets with `FEWEST` out records or more; each set and severity counts the same.
-
-    Args:
-        predictions: Of the evaluation ``ood``.
-        resamples: Of the bootstrap over patients.
     """
     key = (str(resamples), *_name(predictions))
     if key not in _KNOWN:
@@ -178,9 +170,6 @@ def _scored(predictions: Predictions, resamples: int) -> tuple[ScoredSet, ...]:
 
 def ensemble(seeds: Sequence[Predictions]) -> Predictions:
     """Predictions of a deep ensemble: the entropy of the mean probabilities of several seeds.
-
-    Args:
-        seeds: Predictions of runs that differ by their seeds only, two or more.
 
     Raises:
         BenchmdError: They are not of the same records.
@@ -286,10 +275,6 @@ def chance_p(predictions: Predictions, name: str) -> float:
     """P-value of the control of chance: that a detector tells the random half from the other.
 
     By the AUROC of other random halves of the patients, of which each is as likely.
-
-    Args:
-        predictions: Of the evaluation ``ood``.
-        name: Of the detector.
 
     Returns:
         The share of `HALVES`, and the one seen among them, whose AUROC is as far from 0.5.

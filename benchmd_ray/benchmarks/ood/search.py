@@ -137,11 +137,6 @@ def searched(asked: Asked, trials: int = TRIALS) -> pa.Table:
 def run_trials(arrays: CalibrationData, names: Sequence[str], trials: int) -> list[DetectorTrial]:
     """Trials by Ray Tune: the defaults, and then values drawn at random.
 
-    Args:
-        arrays: What they read.
-        names: The detectors.
-        trials: How many.
-
     Raises:
         BenchmdError: This is a Ray task, in which trials have no room, or all of them failed.
     """

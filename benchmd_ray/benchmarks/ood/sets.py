@@ -73,8 +73,7 @@ class SplitRecords:
     def halves(self, known: Mapping[str, bool] | None = None) -> tuple[SplitRecords, SplitRecords]:
         """Those that calibrate and those that are scored, by a hash of the patient.
 
-        Args:
-            known: Whether a patient calibrates, where that is known already.
+        ``known`` decides for the patients that it names.
         """
         places = known or {}
         chosen = np.array(
@@ -206,11 +205,6 @@ def inside(catalog: Catalog) -> Inside:
 def out_sets(catalog: Catalog, inside_records: Inside, also: Sequence[Catalog]) -> list[OutSet]:
     """All sets that are scored against the in-distribution records of a catalog.
 
-    Args:
-        catalog: Of the source.
-        inside_records: Its in-distribution records.
-        also: Other catalogs.
-
     Raises:
         BenchmdError: One of them is of the same origin or of a kind of signal that cannot be shown
             to the network, or has no other patients than the source, or the name of another set.
@@ -233,7 +227,7 @@ def out_sets(catalog: Catalog, inside_records: Inside, also: Sequence[Catalog]) 
 
 
 def _require_distinct(sets: Sequence[OutSet]) -> None:
-    """Refuse sets that could not be told apart by their names.
+    """Refuse sets with ambiguous names.
 
     Raises:
         BenchmdError: Two have one name, or one has the name of a fault or one of `RESERVED`.

@@ -39,7 +39,7 @@ which in-distribution records were made as coarse as others, which are compared 
 ``logits`` are the network's; ``picture`` is kept of a few records, to be looked at.
 """
 ONCE = ("record_id", "part", "set", "use_case", "severity", "regime", "calibrated_on", "alike")
-"""Columns that tell rows apart."""
+"""Columns that identify a row."""
 ABOUT = "about"
 """Metadata of the column ``set``, as JSON: what `ABOUT_KEYS` names."""
 ABOUT_KEYS: dict[str, type] = {

@@ -1,4 +1,4 @@
-"""One case: its files are read and scored in a process apart; as a module, it is that process."""
+"""Read and score one case in a separate process, which runs this module."""
 
 from __future__ import annotations
 
@@ -263,7 +263,7 @@ class _Reading:
     def _look(
         self, values: npt.NDArray[np.generic], expected_labels: set[int], others: int, path: Path
     ) -> None:
-        """Refuse or note labels that are none of the task's."""
+        """Refuse or note labels that are not the task's."""
         there = np.zeros(LARGEST_LABEL + 1, bool)
         for part in values:
             there[part] = True

@@ -87,7 +87,7 @@ class Manifest:
     unreferenced: tuple[str, ...] = ()
     """Cases with a prediction and no reference."""
     with_network: tuple[str, ...] = ()
-    """Cases on which a command had network, as the system of the node lets nobody cut it."""
+    """Cases on which a command had network, as the node does not let users block it."""
 
 
 def write_scored(
@@ -96,14 +96,7 @@ def write_scored(
     manifest: Manifest,
     quarantined: Mapping[str, str] | None = None,
 ) -> None:
-    """Write scores and what was quarantined, and then the manifest with the hashes of both.
-
-    Args:
-        folder: Of the run.
-        rows: With the columns of `SCHEMA`.
-        manifest: Its `scores` and `quarantine` are filled in.
-        quarantined: By case, why it has no scores.
-    """
+    """Write scores and what was quarantined, and then the manifest with the hashes of both."""
     table = pa.Table.from_pylist(list(rows), schema=SCHEMA)
     with replacing(folder / SCORES) as partial:
         pq.write_table(table, partial)

@@ -1,4 +1,4 @@
-"""Everything that a comparison of algorithms says, computed once."""
+"""All results of a comparison of algorithms, computed once."""
 
 from __future__ import annotations
 

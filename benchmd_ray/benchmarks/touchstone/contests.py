@@ -87,12 +87,7 @@ def _pairs(
 
 
 def level_with_best(tests: pd.DataFrame, best: str) -> list[str]:
-    """The algorithm of the highest mean, and those not significantly below it.
-
-    Args:
-        tests: Of `pairs`, of one metric and class.
-        best: The algorithm of the highest mean.
-    """
+    """The algorithm of the highest mean, and those not significantly below it."""
     beaten = set(tests.loc[(tests["a"] == best) & tests["wins"], "b"])
     return [best, *(name for name in dict.fromkeys(tests["b"]) if name not in {best, *beaten})]
 

@@ -110,12 +110,6 @@ def score(
 ) -> ScoreOutcome:
     """Score what has no scores yet, and write the run.
 
-    Args:
-        asked: What.
-        address: Ray cluster; None works embedded.
-        cpus: That Ray must offer.
-        say: Takes lines for the user.
-
     Raises:
         BenchmdError: The folders have no case in common or two of one name, a layout is missing, or
             the run's folder has scores of something else.

@@ -1,4 +1,4 @@
-"""Does an algorithm do as well on one group of scans as on another.
+"""Compare groups of scans: does an algorithm do as well on one as on another?
 
 Which organs a scan shows depends on its group: a trauma scan shows fewer than one of a whole
 trunk. So groups are compared organ by organ first. A mean over organs takes values from which the

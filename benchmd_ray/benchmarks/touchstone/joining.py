@@ -219,11 +219,6 @@ def completed(scores: Scores) -> Scores:
 def require_shown(source: object, what: str, name: str) -> None:
     """Refuse a name that tables and figures cannot show.
 
-    Args:
-        source: Where it is from.
-        what: What is named so.
-        name: The name.
-
     Raises:
         BenchmdError: It is not `errors.is_name`.
     """
@@ -235,7 +230,7 @@ def require_shown(source: object, what: str, name: str) -> None:
 
 
 def _require_sound(algorithm: AlgorithmScores) -> None:
-    """Refuse rows that would be counted twice, or are none."""
+    """Refuse rows that are missing, repeated or out of range."""
     rows = algorithm.rows
     if missing := [name for name in SCHEMA.names if name not in rows]:
         raise BenchmdError(f"{algorithm.source}: the scores lack the column {missing[0]}.")

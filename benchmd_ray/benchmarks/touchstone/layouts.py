@@ -44,10 +44,6 @@ class CaseFiles:
 def cases_of(folder: Path, task: SegmentationTask) -> dict[str, CaseFiles]:
     """The cases of a folder by name, in order of their names.
 
-    Args:
-        folder: With a file or a folder for each case.
-        task: Whose classes files are named by.
-
     Raises:
         BenchmdError: There is no case, or two have one name.
     """

@@ -1,7 +1,7 @@
 """Volumes of labels from files, with their place in the patient: NIfTI, NRRD and DICOM.
 
-Files are nobody's word: what a header claims is checked before anything is decoded. Decoders may
-crash all the same, so that `touchstone.case` reads in a process apart.
+Files are not trusted: what a header claims is checked before anything is decoded. Decoders may
+still crash, so that `touchstone.case` reads in a separate process.
 """
 
 from __future__ import annotations

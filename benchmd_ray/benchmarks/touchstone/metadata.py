@@ -1,4 +1,4 @@
-"""What is known of cases: patient, age, sex, scanner, institute, diagnosis, from a table.
+"""Metadata of cases: patient, age, sex, scanner, institute, diagnosis, from a table.
 
 Columns are looked up by their whole names. Nothing is dropped: an age below 18 is an age, and a
 case without a value is in the group ``unknown``, which tables name and count.
@@ -64,10 +64,6 @@ class Metadata:
 
 def read_metadata(path: Path, also: Sequence[str] = ()) -> Metadata:
     """A table of cases, separated by commas, semicolons or tabs.
-
-    Args:
-        path: The file.
-        also: Other columns to make groups by.
 
     Raises:
         BenchmdError: It is no such table, a case appears twice, or an age is not a number.

@@ -106,12 +106,6 @@ def write_comparison(
 ) -> list[str]:
     """Write everything into a folder: page, tables, figures.
 
-    Args:
-        comparison: The comparison.
-        folder: For all of it.
-        images: Paths of images by case, for pictures of worst cases.
-        figures: Whether figures are drawn.
-
     Returns:
         What was written and what was not, for the terminal.
     """

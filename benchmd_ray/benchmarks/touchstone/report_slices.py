@@ -32,10 +32,6 @@ def draw_planes(axes: Sequence[Axes], planes: Planes) -> None:
     """Contours of reference and prediction in three planes.
 
     Voxels are drawn by their spacing, the front and the head up, the patient's left to the right.
-
-    Args:
-        axes: Three.
-        planes: Of a class.
     """
     for number, (panel, plane) in enumerate(zip(axes, planes.each, strict=True)):
         height, width = plane.reference.shape
@@ -76,17 +72,15 @@ def draw_slices(comparison: Comparison, images: Mapping[str, Path]) -> Iterator[
     """The worst cases of each class that have masks.
 
     The prediction is that of the algorithm with the lowest score of the case that has masks.
-
-    Args:
-        comparison: The comparison.
-        images: Paths of images, by case.
     """
     if not any(algorithm.planes for algorithm in comparison.scores.by_name.values()):
         yield Skipped("worst", "the scores come without masks, so worst cases have no pictures")
         return
     if images and not images.keys() & set(comparison.worst["case"]):
         case = comparison.worst["case"].iloc[0]
-        yield Skipped("worst", f"no image is of a worst case, such as {case}: they are drawn alone")
+        yield Skipped(
+            "worst", f"no image is of a worst case, such as {case}: they are drawn without images"
+        )
     for name in comparison.scores.classes:
         yield from _of_class(comparison, name, images)
 

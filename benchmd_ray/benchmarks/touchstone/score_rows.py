@@ -63,10 +63,6 @@ def score_rows(dataset: str, scores: Scores) -> pd.DataFrame:
     """Means of each algorithm and class on common and on own cases, and ranks.
 
     ``technique`` is the algorithm, ``regime`` the metric's title with its tolerance.
-
-    Args:
-        dataset: What the test set is called.
-        scores: Of its algorithms.
     """
     require_comparable(scores)
     drawn = {metric: draw(scores, metric, Metadata(), RESAMPLES) for metric in scores.metrics}

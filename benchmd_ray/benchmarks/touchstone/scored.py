@@ -59,7 +59,7 @@ def read_against(path: Path) -> Scores | Mapping[tuple[str, str], Means]:
     """Another test set: released CSVs, a score run, or published means.
 
     Raises:
-        BenchmdError: It is none of these.
+        BenchmdError: It is something else.
     """
     if path.is_file():
         return read_means(path)
@@ -111,7 +111,7 @@ def _without_scores(manifest: Manifest) -> Iterator[str]:
 def read_planes(
     manifest: Manifest, case: str, name: str, volumes: tuple[float, float], image: Path | None
 ) -> Planes:
-    """Planes of a class of a case, read in a process apart.
+    """Planes of a class of a case, read in a separate process.
 
     Args:
         manifest: Of the run.

@@ -91,14 +91,7 @@ class Ran:
 
 
 def predict(submission: Submission, image: Path, output: Path, log: Path) -> Ran:
-    """Run a submission on an image.
-
-    Args:
-        submission: The command.
-        image: Its input.
-        output: Where its labels go; nothing is there before.
-        log: File for what it printed.
-    """
+    """Run a submission on an image."""
     output.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="benchmd-") as scratch:
         values = {INPUT: str(image), OUTPUT: str(output)}

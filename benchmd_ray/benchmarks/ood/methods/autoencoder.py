@@ -23,15 +23,8 @@ from torch import nn
 from torch.nn import functional
 
 from benchmd_ray.benchmarks.ood.methods.distance import MOST
-from benchmd_ray.benchmarks.ood.methods.method import (
-    Bank,
-    Detector,
-    Floats,
-    Head,
-    Seen,
-    State,
-    drawn,
-)
+from benchmd_ray.benchmarks.ood.methods.formulas import drawn
+from benchmd_ray.benchmarks.ood.methods.method import Bank, Detector, Floats, Head, Seen, State
 from benchmd_ray.benchmarks.ood.methods.neighbours import nearest
 
 CHANNELS, CODE = (16, 32, 64), 64

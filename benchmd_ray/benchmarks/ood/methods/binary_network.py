@@ -23,6 +23,7 @@ from benchmd_ray.benchmarks.ood.methods.autoencoder import (
     weights_of,
     with_weights,
 )
+from benchmd_ray.benchmarks.ood.methods.formulas import auroc
 from benchmd_ray.benchmarks.ood.methods.method import (
     Bank,
     Calibration,
@@ -31,7 +32,6 @@ from benchmd_ray.benchmarks.ood.methods.method import (
     Head,
     Seen,
     State,
-    auroc,
 )
 
 EPOCHS, STEPS, BATCH, RATE = 5, 30, 32, 1e-3

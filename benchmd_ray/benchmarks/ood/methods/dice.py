@@ -4,15 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from benchmd_ray.benchmarks.ood.methods.method import (
-    Bank,
-    Detector,
-    Floats,
-    Head,
-    Seen,
-    State,
-    free_energy,
-)
+from benchmd_ray.benchmarks.ood.methods.formulas import free_energy
+from benchmd_ray.benchmarks.ood.methods.method import Bank, Detector, Floats, Head, Seen, State
 
 KEPT = 10
 """Percent of the weights."""

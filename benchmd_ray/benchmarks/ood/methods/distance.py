@@ -7,15 +7,8 @@ from functools import partial
 import numpy as np
 import numpy.typing as npt
 
-from benchmd_ray.benchmarks.ood.methods.method import (
-    Bank,
-    Detector,
-    Floats,
-    Head,
-    Seen,
-    State,
-    drawn,
-)
+from benchmd_ray.benchmarks.ood.methods.formulas import drawn
+from benchmd_ray.benchmarks.ood.methods.method import Bank, Detector, Floats, Head, Seen, State
 from benchmd_ray.benchmarks.ood.methods.neighbours import nearest
 
 MOST = 1000

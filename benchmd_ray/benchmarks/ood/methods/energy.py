@@ -2,15 +2,8 @@
 
 from __future__ import annotations
 
-from benchmd_ray.benchmarks.ood.methods.method import (
-    Detector,
-    Floats,
-    Head,
-    Seen,
-    State,
-    free_energy,
-    nothing,
-)
+from benchmd_ray.benchmarks.ood.methods.formulas import free_energy
+from benchmd_ray.benchmarks.ood.methods.method import Detector, Floats, Head, Seen, State, nothing
 
 
 def _score(_: State, seen: Seen, head: Head) -> Floats:

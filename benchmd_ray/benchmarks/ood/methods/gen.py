@@ -4,15 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from benchmd_ray.benchmarks.ood.methods.method import (
-    Bank,
-    Detector,
-    Floats,
-    Head,
-    Seen,
-    State,
-    probabilities,
-)
+from benchmd_ray.benchmarks.ood.methods.formulas import probabilities
+from benchmd_ray.benchmarks.ood.methods.method import Bank, Detector, Floats, Head, Seen, State
 
 EXPONENT, LARGEST = 0.1, 100
 """The paper's exponent, and how many of the largest probabilities count."""

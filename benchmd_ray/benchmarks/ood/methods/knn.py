@@ -5,15 +5,8 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from benchmd_ray.benchmarks.ood.methods.method import (
-    Bank,
-    Detector,
-    Floats,
-    Head,
-    Seen,
-    State,
-    unit,
-)
+from benchmd_ray.benchmarks.ood.methods.formulas import unit
+from benchmd_ray.benchmarks.ood.methods.method import Bank, Detector, Floats, Head, Seen, State
 from benchmd_ray.benchmarks.ood.methods.neighbours import nearest
 
 BLOCK = 4096

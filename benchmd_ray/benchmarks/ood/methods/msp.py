@@ -8,15 +8,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from benchmd_ray.benchmarks.ood.methods.method import (
-    Detector,
-    Floats,
-    Head,
-    Seen,
-    State,
-    nothing,
-    probabilities,
-)
+from benchmd_ray.benchmarks.ood.methods.formulas import probabilities
+from benchmd_ray.benchmarks.ood.methods.method import Detector, Floats, Head, Seen, State, nothing
 
 
 def score(_: State, seen: Seen, head: Head) -> Floats:

@@ -4,17 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from benchmd_ray.benchmarks.ood.methods.method import (
-    Bank,
-    Detector,
-    Floats,
-    Head,
-    Seen,
-    State,
-    drawn,
-    free_energy,
-    unit,
-)
+from benchmd_ray.benchmarks.ood.methods.formulas import drawn, free_energy, unit
+from benchmd_ray.benchmarks.ood.methods.method import Bank, Detector, Floats, Head, Seen, State
 
 NEIGHBOURS, MOST = 10, 10_000
 """Neighbours, and records of the bank, drawn by a fixed seed."""

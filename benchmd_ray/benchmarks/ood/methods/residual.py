@@ -21,12 +21,7 @@ def dimensions(width: int, records: int) -> int:
 
 
 def fit(bank: Bank, *, share: float = 1.0) -> State:
-    """The origin (width,), and a basis of the residual space (width, dimensions).
-
-    Args:
-        bank: The records.
-        share: What the principal space has, in units of `dimensions`.
-    """
+    """The origin (width,), and a basis of the residual space (width, dimensions)."""
     head = bank.head
     origin = -np.linalg.pinv(head.weight, rcond=FLAT) @ head.bias
     moved = np.asarray(bank.seen.features, np.float64) - origin

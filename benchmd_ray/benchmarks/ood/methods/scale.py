@@ -4,16 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from benchmd_ray.benchmarks.ood.methods.method import (
-    Bank,
-    Detector,
-    Floats,
-    Head,
-    Seen,
-    State,
-    cut,
-    free_energy,
-)
+from benchmd_ray.benchmarks.ood.methods.formulas import cut, free_energy
+from benchmd_ray.benchmarks.ood.methods.method import Bank, Detector, Floats, Head, Seen, State
 
 PERCENTILE = 85
 """Of a record's features, above which they count as active."""

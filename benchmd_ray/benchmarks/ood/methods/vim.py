@@ -5,15 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from benchmd_ray.benchmarks.ood.methods import residual
-from benchmd_ray.benchmarks.ood.methods.method import (
-    Bank,
-    Detector,
-    Floats,
-    Head,
-    Seen,
-    State,
-    free_energy,
-)
+from benchmd_ray.benchmarks.ood.methods.formulas import free_energy
+from benchmd_ray.benchmarks.ood.methods.method import Bank, Detector, Floats, Head, Seen, State
 
 LEAST = 1e-6
 """Of a mean residual, as a share of the mean length: rounding leaves one of a flat space, too."""
