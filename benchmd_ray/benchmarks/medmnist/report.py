@@ -74,14 +74,7 @@ def published_rows(datasets: Collection[str]) -> pd.DataFrame:
     results = published()
     results = results[results["dataset"].isin(names)]
     parts = [
-        pd.DataFrame(
-            {
-                "dataset": results["dataset"],
-                "technique": results["method"],
-                "metric": metric,
-                "value": results[name],
-            }
-        )
+        results[["dataset"]].assign(technique=results["method"], metric=metric, value=results[name])
         for metric, name in SCORES.items()
     ]
     shared = {"evaluation": CLASSIFIED.evaluation, "split": SPLIT, "protocol": PUBLISHED}
@@ -114,11 +107,11 @@ def run_frame(analysis: Analysis) -> pd.DataFrame:
         )
     results = []
     for (name, dataset), scores in ours.groupby(["run", "dataset"], sort=False):
-        run, kind = runs[str(name)], runs[str(name)].modality
+        run = runs[str(name)]
         unscored = _unscored(scores)
         results.append(
             {
-                **_named(kind, str(dataset), run),
+                **_named(str(dataset), run),
                 "setting": scores["setting"].iloc[0],
                 "protocol": scores["protocol"].iloc[0],
                 "seed": scores["seed"].iloc[0],
@@ -142,7 +135,7 @@ def compared(analysis: Analysis) -> pd.DataFrame:
     ours = scores[scores["modality"].isin(IMAGE_GROUPS) & (scores["split"] == SPLIT)]
     pooled = [
         {
-            **_named(_run(rows, runs).modality, str(rows["dataset"].iloc[0]), _run(rows, runs)),
+            **_named(str(rows["dataset"].iloc[0]), _run(rows, runs)),
             **{name: rows[name].iloc[0] for name in ("setting", "protocol", "seeds")},
             **_pooled(rows),
         }
@@ -192,12 +185,9 @@ def _run(rows: pd.DataFrame, runs: Mapping[str, Run]) -> Run:
     return runs[str(rows["runs"].iloc[0]).split("; ")[0]]
 
 
-def _named(kind: Modality, dataset: str, run: Run) -> dict[str, str]:
-    return {
-        "dataset": _dataset(kind),
-        "file": dataset.removeprefix(kind.signal.name).lstrip("-"),
-        "method": _method(run, kind),
-    }
+def _named(dataset: str, run: Run) -> dict[str, str]:
+    file = dataset.removeprefix(run.modality.signal.name).lstrip("-")
+    return {"dataset": _dataset(run.modality), "file": file, "method": _method(run)}
 
 
 def _dataset(kind: Modality) -> str:
@@ -205,12 +195,12 @@ def _dataset(kind: Modality) -> str:
     return kind.signal.name.partition("-")[0]
 
 
-def _method(run: Run, kind: Modality) -> str:
+def _method(run: Run) -> str:
     """Such as resnet18-28, resnet18-3d, or transformer mae-28 where it was pretrained.
 
     A ResNet of another width than the published ones says so: resnet18-28, width 16.
     """
-    encoder = run.settings.encoder
+    encoder, kind = run.settings.encoder, run.modality
     plain = run.description.get("upstream") is None and encoder.network != "transformer"
     named = encoder.network if plain else f"{encoder.network} {run.description['technique']}"
     seen = int(encoder.options.get("resize", 0) or kind.signal.input_shape[-1])

@@ -11,7 +11,7 @@ Source: https://arxiv.org/abs/2007.04250 and its code.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -103,17 +103,14 @@ def crossed(scores: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
 Optimiser = Callable[[Iterable[nn.Parameter], int], torch.optim.Optimizer]
 
 
+@dataclass(frozen=True)
 class Recipe:
     """How a head is made and trained."""
 
-    def __init__(
-        self,
-        head: Callable[[torch.Tensor, torch.Tensor], nn.Module],
-        loss: Callable[[torch.Tensor, torch.Tensor], torch.Tensor],
-        optimiser: Optimiser,
-        epochs: int,
-    ) -> None:
-        self.head, self.loss, self.optimiser, self.epochs = head, loss, optimiser, epochs
+    head: Callable[[torch.Tensor, torch.Tensor], nn.Module]
+    loss: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+    optimiser: Optimiser
+    epochs: int
 
     def trained(
         self,

@@ -182,7 +182,7 @@ def ensemble(seeds: Sequence[Predictions]) -> Predictions:
         raise BenchmdError("the seeds of a deep ensemble were scored on other records.")
     exclusive = seeds[0].task.exclusive
     logits = [np.stack(table["logits"].to_numpy()) for table in kept]
-    p = np.mean([probabilities(predictions, exclusive) for predictions in logits], axis=0)
+    p = np.mean([probabilities(z, exclusive) for z in logits], axis=0)
     entropy = (entr(p) if exclusive else entr(p) + entr(1 - p)).sum(axis=1)
     field = pa.field(ENSEMBLE, pa.float64(), metadata={THRESHOLDS: "{}"})
     table = kept[0].select(list(KEYS)).append_column(field, pa.array(entropy))
@@ -333,9 +333,7 @@ def _of_set(
 ) -> ScoredSet:
     """Means over what the detector was calibrated on."""
     measured = [comparison.metrics for comparison in compared]
-    values = {
-        name: float(np.mean([comparison[name] for comparison in measured])) for name in measured[0]
-    }
+    values = {name: float(np.mean([scores[name] for scores in measured])) for name in measured[0]}
     apart = [comparison.among_abnormal for comparison in compared]
     some = [comparison.metrics["auroc"] for comparison in apart if comparison is not None]
     if as_released:

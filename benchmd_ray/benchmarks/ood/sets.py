@@ -238,8 +238,8 @@ def _require_distinct(sets: Sequence[OutSet]) -> None:
             if candidate.name in taken:
                 raise BenchmdError(
                     f"two sets that are out of distribution would be named {candidate.name}: "
-                    "exclude the "
-                    "dataset or condition of that name, or name it differently in its card."
+                    "exclude the dataset or condition of that name, or name it differently in "
+                    "its card."
                 )
             taken.add(candidate.name)
 

@@ -278,8 +278,7 @@ class _Reading:
             )
             raise RecordError(
                 f"{path.name}: labels {unexpected} are outside the task, whose layout has "
-                f"{expected}. "
-                "Is it of another layout (--labels-layout, --predictions-layout)?"
+                f"{expected}. Is it of another layout (--labels-layout, --predictions-layout)?"
             )
         self.notes.ignored = sorted({*self.notes.ignored, *unknown})
 

@@ -149,8 +149,7 @@ def joined(algorithms: Sequence[AlgorithmScores]) -> Scores:
         if algorithm.name in seen:
             raise BenchmdError(
                 f"{seen[algorithm.name].source} and {algorithm.source} have one display name, "
-                f"{algorithm.name}: "
-                "rename one, else one would replace the other in every table."
+                f"{algorithm.name}: rename one, else one would replace the other in every table."
             )
         seen[algorithm.name] = algorithm
     first = algorithms[0]
@@ -239,8 +238,7 @@ def _require_sound(algorithm: AlgorithmScores) -> None:
     if twice := sorted(set(rows.loc[rows.duplicated(["case", "class"]), "case"])):
         raise BenchmdError(
             f"{algorithm.source}: {count_of(len(twice), 'case')} repeated ({_some(twice)}): keep "
-            "one "
-            "row for each case and class."
+            "one row for each case and class."
         )
     if others := sorted(set(rows["class"]) - set(algorithm.classes)):
         raise BenchmdError(
@@ -256,8 +254,7 @@ def _require_sound(algorithm: AlgorithmScores) -> None:
     if MEAN in algorithm.classes:
         raise BenchmdError(
             f"{algorithm.source}: a class is named {MEAN}, as the mean over classes is: rename or "
-            "remove "
-            "it."
+            "remove it."
         )
     for name in METRICS:
         values = rows[name]

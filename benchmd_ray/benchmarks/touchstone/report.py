@@ -367,10 +367,9 @@ def distance(comparison: Comparison) -> Table | None:
     )
     caption = (
         f"Whether {comparison.other or 'the other test set'} orders the algorithms alike: "
-        "Kendall's τ-b "
-        "of the means. The interval holds what pairs of algorithms leave open whose order is not "
-        "known on both sets, by tests of differences of means adjusted by Holm; of published means "
-        "the order is taken as known."
+        "Kendall's τ-b of the means. The interval holds what pairs of algorithms leave open "
+        "whose order is not known on both sets, by tests of differences of means adjusted by "
+        "Holm; of published means the order is taken as known."
     )
     return table_with(caption, columns, rows)
 

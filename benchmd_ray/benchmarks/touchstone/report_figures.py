@@ -118,8 +118,7 @@ def _averages(comparison: Comparison, metric: str) -> Drawn:
     caption = (
         f"Mean of the class means over common cases ({int(rows['n'].iloc[0]):,} with any "
         f"class), 95 % intervals over cases ({comparison.resamples:,} resamples); orange bars: on "
-        "each "
-        "algorithm's own cases."
+        "each algorithm's own cases."
     )
     return Titled(slug("average", metric), RESULTS, title, caption, figure)
 
@@ -268,10 +267,9 @@ def _blobs(comparison: Comparison, metric: str) -> Drawn:
     for axes in panels[-3:]:
         axes.set_xlabel("rank")
     caption = (
-        f"Area of a blob: share of {comparison.resamples:,} resamples of the common cases in "
-        "which an "
-        "algorithm has the rank; cross: rank on all of them; line: 95 % of the resamples. τ: mean "
-        "Kendall's τ-b of the resamples' order with that of all."
+        f"Area of a blob: share of {comparison.resamples:,} resamples of the common cases in which "
+        "an algorithm has the rank; cross: rank on all of them; line: 95 % of the resamples. τ: "
+        "mean Kendall's τ-b of the resamples' order with that of all."
     )
     return Titled(slug("blob", metric), BEST, title, caption, figure)
 
@@ -286,8 +284,8 @@ def _violins(comparison: Comparison, metric: str) -> Drawn:
     low, high = int(np.argmin(means)), int(np.argmax(means))
     title = (
         f"The order by {comparison.scores.title(metric)} is most stable for "
-        f"{class_title(names[high])} "
-        f"(mean τ {means[high]:.2f}), least for {class_title(names[low])} ({means[low]:.2f})"
+        f"{class_title(names[high])} (mean τ {means[high]:.2f}), least for "
+        f"{class_title(names[low])} ({means[low]:.2f})"
     )
     figure, (axes,) = grid(title, 1, columns=1, row=2.6, extra=0.5)
     drawn = axes.violinplot(samples, showextrema=False, widths=0.8)
@@ -302,21 +300,18 @@ def _violins(comparison: Comparison, metric: str) -> Drawn:
     axes.set_ylabel("Kendall's τ-b")
     caption = (
         f"Agreement of the order of the algorithms in each of {comparison.resamples:,} resamples "
-        "of the "
-        "common cases with the order on all of them; dot: mean, bar: middle half. 1 is the same "
-        "order."
+        "of the common cases with the order on all of them; dot: mean, bar: middle half. 1 is the "
+        "same order."
     )
     return Titled(slug("tau", metric), BEST, title, caption, figure)
 
 
 def _speed(comparison: Comparison) -> Drawn:
     metric = comparison.metrics[0]
-    cells = comparison.cells[
-        (comparison.cells["metric"] == metric) & (comparison.cells["class"] == MEAN)
-    ]
-    rows = cells.merge(comparison.speed[["algorithm", "seconds"]], on="algorithm").dropna(
-        subset=["seconds"]
-    )
+    cells = comparison.cells
+    rows = cells[(cells["metric"] == metric) & (cells["class"] == MEAN)]
+    rows = rows.merge(comparison.speed[["algorithm", "seconds"]], on="algorithm")
+    rows = rows.dropna(subset=["seconds"])
     if len(rows) < 2:
         return Skipped("speed", "fewer than two algorithms state the seconds that volumes took")
     best = rows.sort_values("seconds", kind="stable")
@@ -352,9 +347,8 @@ def _speed(comparison: Comparison) -> Drawn:
 
 def _groups(comparison: Comparison) -> Iterator[Drawn]:
     """Boxes of the mean over algorithms by group, a panel for each variable."""
-    rows = comparison.groups[
-        (comparison.groups["algorithm"] == ALL) & (comparison.groups["class"] == CENTRED)
-    ]
+    groups, scores, metric = comparison.groups, comparison.scores, comparison.metrics[0]
+    rows = groups[(groups["algorithm"] == ALL) & (groups["class"] == CENTRED)]
     variables = [name for name in comparison.metadata.labels if name in set(rows["variable"])]
     if not variables:
         yield Skipped("groups", "no metadata say which group a case is in (--metadata)")
@@ -366,15 +360,13 @@ def _groups(comparison: Comparison) -> Iterator[Drawn]:
     )
     figure, panels = grid(title, len(variables), columns=2, row=2.5)
     for axes, variable in zip(panels, variables, strict=True):
-        samples = compared_samples(
-            comparison.scores, comparison.metadata, variable, comparison.metrics[0]
-        )
+        samples = compared_samples(scores, comparison.metadata, variable, metric)
         _boxes(axes, list(samples), [PERCENT * sample for sample in samples.values()])
         p = tests[variable]
         p_text = "p < 0.001" if p < 0.001 else f"p = {p:.3f}"
         p_text = "one group, no test" if np.isnan(p) else f"Kruskal and Wallis, {p_text}"
         axes.set_title(f"{variable} ({p_text})")
-        axes.set_ylabel(f"{comparison.scores.title(comparison.metrics[0])} (%)")
+        axes.set_ylabel(f"{scores.title(metric)} (%)")
     caption = (
         "Each patient's mean over the organs that the scans show, of the mean over all algorithms, "
         "centred per class so that groups with other organs can be compared; common cases, groups "

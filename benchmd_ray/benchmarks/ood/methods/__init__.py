@@ -112,8 +112,7 @@ def detectors() -> dict[str, Detector]:
         if not isinstance(detector, Detector):
             raise BenchmdError(
                 f"the detector {entry.name} gives a {type(detector).__name__}, expected a Detector "
-                "of "
-                "benchmd_ray.benchmarks.ood.methods.method."
+                "of benchmd_ray.benchmarks.ood.methods.method."
             )
         if detector.name in methods:
             raise BenchmdError(
