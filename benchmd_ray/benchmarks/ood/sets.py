@@ -70,16 +70,15 @@ class SplitRecords:
         places = np.flatnonzero(chosen)
         return replace(self, rows=self.rows[places], table=self.table.take(places))
 
-    def halves(self, known: Mapping[str, bool] | None = None) -> tuple[SplitRecords, SplitRecords]:
+    def halves(self, stated: Mapping[str, bool] | None = None) -> tuple[SplitRecords, SplitRecords]:
         """Those that calibrate and those that are scored, by a hash of the patient.
 
-        ``known`` decides for the patients that it names.
+        ``stated`` says of the patients that it names whether they calibrate.
         """
-        places = known or {}
-        chosen = np.array(
-            [places.get(patient, calibrates(patient)) for patient in self.patients], bool
-        )
-        return self.at(chosen), self.at(~chosen)
+        of = stated or {}
+        chosen = [of.get(patient, calibrates(patient)) for patient in self.patients]
+        chosen_rows = np.array(chosen, bool)
+        return self.at(chosen_rows), self.at(~chosen_rows)
 
 
 @dataclass(frozen=True)
