@@ -1,6 +1,6 @@
 """Synthetic raw data in the owners' layouts, drawn from a seed.
 
-One module per modality. Nobody should read medicine into them.
+One module per modality. They have no medical meaning.
 """
 
 from __future__ import annotations
@@ -25,8 +25,9 @@ WRITERS: dict[str, Callable[..., dict[str, Path]]] = {
     "fundus": write_fundus,
     "ldct": write_ct,
 }
-"""By modality: (root, *, source_records, target_records, seed) writes the raw folder of each
-dataset, the source first, and returns them by the dataset's name."""
+"""By modality: (root, *, source_records, target_records, seed) writes a raw folder for each dataset
+below ``root``, the source first, and returns the folders by the dataset's name. The same arguments
+give the same bytes."""
 
 PACKAGES = {"eeg": ("mne", "edfio"), "ldct": ("SimpleITK",)}
 """Of `extras.EXTRAS`: what writing and reading the data of a modality needs."""

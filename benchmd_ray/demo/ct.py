@@ -2,12 +2,11 @@
 
 A scan is a phantom of a few centimetres: two dark lungs in a bright body, with vessels, and
 nodules as bright balls (large) or single bright dots on several slices (small). Radiologists mark
-them with some disagreement. Nobody should read medicine into it.
+them with some disagreement. It has no medical meaning.
 """
 
 from __future__ import annotations
 
-import csv
 import hashlib
 import math
 from collections.abc import Sequence
@@ -23,7 +22,7 @@ from pydicom.uid import UID, CTImageStorage, ExplicitVRLittleEndian
 from scipy.ndimage import gaussian_filter
 
 from benchmd_ray.data.itk import simple_itk
-from benchmd_ray.demo.draw import generator, texture
+from benchmd_ray.demo.draw import generator, texture, write_csv
 
 SIZE = 64
 """Rows and columns of a slice."""
@@ -39,7 +38,7 @@ MERGED_COLUMNS = (
 
 
 @dataclass(frozen=True)
-class _Domain:
+class _Scanner:
     """Where scans are made."""
 
     dataset: str
@@ -56,8 +55,8 @@ class _Domain:
     """Share of scans with a large nodule."""
 
 
-SOURCE = _Domain("lidc-idri", ("SYNTHETIC", "Phantom A"), 0.5, 25, -850, 0.5, 0.5)
-TARGET = _Domain("lndb", ("SYNTHETIC", "Phantom B"), 0.8, 45, -820, 0.4, 0.65)
+SOURCE = _Scanner("lidc-idri", ("SYNTHETIC", "Phantom A"), 0.5, 25, -850, 0.5, 0.5)
+TARGET = _Scanner("lndb", ("SYNTHETIC", "Phantom B"), 0.8, 45, -820, 0.4, 0.65)
 
 
 @dataclass
@@ -88,14 +87,7 @@ def write_ct(
     The same arguments give the same bytes. The default sizes take some seconds and 30 MB; their
     catalogs hold about two windows of 3 MB per scan.
 
-    Args:
-        root: Folder to write into.
-        source_records: Scans of LIDC-IDRI, of some fewer patients.
-        target_records: Scans of LNDb.
-        seed: Seed of all that is drawn.
-
-    Returns:
-        The raw folder of each dataset, by its name; the source first.
+    Records are scans, of LIDC-IDRI of some fewer patients.
     """
     folders = {domain.dataset: root / domain.dataset for domain in (SOURCE, TARGET)}
     _write_lidc(folders[SOURCE.dataset], source_records, seed)
@@ -104,7 +96,7 @@ def write_ct(
 
 
 def _scan(
-    domain: _Domain, number: int, seed: int
+    domain: _Scanner, number: int, seed: int
 ) -> tuple[npt.NDArray[np.int16], list[_Nodule], np.random.Generator]:
     """A scan in HU, (z, y, x), its nodules, and the generator for what is drawn further."""
     rng = generator(seed, domain.dataset, f"scan {number}")
@@ -128,7 +120,7 @@ def _scan(
     return np.rint(volume).clip(-1024, 3071).astype(np.int16), nodules, rng
 
 
-def _nodules(domain: _Domain, depth: int, number: int, rng: np.random.Generator) -> list[_Nodule]:
+def _nodules(domain: _Scanner, depth: int, number: int, rng: np.random.Generator) -> list[_Nodule]:
     """Nodules of a scan; every class comes to every few scans in turn."""
     nodules: list[_Nodule] = []
     turn = (number * 0.618034) % 1, (number * 0.754878) % 1
@@ -284,7 +276,7 @@ def _write_xml(path: Path, message: Element) -> None:
 
 
 def _uid(seed: int, *names: object) -> str:
-    """An identifier of its own for everything that has one."""
+    """A DICOM UID derived from names."""
     text = "/".join(str(part) for part in (seed, *names))
     return f"2.25.{int.from_bytes(hashlib.blake2b(text.encode(), digest_size=16).digest())}"
 
@@ -327,9 +319,9 @@ def _write_lndb(root: Path, scans: int, seed: int) -> None:
             }
             merged.append(who | row)
     tables = root / "trainset_csv"
-    _write_table(tables / "trainCTs.csv", ("LNDbID", "RadN"), listed)
-    _write_table(tables / "trainNodules.csv", MASK_COLUMNS, marked)
-    _write_table(tables / "trainNodules_gt.csv", MERGED_COLUMNS, merged)
+    write_csv(tables / "trainCTs.csv", listed, ("LNDbID", "RadN"))
+    write_csv(tables / "trainNodules.csv", marked, MASK_COLUMNS)
+    write_csv(tables / "trainNodules_gt.csv", merged, MERGED_COLUMNS)
 
 
 _NONE: dict[str, object] = {"Volume": 14.13716694, "Text": 0}
@@ -356,11 +348,3 @@ def _write_mhd(path: Path, values: npt.NDArray[np.generic], origin: Sequence[flo
     image.SetSpacing((SPACING, SPACING, STEP))
     image.SetOrigin([float(value) for value in origin])
     itk.WriteImage(image, str(path), useCompression=False)
-
-
-def _write_table(path: Path, columns: Sequence[str], rows: Sequence[dict[str, object]]) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("w", encoding="utf-8", newline="") as file:
-        writer = csv.DictWriter(file, columns, lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(rows)

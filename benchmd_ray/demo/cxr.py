@@ -3,15 +3,12 @@
 A chest is sketched from soft ellipses: two lungs, a heart, two diaphragms, a spine and ribs. A
 finding changes them: a wide heart, plates above a raised diaphragm, a dense patch, a haze around
 the hila, a filled angle. The patient turns and scales the sketch; the dataset adds its contrast,
-noise and borders. Nobody should read medicine into it.
+noise and borders. It has no medical meaning.
 """
 
 from __future__ import annotations
 
-import csv
-import gzip
-import io
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -23,7 +20,7 @@ from pydicom.dataset import FileDataset, FileMetaDataset
 
 from benchmd_ray.data.cards import dataset_card
 from benchmd_ray.data.datasets.cxr import finding_columns
-from benchmd_ray.demo.draw import drawn_labels, generator, texture
+from benchmd_ray.demo.draw import drawn_labels, generator, texture, write_csv
 from benchmd_ray.modality.modalities import modality
 
 Floats = npt.NDArray[np.floating]
@@ -63,7 +60,7 @@ VINDR_FINDINGS = (
 
 
 @dataclass(frozen=True)
-class _Domain:
+class _ChestDomain:
     """Where X-rays are taken: on whom and with what."""
 
     dataset: str
@@ -79,13 +76,13 @@ class _Domain:
     """Largest share of the film that is masked at each side."""
 
 
-SOURCE = _Domain("mimic-cxr", (0.25, 0.25, 0.15, 0.2, 0.28), (240, 200), 1.0, 0.02, 0.0)
-CHEXPERT = _Domain("chexpert", (0.32, 0.3, 0.12, 0.16, 0.24), (200, 236), 1.3, 0.04, 0.06)
-VINDR = _Domain("vindr-cxr", (0.12, 0.16, 0.12, 0.1, 0.14), (250, 210), 0.8, 0.03, 0.04)
+SOURCE = _ChestDomain("mimic-cxr", (0.25, 0.25, 0.15, 0.2, 0.28), (240, 200), 1.0, 0.02, 0.0)
+CHEXPERT = _ChestDomain("chexpert", (0.32, 0.3, 0.12, 0.16, 0.24), (200, 236), 1.3, 0.04, 0.06)
+VINDR = _ChestDomain("vindr-cxr", (0.12, 0.16, 0.12, 0.1, 0.14), (250, 210), 0.8, 0.03, 0.04)
 
 
 @dataclass(frozen=True)
-class _Film:
+class _ChestFilm:
     """One image of a study, and what it shows."""
 
     number: int
@@ -105,14 +102,7 @@ def write_cxr(
     Files, folders and columns are the owners'. The same arguments give the same bytes. The default
     sizes take some seconds and 20 MB.
 
-    Args:
-        root: Folder to write into.
-        source_records: Images of MIMIC-CXR-JPG, of fewer studies and patients.
-        target_records: Images of each target.
-        seed: Seed of all that is drawn.
-
-    Returns:
-        The raw folder of each dataset, by its name.
+    Records are images, of MIMIC-CXR-JPG of fewer studies and patients.
     """
     folders = {domain.dataset: root / domain.dataset for domain in (SOURCE, CHEXPERT, VINDR)}
     _write_mimic(folders["mimic-cxr"], source_records, seed)
@@ -121,14 +111,14 @@ def write_cxr(
     return folders
 
 
-def _films(domain: _Domain, records: int, seed: int) -> list[_Film]:
+def _films(domain: _ChestDomain, records: int, seed: int) -> list[_ChestFilm]:
     """Every fourth image is the lateral of the study before, every fifth study of that patient."""
     rng = generator(seed, domain.dataset, "findings")
     columns = [
         drawn_labels((name, ""), (share, 1 - share), records, rng)
         for name, share in zip(CLASSES, domain.prevalence, strict=True)
     ]
-    films: list[_Film] = []
+    films: list[_ChestFilm] = []
     study = patient = 0
     for index in range(records):
         lateral = index % 4 == 3
@@ -138,7 +128,7 @@ def _films(domain: _Domain, records: int, seed: int) -> list[_Film]:
             findings = tuple(name for column in columns if (name := column[index]))
             study += 1
             patient += study % 5 != 0
-        films.append(_Film(index + 1, study, patient, lateral, findings))
+        films.append(_ChestFilm(index + 1, study, patient, lateral, findings))
     return films
 
 
@@ -171,10 +161,10 @@ def _write_mimic(root: Path, records: int, seed: int) -> None:
         ("metadata", METADATA_COLUMNS, metadata),
     )
     for name, columns, rows in tables:
-        _write_table(root / f"mimic-cxr-2.0.0-{name}.csv.gz", columns, rows)
+        write_csv(root / f"mimic-cxr-2.0.0-{name}.csv.gz", rows, columns)
 
 
-def _mined(film: _Film, seed: int) -> dict[str, str]:
+def _mined(film: _ChestFilm, seed: int) -> dict[str, str]:
     """Labels as a labeler mines them from a report: most that is absent is not mentioned."""
     rng = generator(seed, SOURCE.dataset, f"report {film.study}")
     row = {"No Finding": "" if film.findings else "1.0"}
@@ -199,7 +189,7 @@ def _write_chexpert(root: Path, records: int, seed: int) -> None:
         _save_jpeg(_film(CHEXPERT, film, seed), root / top / name)
         row = dict.fromkeys(CHEXPERT_FINDINGS, "0")
         row["No Finding"] = str(int(not film.findings))
-        row |= {column: str(int(own in film.findings)) for column, own in columns.items()}
+        row |= {column: str(int(finding in film.findings)) for column, finding in columns.items()}
         if part == "valid":
             age, sex = _person(CHEXPERT, film.patient, seed)
             row = {column: f"{value}.0" for column, value in row.items()}
@@ -211,8 +201,8 @@ def _write_chexpert(root: Path, records: int, seed: int) -> None:
         rows[part].append(row)
     about = ("Path", "Sex", "Age", "Frontal/Lateral", "AP/PA")
     table = root / "CheXpert-v1.0-small" / "valid.csv"
-    _write_table(table, (*about, *CHEXPERT_FINDINGS), rows["valid"])
-    _write_table(root / "CheXpert/test_labels.csv", ("Path", *CHEXPERT_FINDINGS), rows["test"])
+    write_csv(table, rows["valid"], (*about, *CHEXPERT_FINDINGS))
+    write_csv(root / "CheXpert/test_labels.csv", rows["test"], ("Path", *CHEXPERT_FINDINGS))
 
 
 def _write_vindr(root: Path, records: int, seed: int) -> None:
@@ -220,26 +210,16 @@ def _write_vindr(root: Path, records: int, seed: int) -> None:
     columns = finding_columns(dataset_card("vindr-cxr"))
     rows = []
     for film in _films(VINDR, records, seed):
-        film = _Film(film.number, film.number, film.number, False, film.findings)
+        film = _ChestFilm(film.number, film.number, film.number, False, film.findings)
         name = _hex(VINDR, film, seed, 32)
         _save_dicom(film, name, root / "test" / f"{name}.dicom", seed)
         row = {"image_id": name} | dict.fromkeys(VINDR_FINDINGS, "0")
         row["No finding"] = str(int(not film.findings))
-        rows.append(row | {c: str(int(own in film.findings)) for c, own in columns.items()})
+        rows.append(row | {c: str(int(finding in film.findings)) for c, finding in columns.items()})
     rng = generator(seed, VINDR.dataset, "rows")
     shuffled = [rows[index] for index in rng.permutation(len(rows))]
     table = root / "annotations" / "image_labels_test.csv"
-    _write_table(table, ("image_id", *VINDR_FINDINGS), shuffled)
-
-
-def _write_table(path: Path, columns: Sequence[str], rows: Collection[Mapping[str, str]]) -> None:
-    text = io.StringIO()
-    writer = csv.DictWriter(text, columns, restval="", lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(rows)
-    content = text.getvalue().encode()
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_bytes(gzip.compress(content, mtime=0) if path.suffix == ".gz" else content)
+    write_csv(table, shuffled, ("image_id", *VINDR_FINDINGS))
 
 
 def _save_jpeg(pixels: npt.NDArray[np.uint8], path: Path) -> None:
@@ -247,7 +227,7 @@ def _save_jpeg(pixels: npt.NDArray[np.uint8], path: Path) -> None:
     Image.fromarray(pixels).save(path, quality=90)
 
 
-def _save_dicom(film: _Film, name: str, path: Path, seed: int) -> None:
+def _save_dicom(film: _ChestFilm, name: str, path: Path, seed: int) -> None:
     """12 bits, uncompressed; every third film as MONOCHROME1, where high values are dark."""
     inverted = film.number % 3 == 0
     grey = _grey(VINDR, film, seed)
@@ -285,22 +265,22 @@ def _save_dicom(film: _Film, name: str, path: Path, seed: int) -> None:
     dataset.save_as(path, enforce_file_format=True)
 
 
-def _hex(domain: _Domain, film: _Film, seed: int, digits: int) -> str:
+def _hex(domain: _ChestDomain, film: _ChestFilm, seed: int, digits: int) -> str:
     rng = generator(seed, domain.dataset, f"name {film.number}")
     return rng.bytes(digits // 2).hex()
 
 
-def _person(domain: _Domain, patient: int, seed: int) -> tuple[int, int]:
+def _person(domain: _ChestDomain, patient: int, seed: int) -> tuple[int, int]:
     """Age in years, and 0 for a man or 1 for a woman."""
     rng = generator(seed, domain.dataset, f"person {patient}")
     return int(np.clip(rng.normal(60, 16), 18, 90)), int(rng.integers(2))
 
 
-def _film(domain: _Domain, film: _Film, seed: int) -> npt.NDArray[np.uint8]:
+def _film(domain: _ChestDomain, film: _ChestFilm, seed: int) -> npt.NDArray[np.uint8]:
     return np.rint(255 * _grey(domain, film, seed)).astype(np.uint8)
 
 
-def _grey(domain: _Domain, film: _Film, seed: int) -> Floats:
+def _grey(domain: _ChestDomain, film: _ChestFilm, seed: int) -> Floats:
     """One film from 0 (dark) to 1 (its marker), (y, x)."""
     person = generator(seed, domain.dataset, f"chest {film.patient}")
     rng = generator(seed, domain.dataset, f"film {film.number}")

@@ -2,12 +2,11 @@
 
 A lesion is a blob with a ragged edge on textured skin. Its class gives it colour, outline, edge
 and structures, the lesion mixes in another class, the image turns and moves it, the dataset adds
-its camera. Nobody should read medicine into it.
+its camera. It has no medical meaning.
 """
 
 from __future__ import annotations
 
-import csv
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,7 +18,7 @@ from PIL import Image
 
 from benchmd_ray.data.cards import dataset_card
 from benchmd_ray.data.splits import hashed_split
-from benchmd_ray.demo.draw import drawn_labels, generator, texture
+from benchmd_ray.demo.draw import drawn_labels, generator, texture, write_csv
 from benchmd_ray.modality.modalities import modality
 
 Floats = npt.NDArray[np.float32]
@@ -50,7 +49,7 @@ LOOKS = {
 
 
 @dataclass(frozen=True)
-class _Domain:
+class _SkinDomain:
     """Where photographs are taken: of whom and with what."""
 
     dataset: str
@@ -70,7 +69,7 @@ class _Domain:
     """Largest number of hairs."""
 
 
-SOURCE = _Domain(
+SOURCE = _SkinDomain(
     dataset="bcn20000",
     prevalence=(0.20, 0.36, 0.16, 0.14, 0.14),
     sizes=((208, 208), (180, 240), (208, 208)),
@@ -81,7 +80,7 @@ SOURCE = _Domain(
     noise=0.02,
     hairs=6,
 )
-HAM10000 = _Domain(
+HAM10000 = _SkinDomain(
     dataset="ham10000",
     prevalence=(0.14, 0.46, 0.12, 0.10, 0.18),
     sizes=((180, 240),),
@@ -92,7 +91,7 @@ HAM10000 = _Domain(
     noise=0.015,
     hairs=3,
 )
-PAD = _Domain(
+PAD = _SkinDomain(
     dataset="pad-ufes-20",
     prevalence=(0.08, 0.16, 0.34, 0.30, 0.12),
     sizes=((200, 200), (240, 180), (230, 220), (190, 250)),
@@ -123,14 +122,7 @@ def write_derm(
     A twentieth of the images of ISIC 2019 are those of HAM10000, as in the real one. The same
     arguments give the same bytes. The default sizes take some seconds and 30 MB.
 
-    Args:
-        root: Folder to write into.
-        source_records: Images of ISIC 2019, of some fewer lesions.
-        target_records: Images of each target.
-        seed: Seed of all that is drawn.
-
-    Returns:
-        The raw folder of each dataset, by its name.
+    Records are images, of ISIC 2019 of some fewer lesions.
     """
     folders = {d.dataset: root / d.dataset for d in (SOURCE, HAM10000, PAD)}
     _write_isic_2019(folders[SOURCE.dataset], source_records, target_records, seed)
@@ -155,16 +147,18 @@ def _write_isic_2019(root: Path, records: int, shared: int, seed: int) -> None:
         pixels = _photograph(domain, lesion, name, seed)
         Image.fromarray(pixels).save(folder / f"{name}.jpg", quality=92)
     truths[0] = dict.fromkeys(truths[0], "0.0") | {"image": truths[0]["image"], "UNK": "1.0"}
-    _write_csv(root / "ISIC_2019_Training_GroundTruth.csv", truths)
-    _write_csv(root / "ISIC_2019_Training_Metadata.csv", people)
+    write_csv(root / "ISIC_2019_Training_GroundTruth.csv", truths)
+    write_csv(root / "ISIC_2019_Training_Metadata.csv", people)
 
 
-def _isic_2019(records: int, shared: int, seed: int) -> Iterator[tuple[str, str, _Lesion, _Domain]]:
+def _isic_2019(
+    records: int, shared: int, seed: int
+) -> Iterator[tuple[str, str, _Lesion, _SkinDomain]]:
     """Name, lesion id, lesion and origin of each image of ISIC 2019."""
     of_target = _ham10000(shared, seed)[: records // 20]
     rng = generator(seed, SOURCE.dataset, "table")
-    own = records - len(of_target)
-    labels = drawn_labels(CLASSES, SOURCE.prevalence, own, rng)
+    count = records - len(of_target)
+    labels = drawn_labels(CLASSES, SOURCE.prevalence, count, rng)
     used: dict[str, int] = dict.fromkeys(("train", "validation"), 0)
     dealt: dict[str, int] = {}
     lesion_id = ""
@@ -220,7 +214,7 @@ def _write_ham10000(root: Path, records: int, seed: int) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         pixels = _photograph(HAM10000, lesion, name, seed)
         Image.fromarray(pixels).save(folder / f"{name}.jpg", quality=92)
-    _write_csv(root / "HAM10000_metadata", rows)
+    write_csv(root / "HAM10000_metadata", rows)
 
 
 def _write_pad(root: Path, records: int, seed: int) -> None:
@@ -250,14 +244,7 @@ def _write_pad(root: Path, records: int, seed: int) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         image = Image.fromarray(_photograph(PAD, lesion, name, seed))
         (image.convert("RGBA") if index % 10 == 3 else image).save(folder / name, compress_level=1)
-    _write_csv(root / "metadata.csv", rows)
-
-
-def _write_csv(path: Path, rows: Sequence[dict[str, str]]) -> None:
-    with path.open("w", encoding="utf-8", newline="") as file:
-        writer = csv.DictWriter(file, list(rows[0]), lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(rows)
+    write_csv(root / "metadata.csv", rows)
 
 
 def _lesions(labels: Sequence[str]) -> list[_Lesion]:
@@ -265,12 +252,12 @@ def _lesions(labels: Sequence[str]) -> list[_Lesion]:
     seen: dict[str, list[_Lesion]] = {}
     lesions: list[_Lesion] = []
     for label in labels:
-        own = seen.setdefault(label, [])
-        if len(own) % 4 == 3:
-            lesion = _Lesion(own[-1].number, label, first=False)
+        same_class = seen.setdefault(label, [])
+        if len(same_class) % 4 == 3:
+            lesion = _Lesion(same_class[-1].number, label, first=False)
         else:
-            lesion = _Lesion(sum(one.first for one in lesions) + 1, label, first=True)
-        own.append(lesion)
+            lesion = _Lesion(sum(previous.first for previous in lesions) + 1, label, first=True)
+        same_class.append(lesion)
         lesions.append(lesion)
     return lesions
 
@@ -282,14 +269,16 @@ def _owners_label(dataset: str, lesion: _Lesion) -> str:
     return labels[lesion.number % len(labels)]
 
 
-def _person(domain: _Domain, number: int, seed: int) -> tuple[str, str]:
+def _person(domain: _SkinDomain, number: int, seed: int) -> tuple[str, str]:
     """Age in steps of five years and sex, now and then unknown."""
     rng = generator(seed, domain.dataset, f"person {number}")
     age = 5 * int(np.clip(rng.normal(11, 3), 2, 17))
     return ("" if number % 13 == 5 else f"{age}.0", ("male", "female", "")[number % 11 % 3])
 
 
-def _photograph(domain: _Domain, lesion: _Lesion, name: str, seed: int) -> npt.NDArray[np.uint8]:
+def _photograph(
+    domain: _SkinDomain, lesion: _Lesion, name: str, seed: int
+) -> npt.NDArray[np.uint8]:
     """One image, (y, x, 3)."""
     fixed = generator(seed, domain.dataset, f"lesion {lesion.number}")
     rng = generator(seed, domain.dataset, f"image {name}")

@@ -1,8 +1,12 @@
-"""What the synthetic datasets share: generators, labels, textures."""
+"""What the synthetic datasets share: generators, labels, textures, tables."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import csv
+import gzip
+import io
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
@@ -10,7 +14,7 @@ from scipy.ndimage import gaussian_filter
 
 
 def generator(seed: int, dataset: str, what: str) -> np.random.Generator:
-    """A generator of its own for everything that is drawn, so that sizes do not matter."""
+    """A separate generator for each thing that is drawn, so that sizes do not matter."""
     return np.random.default_rng([seed, *f"{dataset}/{what}".encode()])
 
 
@@ -42,3 +46,32 @@ def texture(
     """
     noise = gaussian_filter(rng.standard_normal(tuple(shape), np.float32), grain, mode="wrap")
     return np.asarray((noise - noise.mean()) / noise.std(), np.float32)
+
+
+def write_csv(
+    path: Path,
+    rows: Sequence[Mapping[str, object]],
+    columns: Sequence[str] = (),
+    *,
+    delimiter: str = ",",
+    lineterminator: str = "\n",
+) -> None:
+    """Write a table, compressed where its name ends with ``.gz``.
+
+    Args:
+        path: Its folder is created.
+        rows: Values by column; what a row lacks stays empty.
+        columns: Those of the first row if none are named.
+        delimiter: Between cells.
+        lineterminator: After each row.
+    """
+    text = io.StringIO()
+    names = columns or list(rows[0])
+    writer = csv.DictWriter(
+        text, names, restval="", delimiter=delimiter, lineterminator=lineterminator
+    )
+    writer.writeheader()
+    writer.writerows(rows)
+    content = text.getvalue().encode()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(gzip.compress(content, mtime=0) if path.suffix == ".gz" else content)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import datetime as dt
 from collections.abc import Mapping
 from pathlib import Path
@@ -13,7 +12,7 @@ from scipy.io import savemat
 
 from benchmd_ray.data.cards import code_classes, dataset_card
 from benchmd_ray.data.datasets.ecg import ECG, LEADS
-from benchmd_ray.demo.draw import drawn_labels
+from benchmd_ray.demo.draw import drawn_labels, write_csv
 from benchmd_ray.demo.ecg_signals import RATE, STEPS_PER_MV, Domain, ecg_of, generator_of
 
 FIRST_PATIENT = 90_001
@@ -76,14 +75,7 @@ def write_ecg(
     PTB-XL comes in PhysioNet's layout, the targets in that of the CinC challenges. The same
     arguments give the same bytes. The default sizes take some seconds and 130 MB.
 
-    Args:
-        root: Folder to write into.
-        source_records: Records of PTB-XL, of some fewer patients.
-        target_records: Records of each target.
-        seed: Seed of all that is drawn.
-
-    Returns:
-        The raw folder of each dataset, by its name.
+    Records are ECGs, of PTB-XL of some fewer patients.
     """
     folders = {domain.dataset: root / domain.dataset for domain in (SOURCE, *TARGETS)}
     _write_source(folders[SOURCE.dataset], source_records, seed)
@@ -98,24 +90,20 @@ def _write_source(root: Path, records: int, seed: int) -> None:
     labels = _labels(SOURCE, records, rng)
     patients = _patients(labels)
     codes = _codes_by_class(code_classes(dataset_card(SOURCE.dataset).code_table))
-    root.mkdir(parents=True, exist_ok=True)
-    with (root / "ptbxl_database.csv").open("w", encoding="utf-8", newline="") as file:
-        writer: csv.DictWriter[str] | None = None
-        for number, (label, (patient, fold)) in enumerate(zip(labels, patients, strict=True), 1):
-            row = _database_row(number, patient, fold, _likelihoods(label, codes, rng), seed)
-            if writer is None:
-                writer = csv.DictWriter(file, list(row), lineterminator="\n")
-                writer.writeheader()
-            writer.writerow(row)
-            path = root / row["filename_hr"]
-            path.parent.mkdir(parents=True, exist_ok=True)
-            signal = ecg_of(SOURCE, label, 10.0, patient, number, seed)
-            signal.T.astype("<i2").tofile(path.with_suffix(".dat"))
-            lines = [f"{path.name} 12 {RATE} {signal.shape[1]}"]
-            for lead, samples in zip(LEADS, signal, strict=True):
-                tail = f"16 0 {samples[0]} {int(samples.sum()) % 65536} 0 {lead.upper()}"
-                lines.append(f"{path.name}.dat 16 {STEPS_PER_MV:.1f}(0)/mV {tail}")
-            path.with_suffix(".hea").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    rows = []
+    for number, (label, (patient, fold)) in enumerate(zip(labels, patients, strict=True), 1):
+        row = _database_row(number, patient, fold, _likelihoods(label, codes, rng), seed)
+        rows.append(row)
+        path = root / row["filename_hr"]
+        path.parent.mkdir(parents=True, exist_ok=True)
+        signal = ecg_of(SOURCE, label, 10.0, patient, number, seed)
+        signal.T.astype("<i2").tofile(path.with_suffix(".dat"))
+        lines = [f"{path.name} 12 {RATE} {signal.shape[1]}"]
+        for lead, samples in zip(LEADS, signal, strict=True):
+            tail = f"16 0 {samples[0]} {int(samples.sum()) % 65536} 0 {lead.upper()}"
+            lines.append(f"{path.name}.dat 16 {STEPS_PER_MV:.1f}(0)/mV {tail}")
+        path.with_suffix(".hea").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    write_csv(root / "ptbxl_database.csv", rows)
 
 
 def _write_target(root: Path, domain: Domain, records: int, seed: int) -> None:
@@ -150,8 +138,8 @@ def _cinc_header(
     lines = [domain.first_line.format(name=name, time=signal.shape[1])]
     for lead, samples in zip(LEADS, signal, strict=True):
         checksum = (int(samples.sum()) + 32768) % 65536 - 32768
-        shown = lead.lower() if domain.lower_case else lead
-        lines.append(f"{name}.mat {domain.signal_format} 16 0 {samples[0]} {checksum} 0 {shown}")
+        label = lead.lower() if domain.lower_case else lead
+        lines.append(f"{name}.mat {domain.signal_format} 16 0 {samples[0]} {checksum} 0 {label}")
     lines += [f"{domain.comment}{key}: {value}" for key, value in person.items()]
     lines += [f"{domain.comment}{key}: Unknown" for key in ("Rx", "Hx", "Sx")]
     return "\n".join(lines) + "\n"
@@ -204,21 +192,24 @@ def _patients(labels: list[str]) -> list[tuple[int, int]]:
     """Patient and fold of each record: every fifth of a class is of the patient before it."""
     seen: dict[str, list[tuple[int, int]]] = {}
     result: list[tuple[int, int]] = []
-    known = 0
+    count = 0
     for label in labels:
-        own = seen.setdefault(label, [])
-        if len(own) % 5 == 4:
-            own.append(own[-1])
+        same_class = seen.setdefault(label, [])
+        if len(same_class) % 5 == 4:
+            same_class.append(same_class[-1])
         else:
-            dealt = len(set(own))
-            own.append((known, FOLD_ORDER[dealt % len(FOLD_ORDER)]))
-            known += 1
-        result.append(own[-1])
+            dealt = len(set(same_class))
+            same_class.append((count, FOLD_ORDER[dealt % len(FOLD_ORDER)]))
+            count += 1
+        result.append(same_class[-1])
     return result
 
 
 def _codes_by_class(classes: dict[str, str]) -> dict[str, list[str]]:
-    return {name: [c for c, own in classes.items() if own == name] for name in ECG.task.classes}
+    return {
+        name: [c for c, code_class in classes.items() if code_class == name]
+        for name in ECG.task.classes
+    }
 
 
 def _likelihoods(
@@ -227,15 +218,15 @@ def _likelihoods(
     """Codes with likelihoods whose dominant class is ``label``."""
     if label == "normal":
         return {"NORM": float(rng.choice([100.0, 80.0])), "SR": 0.0}
-    found = {str(rng.choice(codes[label])): float(rng.choice([100.0, 80.0, 50.0]))}
+    likelihoods = {str(rng.choice(codes[label])): float(rng.choice([100.0, 80.0, 50.0]))}
     if label == "atrial fibrillation/flutter":
-        found = dict.fromkeys(found, 0.0)  # a rhythm: PTB-XL states no likelihood
+        likelihoods = dict.fromkeys(likelihoods, 0.0)  # a rhythm: PTB-XL states no likelihood
     if rng.random() < 0.2:
         weaker = ECG.task.classes[1 + int(rng.integers(len(ECG.task.classes) - 1))]
-        found.setdefault(str(rng.choice(codes[weaker])), 15.0)
+        likelihoods.setdefault(str(rng.choice(codes[weaker])), 15.0)
     if label != "atrial fibrillation/flutter":
-        found["SR"] = 0.0
-    return found
+        likelihoods["SR"] = 0.0
+    return likelihoods
 
 
 def _person(domain: Domain, patient: int, seed: int) -> tuple[int, int]:

@@ -2,8 +2,8 @@
 
 An ECG is sketched as a heart dipole: P, Q, R, S, T and ST segment are Gaussians in time along a
 direction in space, repeated at a heart rate and seen by 12 leads through Dower's matrix. The class
-changes the waves, the patient turns and scales them, the dataset adds its noise. Nobody should
-read medicine into it.
+changes the waves, the patient turns and scales them, the dataset adds its noise. It has no
+medical meaning.
 """
 
 from __future__ import annotations
@@ -148,8 +148,8 @@ def _disturbance(domain: Domain, time: Floats, rng: np.random.Generator) -> Floa
 
 def _twelve(leads: npt.NDArray[np.floating]) -> npt.NDArray[np.floating]:
     """All leads from I, II and V1–V6: the limb leads are linear in I and II."""
-    one, two, chest = leads[0], leads[1], leads[2:]
-    limbs = [one, two, two - one, -(one + two) / 2, one - two / 2, two - one / 2]
+    i, ii, chest = leads[0], leads[1], leads[2:]
+    limbs = [i, ii, ii - i, -(i + ii) / 2, i - ii / 2, ii - i / 2]
     return np.concatenate([np.stack(limbs), chest])
 
 

@@ -3,12 +3,11 @@
 A night goes through wake, N1, N2, N3 and REM in cycles. Each stage is noise with a spectrum of its
 own and events: alpha waves and blinks awake, theta and rolling eyes in N1, spindles and K-complexes
 in N2, large slow waves in N3, low mixed waves and rapid eyes in REM. The person scales and shifts
-the rhythms, the dataset adds its noise, hum and sampling rate. Nobody should read medicine into it.
+the rhythms, the dataset adds its noise, hum and sampling rate. It has no medical meaning.
 """
 
 from __future__ import annotations
 
-import csv
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,7 +18,7 @@ import numpy.typing as npt
 
 from benchmd_ray.data.datasets.eeg import EPOCH
 from benchmd_ray.data.splits import hashed_split
-from benchmd_ray.demo.draw import generator
+from benchmd_ray.demo.draw import generator, write_csv
 from benchmd_ray.extensions.extras import importing
 
 Floats = npt.NDArray[np.float64]
@@ -53,7 +52,7 @@ _EVENTS = {  # how many, width in s, Hz, µV at C3, µV at C4
 
 
 @dataclass(frozen=True)
-class _Domain:
+class _SleepDomain:
     """Where nights are recorded: on whom and with what."""
 
     dataset: str
@@ -72,8 +71,8 @@ class _Domain:
     """Largest value that its files can hold, µV."""
 
 
-SOURCE = _Domain("shhs", 125, 8, 1.0, 3.0, 0.5, 60, 125)
-TARGET = _Domain("isruc", 200, 16, 0.7, 8.0, 5.0, 50, 600)
+SOURCE = _SleepDomain("shhs", 125, 8, 1.0, 3.0, 0.5, 60, 125)
+TARGET = _SleepDomain("isruc", 200, 16, 0.7, 8.0, 5.0, 50, 600)
 
 
 def write_eeg(
@@ -90,15 +89,7 @@ def write_eeg(
     flat; stages and signal differ in length; channels go by several names; a recording of ISRUC
     has electrodes and mastoids one by one.
 
-    Args:
-        root: Where to write.
-        source_records: Staged nights of SHHS, each of another person.
-        target_records: Nights of ISRUC.
-        epochs: Epochs of 30 s in a night.
-        seed: Seed of everything that is drawn.
-
-    Returns:
-        The folder of each dataset, by its name.
+    Records are nights of ``epochs`` epochs of 30 s, of SHHS each of another person.
     """
     folders = {domain.dataset: root / domain.dataset for domain in (SOURCE, TARGET)}
     _write_source(folders["shhs"], source_records, epochs, seed)
@@ -136,11 +127,11 @@ def _write_source(root: Path, nights: int, epochs: int, seed: int) -> None:
         if number < nights:  # the last one was never staged
             xml = _profusion(_codes(stages, number))
             (stagings / f"shhs1-{person}-profusion.xml").write_text(xml, encoding="utf-8")
-        rows.append([person, int(rng.integers(40, 95)), 1 + number % 2])
-    with table.open("w", encoding="latin-1", newline="") as file:
-        writer = csv.writer(file, lineterminator="\n")
-        writer.writerow(["nsrrid", "pptid", "age_s1", "gender", "race"])
-        writer.writerows([person, "", age, sex, 1] for person, age, sex in rows)
+        age = int(rng.integers(40, 95))
+        rows.append(
+            {"nsrrid": person, "pptid": "", "age_s1": age, "gender": 1 + number % 2, "race": 1}
+        )
+    write_csv(table, rows)
 
 
 def _write_target(root: Path, nights: int, epochs: int, seed: int) -> None:
@@ -162,11 +153,12 @@ def _write_target(root: Path, nights: int, epochs: int, seed: int) -> None:
             ],
             data_record_duration=1,
         ).write(root / folder / f"{name}.rec")
-        own = [CODES[stage] for stage in stages]
+        codes_of_stages = [CODES[stage] for stage in stages]
         other = [
-            str(rng.choice(list(CODES.values()))) if rng.random() < 0.15 else code for code in own
+            str(rng.choice(list(CODES.values()))) if rng.random() < 0.15 else code
+            for code in codes_of_stages
         ]
-        for expert, codes in ((1, own), (2, other[: len(own) - number])):
+        for expert, codes in ((1, codes_of_stages), (2, other[: len(codes_of_stages) - number])):
             text = "\n".join(codes) + "\n" * (1 + number % 3)
             (root / folder / f"{name}_{expert}.txt").write_text(text, encoding="utf-8")
 
@@ -181,15 +173,15 @@ def _place(number: int) -> tuple[str, str]:
 
 def _persons() -> Iterator[int]:
     """Numbers of persons of SHHS whose splits are `SPLITS`, over and over."""
-    number, found = FIRST_PERSON, 0
+    number, count = FIRST_PERSON, 0
     while True:
-        if hashed_split("shhs", str(number)) == SPLITS[found % len(SPLITS)]:
+        if hashed_split("shhs", str(number)) == SPLITS[count % len(SPLITS)]:
             yield number
-            found += 1
+            count += 1
         number += 1
 
 
-def _hypnogram(domain: _Domain, epochs: int, rng: np.random.Generator) -> list[str]:
+def _hypnogram(domain: _SleepDomain, epochs: int, rng: np.random.Generator) -> list[str]:
     stages = ["wake"] * int(rng.integers(domain.awake // 2, domain.awake + 1))
     while len(stages) < epochs:
         for stage, length in CYCLE:
@@ -243,13 +235,15 @@ def _channel(name: str, values: Floats, rate: float, unit: str, limit: float) ->
     )
 
 
-def _signals(domain: _Domain, stages: list[str], rng: np.random.Generator) -> tuple[Floats, Floats]:
+def _signals(
+    domain: _SleepDomain, stages: list[str], rng: np.random.Generator
+) -> tuple[Floats, Floats]:
     """C3 and C4 of a night in µV."""
     shift, loud = rng.normal(0, 0.04), domain.amplitude * rng.lognormal(0, 0.15)
     parts = []
     for stage in stages:
-        both, *each = (_rhythms(domain, stage, 1 + shift, rng) for _ in range(3))
-        epoch = 0.8 * both + 0.6 * np.stack(each) + _events(domain, stage, 1 + shift, rng)
+        both, *single = (_rhythms(domain, stage, 1 + shift, rng) for _ in range(3))
+        epoch = 0.8 * both + 0.6 * np.stack(single) + _events(domain, stage, 1 + shift, rng)
         parts.append(loud * rng.lognormal(0, 0.12) * epoch)
     night = np.concatenate(parts, axis=1)
     time = np.arange(night.shape[1]) / domain.rate
@@ -258,7 +252,7 @@ def _signals(domain: _Domain, stages: list[str], rng: np.random.Generator) -> tu
     return night[0], night[1]
 
 
-def _rhythms(domain: _Domain, stage: str, shift: float, rng: np.random.Generator) -> Floats:
+def _rhythms(domain: _SleepDomain, stage: str, shift: float, rng: np.random.Generator) -> Floats:
     """One epoch of one stage in µV: noise whose spectrum has the peaks of the stage."""
     length = EPOCH * domain.rate
     hertz = np.fft.rfftfreq(length, 1 / domain.rate)
@@ -271,12 +265,12 @@ def _rhythms(domain: _Domain, stage: str, shift: float, rng: np.random.Generator
     return np.asarray(np.fft.irfft(real + 1j * imaginary, length) * length, np.float64)
 
 
-def _events(domain: _Domain, stage: str, shift: float, rng: np.random.Generator) -> Floats:
+def _events(domain: _SleepDomain, stage: str, shift: float, rng: np.random.Generator) -> Floats:
     """What happens now and then in an epoch of one stage, (2, time) µV."""
     time = np.arange(EPOCH * domain.rate) / domain.rate
-    found = np.zeros((2, len(time)))
+    events = np.zeros((2, len(time)))
     for count, width, hertz, left, right in _EVENTS[stage]:
         after = time - rng.uniform(1, EPOCH - 1, (rng.poisson(count), 1))
         shape = np.exp(-0.5 * (after / width) ** 2) * np.cos(2 * np.pi * hertz * shift * after)
-        found += np.array([[left], [right]]) * shape.sum(axis=0)
-    return found
+        events += np.array([[left], [right]]) * shape.sum(axis=0)
+    return events

@@ -2,14 +2,13 @@
 
 A retina is an orange disc with an optic disc, vessels and a macula. The grade of retinopathy gives
 it dark and bright spots, pale patches and bleeding, the person gives it colour and vessels, the
-dataset its camera. Nobody should read medicine into it.
+dataset its camera. It has no medical meaning.
 """
 
 from __future__ import annotations
 
-import csv
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,7 +17,7 @@ import numpy.typing as npt
 from PIL import Image, ImageDraw, ImageFilter
 
 from benchmd_ray.data.splits import hashed_split
-from benchmd_ray.demo.draw import drawn_labels, generator, texture
+from benchmd_ray.demo.draw import drawn_labels, generator, texture, write_csv
 
 Floats = npt.NDArray[np.float32]
 GRADES = ("0", "1", "2", "3", "4")
@@ -34,7 +33,7 @@ SIGNS = {  # smallest and largest number of dark spots, bright spots, pale patch
 
 
 @dataclass(frozen=True)
-class _Domain:
+class _EyeDomain:
     """Where photographs are taken: of whom and with what."""
 
     dataset: str
@@ -52,7 +51,7 @@ class _Domain:
     noise: float
 
 
-SOURCE = _Domain(
+SOURCE = _EyeDomain(
     dataset="messidor-2",
     prevalence=(0.36, 0.16, 0.20, 0.14, 0.14),
     sizes=((160, 240),),
@@ -62,7 +61,7 @@ SOURCE = _Domain(
     blur=0.0,
     noise=0.015,
 )
-APTOS = _Domain(
+APTOS = _EyeDomain(
     dataset="aptos-2019",
     prevalence=(0.36, 0.14, 0.24, 0.12, 0.14),
     sizes=((200, 200), (170, 220), (190, 250)),
@@ -72,7 +71,7 @@ APTOS = _Domain(
     blur=0.7,
     noise=0.03,
 )
-JINCHI = _Domain(
+JINCHI = _EyeDomain(
     dataset="jinchi",
     prevalence=(0.44, 0.14, 0.16, 0.12, 0.14),
     sizes=((200, 216),),
@@ -91,14 +90,7 @@ def write_fundus(
 
     The same arguments give the same bytes. The default sizes take some seconds and 30 MB.
 
-    Args:
-        root: Folder to write into.
-        source_records: Images of Messidor-2, two of a patient; one less when it is odd.
-        target_records: Images of each target.
-        seed: Seed of all that is drawn.
-
-    Returns:
-        The raw folder of each dataset, by its name.
+    Records are images: of Messidor-2 two of a patient, one less where the number is odd.
     """
     folders = {domain.dataset: root / domain.dataset for domain in (SOURCE, APTOS, JINCHI)}
     _write_messidor(folders[SOURCE.dataset], source_records, seed)
@@ -111,7 +103,8 @@ def _write_messidor(root: Path, records: int, seed: int) -> None:
     """Grades, pairs of eyes, and images: PNG of one part, ``.JPG`` of the other."""
     folder = root / "IMAGES"
     folder.mkdir(parents=True, exist_ok=True)
-    grades, pairs = [], []
+    grades: list[dict[str, str]] = []
+    pairs: list[dict[str, str]] = []
     for patient, (names, labels) in enumerate(_messidor_patients(records // 2, seed)):
         for eye, (name, label) in enumerate(zip(names, labels, strict=True)):
             gradable = patient % 40 != 11 or eye == 0
@@ -121,8 +114,9 @@ def _write_messidor(root: Path, records: int, seed: int) -> None:
             image = _retina(SOURCE, label, patient, eye, name, seed)
             image.save(folder / name, quality=92, compress_level=1)
         pairs.append({"left": names[0], "right": names[1]})
-    _write_csv(root / "messidor_data.csv", sorted(grades, key=lambda row: row["image_id"]))
-    _write_csv(root / "messidor-2.csv", pairs, delimiter=";")
+    grades.sort(key=lambda row: row["image_id"])
+    write_csv(root / "messidor_data.csv", grades)
+    write_csv(root / "messidor-2.csv", pairs, delimiter=";")
 
 
 _MESSIDOR = ("image_id", "adjudicated_dr_grade", "adjudicated_dme", "adjudicated_gradable")
@@ -170,7 +164,7 @@ def _write_aptos(root: Path, records: int, seed: int) -> None:
             image = _retina(APTOS, grade, index, int(rng.integers(2)), name, seed)
             image.save(folder / f"{name}.png", compress_level=1)
         rows.append({"id_code": name, "diagnosis": grade})
-    _write_csv(root / "train.csv", rows)
+    write_csv(root / "train.csv", rows)
 
 
 def _write_jinchi(root: Path, records: int, seed: int) -> None:
@@ -191,18 +185,11 @@ def _write_jinchi(root: Path, records: int, seed: int) -> None:
                 "Davis_grading_of_one_figure": davis,
             }
         )
-    _write_csv(root / "list.csv", rows)
-
-
-def _write_csv(path: Path, rows: Sequence[dict[str, str]], *, delimiter: str = ",") -> None:
-    with path.open("w", encoding="utf-8", newline="") as file:
-        writer = csv.DictWriter(file, list(rows[0]), delimiter=delimiter, lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(rows)
+    write_csv(root / "list.csv", rows)
 
 
 def _retina(
-    domain: _Domain, grade: str, patient: int, eye: int, name: str, seed: int
+    domain: _EyeDomain, grade: str, patient: int, eye: int, name: str, seed: int
 ) -> Image.Image:
     """One image. ``eye`` 0 has the optic disc to the left of the macula, 1 to the right."""
     fixed = generator(seed, domain.dataset, f"person {patient}")
@@ -238,7 +225,7 @@ def _laid(image: Floats, mask: Image.Image, colour: tuple[float, float, float]) 
 
 
 def _vessels(
-    domain: _Domain,
+    domain: _EyeDomain,
     size: tuple[int, int],
     start: tuple[float, float],
     radius: float,

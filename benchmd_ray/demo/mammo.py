@@ -3,14 +3,13 @@
 A breast is half an ellipse at the edge of the image, with a texture of gland inside and a bright
 marker next to it. The higher the BI-RADS assessment, the brighter the breast, and the larger and
 brighter a mass in it. The target looks like digitised film: grainy, dark, with a bright frame.
-Nobody should read medicine into it.
+It has no medical meaning.
 """
 
 from __future__ import annotations
 
-import csv
 import hashlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,7 +18,7 @@ import numpy.typing as npt
 from pydicom import uid
 from pydicom.dataset import FileDataset, FileMetaDataset
 
-from benchmd_ray.demo.draw import drawn_labels, generator, texture
+from benchmd_ray.demo.draw import drawn_labels, generator, texture, write_csv
 from benchmd_ray.modality.modalities import modality
 
 Floats = npt.NDArray[np.floating]
@@ -41,7 +40,7 @@ calcifications, assessments of 0."""
 
 
 @dataclass(frozen=True)
-class _Domain:
+class _BreastDomain:
     """Where mammograms are taken."""
 
     dataset: str
@@ -55,8 +54,8 @@ class _Domain:
     """Width of a bright frame in pixels."""
 
 
-SOURCE = _Domain("vindr-mammo", (0.36, 0.24, 0.16, 0.14, 0.1), 1.0, 0.015, 0)
-TARGET = _Domain("cbis-ddsm", (0.1, 0.15, 0.25, 0.3, 0.2), 1.25, 0.05, 3)
+SOURCE = _BreastDomain("vindr-mammo", (0.36, 0.24, 0.16, 0.14, 0.1), 1.0, 0.015, 0)
+TARGET = _BreastDomain("cbis-ddsm", (0.1, 0.15, 0.25, 0.3, 0.2), 1.25, 0.05, 3)
 
 
 @dataclass(frozen=True)
@@ -78,7 +77,7 @@ ENCODINGS = (
 
 
 @dataclass(frozen=True)
-class _Film:
+class _BreastFilm:
     """One image."""
 
     number: int
@@ -102,14 +101,7 @@ def write_mammo(
     Files, folders and columns are the owners'. The same arguments give the same bytes. The default
     sizes take some seconds and 20 MB.
 
-    Args:
-        root: Folder to write into.
-        source_records: Images of VinDr-Mammo, four of each exam.
-        target_records: Images of CBIS-DDSM's test sets, of fewer patients.
-        seed: Seed of all that is drawn.
-
-    Returns:
-        The raw folder of each dataset, by its name.
+    Records are images: of VinDr-Mammo four of each exam, of CBIS-DDSM those of its test sets.
     """
     folders = {domain.dataset: root / domain.dataset for domain in (SOURCE, TARGET)}
     _write_vindr(folders["vindr-mammo"], source_records, seed)
@@ -117,7 +109,9 @@ def write_mammo(
     return folders
 
 
-def _films(domain: _Domain, sides: Sequence[str], records: int, seed: int) -> Iterator[_Film]:
+def _films(
+    domain: _BreastDomain, sides: Sequence[str], records: int, seed: int
+) -> Iterator[_BreastFilm]:
     """Two views of each breast; the breasts are dealt to the patients in turn."""
     labels = drawn_labels(
         CLASSES, domain.prevalence, len(sides), generator(seed, domain.dataset, "labels")
@@ -128,7 +122,7 @@ def _films(domain: _Domain, sides: Sequence[str], records: int, seed: int) -> It
         for view in ("CC", "MLO"):
             number += 1
             if number <= records:
-                yield _Film(number, patient, side, view, label)
+                yield _BreastFilm(number, patient, side, view, label)
 
 
 def _write_vindr(root: Path, records: int, seed: int) -> None:
@@ -151,9 +145,9 @@ def _write_vindr(root: Path, records: int, seed: int) -> None:
             {"SOP Instance UID": image, "Patient's Age": age}
             | {"Manufacturer": maker, "Manufacturer's Model Name": model}
         )
-    _write_table(root / "breast-level_annotations.csv", breasts)
-    _write_table(root / "metadata.csv", headers)
-    stray = _drawn(SOURCE, _Film(0, 0, "L", "CC", CLASSES[0]), seed)
+    write_csv(root / "breast-level_annotations.csv", breasts, lineterminator="\r\n")
+    write_csv(root / "metadata.csv", headers, lineterminator="\r\n")
+    stray = _drawn(SOURCE, _BreastFilm(0, 0, "L", "CC", CLASSES[0]), seed)
     _save(
         stray, ENCODINGS[0], root / f"images/{_hex(seed, 'study 0')}/{_hex(seed, 'image 0')}.dicom"
     )
@@ -181,10 +175,12 @@ def _write_cbis(root: Path, records: int, seed: int) -> None:
                 cut = pixels[40:80, 40:80]
                 _save(cut, _Encoding(16), top / _there(rows[0]["cropped image file path"]))
     for kind, rows in tables.items():
-        _write_table(root / f"{kind.lower()}_case_description_test_set.csv", rows)
+        write_csv(
+            root / f"{kind.lower()}_case_description_test_set.csv", rows, lineterminator="\r\n"
+        )
 
 
-def _abnormalities(film: _Film, kind: str, kinds: int, seed: int) -> list[dict[str, str]]:
+def _abnormalities(film: _BreastFilm, kind: str, kinds: int, seed: int) -> list[dict[str, str]]:
     """Rows of a film: the first is assessed as its class says, a second one lower."""
     patient, side = f"P_{FIRST_PATIENT + film.patient}", {"L": "LEFT", "R": "RIGHT"}[film.side]
     series = f"{kind}-Test_{patient}_{side}_{film.view}"
@@ -193,7 +189,7 @@ def _abnormalities(film: _Film, kind: str, kinds: int, seed: int) -> list[dict[s
         levels = [max(1, film.level)]
     if film.patient % INCONCLUSIVE == 0:
         levels = [0]
-    own = {
+    names = {
         "Mass": ("breast_density", "mass shape", "mass margins", "mass"),
         "Calc": ("breast density", "calc type", "calc distribution", "calcification"),
     }[kind]
@@ -209,9 +205,14 @@ def _abnormalities(film: _Film, kind: str, kinds: int, seed: int) -> list[dict[s
             )
         }
         rows.append(
-            {"patient_id": patient, own[0]: str(1 + film.patient % 4)}
+            {"patient_id": patient, names[0]: str(1 + film.patient % 4)}
             | {"left or right breast": side, "image view": film.view}
-            | {"abnormality id": str(number), "abnormality type": own[3], own[1]: "", own[2]: ""}
+            | {
+                "abnormality id": str(number),
+                "abnormality type": names[3],
+                names[1]: "",
+                names[2]: "",
+            }
             | {"assessment": str(level), "pathology": "MALIGNANT" if level > 3 else "BENIGN"}
             | {"subtlety": "3"}
             | paths
@@ -224,7 +225,7 @@ def _there(path: str) -> str:
     return path.replace("000000.dcm", "1-1.dcm")
 
 
-def _drawn(domain: _Domain, film: _Film, seed: int) -> Floats:
+def _drawn(domain: _BreastDomain, film: _BreastFilm, seed: int) -> Floats:
     """Grey levels from 0 to 1, (y, x); the mass lies at one place of the breast in both views."""
     breast = generator(seed, domain.dataset, f"breast {film.patient} {film.side}")
     y, x = np.mgrid[:HEIGHT, :WIDTH].astype(np.float32)
@@ -281,12 +282,5 @@ def _hex(seed: int, what: str) -> str:
 
 
 def _uid(seed: int, *what: str) -> str:
-    """A UID of its own."""
+    """A DICOM UID derived from names."""
     return f"2.25.{int(_hex(seed, '/'.join(what)), 16)}"
-
-
-def _write_table(path: Path, rows: Sequence[Mapping[str, str]]) -> None:
-    with path.open("w", encoding="utf-8", newline="") as file:
-        writer = csv.DictWriter(file, list(rows[0]))
-        writer.writeheader()
-        writer.writerows(rows)

@@ -2,7 +2,7 @@
 
 A volume shows a bright bean with a darker end in grey noise; the mask has the one as ``anterior``
 and the other as ``posterior``. Extents vary, and files are as scanners hand them out: voxels of
-unequal size, axes in either direction. Nobody should read medicine into it.
+unequal size, axes in either direction. It has no medical meaning.
 """
 
 from __future__ import annotations
@@ -30,16 +30,7 @@ def write_segmentation(
 ) -> dict[str, Path]:
     """Write a dataset as a raw folder below ``root``.
 
-    The same arguments give the same voxels.
-
-    Args:
-        root: Folder to write into.
-        source_records: Volumes.
-        target_records: None: there is no target.
-        seed: Seed of all that is drawn.
-
-    Returns:
-        The raw folder, by the dataset's name.
+    The same arguments give the same voxels. There is no target.
     """
     itk, folder = simple_itk(), root / DATASET
     for name in ("imagesTr", "labelsTr"):

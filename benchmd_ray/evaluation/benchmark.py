@@ -23,14 +23,16 @@ RESERVED = ("tuned", "tuned ensemble", "start ensemble", "custom", "shuffled", "
 """Protocols that no start may be named like."""
 
 
-def _called(what: str, expected: Any, work: Callable[..., Any], *given: Any, **more: Any) -> Any:
+def _called(
+    what: str, expected: Any, work: Callable[..., Any], *arguments: Any, **more: Any
+) -> Any:
     """What a function of a declaration gives.
 
     Raises:
         BenchmdError: As the function does; also where it fails otherwise or gives something else.
     """
     try:
-        result = work(*given, **more)
+        result = work(*arguments, **more)
     except BenchmdError:
         raise
     except Exception as error:  # whatever code from outside does
@@ -42,8 +44,8 @@ def _called(what: str, expected: Any, work: Callable[..., Any], *given: Any, **m
     names = expected is tuple and isinstance(result, tuple)
     if not isinstance(result, expected) or (names and not all(isinstance(n, str) for n in result)):
         wanted = {tuple: "a tuple of names", Mapping: "a mapping", Settings: "Settings"}
-        said = wanted.get(expected, expected)
-        raise BenchmdError(f"{what} gives {shown(result)}, expected {said}.")
+        expectation = wanted.get(expected, expected)
+        raise BenchmdError(f"{what} gives {shown(result)}, expected {expectation}.")
     return result
 
 
@@ -70,7 +72,7 @@ class Start:
     name: str
     """Protocol of its runs, as tables name it."""
     meaning: str
-    """What it is, for readers of a report: ``the fixed protocol's settings``."""
+    """Its description in reports: ``the fixed protocol's settings``."""
     settings: Callable[[Modality, str, str], Settings]
     """From modality, technique and variant (empty for the usual one) to the settings.
 
@@ -90,7 +92,7 @@ class Start:
     """What a report adds where it has results of it."""
 
     def __post_init__(self) -> None:
-        """Refuse a name that tables could not tell apart."""
+        """Refuse a reserved or malformed name."""
         require_plain_name("start", self.name)
         if self.name in RESERVED:
             raise BenchmdError(f"a start cannot be named {self.name}: choose another name.")
@@ -98,21 +100,17 @@ class Start:
         _guard(self, f"the start {self.name}", expected)
 
     def followed(self, kind: Modality, technique: str, settings: Mapping[str, Any]) -> bool:
-        """Whether a run has these settings, of the parts that determine it.
-
-        Args:
-            kind: What it is trained on.
-            technique: Its technique.
-            settings: By part (``encoder``, ``pretrain`` or ``transfer``) as plain values.
-        """
-        held = updated(Settings(), settings)
-        own = self.like(kind, technique, held)
-        return own is not None and all(as_dict(own)[p] == as_dict(held)[p] for p in settings)
+        """Whether a run has these settings, of the parts that determine it."""
+        run_settings = updated(Settings(), settings)
+        protocol = self.like(kind, technique, run_settings)
+        return protocol is not None and all(
+            as_dict(protocol)[p] == as_dict(run_settings)[p] for p in settings
+        )
 
 
 @dataclass(frozen=True)
 class Published:
-    """AUROC that was published, to stand next to ours."""
+    """Published AUROC, shown next to ours."""
 
     source: str
     """Where it is from: ``BenchMD v2, tables 1 and 2``."""
@@ -177,13 +175,13 @@ class Benchmark:
             raise BenchmdError(f"the benchmark {self.name} has no start: expected one or more.")
         for what, names in (
             ("start", [start.name for start in self.starts]),
-            ("evaluation", [one.name for one in self.evaluations]),
+            ("evaluation", [evaluation.name for evaluation in self.evaluations]),
         ):
             if both := sorted({name for name in names if names.count(name) > 1}):
                 raise BenchmdError(
                     f"the benchmark {self.name} has two {what}s named {both[0]}: rename one."
                 )
-        if not any(each in self.evaluations for each in OF_TRANSFERS):
+        if not any(required in self.evaluations for required in OF_TRANSFERS):
             raise BenchmdError(
                 f"the benchmark {self.name} has no classification among its evaluations: add "
                 "CLASSIFICATION, by which a transfer chooses its epoch, or SEGMENTATION, where it "
@@ -192,11 +190,7 @@ class Benchmark:
         _guard(self, f"the benchmark {self.name}", {"datasets": tuple, "space": Path | None})
 
     def start_named(self, name: str, kind: Modality) -> tuple[Start, str]:
-        """A start and its variant.
-
-        Args:
-            name: Of a start or a variant; empty for the usual one.
-            kind: What it is for.
+        """A start and its variant, by the name of either; the usual start for an empty name.
 
         Raises:
             BenchmdError: There is none; the message lists the valid names.
@@ -206,5 +200,9 @@ class Benchmark:
         for start in self.starts:
             if name == start.name or name in start.variants(kind):
                 return start, "" if name == start.name else name
-        valid = [each for start in self.starts for each in (start.name, *start.variants(kind))]
+        valid = [
+            valid_name
+            for start in self.starts
+            for valid_name in (start.name, *start.variants(kind))
+        ]
         raise unknown_name(f"start of {self.name}", name, valid)

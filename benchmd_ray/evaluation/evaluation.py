@@ -159,4 +159,4 @@ OF_TRANSFERS = (CLASSIFICATION, SEGMENTATION)
 
 def usual_evaluation(task: Task) -> Evaluation:
     """What a transfer to a task is scored by: its source always is, and targets zero-shot."""
-    return next(each for each in OF_TRANSFERS if task.kind in each.tasks)
+    return next(evaluation for evaluation in OF_TRANSFERS if task.kind in evaluation.tasks)

@@ -75,12 +75,16 @@ def benchmark(name: str = USUAL) -> Benchmark:
 
 def starts() -> dict[str, Start]:
     """The starts of all benchmarks by name, the usual benchmark's usual one first."""
-    return {start.name: start for each in benchmarks().values() for start in each.starts}
+    return {start.name: start for benchmark in benchmarks().values() for start in benchmark.starts}
 
 
 def evaluations() -> dict[str, Evaluation]:
     """The evaluations of all benchmarks by name."""
-    return {one.name: one for each in benchmarks().values() for one in each.evaluations}
+    return {
+        evaluation.name: evaluation
+        for benchmark in benchmarks().values()
+        for evaluation in benchmark.evaluations
+    }
 
 
 def asked_name(name: str) -> str:
@@ -96,13 +100,9 @@ def asked_name(name: str) -> str:
 
 
 def evaluations_asked(name: str) -> tuple[Evaluation, ...]:
-    """What is asked of each transfer: a benchmark's evaluations, or the usual ones and one.
-
-    Args:
-        name: What `asked_name` gives.
-    """
+    """What is asked of each transfer: a benchmark's evaluations, or the usual ones and one."""
     if name in benchmarks():
-        return tuple(one for one in benchmark(name).evaluations if one.planned)
+        return tuple(evaluation for evaluation in benchmark(name).evaluations if evaluation.planned)
     return tuple(dict.fromkeys((*OF_TRANSFERS, evaluations()[name])))
 
 
@@ -121,7 +121,7 @@ def protocol_of(kind: Modality, technique: str, *settings: Mapping[str, Any]) ->
         settings: Those of the run and of its pretraining, by part, as `Start.followed` takes them.
     """
     for start in starts().values():
-        if all(start.followed(kind, technique, each) for each in settings):
+        if all(start.followed(kind, technique, part) for part in settings):
             return start.name
     return ""
 
@@ -133,16 +133,20 @@ def usual_start() -> str:
 
 def published_for(dataset: str, setting: str, technique: str) -> tuple[Benchmark, float] | None:
     """The benchmark that published an AUROC for this result, and the AUROC."""
-    for each in benchmarks().values():
-        value = each.published and each.published.auroc().get((dataset, setting, technique))
+    for declared in benchmarks().values():
+        value = declared.published and declared.published.auroc().get((dataset, setting, technique))
         if value:
-            return each, value
+            return declared, value
     return None
 
 
 def built_in_space(technique: str, setting: str, kind: Modality) -> Path | None:
     """The file of a benchmark's own search space for a search, if one has it."""
-    paths = (each.space(technique, setting, kind) for each in benchmarks().values() if each.space)
+    paths = (
+        declared.space(technique, setting, kind)
+        for declared in benchmarks().values()
+        if declared.space
+    )
     return next((path for path in paths if path is not None), None)
 
 
@@ -157,17 +161,17 @@ def _found(named: str) -> tuple[dict[str, Benchmark], dict[str, str]]:
     paths |= {path: path for path in named.split(",") if path}
     for name, path in paths.items():
         try:
-            made = _loaded(path)
+            benchmark = _loaded(path)
             for what, names, taken in (
-                ("benchmark", {made.name}, sound.keys()),
-                ("start", {start.name for start in made.starts}, _names(sound)),
-                ("evaluation", _others(made, sound), _others(made, sound)),
+                ("benchmark", {benchmark.name}, sound.keys()),
+                ("start", {start.name for start in benchmark.starts}, _names(sound)),
+                ("evaluation", _others(benchmark, sound), _others(benchmark, sound)),
             ):
                 if both := sorted(names & taken):
                     raise BenchmdError(
                         f"{path}: there is a {what} {both[0]} already: choose another name."
                     )
-            sound[made.name] = made
+            sound[benchmark.name] = benchmark
         except BenchmdError as error:
             broken[name] = str(error)
     return sound, broken
@@ -191,13 +195,21 @@ def _order(entry: EntryPoint) -> tuple[bool, bool, str, str]:
 
 
 def _names(sound: dict[str, Benchmark]) -> set[str]:
-    return {start.name for each in sound.values() for start in each.starts}
+    return {start.name for declared in sound.values() for start in declared.starts}
 
 
-def _others(made: Benchmark, sound: dict[str, Benchmark]) -> set[str]:
+def _others(benchmark: Benchmark, sound: dict[str, Benchmark]) -> set[str]:
     """Names of evaluations of a benchmark that are another's, of the same name."""
-    held = {one.name: one for each in sound.values() for one in each.evaluations}
-    return {one.name for one in made.evaluations if held.get(one.name, one) is not one}
+    taken = {
+        evaluation.name: evaluation
+        for declared in sound.values()
+        for evaluation in declared.evaluations
+    }
+    return {
+        evaluation.name
+        for evaluation in benchmark.evaluations
+        if taken.get(evaluation.name, evaluation) is not evaluation
+    }
 
 
 def _loaded(path: str) -> Benchmark:
@@ -207,26 +219,26 @@ def _loaded(path: str) -> Benchmark:
         BenchmdError: It cannot be imported, or is not a benchmark.
     """
     try:
-        made = EntryPoint("", path, GROUP).load()
+        benchmark = EntryPoint("", path, GROUP).load()
     except Exception as error:  # whatever a module of the user does
         raise BenchmdError(
             f"the benchmark {path} cannot be imported ({type(error).__name__}: "
             f"{first_line(error)}): install it, or put its folder into PYTHONPATH on every node."
         ) from error
-    if not isinstance(made, Benchmark):
+    if not isinstance(benchmark, Benchmark):
         raise BenchmdError(
-            f"{path} is of the type {type(made).__name__}, expected a "
+            f"{path} is of the type {type(benchmark).__name__}, expected a "
             "benchmd_ray.evaluation.benchmark.Benchmark."
         )
-    return made
+    return benchmark
 
 
 def commands() -> dict[str, str]:
     """Import paths of the benchmarks' own commands, by name; the first of a name counts."""
-    found: dict[str, str] = {}
-    for each in benchmarks().values():
-        found = {**each.commands, **found}
-    return found
+    paths: dict[str, str] = {}
+    for declared in benchmarks().values():
+        paths = {**declared.commands, **paths}
+    return paths
 
 
 def named_by(path: str) -> Any:

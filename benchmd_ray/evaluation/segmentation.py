@@ -24,7 +24,7 @@ MEAN = "mean"
 
 
 @dataclass(frozen=True, eq=False)
-class Measured:
+class ClassDice:
     """DSC of one class, or the mean over classes, on one split."""
 
     value: float
@@ -41,7 +41,7 @@ class Measured:
     """Cases whose reference has the class, or any class."""
 
 
-def measured(predictions: Predictions, resamples: int) -> dict[Where, Measured]:
+def measured(predictions: Predictions, resamples: int) -> dict[Where, ClassDice]:
     """DSC of the model and of the baseline, split by split: each class, and their mean.
 
     Args:
@@ -51,40 +51,33 @@ def measured(predictions: Predictions, resamples: int) -> dict[Where, Measured]:
     """
     frame = predictions.table.to_pandas()
     return {
-        (str(split), str(method), name): one
-        for (split, method), own in frame.groupby(["split", "method"], sort=True)
-        for name, one in _measured(own, predictions.task.foreground, resamples)
+        (str(split), str(method), name): score
+        for (split, method), rows in frame.groupby(["split", "method"], sort=True)
+        for name, score in _measured(rows, predictions.task.foreground, resamples)
     }
 
 
 def score_rows(predictions: Predictions, resamples: int) -> pd.DataFrame:
-    """Score rows of `measured`.
-
-    Args:
-        predictions: Of the evaluation ``segmentation``.
-        resamples: Of the bootstrap over patients.
-    """
+    """Score rows of `measured`."""
     rows = [
         {
             "split": split,
             "method": method,
             "scored": predictions.task.scored,
             "class": name,
-            **row_of([one]),
+            **row_of([score]),
         }
-        for (split, method, name), one in measured(predictions, resamples).items()
+        for (split, method, name), score in measured(predictions, resamples).items()
     ]
     return pd.DataFrame(rows)
 
 
-def row_of(seeds: list[Measured]) -> dict[str, object]:
-    """Value, interval and counts of one seed or of several, pooled.
-
-    Args:
-        seeds: Of the same cases.
-    """
+def row_of(seeds: list[ClassDice]) -> dict[str, object]:
+    """Value, interval and counts of one seed or of several, pooled."""
     first = seeds[0]
-    pooled = pooled_seeds([one.value for one in seeds], [one.draws for one in seeds], first.basis)
+    pooled = pooled_seeds(
+        [seed.value for seed in seeds], [seed.draws for seed in seeds], first.basis
+    )
     return {
         "metric": METRIC,
         "value": pooled.mean,
@@ -99,23 +92,28 @@ def row_of(seeds: list[Measured]) -> dict[str, object]:
 
 
 def _measured(
-    own: pd.DataFrame, classes: tuple[str, ...], resamples: int
-) -> Iterator[tuple[str, Measured]]:
+    rows: pd.DataFrame, classes: tuple[str, ...], resamples: int
+) -> Iterator[tuple[str, ClassDice]]:
     """Of one method on one split."""
-    table = own.pivot(index="record_id", columns="class", values="dsc")[list(classes)]
-    cases = own.drop_duplicates("record_id").set_index("record_id").loc[table.index]
+    table = rows.pivot(index="record_id", columns="class", values="dsc")[list(classes)]
+    cases = rows.drop_duplicates("record_id").set_index("record_id").loc[table.index]
     names, place = np.unique(cases["group_id"].to_numpy(dtype=np.str_), return_inverse=True)
     values = table.to_numpy(dtype=np.float64)
-    known = ~np.isnan(values)
+    scored = ~np.isnan(values)
     draws = resampled_means(values, place, resamples=resamples)
-    point = ratio(np.where(known, values, 0.0).sum(axis=0), known.sum(axis=0))
-    patients = [effective(np.bincount(place[column])) for column in known.T]
-    counts = tuple(n for n, some in zip(patients, known.any(axis=0), strict=True) if some)
+    point = ratio(np.where(scored, values, 0.0).sum(axis=0), scored.sum(axis=0))
+    patients = [effective(np.bincount(place[column])) for column in scored.T]
+    counts = tuple(n for n, some in zip(patients, scored.any(axis=0), strict=True) if some)
     sizes = len(place), len(names)
     whole = Basis(effective(np.bincount(place)), counts)
     value, over = float(mean_over_classes(point)), mean_over_classes(draws)
-    yield MEAN, Measured(value, over, whole, *sizes, int(known.any(axis=1).sum()))
+    yield MEAN, ClassDice(value, over, whole, *sizes, int(scored.any(axis=1).sum()))
     for column, name in enumerate(classes):
         basis = Basis(patients[column], ())
-        one = draws[:, column]
-        yield name, Measured(float(point[column]), one, basis, *sizes, int(known[:, column].sum()))
+        draws_of_class = draws[:, column]
+        yield (
+            name,
+            ClassDice(
+                float(point[column]), draws_of_class, basis, *sizes, int(scored[:, column].sum())
+            ),
+        )

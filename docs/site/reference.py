@@ -66,7 +66,7 @@ EXTENSIONS = {
         "benchmd_ray.report.tables.Declared",
     ),
     "Detectors": (
-        "benchmd_ray.benchmarks.ood.methods.method.Method",
+        "benchmd_ray.benchmarks.ood.methods.method.Detector",
         "benchmd_ray.benchmarks.ood.methods.method.nothing",
     ),
 }

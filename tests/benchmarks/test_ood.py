@@ -224,7 +224,7 @@ def test_origins_may_name_sizes_and_what_only_another_folder_knows(tmp_path, mon
 def test_the_list_says_where_nothing_is_held_out():
     lines = CliRunner().invoke(main, ["ood", "list"]).output.splitlines()
     following = lines[lines.index("breastmnist") + 1]
-    assert following == "  nothing held out; made faults and unrelated sets apply"
+    assert following == "  nothing held out; synthetic faults and unrelated datasets still apply"
     assert lines[lines.index("octmnist") + 1] == "  unseen, held out: drusen"
 
 

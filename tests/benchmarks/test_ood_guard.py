@@ -281,5 +281,8 @@ def test_a_build_says_that_it_holds_nothing_out(synthetic_raw, tmp_path, monkeyp
     monkeypatch.setattr(build, "build", refuse)
     raw, out = synthetic_raw["georgia"], tmp_path / "georgia"
     said = called("ood", "build", "georgia", "--raw", raw, "--out", out)
-    assert "georgia: nothing held out; made faults and unrelated sets apply" in said.output
+    assert (
+        "georgia: nothing held out; synthetic faults and unrelated datasets still apply"
+        in said.output
+    )
     assert "it is built" in said.output

@@ -15,14 +15,8 @@ from benchmd_ray.benchmarks.ood.calibrate import calibrated
 from benchmd_ray.benchmarks.ood.detectors import joined
 from benchmd_ray.benchmarks.ood.methods import METHODS
 from benchmd_ray.benchmarks.ood.methods import neighbours as neighbours_module
-from benchmd_ray.benchmarks.ood.methods.method import (
-    Bank,
-    Calibration,
-    Head,
-    Seen,
-    finite,
-    probabilities,
-)
+from benchmd_ray.benchmarks.ood.methods.formulas import probabilities
+from benchmd_ray.benchmarks.ood.methods.method import Bank, Calibration, Head, Seen, finite
 from benchmd_ray.benchmarks.ood.methods.neighbours import nearest
 from benchmd_ray.errors import BenchmdError
 

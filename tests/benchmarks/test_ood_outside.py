@@ -7,7 +7,14 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from benchmd_ray.benchmarks.ood.methods.method import Bank, Calibration, Head, Method, Seen, nothing
+from benchmd_ray.benchmarks.ood.methods.method import (
+    Bank,
+    Calibration,
+    Detector,
+    Head,
+    Seen,
+    nothing,
+)
 from benchmd_ray.benchmarks.ood.methods.outside import guarded
 from benchmd_ray.errors import BenchmdError
 
@@ -16,7 +23,7 @@ def first(state, seen, head):
     return np.asarray(seen.features[:, 0], np.float64)
 
 
-METHOD = Method("first", "first feature", nothing, first, "source")
+METHOD = Detector("first", "first feature", nothing, first, "source")
 HEAD = Head(np.ones((2, 3)), np.zeros(2), exclusive=True)
 
 

@@ -24,7 +24,7 @@ from benchmd_ray.benchmarks.ood import (
 from benchmd_ray.benchmarks.ood import sets as sets_module
 from benchmd_ray.benchmarks.ood.methods.method import Bank, Calibration, Head, Seen
 from benchmd_ray.benchmarks.ood.network import Network
-from benchmd_ray.benchmarks.ood.observe import Observer
+from benchmd_ray.benchmarks.ood.observe import NetworkObserver
 from benchmd_ray.benchmarks.ood.released import (
     LOGISTIC,
     MACHINE,
@@ -34,7 +34,7 @@ from benchmd_ray.benchmarks.ood.released import (
     balanced,
 )
 from benchmd_ray.benchmarks.ood.scores import score_rows
-from benchmd_ray.benchmarks.ood.search import Trial, best, by_detector, space
+from benchmd_ray.benchmarks.ood.search import DetectorTrial, best, by_detector, space
 from benchmd_ray.benchmarks.ood.sets import inside
 from benchmd_ray.benchmarks.ood.table import IN, about, thresholds
 from benchmd_ray.data.batches import Worker
@@ -164,7 +164,7 @@ def classes_bank():
 
 def test_values_are_chosen_by_other_sets_only():
     def trial(value, **aurocs):
-        return Trial({"knn": {"neighbours": value}}, {"knn": aurocs})
+        return DetectorTrial({"knn": {"neighbours": value}}, {"knn": aurocs})
 
     trials = [trial(50, a=0.9, b=0.5, c=0.5), trial(3, a=0.1, b=0.6, c=0.6)]
     assert best(trials, "knn", ["b", "c"]) == {"neighbours": 3}
@@ -299,7 +299,7 @@ def test_a_search_chooses_without_records_that_are_scored(run, place, ray_cluste
     network = Network.of(run.folder, Worker(), "float32")
     own = inside(place["ptb-xl"])
     found = detectors.prepared(
-        Observer.of(network, SMALL), own, [], {"nnguide": methods.METHODS["nnguide"]}
+        NetworkObserver.of(network, SMALL), own, [], {"nnguide": methods.METHODS["nnguide"]}
     )
     state = methods.METHODS["nnguide"].fit(found.bank, **chosen)
     expected = found.scores("nnguide", state, made_of(found, own.scored), ["?"] * 99)
@@ -331,7 +331,7 @@ def test_an_installed_package_brings_a_detector(run, place, monkeypatch, tmp_pat
     )
     network = Network.of(run.folder, Worker(), "float32")
     own = inside(place["ptb-xl"]).scored
-    expected = Observer.of(network, SMALL).seen(own).features[:, 0]
+    expected = NetworkObserver.of(network, SMALL).seen(own).features[:, 0]
     rows = found.to_pandas().query("set == 'in' and part == 'test'")
     np.testing.assert_allclose(rows["first-feature"], expected, rtol=1e-6)
     found = found.replace_schema_metadata({"dataset": "ptb-xl", "also": "{}"})
@@ -350,4 +350,4 @@ def test_features_that_are_no_numbers_name_the_record(run, place, monkeypatch, t
         next(network.model.encoder.parameters()).fill_(float("nan"))
     own = inside(place["ptb-xl"]).scored
     with pytest.raises(BenchmdError, match=f"NaN or infinite features for .*{own[0].names[0]}"):
-        Observer.of(network, SMALL).seen(own)
+        NetworkObserver.of(network, SMALL).seen(own)

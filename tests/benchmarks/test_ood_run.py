@@ -25,7 +25,7 @@ from benchmd_ray.benchmarks.ood.detectors import prepared
 from benchmd_ray.benchmarks.ood.methods import METHODS
 from benchmd_ray.benchmarks.ood.methods.odin import STEPS, TEMPERATURES
 from benchmd_ray.benchmarks.ood.network import Network
-from benchmd_ray.benchmarks.ood.observe import Observer
+from benchmd_ray.benchmarks.ood.observe import NetworkObserver
 from benchmd_ray.benchmarks.ood.scores import score_rows
 from benchmd_ray.benchmarks.ood.sets import inside, out_sets
 from benchmd_ray.benchmarks.ood.table import IN
@@ -171,7 +171,7 @@ def test_a_set_whose_patients_all_calibrate_is_not_scored(runs, place, cache):
     nobody = tuple(records.at(np.zeros(len(records), bool)) for records in one.scored)
     sets = [one, replace(one, name="burst_noise", scored=nobody)]
     methods = {name: METHODS[name] for name in ("pixel-knn-1", "mahalanobis-layers")}
-    found = prepared(Observer.of(network, SMALL), own, sets, methods)
+    found = prepared(NetworkObserver.of(network, SMALL), own, sets, methods)
     asked = Asked(runs[0].folder, place["ptb-xl"], SMALL, Worker())
     table = scored_table(found, own, sets, asked)
     assert set(table["set"].to_pylist()) == {IN, "static_noise"}
@@ -185,7 +185,7 @@ def test_without_records_to_calibrate_with_the_other_detectors_are_asked(
     own = inside(place["ptb-xl"])
     some = [each for each in out_sets(place["ptb-xl"], own, ()) if each.name == "static_noise"]
     methods = {name: METHODS[name] for name in ("binary-classifier", "pixel-knn-1")}
-    found = prepared(Observer.of(network, SMALL), own, some, methods)
+    found = prepared(NetworkObserver.of(network, SMALL), own, some, methods)
     assert found.learned == {}
     assert "score" not in found.costs["binary-classifier"]
     asked = Asked(runs[0].folder, place["ptb-xl"], SMALL, Worker())
@@ -386,7 +386,7 @@ def test_nothing_that_is_scored_is_read_before_detectors_have_learned(runs, plac
     monkeypatch.setattr(observe, "_batches", spied)
     monkeypatch.setenv("BENCHMD_CACHE", str(runs[0].folder.parent / "cold"))
     network = Network.of(runs[0].folder, Worker(), "float32")
-    observer = Observer.of(network, SMALL)
+    observer = NetworkObserver.of(network, SMALL)
     made = detectors.prepared(observer, own, every, METHODS)
     assert {name for records in own.calibrating for name in records.patients} < read
     assert made.learned
@@ -691,7 +691,7 @@ def test_the_objective_of_the_pretraining_is_a_detector(place, cache, tmp_path):
     run = transfer_run(source, tmp_path, settings, upstream=before.folder, within=True)
     network = Network.of(run.folder, Worker(), "float32")
     assert network.shapes["mae loss"] == (1,)
-    observer = Observer.of(network, settings)
+    observer = NetworkObserver.of(network, settings)
     scored = inside(place["ptb-xl"]).scored
     losses = observer.seen(scored).more["mae loss"]
     assert (losses > 0).all()

@@ -18,7 +18,7 @@ from benchmd_ray.benchmarks.touchstone.commands import compare_scores
 from benchmd_ray.benchmarks.touchstone.comparing import compare
 from benchmd_ray.benchmarks.touchstone.groups import ALL, CENTRED, RAW, compared_samples, organs
 from benchmd_ray.benchmarks.touchstone.joining import joined
-from benchmd_ray.benchmarks.touchstone.masks import Geometry, Labels
+from benchmd_ray.benchmarks.touchstone.masks import Labels, VoxelGrid
 from benchmd_ray.benchmarks.touchstone.metadata import Metadata
 from benchmd_ray.benchmarks.touchstone.planes import centre, cut
 from benchmd_ray.benchmarks.touchstone.report_figures import draw
@@ -281,7 +281,7 @@ def test_a_box_of_masks_is_drawn_in_three_planes_through_the_references_centre()
     reference[3:9, 5:15, 10:20] = 1
     prediction = np.roll(reference, 2, axis=2)
     assert centre(reference > 0) in [(5, y, x) for y in (9, 10) for x in (14, 15)]
-    grid = Geometry(reference.shape, (5.0, 1.0, 1.0), (0, 0, 0), (1, 0, 0, 0, 1, 0, 0, 0, 1))
+    grid = VoxelGrid(reference.shape, (5.0, 1.0, 1.0), (0, 0, 0), (1, 0, 0, 0, 1, 0, 0, 0, 1))
     sides = [of_labels(mask, {1: 0}, 1) for mask in (reference, prediction)]
     figure = Figure()
     axes = figure.subplots(1, 3)
@@ -299,7 +299,7 @@ def test_an_image_is_shown_as_ct_where_it_has_air_else_by_its_own_values(air, wi
     mask[..., 10:511] = 1
     values = np.full(mask.shape, air, np.int16)
     values[..., 10:511] = np.arange(501)
-    grid = Geometry(mask.shape, (1.0, 1.0, 99.0), (0, 0, 0), (1, 0, 0, 0, 1, 0, 0, 0, 1))
+    grid = VoxelGrid(mask.shape, (1.0, 1.0, 99.0), (0, 0, 0), (1, 0, 0, 0, 1, 0, 0, 0, 1))
     side = of_labels(mask, {1: 0}, 1)
     found = cut(side, side, grid, 0, Labels(values, grid))
     assert found.window == pytest.approx(window, abs=2)

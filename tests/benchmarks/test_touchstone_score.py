@@ -23,7 +23,7 @@ from touchstone_scores import CLASSES, algorithm
 from benchmd_ray.benchmarks.touchstone import files
 from benchmd_ray.benchmarks.touchstone.cases import SCHEMA, read_manifest, read_scored
 from benchmd_ray.benchmarks.touchstone.commands import segment
-from benchmd_ray.benchmarks.touchstone.files import Asked, score
+from benchmd_ray.benchmarks.touchstone.files import ScoreRequest, score
 from benchmd_ray.benchmarks.touchstone.joining import joined
 from benchmd_ray.benchmarks.touchstone.scored import read_scores
 from benchmd_ray.benchmarks.touchstone.submission import Submission
@@ -43,7 +43,7 @@ def here(monkeypatch):
 
 def asked(folder, predictions, labels, out="run", **how):
     named = {"task": read_task(card(folder)), "layouts": LAYOUTS} | how
-    return Asked(predictions=predictions, labels=labels, out=folder / out, **named)
+    return ScoreRequest(predictions=predictions, labels=labels, out=folder / out, **named)
 
 
 def run(*given, say=lambda line: None, **how):

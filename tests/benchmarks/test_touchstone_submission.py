@@ -15,7 +15,7 @@ from waiting import until
 
 from benchmd_ray.benchmarks.touchstone import submission as submissions
 from benchmd_ray.benchmarks.touchstone.cases import read_manifest, read_scored
-from benchmd_ray.benchmarks.touchstone.files import Asked, score
+from benchmd_ray.benchmarks.touchstone.files import ScoreRequest, score
 from benchmd_ray.benchmarks.touchstone.submission import Submission, isolation, predict
 from benchmd_ray.benchmarks.touchstone.tasks import read_task
 from benchmd_ray.errors import BenchmdError
@@ -203,7 +203,7 @@ def scored(folder, code, monkeypatch, **limits):
     for number in range(3):
         write(folder / "images" / f"case{number}_0000.nii.gz", boxes(number))
         write(folder / "labels" / f"case{number}.nii.gz", boxes(number))
-    asked = Asked(
+    asked = ScoreRequest(
         task=read_task(card(folder)),
         predictions=folder / "images",
         labels=folder / "labels",
@@ -310,7 +310,7 @@ def test_an_output_that_is_a_link_is_not_followed(tmp_path, monkeypatch):
 def test_a_submission_is_run_on_ray(ray_cluster, tmp_path):
     for number in range(3):
         write(tmp_path / "images" / f"case{number}.nii.gz", boxes(number))
-    asked = Asked(
+    asked = ScoreRequest(
         task=read_task(card(tmp_path)),
         predictions=tmp_path / "images",
         labels=tmp_path / "images",

@@ -19,9 +19,9 @@ def fixed(kind: Modality, technique: str, _: str = "") -> Settings:
 
 def _like(kind: Modality, technique: str, settings: Settings) -> Settings:
     """The fixed protocol with the run's own mode and labels, which are the paper's axes."""
-    own, transfer = fixed(kind, technique), settings.transfer
-    axes = replace(own.transfer, mode=transfer.mode, labels=transfer.labels)
-    return replace(own, transfer=axes)
+    protocol, transfer = fixed(kind, technique), settings.transfer
+    axes = replace(protocol.transfer, mode=transfer.mode, labels=transfer.labels)
+    return replace(protocol, transfer=axes)
 
 
 BENCHMARK = Benchmark(

@@ -68,6 +68,6 @@ def unlike(
         return f"the paper does not score the split {split}"
     if options:
         return f"other options of a build: {'; '.join(options)}"
-    if any(held < whole / 2 for held, whole in raw):
+    if any(present < whole / 2 for present, whole in raw):
         return "less than half of the raw records of a dataset"
     return None

@@ -24,8 +24,8 @@ def medmnist() -> None:
 
     MedMNIST has 18 open datasets of small images and volumes.
 
-    Its files go the way of all others too: `benchmd catalog build`, then `run` and `tune` with
-    `--bench medmnist`.
+    Its files can also be used like any dataset: `benchmd catalog build`, then `run` and `tune`
+    with `--bench medmnist`.
     """
 
 
@@ -72,7 +72,7 @@ def medmnist() -> None:
     help="Seeds of the runs after the search (repeatable).",
 )
 @click.option(
-    "--any-md5", is_flag=True, help="Accept a file that is not an official one; results name it so."
+    "--any-md5", is_flag=True, help="Accept a file that is not an official one; results say so."
 )
 @click.option(
     "--dry-run",
@@ -95,14 +95,14 @@ def tune_files(
     tflops: float | None,
     **asked: Any,
 ) -> None:
-    """Tune on FILE, such as breastmnist.npz: catalog, search, training, report, all of it.
+    """Tune on FILE, such as breastmnist.npz: catalog, search, training and report.
 
-    Of several files, or a folder of some, each is searched by itself, one after the other.
+    Several files, or the files of a folder, are searched one after the other.
 
-    The search trains and is scored on folds of the training and validation split, and keeps its
-    start where nothing is better beyond chance. Then its start and what it chose are trained with
-    each seed, and the test split is scored once by each of these runs. The same command resumes
-    where it was interrupted.
+    The search uses folds of the training and validation splits, and keeps the baseline unless a
+    trial is significantly better. The baseline and the chosen settings are then trained with each
+    seed, and each of these runs scores the test split once. The same command resumes an interrupted
+    one.
 
     \b
     benchmd medmnist tune breastmnist.npz --small
@@ -124,8 +124,8 @@ def tune_files(
     if gpus is not None and not dry_run:
         raise click.UsageError("--gpus goes with --dry-run: nothing was started.")
     any_md5, store = asked.pop("any_md5"), out / "runs"
-    found = cards_of(files, echo) if files else {}
-    chosen = [card for card, _ in found.values()] if found else usual_cards()
+    files_by_dataset = cards_of(files, echo) if files else {}
+    chosen = [card for card, _ in files_by_dataset.values()] if files_by_dataset else usual_cards()
     tunings = file_tunings(chosen, None if dry_run else out / "catalogs", **asked)
     if dry_run:
         asked_for = [tuning for _, tuning in tunings]
@@ -135,7 +135,7 @@ def tune_files(
         return
     # All catalogs first, which takes minutes: a file that is refused ends it before any search.
     for name in dict.fromkeys(card.name for card, _ in tunings):
-        card, file = found[name]
+        card, file = files_by_dataset[name]
         built(card, file.parent, out / "catalogs" / name, echo, any_md5=any_md5, cpus=cpus)
     whole = True
     for _, tuning in tunings:
@@ -173,9 +173,9 @@ def _print_scores(paths: Sequence[Path], out: Path | None, resamples: int = 1000
 
     analysis = analyse_stores(paths, resamples=resamples, curves=False)
     frame = own.run_frame(analysis)
-    for each in own.TABLES:
-        if each.printed is not None:
-            print_table(each.printed(analysis))
+    for table in own.TABLES:
+        if table.printed is not None:
+            print_table(table.printed(analysis))
     echo()
     for note in own.notes(analysis, frame):
         echo(note)

@@ -41,14 +41,6 @@ def built(
 ) -> Catalog:
     """The catalog of a file of MedMNIST, built unless it is there.
 
-    Args:
-        card: Of the file.
-        raw: Folder of the file.
-        out: Folder of the catalog.
-        say: Takes a line for the user.
-        any_md5: Accept a file with another MD5 than the official ones'.
-        cpus: CPUs of an embedded Ray.
-
     Raises:
         BenchmdError: It cannot be built.
     """
@@ -64,37 +56,33 @@ def cards_of(
 ) -> dict[str, tuple[DatasetCard, Path]]:
     """The card and the file of each dataset by its name: of files, or of all files in folders.
 
-    Args:
-        paths: Files and folders.
-        say: Is told which files of a folder are named as none of MedMNIST's.
-
     Raises:
         BenchmdError: A file is named as none of MedMNIST's, a folder holds none, or two files are
             of one dataset.
     """
-    known = {card.layouts[CURRENT].pattern: card for card in _every_card()}
-    found: dict[str, tuple[DatasetCard, Path]] = {}
+    cards_by_name = {card.layouts[CURRENT].pattern: card for card in _every_card()}
+    chosen: dict[str, tuple[DatasetCard, Path]] = {}
     for path in paths:
         files = [path]
         if path.is_dir():
-            held = sorted(path.glob("*.npz"))
-            files = [file for file in held if file.name in known]
-            if other := [file.name for file in held if file.name not in known]:
+            archives = sorted(path.glob("*.npz"))
+            files = [file for file in archives if file.name in cards_by_name]
+            if other := [file.name for file in archives if file.name not in cards_by_name]:
                 say(f"skipped, as MedMNIST has no file of that name: {', '.join(other)}")
-        if not files or files[0].name not in known:
+        if not files or files[0].name not in cards_by_name:
             raise BenchmdError(
                 f"{path} is named as no file of MedMNIST, and holds none, expected one such as "
                 "breastmnist.npz or breastmnist_64.npz: give it its name; `benchmd catalog list` "
                 "has those of the datasets."
             )
         for file in files:
-            card = known[file.name]
-            if card.name in found:
+            card = cards_by_name[file.name]
+            if card.name in chosen:
                 raise BenchmdError(
-                    f"{found[card.name][1]} and {file} are both files of {card.name}: name one."
+                    f"{chosen[card.name][1]} and {file} are both files of {card.name}: name one."
                 )
-            found[card.name] = (card, file)
-    return found
+            chosen[card.name] = (card, file)
+    return chosen
 
 
 def usual_cards() -> list[DatasetCard]:
@@ -125,13 +113,13 @@ def file_tunings(
     Raises:
         BenchmdError: A baseline fits none of them, or see `file_tuning`.
     """
-    found: list[tuple[DatasetCard, Tuning]] = []
+    tunings: list[tuple[DatasetCard, Tuning]] = []
     for start in starts or ("",):
         fitting = [card for card in chosen if not start or _fits(card, start)]
         if not fitting:  # says what is wrong
             file_tuning(chosen[0], folder, start=start, **asked)
-        found += [(card, file_tuning(card, folder, start=start, **asked)) for card in fitting]
-    return sorted(found, key=lambda pair: pair[0].name)
+        tunings += [(card, file_tuning(card, folder, start=start, **asked)) for card in fitting]
+    return sorted(tunings, key=lambda pair: pair[0].name)
 
 
 def _fits(card: DatasetCard, start: str) -> bool:
@@ -175,13 +163,13 @@ def file_tuning(
     dimensions = len(card.signal.axes) - 1
     if small and space is None:
         space = Path(__file__).with_name("small.yaml")
-    own = (*SMALL[dimensions], *SMALL_TRANSFORMER) if small else ()
+    reductions = (*SMALL[dimensions], *SMALL_TRANSFORMER) if small else ()
     choice = Choice(
         catalogs=() if folder is None else (folder / card.name,),
         datasets=(card.name,),
         techniques=(SCRATCH,),
         seeds=seeds,
-        assignments=(*own, *assignments),
+        assignments=(*reductions, *assignments),
         bench="medmnist",
         start=start,
     )

@@ -71,17 +71,10 @@ def published() -> pd.DataFrame:
 def published_rows(datasets: Collection[str]) -> pd.DataFrame:
     """The published results on these datasets as score rows, their method as technique."""
     names = {name.partition("-")[0] for name in datasets}
-    held = published()
-    held = held[held["dataset"].isin(names)]
+    results = published()
+    results = results[results["dataset"].isin(names)]
     parts = [
-        pd.DataFrame(
-            {
-                "dataset": held["dataset"],
-                "technique": held["method"],
-                "metric": metric,
-                "value": held[name],
-            }
-        )
+        results[["dataset"]].assign(technique=results["method"], metric=metric, value=results[name])
         for metric, name in SCORES.items()
     ]
     shared = {"evaluation": CLASSIFIED.evaluation, "split": SPLIT, "protocol": PUBLISHED}
@@ -112,24 +105,24 @@ def run_frame(analysis: Analysis) -> pd.DataFrame:
             f"none of the {len(runs)} runs has scored the {SPLIT} split of a dataset of MedMNIST: "
             "build a catalog of one (`benchmd catalog list`) and run `benchmd transfer` on it."
         )
-    found = []
-    for (name, dataset), held in ours.groupby(["run", "dataset"], sort=False):
-        run, kind = runs[str(name)], runs[str(name)].modality
-        unscored = _unscored(held)
-        found.append(
+    results = []
+    for (name, dataset), scores in ours.groupby(["run", "dataset"], sort=False):
+        run = runs[str(name)]
+        unscored = _unscored(scores)
+        results.append(
             {
-                **_named(kind, str(dataset), run),
-                "setting": held["setting"].iloc[0],
-                "protocol": held["protocol"].iloc[0],
-                "seed": held["seed"].iloc[0],
-                "auc": np.nan if unscored else _whole(held, "auroc")["value"],
-                "acc": _whole(held, "accuracy")["value"],
+                **_named(str(dataset), run),
+                "setting": scores["setting"].iloc[0],
+                "protocol": scores["protocol"].iloc[0],
+                "seed": scores["seed"].iloc[0],
+                "auc": np.nan if unscored else _whole(scores, "auroc")["value"],
+                "acc": _whole(scores, "accuracy")["value"],
                 "unscored": unscored,
                 "run": name,
                 "trained": run.done["finished"],
             }
         )
-    return pd.DataFrame(found)
+    return pd.DataFrame(results)
 
 
 def compared(analysis: Analysis) -> pd.DataFrame:
@@ -140,16 +133,16 @@ def compared(analysis: Analysis) -> pd.DataFrame:
     runs = {run.folder.name: run for run in analysis.runs}
     scores = analysis.scores
     ours = scores[scores["modality"].isin(IMAGE_GROUPS) & (scores["split"] == SPLIT)]
-    made = [
+    pooled = [
         {
-            **_named(_run(held, runs).modality, str(held["dataset"].iloc[0]), _run(held, runs)),
-            **{name: held[name].iloc[0] for name in ("setting", "protocol", "seeds")},
-            **_pooled(held),
+            **_named(str(rows["dataset"].iloc[0]), _run(rows, runs)),
+            **{name: rows[name].iloc[0] for name in ("setting", "protocol", "seeds")},
+            **_pooled(rows),
         }
-        for _, held in ours.groupby([*KEY], sort=False)
+        for _, rows in ours.groupby([*KEY], sort=False)
     ]
     columns = [*NAMED, "seeds", *(f"{n}{end}" for n in SCORES.values() for end in ENDS)]
-    frame = pd.DataFrame([*made, *_theirs(ours["dataset"])], columns=columns)
+    frame = pd.DataFrame([*pooled, *_theirs(ours["dataset"])], columns=columns)
     order = list(dict.fromkeys(published()["dataset"]))
     frame["place"] = frame["dataset"].map(order.index)
     frame = frame.sort_values(["place", "auc"], ascending=[True, False], kind="stable")
@@ -161,43 +154,40 @@ ENDS = ("", "_low", "_high", "_sd")
 
 def _theirs(datasets: Iterable[str]) -> Iterator[dict[str, Any]]:
     """Published rows on these datasets, AUC and ACC in one."""
-    held = published_rows(set(datasets))
-    for (dataset, method), both in held.groupby(["dataset", "technique"], sort=False):
+    rows = published_rows(set(datasets))
+    for (dataset, method), both in rows.groupby(["dataset", "technique"], sort=False):
         values = {SCORES[m]: v for m, v in zip(both["metric"], both["value"], strict=True)}
         about = {"dataset": dataset, "file": "", "method": method, "setting": ""}
         yield {**about, "protocol": PUBLISHED, **values}
 
 
-def _pooled(held: pd.DataFrame) -> dict[str, float]:
+def _pooled(rows: pd.DataFrame) -> dict[str, float]:
     """AUC and ACC of the pooled score rows of one result."""
-    found = {}
+    values = {}
     for metric, name in SCORES.items():
-        row = _whole(held, metric)
-        lost = metric == "auroc" and bool(_unscored(held))
+        row = _whole(rows, metric)
+        lost = metric == "auroc" and bool(_unscored(rows))
         for end, column in zip(ENDS, ("value", "low", "high", "sd"), strict=True):
-            found[f"{name}{end}"] = np.nan if lost else row[column]
-    return found
+            values[f"{name}{end}"] = np.nan if lost else row[column]
+    return values
 
 
-def _whole(held: pd.DataFrame, metric: str) -> pd.Series:
-    return held[(held["metric"] == metric) & (held["class"] == "mean")].iloc[0]
+def _whole(rows: pd.DataFrame, metric: str) -> pd.Series:
+    return rows[(rows["metric"] == metric) & (rows["class"] == "mean")].iloc[0]
 
 
-def _unscored(held: pd.DataFrame) -> str:
-    each = held[(held["metric"] == "auroc") & (held["class"] != "mean") & held["value"].isna()]
-    return "; ".join(each["class"])
+def _unscored(rows: pd.DataFrame) -> str:
+    unscored = rows[(rows["metric"] == "auroc") & (rows["class"] != "mean") & rows["value"].isna()]
+    return "; ".join(unscored["class"])
 
 
-def _run(held: pd.DataFrame, runs: Mapping[str, Run]) -> Run:
-    return runs[str(held["runs"].iloc[0]).split("; ")[0]]
+def _run(rows: pd.DataFrame, runs: Mapping[str, Run]) -> Run:
+    return runs[str(rows["runs"].iloc[0]).split("; ")[0]]
 
 
-def _named(kind: Modality, dataset: str, run: Run) -> dict[str, str]:
-    return {
-        "dataset": _dataset(kind),
-        "file": dataset.removeprefix(kind.signal.name).lstrip("-"),
-        "method": _method(run, kind),
-    }
+def _named(dataset: str, run: Run) -> dict[str, str]:
+    file = dataset.removeprefix(run.modality.signal.name).lstrip("-")
+    return {"dataset": _dataset(run.modality), "file": file, "method": _method(run)}
 
 
 def _dataset(kind: Modality) -> str:
@@ -205,12 +195,12 @@ def _dataset(kind: Modality) -> str:
     return kind.signal.name.partition("-")[0]
 
 
-def _method(run: Run, kind: Modality) -> str:
+def _method(run: Run) -> str:
     """Such as resnet18-28, resnet18-3d, or transformer mae-28 where it was pretrained.
 
     A ResNet of another width than the published ones says so: resnet18-28, width 16.
     """
-    encoder = run.settings.encoder
+    encoder, kind = run.settings.encoder, run.modality
     plain = run.description.get("upstream") is None and encoder.network != "transformer"
     named = encoder.network if plain else f"{encoder.network} {run.description['technique']}"
     seen = int(encoder.options.get("resize", 0) or kind.signal.input_shape[-1])
@@ -233,14 +223,14 @@ def averages(both: pd.DataFrame) -> pd.DataFrame:
     rows = []
     for images, together in whole.groupby("images"):
         count = together["dataset"].nunique()
-        for key, held in together.groupby(["method", "setting", "protocol"], sort=False):
-            if held["dataset"].nunique() == count == len(held):
-                file = ", ".join(sorted(set(held["file"]) - {""}))
-                means = (held[name].mean(skipna=False) for name in ("auc", "acc"))
+        for key, group in together.groupby(["method", "setting", "protocol"], sort=False):
+            if group["dataset"].nunique() == count == len(group):
+                file = ", ".join(sorted(set(group["file"]) - {""}))
+                means = (group[name].mean(skipna=False) for name in ("auc", "acc"))
                 rows.append((images, count, file, *key, *means))
     columns = ["images", "datasets", "file", "method", "setting", "protocol", "auc", "acc"]
-    found = pd.DataFrame(rows, columns=columns)
-    return found.sort_values(["images", "auc"], ascending=[True, False], ignore_index=True)
+    averaged = pd.DataFrame(rows, columns=columns)
+    return averaged.sort_values(["images", "auc"], ascending=[True, False], ignore_index=True)
 
 
 def _images(dataset: str) -> str:
@@ -264,9 +254,9 @@ def _table(analysis: Analysis) -> Table | None:
         ),
         column_of("seeds", ["≥ 3" if n != n else f"{n:.0f}" for n in both["seeds"]], "text"),
     )
-    kept, said = constant(columns)
+    kept, note = constant(columns)
     caption = f"AUC and ACC on MedMNIST's test splits; those published are of {SOURCE}."
-    return Table(f"{caption}{said}", kept)
+    return Table(f"{caption}{note}", kept)
 
 
 def _averages_table(analysis: Analysis) -> Table | None:
@@ -306,8 +296,8 @@ def notes(analysis: Analysis, frame: pd.DataFrame) -> list[str]:
     changed = [name for name in frame["dataset"].unique() if EARLIER in dataset_card(name).layouts]
     if changed:
         lines.append(f"Version 3 has another file for {', '.join(changed)}.")
-    for file, held in frame[frame["file"] != ""].groupby("file"):
-        names = ", ".join(held["dataset"].unique())
+    for file, rows in frame[frame["file"] != ""].groupby("file"):
+        names = ", ".join(rows["dataset"].unique())
         lines.append(f"Not the official file of version 3: {names} ({file}).")
     unscored = frame[frame["unscored"] != ""]
     lines += [
@@ -322,11 +312,11 @@ def notes(analysis: Analysis, frame: pd.DataFrame) -> list[str]:
 def _readings(frame: pd.DataFrame, searched: Sequence[SearchRecord]) -> list[str]:
     """Which test split was read by how many runs and when, and what searches cost before it."""
     lines = []
-    for dataset, held in frame.groupby("dataset", sort=False):
-        runs = f"{len(held)} runs, once by each" if len(held) > 1 else "1 run, once"
+    for dataset, rows in frame.groupby("dataset", sort=False):
+        runs = f"{len(rows)} runs, once by each" if len(rows) > 1 else "1 run, once"
         lines.append(
             f"The test split of {dataset} was read by {runs} after its training, "
-            f"which ended {_span(held['trained'], held['trained'])}."
+            f"which ended {_span(rows['trained'], rows['trained'])}."
         )
     for record in searched:
         datasets = {str(source["source"]).partition("-")[0] for source in record.sources}
@@ -354,7 +344,9 @@ def write(analysis: Analysis, folder: Path) -> list[Path]:
         The tables (every run, means next to the published, averages) and the result files.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    tables = {"runs": run_frame(analysis)} | {each.name: each.data(analysis) for each in TABLES}
+    tables = {"runs": run_frame(analysis)} | {
+        declared.name: declared.data(analysis) for declared in TABLES
+    }
     paths = []
     for name, table in tables.items():
         paths.append(folder / f"{name}.csv")
@@ -363,7 +355,7 @@ def write(analysis: Analysis, folder: Path) -> list[Path]:
     return paths + write_results(analysis.runs, folder / "results")
 
 
-def write_results(found: Sequence[Run], folder: Path) -> list[Path]:
+def write_results(runs: Sequence[Run], folder: Path) -> list[Path]:
     """A standard result file of MedMNIST for every run, in a folder of the run's name.
 
     None of a file that is not official of which an image could not be read: a result file has
@@ -373,18 +365,20 @@ def write_results(found: Sequence[Run], folder: Path) -> list[Path]:
         BenchmdError: Predictions of an official file are not of every row.
     """
     written = []
-    for run in found:
-        for one in _on_medmnist(run):
-            kind, own = run.modality, folder / run.folder.name
-            places = [_row(name) for name in one.units["unit_id"]]
-            if one.dataset.endswith(f"-{UNOFFICIAL}") and {*places} != {*range(len(places))}:
+    for run in runs:
+        for prediction in _on_medmnist(run):
+            kind, run_folder = run.modality, folder / run.folder.name
+            places = [_row(name) for name in prediction.units["unit_id"]]
+            if prediction.dataset.endswith(f"-{UNOFFICIAL}") and {*places} != {*range(len(places))}:
                 continue
-            own.mkdir(parents=True, exist_ok=True)
+            run_folder.mkdir(parents=True, exist_ok=True)
             size = kind.signal.input_shape[-1]
-            got = score(one.targets, one.scores, task_name(kind.task), one.classes)
-            rows = pd.DataFrame(one.scores, index=places)
+            got = score(
+                prediction.targets, prediction.scores, task_name(kind.task), prediction.classes
+            )
+            rows = pd.DataFrame(prediction.scores, index=places)
             name = f"seed{run.settings.seed}"
-            written.append(write_result(own, _dataset(kind), size, SPLIT, name, got, rows))
+            written.append(write_result(run_folder, _dataset(kind), size, SPLIT, name, got, rows))
     return written
 
 
@@ -401,4 +395,4 @@ def _row(record_id: str) -> int:
 def _on_medmnist(run: Run) -> list[Scored]:
     if not run.finished or run.modality.name not in IMAGE_GROUPS:
         return []
-    return [one for one in read_scored(run).scored if one.split == SPLIT]
+    return [prediction for prediction in read_scored(run).scored if prediction.split == SPLIT]

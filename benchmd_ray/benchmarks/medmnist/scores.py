@@ -42,24 +42,6 @@ class Score:
     """Classes without an AUC: without a positive, or without a negative."""
 
 
-@dataclass(frozen=True)
-class ResultFile:
-    """A standard result file: scores of a split, and what its name says."""
-
-    dataset: str
-    """Name of the dataset, such as breastmnist."""
-    size: int
-    """Size of its images in pixels."""
-    split: str
-    """train, validation or test."""
-    run: str
-    auc: float
-    """To three digits; NaN where the name says no number."""
-    acc: float
-    scores: npt.NDArray[np.float64]
-    """(rows, classes), in the order of the rows of MedMNIST's own file."""
-
-
 def score(
     targets: npt.ArrayLike, scores: npt.ArrayLike, task: MedmnistTask, classes: Sequence[str]
 ) -> Score:
@@ -78,17 +60,17 @@ def score(
     """
     if task not in get_args(MedmnistTask):
         raise unknown_name("task", task, get_args(MedmnistTask))
-    known, finite = checked_predictions(targets, scores)
-    if len(classes) != known.shape[1] or not len(known):
+    labels, finite = checked_predictions(targets, scores)
+    if len(classes) != labels.shape[1] or not len(labels):
         raise BenchmdError(
-            f"targets have shape {known.shape}, expected one row or more and {len(classes)} "
+            f"targets have shape {labels.shape}, expected one row or more and {len(classes)} "
             f"columns ({', '.join(classes)})"
         )
-    _require_whole(known, task)
+    _require_whole(labels, task)
     ranked = slice(-1, None) if task == "binary-class" else slice(None)
-    aucs = auroc_per_class(known[:, ranked], finite[:, ranked])
+    aucs = auroc_per_class(labels[:, ranked], finite[:, ranked])
     unscored = tuple(np.array(classes)[ranked][np.isnan(aucs)].tolist())
-    return Score(float(aucs.mean()), _accuracy(known, finite, task), unscored)
+    return Score(float(aucs.mean()), _accuracy(labels, finite, task), unscored)
 
 
 def _accuracy(
@@ -123,18 +105,11 @@ def _require_whole(targets: npt.NDArray[np.int8], task: MedmnistTask) -> None:
 
 
 def write_result(
-    folder: Path, dataset: str, size: int, split: str, run: str, found: Score, rows: pd.DataFrame
+    folder: Path, dataset: str, size: int, split: str, run: str, result: Score, rows: pd.DataFrame
 ) -> Path:
-    """Write a standard result file.
+    """Write a standard result file; one of the same name is replaced.
 
-    Args:
-        folder: Takes the file; one of the same name is replaced.
-        dataset: Name of the dataset, such as breastmnist.
-        size: Size of its images in pixels.
-        split: train, validation or test.
-        run: Name of the run, such as the seed.
-        found: AUC and ACC of the scores.
-        rows: The scores (rows, classes); its index says which row of MedMNIST's file each is of.
+    The index of ``rows`` says which row of MedMNIST's file each is of; ``run`` is such as the seed.
 
     Returns:
         The file.
@@ -154,8 +129,8 @@ def write_result(
     ordered = rows.sort_index()
     _require_rows(ordered, f"the scores of {dataset}, {split}")
     sized = "" if size == PLAIN_SIZE else f"_{size}"
-    said = f"[AUC]{found.auc:.3f}_[ACC]{found.acc:.3f}"
-    path = folder / f"{dataset}{sized}_{SPLITS[split]}_{said}@{run}.csv"
+    stated = f"[AUC]{result.auc:.3f}_[ACC]{result.acc:.3f}"
+    path = folder / f"{dataset}{sized}_{SPLITS[split]}_{stated}@{run}.csv"
     with replacing(path) as partial:
         ordered.to_csv(partial, header=False)
     return path
@@ -167,36 +142,3 @@ def _require_rows(rows: pd.DataFrame, where: str) -> None:
             f"{where} have {len(rows)} rows whose index is not 0, 1, 2, …: expected every row of "
             "MedMNIST's file once."
         )
-
-
-_NAME = re.compile(
-    r"(?P<dataset>[^_]+)(_(?P<size>\d+))?_(?P<split>train|val|test)[^@]*"
-    r"\[AUC\](?P<auc>[^_]*)_\[ACC\](?P<acc>[^@]*)@(?P<run>[^.]*).*\.csv"
-)
-
-
-def read_result(path: Path) -> ResultFile:
-    """Read a standard result file, whoever wrote it.
-
-    Raises:
-        BenchmdError: Its name or content is none of such a file.
-    """
-    said = _NAME.fullmatch(path.name)
-    try:
-        if said is None:
-            raise ValueError("its name is of another form")
-        auc, acc = float(said["auc"]), float(said["acc"])
-        rows = pd.read_csv(path, index_col=0, header=None, dtype=float).sort_index()
-        scores = rows.to_numpy(np.float64)
-        if not np.isfinite(scores).all() or not scores.size:
-            raise ValueError("a row has no finite score for every class")
-    except (OSError, ValueError) as error:  # pandas' own errors are ValueErrors
-        raise BenchmdError(
-            f"{path} is not a result file of MedMNIST ({error}): expected the name DATASET_SPLIT_"
-            "[AUC]0.123_[ACC]0.456@RUN.csv, with _SIZE after the dataset where that is not "
-            f"{PLAIN_SIZE}, and lines of an index and the scores, without a header."
-        ) from error
-    _require_rows(rows, str(path))
-    split = next(ours for ours, theirs in SPLITS.items() if theirs == said["split"])
-    size = int(said["size"] or PLAIN_SIZE)
-    return ResultFile(said["dataset"], size, split, said["run"], auc, acc, scores)

@@ -54,20 +54,20 @@ def _datasets() -> tuple[str, ...]:
     return tuple(name for name in in_distribution() if len(cards()[name].signal.axes) > 2)
 
 
-def _also(own: Member, chosen: Sequence[Member]) -> tuple[str, ...]:
+def _also(source: Member, chosen: Sequence[Member]) -> tuple[str, ...]:
     from benchmd_ray.benchmarks.ood.cards import use_case_of
     from benchmd_ray.benchmarks.ood.conform import conformable
     from benchmd_ray.data.origins import of_one_origin
 
     names = []
-    for each in chosen:
-        known_only = each.catalog is None and of_one_origin(own.name, each.name)
-        if each.name == own.name or known_only:
+    for member in chosen:
+        known_only = member.catalog is None and of_one_origin(source.name, member.name)
+        if member.name == source.name or known_only:
             continue
-        if not conformable(each.kind.signal, own.kind.signal):
+        if not conformable(member.kind.signal, source.kind.signal):
             continue
-        use_case_of(own.name, own.kind, each.name, each.kind)
-        names.append(each.name)
+        use_case_of(source.name, source.kind, member.name, member.kind)
+        names.append(member.name)
     return tuple(names)
 
 

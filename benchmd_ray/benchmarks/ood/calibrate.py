@@ -12,14 +12,14 @@ from itertools import combinations, product
 import numpy as np
 import numpy.typing as npt
 
+from benchmd_ray.benchmarks.ood.methods.formulas import auroc
 from benchmd_ray.benchmarks.ood.methods.method import (
     Bank,
     Calibration,
+    Detector,
     Floats,
     Head,
-    Method,
     State,
-    auroc,
     finite,
 )
 from benchmd_ray.benchmarks.ood.sets import OutSet
@@ -48,17 +48,17 @@ class Draw:
         """Names of its sets."""
         if self.only_for:
             return f"all but {self.only_for}"
-        return JOINED.join(each.name for each in self.sets)
+        return JOINED.join(out_set.name for out_set in self.sets)
 
-    def regime(self, one: OutSet) -> str:
+    def regime(self, out_set: OutSet) -> str:
         """How it calibrates for a set; empty where it does not."""
-        if one.control or one.use_case != self.sets[0].use_case:
+        if out_set.control or out_set.use_case != self.sets[0].use_case:
             return ""
         if self.only_for:
-            return "other-sources" if one.kind == self.only_for else ""
-        if one.origin not in {each.origin for each in self.sets}:
+            return "other-sources" if out_set.kind == self.only_for else ""
+        if out_set.origin not in {member.origin for member in self.sets}:
             return "other-sources" if self.shared else ""
-        return "same-source" if {each.kind for each in self.sets} == {one.kind} else ""
+        return "same-source" if {member.kind for member in self.sets} == {out_set.kind} else ""
 
 
 def calibration_draws(sets: Sequence[OutSet]) -> list[Draw]:
@@ -69,14 +69,14 @@ def calibration_draws(sets: Sequence[OutSet]) -> list[Draw]:
     them. Each set also calibrates by itself, for other patients of the same set. Sets that are too
     small calibrate nothing.
     """
-    found: list[Draw] = []
+    draws: list[Draw] = []
     every = representatives(sets)
-    for case in dict.fromkeys(one.use_case for one in every):
-        kinds = [one for one in every if one.use_case == case]
+    for case in dict.fromkeys(out_set.use_case for out_set in every):
+        kinds = [out_set for out_set in every if out_set.use_case == case]
         shared = _shared(kinds, case == "unrelated")
-        found += [Draw(draw, True) for draw in shared]
-        found += [Draw((one,), False) for one in kinds if (one,) not in shared]
-    return found
+        draws += [Draw(draw, True) for draw in shared]
+        draws += [Draw((out_set,), False) for out_set in kinds if (out_set,) not in shared]
+    return draws
 
 
 def representatives(sets: Sequence[OutSet]) -> list[OutSet]:
@@ -85,10 +85,10 @@ def representatives(sets: Sequence[OutSet]) -> list[OutSet]:
     Those that are too small or no out-of-distribution records are excluded.
     """
     kinds: dict[tuple[str, str], OutSet] = {}
-    for one in sets:
-        last = one.fault is None or one.severity == one.fault.severities[-1]
-        if one.use_case != "shifted" and one.learnable and last:
-            kinds[one.use_case, one.kind] = one
+    for out_set in sets:
+        last = out_set.fault is None or out_set.severity == out_set.fault.severities[-1]
+        if out_set.use_case != "shifted" and out_set.learnable and last:
+            kinds[out_set.use_case, out_set.kind] = out_set
     return [*kinds.values()]
 
 
@@ -96,19 +96,19 @@ def _shared(sets: list[OutSet], unrelated: bool) -> list[tuple[OutSet, ...]]:
     together = TOGETHER if unrelated and len(sets) > TOGETHER else 1
     draws = sorted(
         combinations(sets, together),
-        key=lambda draw: stable_fraction("/".join(each.name for each in draw)),
+        key=lambda draw: stable_fraction("/".join(member.name for member in draw)),
     )
     kept = draws[:DRAWS]
-    for one in sets:
-        if all(one in draw for draw in kept):
-            kept += [draw for draw in draws if one not in draw][:1]
+    for out_set in sets:
+        if all(out_set in draw for draw in kept):
+            kept += [draw for draw in draws if out_set not in draw][:1]
     return kept
 
 
 def calibrated(
-    method: Method,
+    method: Detector,
     state: State,
-    given: Calibration,
+    calibration: Calibration,
     patients: Sequence[str],
     bank: Bank,
 ) -> tuple[State, float]:
@@ -116,11 +116,14 @@ def calibrated(
 
     The threshold has the highest balanced accuracy, unless the detector learns its own.
     """
-    held = np.array([stable_fraction(f"ood/threshold/{name}") < HELD for name in patients])
-    if len(np.unique(given.out[held])) < 2 or len(np.unique(given.out[~held])) < 2:
-        held = np.zeros(len(held), bool)
-    first = given.at(~held)
-    other = given.at(held) if held.any() else given
+    choosing = np.array([stable_fraction(f"ood/threshold/{name}") < HELD for name in patients])
+    if (
+        len(np.unique(calibration.out[choosing])) < 2
+        or len(np.unique(calibration.out[~choosing])) < 2
+    ):
+        choosing = np.zeros(len(choosing), bool)
+    first = calibration.at(~choosing)
+    other = calibration.at(choosing) if choosing.any() else calibration
     if method.calibrate is None:
         learned = _of_grid(method, first, bank)
     else:
@@ -131,22 +134,22 @@ def calibrated(
     return learned, best_threshold(scores, other.out)
 
 
-def combinations_of(method: Method) -> Iterator[dict[str, object]]:
+def combinations_of(method: Detector) -> Iterator[dict[str, object]]:
     """All values of a detector's grid, by hyperparameter."""
     for values in product(*method.grid.values()):
         yield dict(zip(method.grid, values, strict=True))
 
 
-def _of_grid(method: Method, given: Calibration, bank: Bank) -> State:
+def _of_grid(method: Detector, calibration: Calibration, bank: Bank) -> State:
     """The state with the values of the grid that have the highest AUROC, the first of several."""
     states = [method.fit(bank, **values) for values in combinations_of(method)]
-    return max(states, key=lambda state: auroc_of(method, state, given, bank.head))
+    return max(states, key=lambda state: auroc_of(method, state, calibration, bank.head))
 
 
-def auroc_of(method: Method, state: State, given: Calibration, head: Head) -> float:
+def auroc_of(method: Detector, state: State, calibration: Calibration, head: Head) -> float:
     """AUROC of a detector on records that calibrate."""
-    scores = finite(method.scores(state, given.seen, head), method.name)
-    return auroc(scores[~given.out], scores[given.out])
+    scores = finite(method.scores(state, calibration.seen, head), method.name)
+    return auroc(scores[~calibration.out], scores[calibration.out])
 
 
 def best_threshold(scores: Floats, out: npt.NDArray[np.bool_]) -> float:
@@ -160,7 +163,7 @@ def best_threshold(scores: Floats, out: npt.NDArray[np.bool_]) -> float:
     """
     levels = np.unique(scores)
     limits = np.concatenate(([levels[0] - 1], (levels[1:] + levels[:-1]) / 2, [levels[-1] + 1]))
-    own, other = np.sort(scores[~out]), np.sort(scores[out])
-    accepted = np.searchsorted(own, limits, side="right") / len(own)
-    rejected = 1 - np.searchsorted(other, limits, side="right") / len(other)
+    inside, outside = np.sort(scores[~out]), np.sort(scores[out])
+    accepted = np.searchsorted(inside, limits, side="right") / len(inside)
+    rejected = 1 - np.searchsorted(outside, limits, side="right") / len(outside)
     return float(limits[int((accepted + rejected).argmax())])

@@ -75,18 +75,12 @@ def digest_of_use_cases(source: str, also: Sequence[str]) -> str:
 def use_case_of(source: str, kind: Modality, name: str, other: Modality) -> UseCase:
     """The use-case of a dataset for a source.
 
-    Args:
-        source: Name of the in-distribution dataset.
-        kind: Its modality.
-        name: Of the dataset.
-        other: Its modality.
-
     Raises:
         BenchmdError: Both are of one origin, and the source's card does not say that it is shifted.
     """
-    own, wanted = use_cases(source), family(name)
+    cases, wanted = use_cases(source), family(name)
     for case in USE_CASES:
-        if wanted in getattr(own, case) or name in getattr(own, case):
+        if wanted in getattr(cases, case) or name in getattr(cases, case):
             if of_one_origin(source, name) and case != "shifted":
                 break
             return case
@@ -101,22 +95,22 @@ def use_case_of(source: str, kind: Modality, name: str, other: Modality) -> UseC
 
 @functools.cache
 def _all(folders: tuple[Path, ...]) -> dict[str, UseCases]:
-    found: dict[str, UseCases] = {}
-    known = {*cards(), *broken_cards(), *map(family, cards()), *named()}
+    cases: dict[str, UseCases] = {}
+    datasets = {*cards(), *broken_cards(), *map(family, cards()), *named()}
     for path in (path for folder in folders for path in sorted((folder / FOLDER).glob("*.yaml"))):
         where = f"the card {path}"
         content = read_yaml_file(path, where)
         if content is None:
             raise BenchmdError(f"{where} is empty: remove it, or see those of the package.")
-        for name, own in typed(dict[str, UseCases], content, where).items():
-            if name in found:
+        for name, use_cases in typed(dict[str, UseCases], content, where).items():
+            if name in cases:
                 raise BenchmdError(f"{where}: there are use-cases of {name} already: keep one.")
-            _require_sound(where, name, own, known)
-            found[name] = own
-    return found
+            _require_sound(where, name, use_cases, datasets)
+            cases[name] = use_cases
+    return cases
 
 
-def _require_sound(where: str, name: str, own: UseCases, known: Set[str]) -> None:
+def _require_sound(where: str, name: str, cases: UseCases, datasets: Set[str]) -> None:
     """Refuse use-cases of what is not there, or that contradict each other.
 
     Raises:
@@ -126,19 +120,19 @@ def _require_sound(where: str, name: str, own: UseCases, known: Set[str]) -> Non
         raise unknown_name(f"dataset in {where}:", name, cards())
     if name != family(name):
         raise BenchmdError(f"{where}: use-cases are those of all sizes: name {family(name)}.")
-    others = [each for case in USE_CASES for each in getattr(own, case)]
-    _require_known(where, known, others)
+    others = [other for case in USE_CASES for other in getattr(cases, case)]
+    _require_known(where, datasets, others)
     if name in map(family, others):
         raise BenchmdError(f"{where} names {name} as a use-case of itself: remove it there.")
-    conditions = [each for names in own.hold_out.values() for each in names]
+    conditions = [other for names in cases.hold_out.values() for other in names]
     for kind, names in (("dataset", others), ("condition", conditions)):
-        if twice := sorted({each for each in names if names.count(each) > 1}):
+        if twice := sorted({other for other in names if names.count(other) > 1}):
             raise BenchmdError(
                 f"{where} names the {kind} {twice[0]} twice for {name}: keep it in one use-case."
             )
 
 
-def _require_known(where: str, known: Set[str], names: Iterable[str]) -> None:
+def _require_known(where: str, datasets: Set[str], names: Iterable[str]) -> None:
     for name in names:
-        if name not in known:
-            raise unknown_name(f"dataset in {where}:", name, known)
+        if name not in datasets:
+            raise unknown_name(f"dataset in {where}:", name, datasets)

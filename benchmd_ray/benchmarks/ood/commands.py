@@ -24,47 +24,47 @@ from benchmd_ray.errors import BenchmdError, count_of
 if TYPE_CHECKING:
     from benchmd_ray.storage.location import Location
 
-NOTHING_HELD_OUT = "nothing held out; made faults and unrelated sets apply"
+NOTHING_HELD_OUT = "nothing held out; synthetic faults and unrelated datasets still apply"
 
 
 @click.group(cls=Commands)
 def ood() -> None:
-    """Measure whether detectors notice what a model should not be asked.
+    """Out-of-distribution detection: do detectors notice records that a model cannot judge?
 
-    Its runs go the way of all others: `benchmd run --catalog IN --also OTHERS --evaluate ood`.
+    Start runs as for any benchmark: `benchmd run --catalog IN --also OTHERS --evaluate ood`.
     """
 
 
 @ood.command("list")
 def ood_list() -> None:
-    """List the datasets with use-cases: conditions that are held out, and other datasets.
+    """List the datasets that have use-cases, with held-out conditions and other datasets.
 
-    Made faults, white noise and unrelated datasets apply to all of them.
+    Synthetic faults, white noise and unrelated datasets apply to every dataset.
     """
     from benchmd_ray.benchmarks.ood.cards import USE_CASES, in_distribution, use_cases
 
     for name in in_distribution():
-        own = use_cases(name)
+        cases = use_cases(name)
         echo(name)
         for case in USE_CASES:
-            held = ", ".join(own.hold_out.get(case, ()))
-            others = ", ".join(getattr(own, case))
-            if held:
-                echo(f"  {case}, held out: {held}")
+            conditions = ", ".join(cases.hold_out.get(case, ()))
+            others = ", ".join(getattr(cases, case))
+            if conditions:
+                echo(f"  {case}, held out: {conditions}")
             if others:
                 echo(f"  {case}, datasets: {others}")
-        if not own.conditions:
+        if not cases.conditions:
             echo(f"  {NOTHING_HELD_OUT}")
 
 
 @ood.command("detectors")
 def ood_detectors() -> None:
-    """List the detectors and where each is from."""
+    """List the detectors with their publications."""
     from benchmd_ray.benchmarks.ood.methods import detectors
 
-    found = detectors()
-    width = max(map(len, found))
-    for name, method in found.items():
+    methods = detectors()
+    width = max(map(len, methods))
+    for name, method in methods.items():
         learns = ", calibrated on other sets" if method.calibrate else ""
         echo(f"{name:{width}}  {method.source}{learns}")
 
@@ -75,10 +75,10 @@ def ood_detectors() -> None:
 )
 @MODALITY
 def ood_demo(out: Path, modalities: tuple[str, ...]) -> None:
-    """Detect on small synthetic data of all modalities, in some minutes on two cores.
+    """Run detection on small synthetic data of all modalities: a few minutes on two cores.
 
-    Ends with an error where a control does not hold: a change that the normalisation removes must
-    not be detected, a half of what is in distribution neither, and white noise must be.
+    Fails if a control fails: a change that the normalisation removes and a random half of the
+    in-distribution patients must not be detected, white noise must be.
 
     \b
     benchmd ood demo                      # all seven modalities
@@ -87,7 +87,7 @@ def ood_demo(out: Path, modalities: tuple[str, ...]) -> None:
     from benchmd_ray.benchmarks.ood.demo import demo
 
     demo(out, echo, modalities)
-    echo("The data are synthetic: the numbers show that everything works, and nothing else.")
+    echo("The data are synthetic: the numbers only show that everything works.")
 
 
 @ood.command("build")
@@ -119,19 +119,19 @@ def ood_build(
     from benchmd_ray.data.discovery import conditions_there
     from benchmd_ray.report.catalogs.describe_catalog import describe_catalog
 
-    own = use_cases(name)
-    normal = own.two_classes or own.normal
+    cases = use_cases(name)
+    normal = cases.two_classes or cases.normal
     if two_classes and not normal:
         raise BenchmdError(
             f"the use-cases of {name} do not say which of its records are normal: build without "
             "--two-classes, or add two_classes: [CONDITION] to its card of use-cases."
         )
-    if not own.conditions:
+    if not cases.conditions:
         echo(f"{name}: {NOTHING_HELD_OUT}")
-    there = conditions_there(dataset_card(name), raw, options, tuple(own.conditions))
-    if absent := [condition for condition in own.conditions if condition not in there]:
+    there = conditions_there(dataset_card(name), raw, options, tuple(cases.conditions))
+    if absent := [condition for condition in cases.conditions if condition not in there]:
         echo(f"not held out, as no record in {raw} is known to have it: {', '.join(absent)}")
-    made = build(
+    catalog = build(
         name,
         raw,
         out,
@@ -140,7 +140,7 @@ def ood_build(
         allow_missing=allow_missing,
         options=options,
     )
-    for line in describe_catalog(made):
+    for line in describe_catalog(catalog):
         echo(line)
 
 
@@ -161,10 +161,10 @@ def ood_build(
     help="Number of trials; the first has the papers' hyperparameters.",
 )
 def ood_tune(run: Path, catalog: Location, also: tuple[Location, ...], trials: int) -> None:
-    """Search hyperparameters of detectors for the network of RUN, by Ray Tune.
+    """Search the hyperparameters of detectors for the network of RUN with Ray Tune.
 
-    They are chosen on records that calibrate, for each set on the others of its use-case, and then
-    compared with the papers' on records that no trial has seen. A report shows both.
+    They are chosen on calibration records: for each set, on the other sets of its use-case. They
+    are then compared with the papers' values on records that no trial has seen; a report has both.
 
     \b
     benchmd ood tune runs/RUN --catalog in/ptb-xl --also catalogs/georgia
@@ -178,9 +178,9 @@ def ood_tune(run: Path, catalog: Location, also: tuple[Location, ...], trials: i
     from benchmd_ray.settings.definition import Settings
 
     opened, asked = read_run(run), tuned_by(trials)
-    found = from_catalogs(also).datasets if also else ()
-    read = read_also(asked, from_catalogs((catalog,)).datasets[0], found)
-    others = tuple(each.catalog for each in read if each.catalog is not None)
+    datasets = from_catalogs(also).datasets if also else ()
+    read = read_also(asked, from_catalogs((catalog,)).datasets[0], datasets)
+    others = tuple(dataset.catalog for dataset in read if dataset.catalog is not None)
     # In this process: trials are what goes to the cluster.
     path = evaluate_run(opened, catalog, Settings(), evaluation=asked, also=others, within=True)
     rows = tuned_frame(read_predictions(path, TUNED.form))
@@ -203,18 +203,18 @@ def ood_tune(run: Path, catalog: Location, also: tuple[Location, ...], trials: i
 @click.option(
     "--catalog",
     type=CATALOG,
-    help="Catalog that the run was trained on: fits the detector, which is kept with the run.",
+    help="Catalog that the run was trained on; fits the detector and stores it with the run.",
 )
-@click.option("--detector", default="", help="Its name (`benchmd ood detectors`).")
+@click.option("--detector", default="", help="Name of the detector (`benchmd ood detectors`).")
 @click.option(
     "--out", type=FILE, default=Path("guard.csv"), show_default=True, help="CSV to write."
 )
 def guard(
     run: Path, data: tuple[Location, ...], catalog: Location | None, detector: str, out: Path
 ) -> None:
-    """Ask a detector in front of the model of RUN about new data: accept or reject each record.
+    """Screen new data for the model of RUN: a detector accepts or rejects each record.
 
-    What cannot be read is unreadable, with the reason.
+    Records that cannot be read are listed as unreadable, with the reason.
 
     \b
     benchmd guard runs/RUN --catalog catalogs/ptb-xl --data new/ --out verdicts.csv
@@ -236,28 +236,28 @@ def guard(
     if catalog is not None:
         asked = Asked(run, open_catalog(catalog), settings, worker)
         guards.require_trained_on(asked)
-        own = guards.fit(asked, detector)
-        echo(f"fitted: {own.detector}, kept in {run / guards.FOLDER}")
+        fitted = guards.fit(asked, detector)
+        echo(f"fitted: {fitted.detector}, stored in {run / guards.FOLDER}")
     else:
         network = Network.of(run, worker, settings.execution.precision)
-        own = guards.read_guard(run, network, detector)
-    found = list(guards.of_data(own, data))
+        fitted = guards.read_guard(run, network, detector)
+    verdicts = list(guards.of_data(fitted, data))
     rows = [
         {
             "data": str(path),
-            "record": one.record,
-            "score": one.score,
-            "threshold": own.threshold,
-            "verdict": one.word,
-            "reason": one.reason,
+            "record": verdict.record,
+            "score": verdict.score,
+            "threshold": fitted.threshold,
+            "verdict": verdict.word,
+            "reason": verdict.reason,
         }
-        for path, one in found
+        for path, verdict in verdicts
     ]
     with replacing(out) as partial:
         partial.write_text(csv_text(pd.DataFrame(rows)), "utf-8")
-    counts = guards.summary([one for _, one in found])
-    said = ", ".join(f"{count:,} {what}" for what, count in counts.items() if count)
-    if ignored := guards.ignored(own, data):
-        said += f"; {count_of(ignored.total(), 'file')} ignored: {', '.join(sorted(ignored))}"
-    echo(f"{own.detector}, {count_of(len(found), 'record')}: {said}")
+    counts = guards.summary([verdict for _, verdict in verdicts])
+    counted = ", ".join(f"{count:,} {what}" for what, count in counts.items() if count)
+    if ignored := guards.ignored(fitted, data):
+        counted += f"; {count_of(ignored.total(), 'file')} ignored: {', '.join(sorted(ignored))}"
+    echo(f"{fitted.detector}, {count_of(len(verdicts), 'record')}: {counted}")
     echo(f"written: {out}")

@@ -45,18 +45,18 @@ def conformed(record: Recorded, to: Signal) -> Values:
     Raises:
         BenchmdError: They cannot be made alike.
     """
-    own = record.signal
-    area = (slice(None), *valid_area(own.stored_shape[1:], record.valid_size))
+    signal = record.signal
+    area = (slice(None), *valid_area(signal.stored_shape[1:], record.valid_size))
     values = record.values[area] * np.float32(record.step)
-    require_conformable(own, to)
-    if len(own.axes) == 2:
-        volts = VOLTS.get(own.unit, 1.0) / VOLTS.get(to.unit, 1.0)
-        shared = {own.unit, to.unit} <= VOLTS.keys()
+    require_conformable(signal, to)
+    if len(signal.axes) == 2:
+        volts = VOLTS.get(signal.unit, 1.0) / VOLTS.get(to.unit, 1.0)
+        shared = {signal.unit, to.unit} <= VOLTS.keys()
         return resized(_channels(values, to) * np.float32(volts if shared else 1.0), _extent(to))
-    grey = _grey(values, own)
-    if len(own.axes) > len(to.axes):
+    grey = _grey(values, signal)
+    if len(signal.axes) > len(to.axes):
         grey = grey[:, grey.shape[1] // 2]
-    elif len(own.axes) < len(to.axes):
+    elif len(signal.axes) < len(to.axes):
         grey = np.repeat(grey[:, None], to.stored_shape[1], axis=1)
     return _shown(resized(_channels(grey, to), _extent(to)), to)
 
@@ -65,31 +65,31 @@ def recorded(
     values: npt.NDArray[Any], step: np.float32, size: npt.NDArray[np.int32], signal: Signal
 ) -> Recorded:
     """A stored record, as faults and `conformed` take it."""
-    valid = tuple(int(each) for each in size)
+    valid = tuple(int(extent) for extent in size)
     return Recorded(values.astype(np.float32), float(step), valid, signal)
 
 
-def conformed_batch(batch: Batch, own: Signal, to: Signal) -> Batch:
+def conformed_batch(batch: Batch, signal: Signal, to: Signal) -> Batch:
     """Records as the signal of another; themselves where it is the same.
 
     Raises:
         BenchmdError: They cannot be made alike.
     """
-    if own == to:
+    if signal == to:
         return batch
-    made = [conformed(recorded(*each, own), to) for each in zip(*batch, strict=True)]
+    signals = [conformed(recorded(*fields, signal), to) for fields in zip(*batch, strict=True)]
     extent = np.array(to.stored_shape[1:], np.int32)
-    return np.stack(made), np.ones(len(made), np.float32), np.tile(extent, (len(made), 1))
+    return np.stack(signals), np.ones(len(signals), np.float32), np.tile(extent, (len(signals), 1))
 
 
-def coarser(own: Signal, to: Signal) -> tuple[int, ...]:
+def coarser(signal: Signal, to: Signal) -> tuple[int, ...]:
     """Extent to which records of another signal are coarser than a network's; empty if nowhere."""
-    wanted, held = to.stored_shape[1:], own.stored_shape[1:]
-    if len(held) > len(wanted):  # a slice
-        held = held[1:]
-    elif len(held) < len(wanted):  # the same image in all slices
-        held = (wanted[0], *held)
-    least = tuple(min(pair) for pair in zip(held, wanted, strict=True))
+    wanted, extent = to.stored_shape[1:], signal.stored_shape[1:]
+    if len(extent) > len(wanted):  # a slice
+        extent = extent[1:]
+    elif len(extent) < len(wanted):  # the same image in all slices
+        extent = (wanted[0], *extent)
+    least = tuple(min(pair) for pair in zip(extent, wanted, strict=True))
     return () if least == wanted else least
 
 
@@ -99,10 +99,10 @@ def coarse(extent: tuple[int, ...]) -> Fault:
     def make(record: Recorded, _: int, __: np.random.Generator) -> Values:
         area = (slice(None), *valid_area(record.signal.stored_shape[1:], record.valid_size))
         changed = record.values.copy()
-        own = changed[area]
-        share = np.array(own.shape[1:]) / record.signal.stored_shape[1:]
+        part = changed[area]
+        share = np.array(part.shape[1:]) / record.signal.stored_shape[1:]
         small = tuple(max(1, round(a * b)) for a, b in zip(extent, share, strict=True))
-        changed[area] = np.round(resized(resized(own, small), own.shape[1:]))
+        changed[area] = np.round(resized(resized(part, small), part.shape[1:]))
         return changed
 
     name = "-".join(map(str, ("coarse", *extent)))
@@ -125,11 +125,11 @@ def _channels(values: Values, to: Signal) -> Values:
 
 def _limits(signal: Signal) -> tuple[float, float]:
     """What is black and white in the unit of an image or a volume."""
-    shown = signal.normaliser_parameters()
-    if isinstance(shown, Window):
-        return shown.range.low, shown.range.high
-    if signal.dtype == "int16" and isinstance(shown, Range):
-        return shown.low, shown.high
+    parameters = signal.normaliser_parameters()
+    if isinstance(parameters, Window):
+        return parameters.range.low, parameters.range.high
+    if signal.dtype == "int16" and isinstance(parameters, Range):
+        return parameters.low, parameters.high
     return 0.0, LARGEST
 
 

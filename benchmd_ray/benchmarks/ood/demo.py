@@ -1,6 +1,6 @@
 """The demo of detection: the whole way on small synthetic data, with controls that must hold.
 
-Runs go the way of all others; only detectors that train a network do so briefly.
+Runs are scheduled as usual; only the training of detectors' networks is shortened.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from benchmd_ray.benchmarks.ood.cards import USE_CASES, use_cases
 from benchmd_ray.benchmarks.ood.conform import conformable
 from benchmd_ray.benchmarks.ood.detect import detected
 from benchmd_ray.benchmarks.ood.methods import METHODS, USUAL, autoencoder, binary_network
-from benchmd_ray.benchmarks.ood.methods.method import Method
+from benchmd_ray.benchmarks.ood.methods.method import Detector
 from benchmd_ray.benchmarks.ood.scores import chance_p, score_rows
 from benchmd_ray.benchmarks.ood.table import HALF
 from benchmd_ray.cluster.connection import connected, own_cpus
@@ -124,11 +124,11 @@ def demo_plan(catalogs: Mapping[str, Sequence[Catalog]]) -> Plan:
             given as what is to be detected, and another's last target is unrelated to it.
     """
     plans = []
-    for name, own in catalogs.items():
-        source, over_time = own[0], len(own[0].signal.axes) == 2
+    for name, datasets in catalogs.items():
+        source, over_time = datasets[0], len(datasets[0].signal.axes) == 2
         choice = Choice(
             catalogs=(source.path,),
-            also=tuple(catalog.path for catalog in (*own[1:], *_unrelated(name, catalogs))),
+            also=tuple(catalog.path for catalog in (*datasets[1:], *_unrelated(name, catalogs))),
             techniques=(SCRATCH,),
             settings=("finetune-full",),
             assignments=SETTINGS if over_time else (*SETTINGS, f"encoder.patch_size={PATCH}"),
@@ -144,7 +144,9 @@ def _unrelated(name: str, catalogs: Mapping[str, Sequence[Catalog]]) -> list[Cat
     names = list(catalogs)
     place = names.index(name)
     others = (catalogs[other][-1] for other in (*names[place + 1 :], *names[:place]))
-    return [each for each in others if conformable(each.signal, catalogs[name][0].signal)][:1]
+    return [catalog for catalog in others if conformable(catalog.signal, catalogs[name][0].signal)][
+        :1
+    ]
 
 
 def _brief(item: Item) -> Item:
@@ -163,15 +165,15 @@ BRIEF = replace(DETECTION, compute=_compute, current=None)
 """The evaluation, with `brief_detectors`."""
 
 
-def brief_detectors() -> dict[str, Method]:
+def brief_detectors() -> dict[str, Detector]:
     """The package's detectors, those that train a network with `STEPS`."""
-    found = dict(METHODS)
+    methods = dict(METHODS)
     for method in autoencoder.METHODS:
         fit = partial(method.fit, steps=STEPS["autoencoder"])
-        found[method.name] = replace(method, fit=fit)
-    own = binary_network.METHOD
-    calibrate = partial(binary_network.calibrate, steps=STEPS[own.name])
-    return found | {own.name: replace(own, calibrate=calibrate)}
+        methods[method.name] = replace(method, fit=fit)
+    classifier = binary_network.METHOD
+    calibrate = partial(binary_network.calibrate, steps=STEPS[classifier.name])
+    return methods | {classifier.name: replace(classifier, calibrate=calibrate)}
 
 
 def _few(asked: Asked) -> pa.Table:
@@ -189,17 +191,17 @@ def _catalogs(modality: str, folder: Path, say: Callable[[str], None]) -> list[C
         conditions = tuple(use_cases(name).conditions)
         there = conditions_there(dataset_card(name), raw, {}, conditions)
         say(f"    {name}: held out {', '.join(there) or 'nothing'}")
-        if absent := [each for each in conditions if each not in there]:
+        if absent := [condition for condition in conditions if condition not in there]:
             say(f"    not held out, as no record has it: {', '.join(absent)}")
         return there
 
-    found = catalogs_of(modality, folder, say, sizes=SIZES[modality], hold_out=hold_out)
-    if not found[0].held_out:
+    catalogs = catalogs_of(modality, folder, say, sizes=SIZES[modality], hold_out=hold_out)
+    if not catalogs[0].held_out:
         raise BenchmdError(
-            f"the catalog {found[0].path} is not of this demo, as it holds nothing out: choose "
+            f"the catalog {catalogs[0].path} is not of this demo, as it holds nothing out: choose "
             "another folder with --out."
         )
-    return found
+    return catalogs
 
 
 def _scores(item: Item, outcome: Outcome) -> pd.DataFrame:
@@ -209,11 +211,11 @@ def _scores(item: Item, outcome: Outcome) -> pd.DataFrame:
     """
     for path in predictions_of(outcome.folders[item.name]):
         if path.parent.name == DETECTION.name:
-            own = read_predictions(path, DETECTION.form)
-            table = own.table.filter(pa.compute.equal(own.table["regime"], "none"))
-            rows = score_rows(replace(own, table=table), RESAMPLES)
+            predictions = read_predictions(path, DETECTION.form)
+            table = predictions.table.filter(pa.compute.equal(predictions.table["regime"], "none"))
+            rows = score_rows(replace(predictions, table=table), RESAMPLES)
             rows = rows[rows["metric"] == "auroc"]
-            chance = {name: chance_p(own, name) for name in SHOWN}
+            chance = {name: chance_p(predictions, name) for name in SHOWN}
             return rows.assign(chance=rows["method"].map(chance).where(rows["group"] == HALF))
     raise BenchmdError(f"{outcome.folders[item.name]} has no predictions of {DETECTION.name}.")
 
@@ -222,11 +224,8 @@ def table_of(rows: Mapping[str, pd.DataFrame]) -> pd.DataFrame:
     """AUROC of `SHOWN`: means over the sets of each use-case, and the controls.
 
     Small sets count, too, which means in reports exclude.
-
-    Args:
-        rows: Score rows by modality.
     """
-    return pd.DataFrame([line for name, own in rows.items() for line in _lines(name, own)])
+    return pd.DataFrame([line for name, scores in rows.items() for line in _lines(name, scores)])
 
 
 def _lines(modality: str, rows: pd.DataFrame) -> Iterator[dict[str, object]]:
@@ -239,17 +238,14 @@ def _lines(modality: str, rows: pd.DataFrame) -> Iterator[dict[str, object]]:
     for name, chosen in parts.items():
         if not chosen.any():
             continue
-        own = sets[chosen]
-        means = own.groupby("method")["value"].mean()
-        count = len(own[["group", "class"]].drop_duplicates())
+        group = sets[chosen]
+        means = group.groupby("method")["value"].mean()
+        count = len(group[["group", "class"]].drop_duplicates())
         yield {"modality": modality, "use-case": name, "sets": count, **means.reindex(SHOWN)}
 
 
 def require_controls(rows: Mapping[str, pd.DataFrame]) -> None:
     """Refuse scores with a control that does not hold.
-
-    Args:
-        rows: Score rows by modality.
 
     Raises:
         BenchmdError: A change that the normalisation removes is told from the original, or a half
@@ -258,9 +254,9 @@ def require_controls(rows: Mapping[str, pd.DataFrame]) -> None:
     """
     alone = [
         f"{name}: {line}"
-        for name, own in rows.items()
+        for name, scores in rows.items()
         for check in (_invisible, _noise)
-        for line in check(own)
+        for line in check(scores)
     ]
     if failed := [*alone, *_chance(rows)]:
         raise BenchmdError(
@@ -270,10 +266,10 @@ def require_controls(rows: Mapping[str, pd.DataFrame]) -> None:
 
 def _invisible(rows: pd.DataFrame) -> Iterator[str]:
     """Changes that the normalisation removes: 0.5 exactly by every detector."""
-    own = rows[(rows["use_case"] == "control") & (rows["group"] != HALF)]
-    if own.empty:
+    controls = rows[(rows["use_case"] == "control") & (rows["group"] != HALF)]
+    if controls.empty:
         yield "there is no negative control."
-    for name, group, value in _values(own, "method", "group", "value"):
+    for name, group, value in _values(controls, "method", "group", "value"):
         if value != 0.5:
             yield f"negative control {group}: AUROC {value:.4f} by {name}, expected 0.5."
 
@@ -282,11 +278,11 @@ def _chance(rows: Mapping[str, pd.DataFrame]) -> Iterator[str]:
     """A half of the in-distribution patients, drawn at random: 0.5 by chance, Holm's correction."""
     tested: list[tuple[str, str, float, float]] = []
     for modality, all_rows in rows.items():
-        own = all_rows[(all_rows["group"] == HALF) & all_rows["method"].isin(SHOWN)]
-        if own.empty:
+        halves = all_rows[(all_rows["group"] == HALF) & all_rows["method"].isin(SHOWN)]
+        if halves.empty:
             yield f"{modality}: there is no {HALF}."
-        tested += [(modality, *each) for each in _values(own, "method", "value", "chance")]
-    adjusted = holm([each[3] for each in tested])
+        tested += [(modality, *test) for test in _values(halves, "method", "value", "chance")]
+    adjusted = holm([test[3] for test in tested])
     for (modality, name, value, _), p in zip(tested, adjusted, strict=True):
         if p < LEVEL:
             stated = f"AUROC {value:.3f} by {name} (p {p:.2g})"
@@ -295,11 +291,11 @@ def _chance(rows: Mapping[str, pd.DataFrame]) -> Iterator[str]:
 
 def _noise(rows: pd.DataFrame) -> Iterator[str]:
     """White noise: detected by the detector that is taken where none is named."""
-    own = rows[(rows["group"] == NOISE) & (rows["method"] == USUAL[0])]
-    if not (own["value"] > DETECTED).any():
-        said = [f"{value:.3f}" for value in own["value"]]
+    noise = rows[(rows["group"] == NOISE) & (rows["method"] == USUAL[0])]
+    if not (noise["value"] > DETECTED).any():
+        values = [f"{value:.3f}" for value in noise["value"]]
         yield (
-            f"positive control {NOISE}: AUROC {', '.join(said) or 'missing'} by {USUAL[0]}, "
+            f"positive control {NOISE}: AUROC {', '.join(values) or 'missing'} by {USUAL[0]}, "
             f"expected more than {DETECTED}."
         )
 

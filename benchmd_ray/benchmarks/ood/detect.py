@@ -14,13 +14,13 @@ from benchmd_ray.benchmarks.ood.cards import digest_of_use_cases
 from benchmd_ray.benchmarks.ood.conform import coarse
 from benchmd_ray.benchmarks.ood.detectors import Detectors, prepared
 from benchmd_ray.benchmarks.ood.methods import METHODS, USUAL
-from benchmd_ray.benchmarks.ood.methods.method import Floats, Method, Seen
+from benchmd_ray.benchmarks.ood.methods.method import Detector, Floats, Seen
 from benchmd_ray.benchmarks.ood.network import Network
-from benchmd_ray.benchmarks.ood.observe import Observer
+from benchmd_ray.benchmarks.ood.observe import NetworkObserver
 from benchmd_ray.benchmarks.ood.sets import (
     Inside,
     OutSet,
-    Records,
+    SplitRecords,
     inside,
     normal_classes,
     out_sets,
@@ -33,13 +33,13 @@ from benchmd_ray.evaluation.evaluation import Asked
 GALLERY = 3
 """Records of a set that are shown: the most and as many of the least suspicious."""
 
-Block = dict[str, Any]
-"""Columns of rows: lists, or one value for all."""
+ScoreColumns = dict[str, Any]
+"""ScoreColumns of rows: lists, or one value for all."""
 
 
 def detected(
     asked: Asked,
-    methods: Mapping[str, Method] = METHODS,
+    methods: Mapping[str, Detector] = METHODS,
     sources: Mapping[str, str] | None = None,
 ) -> pa.Table:
     """Scores of all sets by all detectors that fit the network.
@@ -58,96 +58,98 @@ def detected(
             detector gives NaN.
     """
     network = Network.of(asked.run, asked.worker, asked.settings.execution.precision)
-    own = inside(asked.catalog)
-    sets = list(out_sets(asked.catalog, own, asked.also))
-    observer = Observer.of(network, asked.settings, sources or {})
-    found = prepared(observer, own, sets, methods)
-    return scored_table(found, own, sets, asked)
+    inside_records = inside(asked.catalog)
+    sets = list(out_sets(asked.catalog, inside_records, asked.also))
+    observer = NetworkObserver.of(network, asked.settings, sources or {})
+    detectors = prepared(observer, inside_records, sets, methods)
+    return scored_table(detectors, inside_records, sets, asked)
 
 
 def scored_table(
-    found: Detectors,
-    own: Inside,
+    detectors: Detectors,
+    inside_records: Inside,
     sets: Sequence[OutSet],
     asked: Asked,
     trials: Sequence[Mapping[str, Any]] = (),
 ) -> pa.Table:
-    """Scores of all sets by detectors that have learned all that they will.
-
-    Args:
-        found: The detectors.
-        own: In-distribution records.
-        sets: The others.
-        asked: The catalogs.
-        trials: Of a search, which the table keeps.
-    """
-    abnormal = own.abnormal(normal_classes(asked.catalog.card))
-    test = found.seen(own.scored)
+    """Scores of all sets by detectors that have learned all that they will."""
+    abnormal = inside_records.abnormal(normal_classes(asked.catalog.card))
+    test = detectors.seen(inside_records.scored)
     blocks = [
-        _inside_block(found, own.calibrating, "calibration", None),
-        _inside_block(found, own.scored, "test", abnormal),
-        *_coarse_blocks(found, own, sets),
+        _inside_block(detectors, inside_records.calibrating, "calibration", None),
+        _inside_block(detectors, inside_records.scored, "test", abnormal),
+        *_coarse_blocks(detectors, inside_records, sets),
     ]
-    blocks += _calibrated_inside(found, own, test, abnormal)
-    shown = progress("asking detectors", len(sets), "sets")
-    for number, one in enumerate(sets, 1):
-        if sum(map(len, one.scored)):
-            seen = found.seen(one.scored, one)
-            blocks += [_block(found, one, seen), *_calibrated_outside(found, one, seen)]
-        shown.update(number)
-    shown.close()
+    blocks += _calibrated_inside(detectors, inside_records, test, abnormal)
+    display = progress("asking detectors", len(sets), "sets")
+    for number, out_set in enumerate(sets, 1):
+        if sum(map(len, out_set.scored)):
+            seen = detectors.seen(out_set.scored, out_set)
+            blocks += [
+                _block(detectors, out_set, seen),
+                *_calibrated_outside(detectors, out_set, seen),
+            ]
+        display.update(number)
+    display.close()
     about = {
-        "skipped": found.skipped | _without_records(sets),
-        "sources": dict(found.observer.sources),
+        "skipped": detectors.skipped | _without_records(sets),
+        "sources": dict(detectors.observer.sources),
         "use_cases": digest_of_use_cases(
             asked.catalog.dataset, [other.dataset for other in asked.also]
         ),
         "trials": list(trials),
-        "costs": found.costs,
-        "coarse": {one.name: _extent(one) for one in sets if one.extent},
-        "shape": list(found.observer.shown_shape),
+        "costs": detectors.costs,
+        "coarse": {out_set.name: _extent(out_set) for out_set in sets if out_set.extent},
+        "shape": list(detectors.observer.shown_shape),
     }
     limits = {
-        name: {draw: own[name].threshold for draw, own in found.learned.items() if name in own}
-        for name in found.methods
+        name: {
+            draw: inside_records[name].threshold
+            for draw, inside_records in detectors.learned.items()
+            if name in inside_records
+        }
+        for name in detectors.methods
     }
     return _table(blocks, limits, about)
 
 
 def _without_records(sets: Sequence[OutSet]) -> dict[str, str]:
     """Sets that lack records, and why."""
-    found = {}
-    for one in sets:
-        if one.excluded:
-            count = count_of(one.excluded, "record")
-            found[one.name] = f"{count} of patients that are in distribution: excluded"
-        if not sum(map(len, one.scored)):
-            found[one.name] = "all of its records calibrate, none is there to score"
-    return found
+    reasons = {}
+    for out_set in sets:
+        if out_set.excluded:
+            count = count_of(out_set.excluded, "record")
+            reasons[out_set.name] = f"{count} of patients that are in distribution: excluded"
+        if not sum(map(len, out_set.scored)):
+            reasons[out_set.name] = "all of its records calibrate, none is there to score"
+    return reasons
 
 
-def _keys(records: Sequence[Records]) -> dict[str, list[Any]]:
+def _keys(records: Sequence[SplitRecords]) -> dict[str, list[Any]]:
     columns: dict[str, list[Any]] = {"record_id": [], "unit_id": [], "group_id": []}
-    for each in records:
-        columns["record_id"] += each.names
-        unit = each.table["unit_id"].to_pylist()
-        columns["unit_id"] += [f"{each.catalog.dataset}/{name}" for name in unit]
-        columns["group_id"] += each.patients
+    for part in records:
+        columns["record_id"] += part.names
+        unit = part.table["unit_id"].to_pylist()
+        columns["unit_id"] += [f"{part.catalog.dataset}/{name}" for name in unit]
+        columns["group_id"] += part.patients
     return columns
 
 
-def _uncalibrated(found: Detectors, seen: Seen, ids: Sequence[str]) -> dict[str, Floats]:
-    return {name: found.scores(name, found.states[name], seen, ids) for name in found.uncalibrated}
+def _uncalibrated(detectors: Detectors, seen: Seen, ids: Sequence[str]) -> dict[str, Floats]:
+    return {
+        name: detectors.scores(name, detectors.states[name], seen, ids)
+        for name in detectors.uncalibrated
+    }
 
 
 def _inside_block(
-    found: Detectors,
-    records: Sequence[Records],
+    detectors: Detectors,
+    records: Sequence[SplitRecords],
     part: str,
     abnormal: npt.NDArray[np.bool_] | None,
-) -> Block:
-    keys, seen = _keys(records), found.seen(records)
-    scores = _uncalibrated(found, seen, keys["record_id"])
+) -> ScoreColumns:
+    keys, seen = _keys(records), detectors.seen(records)
+    scores = _uncalibrated(detectors, seen, keys["record_id"])
     return {
         **keys,
         "part": part,
@@ -155,51 +157,56 @@ def _inside_block(
         "abnormal": None if abnormal is None else abnormal.tolist(),
         "regime": "none",
         "logits": seen.logits,
-        "picture": _gallery(found, records, None, scores) if part == "test" else None,
+        "picture": _gallery(detectors, records, None, scores) if part == "test" else None,
         **scores,
     }
 
 
-def _extent(one: OutSet) -> str:
-    return " × ".join(map(str, one.extent))
+def _extent(out_set: OutSet) -> str:
+    return " × ".join(map(str, out_set.extent))
 
 
-def _coarse_blocks(found: Detectors, own: Inside, sets: Sequence[OutSet]) -> Iterator[Block]:
+def _coarse_blocks(
+    detectors: Detectors, inside_records: Inside, sets: Sequence[OutSet]
+) -> Iterator[ScoreColumns]:
     """In-distribution records as coarse as sets that are coarser: each extent once."""
-    for extent in dict.fromkeys(one.extent for one in sets if one.extent):
-        alike = OutSet("", "shifted", (), own.scored, coarse(extent), 1, extent=extent)
-        keys, seen = _keys(own.scored), found.seen(own.scored, alike)
-        scores = _uncalibrated(found, seen, keys["record_id"])
+    for extent in dict.fromkeys(out_set.extent for out_set in sets if out_set.extent):
+        alike = OutSet("", "shifted", (), inside_records.scored, coarse(extent), 1, extent=extent)
+        keys, seen = _keys(inside_records.scored), detectors.seen(inside_records.scored, alike)
+        scores = _uncalibrated(detectors, seen, keys["record_id"])
         where = {"part": "test", "set": IN, "regime": "none", "alike": _extent(alike)}
         yield {**keys, **where, **scores}
 
 
-def _block(found: Detectors, one: OutSet, seen: Seen) -> Block:
-    keys = _keys(one.scored)
-    scores = _uncalibrated(found, seen, keys["record_id"])
-    last = one.fault is None or one.severity == one.fault.severities[-1]
+def _block(detectors: Detectors, out_set: OutSet, seen: Seen) -> ScoreColumns:
+    keys = _keys(out_set.scored)
+    scores = _uncalibrated(detectors, seen, keys["record_id"])
+    last = out_set.fault is None or out_set.severity == out_set.fault.severities[-1]
     return {
         **keys,
-        **_of_set(one),
+        **_of_set(out_set),
         "part": "test",
         "regime": "none",
         "logits": seen.logits,
-        "picture": _gallery(found, one.scored, one, scores) if last else None,
+        "picture": _gallery(detectors, out_set.scored, out_set, scores) if last else None,
         **scores,
     }
 
 
-def _of_set(one: OutSet) -> Block:
+def _of_set(out_set: OutSet) -> ScoreColumns:
     return {
-        "set": one.name,
-        "use_case": one.use_case,
-        "severity": one.severity,
-        "control": one.control,
+        "set": out_set.name,
+        "use_case": out_set.use_case,
+        "severity": out_set.severity,
+        "control": out_set.control,
     }
 
 
 def _gallery(
-    found: Detectors, records: Sequence[Records], one: OutSet | None, scores: Mapping[str, Floats]
+    detectors: Detectors,
+    records: Sequence[SplitRecords],
+    out_set: OutSet | None,
+    scores: Mapping[str, Floats],
 ) -> list[bytes | None]:
     """Pictures of the records that the usual detector suspects most and least, of others None."""
     total = sum(map(len, records))
@@ -210,44 +217,46 @@ def _gallery(
     chosen = {int(place) for place in (*order[:GALLERY], *order[-GALLERY:])}
     pictures: list[bytes | None] = []
     start = 0
-    for each in records:
-        some = np.isin(np.arange(start, start + len(each)), sorted(chosen))
-        drawn = iter(found.observer.shown(each.at(some), one) if some.any() else ())
+    for part in records:
+        some = np.isin(np.arange(start, start + len(part)), sorted(chosen))
+        drawn = iter(detectors.observer.shown(part.at(some), out_set) if some.any() else ())
         pictures += [next(drawn) if taken else None for taken in some]
-        start += len(each)
+        start += len(part)
     return pictures
 
 
 def _calibrated_inside(
-    found: Detectors, own: Inside, seen: Seen, abnormal: npt.NDArray[np.bool_]
-) -> Iterator[Block]:
+    detectors: Detectors, inside_records: Inside, seen: Seen, abnormal: npt.NDArray[np.bool_]
+) -> Iterator[ScoreColumns]:
     """In-distribution records by calibrated detectors, once for each draw."""
-    keys = _keys(own.scored)
-    for draw in found.draws:
+    keys = _keys(inside_records.scored)
+    for draw in detectors.draws:
         scores = {
-            name: found.scores(name, learned.state, seen, keys["record_id"])
-            for name, learned in found.learned[draw.name].items()
+            name: detectors.scores(name, learned.state, seen, keys["record_id"])
+            for name, learned in detectors.learned[draw.name].items()
         }
         how = {"part": "test", "regime": "calibrated", "calibrated_on": draw.name}
         yield {**keys, **how, "set": IN, "abnormal": abnormal.tolist(), **scores}
 
 
-def _calibrated_outside(found: Detectors, one: OutSet, seen: Seen) -> Iterator[Block]:
+def _calibrated_outside(
+    detectors: Detectors, out_set: OutSet, seen: Seen
+) -> Iterator[ScoreColumns]:
     """A set by the detectors that were calibrated on other sets, or on other patients of it."""
-    keys = _keys(one.scored)
-    for draw in found.draws:
-        if not (regime := draw.regime(one)):
+    keys = _keys(out_set.scored)
+    for draw in detectors.draws:
+        if not (regime := draw.regime(out_set)):
             continue
         scores = {
-            name: found.scores(name, learned.state, seen, keys["record_id"])
-            for name, learned in found.learned[draw.name].items()
+            name: detectors.scores(name, learned.state, seen, keys["record_id"])
+            for name, learned in detectors.learned[draw.name].items()
         }
         how = {"part": "test", "regime": regime, "calibrated_on": draw.name}
-        yield {**keys, **how, **_of_set(one), **scores}
+        yield {**keys, **how, **_of_set(out_set), **scores}
 
 
 def _table(
-    blocks: Iterable[Block],
+    blocks: Iterable[ScoreColumns],
     limits: Mapping[str, Mapping[str, float]],
     about: Mapping[str, Any],
 ) -> pa.Table:
@@ -256,8 +265,8 @@ def _table(
         for name, kind in KEYS.items()
     ]
     fields += [
-        pa.field(name, pa.float64(), metadata={THRESHOLDS: json.dumps(own)})
-        for name, own in limits.items()
+        pa.field(name, pa.float64(), metadata={THRESHOLDS: json.dumps(thresholds)})
+        for name, thresholds in limits.items()
     ]
     schema = pa.schema(fields)
     tables = [
@@ -267,7 +276,7 @@ def _table(
     return pa.concat_tables(tables)
 
 
-def _array(value: Any, kind: pa.DataType, block: Block) -> pa.Array:
+def _array(value: Any, kind: pa.DataType, block: ScoreColumns) -> pa.Array:
     rows = len(block["record_id"])
     if value is None:
         return pa.nulls(rows, kind)

@@ -10,19 +10,19 @@ from functools import partial
 import numpy as np
 
 from benchmd_ray.benchmarks.ood.calibrate import Draw, calibrated, calibration_draws
+from benchmd_ray.benchmarks.ood.methods.formulas import drawn
 from benchmd_ray.benchmarks.ood.methods.method import (
     Bank,
     Calibration,
+    Detector,
     Floats,
-    Method,
     Seen,
     State,
-    drawn,
     finite,
 )
 from benchmd_ray.benchmarks.ood.network import Network
-from benchmd_ray.benchmarks.ood.observe import Observer, median_seconds
-from benchmd_ray.benchmarks.ood.sets import FEWEST, Inside, OutSet, Records
+from benchmd_ray.benchmarks.ood.observe import NetworkObserver, median_seconds
+from benchmd_ray.benchmarks.ood.sets import FEWEST, Inside, OutSet, SplitRecords
 from benchmd_ray.console.progress import progress
 from benchmd_ray.errors import BenchmdError, count_of
 
@@ -45,8 +45,8 @@ class Learned:
 class Detectors:
     """Detectors that have learned all that they will."""
 
-    observer: Observer
-    methods: Mapping[str, Method]
+    observer: NetworkObserver
+    methods: Mapping[str, Detector]
     """Those that fit the network."""
     bank: Bank
     states: dict[str, State]
@@ -66,10 +66,10 @@ class Detectors:
     @property
     def learning(self) -> list[str]:
         """Those that are calibrated."""
-        return [name for name, each in self.methods.items() if each.calibrate or each.grid]
+        return [name for name, method in self.methods.items() if method.calibrate or method.grid]
 
-    def seen(self, records: Sequence[Records], of: OutSet | None = None) -> Seen:
-        """What the network makes of records, with what single detectors ask of it."""
+    def seen(self, records: Sequence[SplitRecords], of: OutSet | None = None) -> Seen:
+        """Outputs of the network for records, with what single detectors need."""
         how = (None, 0) if of is None else (of.fault, of.severity)
         seen = pictured(self.observer, records, of)
         asked = {
@@ -91,15 +91,15 @@ class Detectors:
         Raises:
             BenchmdError: One is NaN or infinite; the message names the record.
         """
-        found = self.methods[name].scores(state, seen, self.bank.head)
-        return finite(found, name, np.array(ids))
+        values = self.methods[name].scores(state, seen, self.bank.head)
+        return finite(values, name, np.array(ids))
 
 
 def prepared(
-    observer: Observer,
-    own: Inside,
+    observer: NetworkObserver,
+    inside: Inside,
     sets: Sequence[OutSet],
-    methods: Mapping[str, Method],
+    methods: Mapping[str, Detector],
     *,
     calibrates: bool = True,
 ) -> Detectors:
@@ -107,13 +107,13 @@ def prepared(
 
     Args:
         observer: Asks the network.
-        own: In-distribution records; those that are scored are not read.
+        inside: In-distribution records; those that are scored are not read.
         sets: Others, likewise.
         methods: The detectors by name.
         calibrates: Whether those that learn are calibrated.
     """
-    own, sets = replace(own, scored=()), [replace(each, scored=()) for each in sets]
-    banks = {pixels: bank_of(observer, own, pixels=pixels) for pixels in (False, True)}
+    inside, sets = replace(inside, scored=()), [replace(out_set, scored=()) for out_set in sets]
+    banks = {pixels: bank_of(observer, inside, pixels=pixels) for pixels in (False, True)}
     states: dict[str, State] = {}
     costs: dict[str, dict[str, float]] = {}
     skipped: dict[str, str] = {}
@@ -130,113 +130,121 @@ def prepared(
         shared = 0.0 if method.shared is None else method.shared(bank)
         costs[name] = {"setup": max(spent, shared)}
     fitting = {name: methods[name] for name in states}
-    found = Detectors(observer, fitting, banks[False], states, skipped, [], {}, costs)
-    draws = calibration_draws(sets) if found.learning and calibrates else []
-    learned = _calibrations(found, own, draws, banks)
-    found = replace(found, draws=draws, learned=learned)
-    _time(found, own)
-    return found
+    detectors = Detectors(observer, fitting, banks[False], states, skipped, [], {}, costs)
+    draws = calibration_draws(sets) if detectors.learning and calibrates else []
+    learned = _calibrations(detectors, inside, draws, banks)
+    detectors = replace(detectors, draws=draws, learned=learned)
+    _time(detectors, inside)
+    return detectors
 
 
 def _calibrations(
-    found: Detectors, own: Inside, draws: Sequence[Draw], banks: Mapping[bool, Bank]
+    detectors: Detectors, inside_records: Inside, draws: Sequence[Draw], banks: Mapping[bool, Bank]
 ) -> dict[str, dict[str, Learned]]:
     seen: dict[str, Seen] = {}
     learned: dict[str, dict[str, Learned]] = {}
     if not draws:
         return learned
-    inside = found.seen(own.calibrating)
-    patients = [name for records in own.calibrating for name in records.patients]
-    shown = progress("calibrating detectors", len(draws), "draws")
+    inside = detectors.seen(inside_records.calibrating)
+    patients = [name for records in inside_records.calibrating for name in records.patients]
+    display = progress("calibrating detectors", len(draws), "draws")
     for number, draw in enumerate(draws):
-        shown.update(number)
-        for each in draw.sets:
-            if each.name not in seen:
-                seen[each.name] = found.seen(each.calibrating, each)
-        parts = [inside, *(seen[each.name] for each in draw.sets)]
+        display.update(number)
+        for out_set in draw.sets:
+            if out_set.name not in seen:
+                seen[out_set.name] = detectors.seen(out_set.calibrating, out_set)
+        parts = [inside, *(seen[out_set.name] for out_set in draw.sets)]
         out = np.repeat(np.arange(len(parts)) > 0, [len(part) for part in parts])
-        given = Calibration(joined(parts), out)
+        calibration = Calibration(joined(parts), out)
         people = patients + [
-            name for each in draw.sets for records in each.calibrating for name in records.patients
+            name
+            for out_set in draw.sets
+            for records in out_set.calibrating
+            for name in records.patients
         ]
         learned[draw.name] = {}
-        for name in found.learning:
-            method = found.methods[name]
+        for name in detectors.learning:
+            method = detectors.methods[name]
             bank, start = banks["pixels" in method.needs], time.perf_counter()
-            made = calibrated(method, found.states[name], given, people, bank)
-            learned[draw.name][name] = Learned(*made)
+            learned_state = calibrated(method, detectors.states[name], calibration, people, bank)
+            learned[draw.name][name] = Learned(*learned_state)
             took = (time.perf_counter() - start) / len(draws)
-            found.costs[name]["setup"] += took  # of one calibration, on average
-    shown.update(len(draws))
-    shown.close()
+            detectors.costs[name]["setup"] += took  # of one calibration, on average
+    display.update(len(draws))
+    display.close()
     return learned
 
 
-def _time(found: Detectors, own: Inside) -> None:
+def _time(detectors: Detectors, inside: Inside) -> None:
     """Add to the costs what a record takes: of the network, and then of each detector."""
     asking = {
-        name: (method, found.states[name])
-        for name, method in found.methods.items()
+        name: (method, detectors.states[name])
+        for name, method in detectors.methods.items()
         if method.asks is not None
     }
-    network = found.observer.costs(own.trained, asking)
-    records = own.calibrating[0]
+    network = detectors.observer.costs(inside.trained, asking)
+    records = inside.calibrating[0]
     few = records.at(np.isin(np.arange(len(records)), drawn(len(records), TIMED)))
-    seen = found.seen([few])
-    some = next(iter(found.learned.values()), {})
-    for name, method in found.methods.items():
+    seen = detectors.seen([few])
+    some = next(iter(detectors.learned.values()), {})
+    for name, method in detectors.methods.items():
         if method.calibrate is None or some:
-            state = some[name].state if method.calibrate else found.states[name]
-            work = partial(_scored_anew, found, method, state, seen)
-            found.costs[name]["score"] = median_seconds(work) / len(few)
+            state = some[name].state if method.calibrate else detectors.states[name]
+            work = partial(_scored_anew, detectors, method, state, seen)
+            detectors.costs[name]["score"] = median_seconds(work) / len(few)
         parts = [part for part in network if part == name or part.startswith(method.needs)]
-        found.costs[name]["network"] = network["features"] + sum(network[part] for part in parts)
+        detectors.costs[name]["network"] = network["features"] + sum(
+            network[part] for part in parts
+        )
 
 
-def _scored_anew(found: Detectors, method: Method, state: State, seen: Seen) -> Floats:
+def _scored_anew(detectors: Detectors, method: Detector, state: State, seen: Seen) -> Floats:
     """Scores, with what is computed once for all calibrations computed again."""
     if method.once is not None:
-        once = method.once(state, seen, found.bank.head)
+        once = method.once(state, seen, detectors.bank.head)
         seen = replace(seen, more={**seen.more, method.name: once})
-    return method.score(state, seen, found.bank.head)
+    return method.score(state, seen, detectors.bank.head)
 
 
-def pictured(observer: Observer, records: Sequence[Records], of: OutSet | None = None) -> Seen:
-    """What the network makes of records, with their pictures."""
+def pictured(
+    observer: NetworkObserver, records: Sequence[SplitRecords], of: OutSet | None = None
+) -> Seen:
+    """Outputs of the network for records, with their pictures."""
     how = (None, 0) if of is None else (of.fault, of.severity)
     seen = observer.seen(records, *how)
     return replace(seen, more={**seen.more, "pixels": observer.pixels(records, *how)})
 
 
-def bank_of(observer: Observer, own: Inside, *, pixels: bool) -> Bank:
+def bank_of(observer: NetworkObserver, inside: Inside, *, pixels: bool) -> Bank:
     """What detectors are fitted on.
 
     Args:
         observer: Asks the network.
-        own: In-distribution records.
+        inside: In-distribution records.
         pixels: With the records' pictures, and then of `PIXEL_RECORDS` of them at most.
 
     Raises:
         BenchmdError: There are fewer training records than calibration takes of either kind.
     """
-    if len(own.trained) < FEWEST:
+    if len(inside.trained) < FEWEST:
         raise BenchmdError(
-            f"{own.trained.catalog.path} has {count_of(len(own.trained), 'training record')}: "
+            f"{inside.trained.catalog.path} has "
+            f"{count_of(len(inside.trained), 'training record')}: "
             f"detectors learn from at least {FEWEST}."
         )
-    trained, head = own.trained, observer.network.head
+    trained, head = inside.trained, observer.network.head
     seen = observer.seen([trained])
     if pixels:
         chosen = np.isin(np.arange(len(trained)), drawn(len(trained), PIXEL_RECORDS))
         few = seen.at(chosen)
         more = {**few.more, "pixels": observer.pixels([trained.at(chosen)])}
         return Bank(replace(few, more=more), trained.targets[chosen], head)
-    targets = np.concatenate([records.targets for records in own.calibrating])
-    return Bank(seen, trained.targets, head, observer.seen(own.calibrating), targets)
+    targets = np.concatenate([records.targets for records in inside.calibrating])
+    return Bank(seen, trained.targets, head, observer.seen(inside.calibrating), targets)
 
 
 def unfit(
-    method: Method, network: Network, available: Iterable[str], negative: bool = False
+    method: Detector, network: Network, available: Iterable[str], negative: bool = False
 ) -> str:
     """Why a detector is skipped; empty where it is not.
 

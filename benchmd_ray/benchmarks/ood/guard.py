@@ -1,4 +1,4 @@
-"""A detector in front of a model: fitted once, kept with it, asked about new data.
+"""A detector in front of a model: fitted once, stored with it, applied to new data.
 
 A fitted detector is ``guard/<detector>.safetensors`` in the run's folder, with its threshold and
 what it was fitted on in ``guard/<detector>.json``; both are compared with their hashes.
@@ -23,10 +23,10 @@ from benchmd_ray.benchmarks.ood.conform import Batch, conformed_batch, require_c
 from benchmd_ray.benchmarks.ood.detectors import bank_of, pictured, unfit
 from benchmd_ray.benchmarks.ood.measures import threshold_of
 from benchmd_ray.benchmarks.ood.methods import USUAL, detector_sources, detectors
-from benchmd_ray.benchmarks.ood.methods.method import Floats, Method, Seen, State, finite
+from benchmd_ray.benchmarks.ood.methods.method import Detector, Floats, Seen, State, finite
 from benchmd_ray.benchmarks.ood.methods.pretrained import NAME as PRETRAINED
 from benchmd_ray.benchmarks.ood.network import Network
-from benchmd_ray.benchmarks.ood.observe import Observer, pictures
+from benchmd_ray.benchmarks.ood.observe import NetworkObserver, pictures
 from benchmd_ray.benchmarks.ood.sets import inside
 from benchmd_ray.data.catalog import MANIFEST, Catalog, open_catalog
 from benchmd_ray.data.loose import ignored_files, loose_files, read_loose
@@ -78,7 +78,7 @@ class Guard:
 
 @dataclass(frozen=True)
 class Verdict:
-    """What a guard says of a record."""
+    """Verdict of a guard on a record."""
 
     record: str
     score: float
@@ -132,7 +132,7 @@ def chosen_detector(network: Network, named: str) -> str:
     raise BenchmdError(f"the detector {named} does not fit this network: {why}.")
 
 
-def _asking(network: Network, method: Method) -> Network:
+def _asking(network: Network, method: Detector) -> Network:
     """The network, which has and computes only what a detector reads."""
     return replace(
         network,
@@ -142,7 +142,7 @@ def _asking(network: Network, method: Method) -> Network:
     )
 
 
-def _is_simple(method: Method) -> bool:
+def _is_simple(method: Detector) -> bool:
     """Whether a detector needs no records of the other kind, and scores each by itself."""
     apart = "dropout logits" not in method.needs  # masks of dropout are those of a place in a batch
     return method.calibrate is None and method.asks is None and method.once is None and apart
@@ -153,19 +153,15 @@ def fit(asked: Asked, detector: str) -> Guard:
 
     Its threshold accepts 95 % of in-distribution records that the network did not learn from.
 
-    Args:
-        asked: The run, the source's catalog that it was trained on, and a device.
-        detector: Its name; empty for the usual one.
-
     Raises:
         BenchmdError: It does not fit the network.
     """
     network = Network.of(asked.run, asked.worker, asked.settings.execution.precision)
-    name, own = chosen_detector(network, detector), inside(asked.catalog)
+    name, inside_records = chosen_detector(network, detector), inside(asked.catalog)
     method = detectors()[name]
     network = _asking(network, method)
-    observer = Observer.of(network, asked.settings)
-    bank = bank_of(observer, own, pixels="pixels" in method.needs)
+    observer = NetworkObserver.of(network, asked.settings)
+    bank = bank_of(observer, inside_records, pixels="pixels" in method.needs)
     if why := unfit(method, network, bank.seen.more, bool((bank.seen.features < 0).any())):
         raise BenchmdError(f"the detector {name} does not fit this network: {why}.")
     state = method.fit(bank)
@@ -174,7 +170,9 @@ def fit(asked: Asked, detector: str) -> Guard:
             f"the detector {name} learned values that are NaN or infinite, so it cannot be kept: "
             "choose another --detector."
         )
-    records = own.calibrating  # as in the benchmark, whose false alarms are then the guard's
+    records = (
+        inside_records.calibrating
+    )  # as in the benchmark, whose false alarms are then the guard's
     seen = pictured(observer, records) if "pixels" in method.needs else observer.seen(records)
     units = [name for part in records for name in part.table["unit_id"].to_pylist()]
     whole = pd.Series(finite(method.scores(state, seen, network.head), name)).groupby(units).max()
@@ -188,7 +186,7 @@ def _write(run: Path, guard: Guard, catalog: Catalog, records: int) -> None:
     weights, about = _paths(run, guard.detector)
     weights.parent.mkdir(exist_ok=True)
     with replacing(weights) as partial:
-        save_file({name: np.array(each) for name, each in guard.state.items()}, partial)
+        save_file({name: np.array(array) for name, array in guard.state.items()}, partial)
     write_hashed_json(
         about,
         {
@@ -232,7 +230,7 @@ def read_guard(asked_run: Path, network: Network, detector: str) -> Guard:
 
 
 def _is_finite(state: State) -> bool:
-    return all(each.dtype.kind not in "fc" or np.isfinite(each).all() for each in state.values())
+    return all(array.dtype.kind not in "fc" or np.isfinite(array).all() for array in state.values())
 
 
 def _read_state(weights: Path) -> State:
@@ -272,7 +270,7 @@ def _try(guard: Guard, weights: Path) -> None:
 
 
 def of_data(guard: Guard, paths: Sequence[Location]) -> Iterator[tuple[Location, Verdict]]:
-    """What a guard says of catalogs, files and folders, with the path that names each.
+    """Verdicts on catalogs, files and folders, each with its path.
 
     What is named twice, such as a file and its folder, is read once.
 
@@ -283,7 +281,7 @@ def of_data(guard: Guard, paths: Sequence[Location]) -> Iterator[tuple[Location,
     for path in paths:
         if not _is_file(path) and MANIFEST in entries(path)[0]:
             if path.resolve() not in read:
-                yield from ((path, one) for one in of_catalog(guard, open_catalog(path)))
+                yield from ((path, verdict) for verdict in of_catalog(guard, open_catalog(path)))
             read.add(path.resolve())
             continue
         if not isinstance(path, Path):
@@ -293,7 +291,7 @@ def of_data(guard: Guard, paths: Sequence[Location]) -> Iterator[tuple[Location,
         places = [(root / name).resolve() for name in names]
         new = [name for name, place in zip(names, places, strict=True) if place not in read]
         read.update(places)
-        yield from ((path, one) for one in of_files(guard, path, new))
+        yield from ((path, verdict) for verdict in of_files(guard, path, new))
 
 
 def _is_file(path: Location) -> bool:
@@ -303,17 +301,17 @@ def _is_file(path: Location) -> bool:
 def ignored(guard: Guard, paths: Sequence[Location]) -> Counter[str]:
     """Files below folders that are not of the model's formats: their number by ending."""
     folders = [path for path in paths if isinstance(path, Path) and path.is_dir()]
-    found = {
+    suffixes = {
         file.resolve(): file.suffix.lower() or "without ending"
         for folder in folders
         if not (folder / MANIFEST).is_file()
         for file in ignored_files(folder, guard.network.signal)
     }
-    return Counter(found.values())
+    return Counter(suffixes.values())
 
 
 def of_files(guard: Guard, path: Path, names: Sequence[str] | None = None) -> Iterator[Verdict]:
-    """What a guard says of files: the file itself, or all below a folder.
+    """Verdicts on files: the file itself, or all below a folder.
 
     A file with several records, such as windows of a scan, has the highest of their scores.
 
@@ -327,17 +325,17 @@ def of_files(guard: Guard, path: Path, names: Sequence[str] | None = None) -> It
     """
     network = guard.network
     names = loose_files(path, network.signal) if names is None else names
-    for one in read_loose(path, names, network.signal, network.task):
-        if one.table is None or not len(one.table):
-            yield Verdict(one.name, float("nan"), False, one.reason or "it holds no record")
+    for file in read_loose(path, names, network.signal, network.task):
+        if file.table is None or not len(file.table):
+            yield Verdict(file.name, float("nan"), False, file.reason or "it holds no record")
             continue
-        scores = _scores(guard, _batch(one.table, network.signal))
+        scores = _scores(guard, _batch(file.table, network.signal))
         score = float(scores.max())
-        yield Verdict(one.name, score, score <= guard.threshold)
+        yield Verdict(file.name, score, score <= guard.threshold)
 
 
 def of_catalog(guard: Guard, catalog: Catalog) -> Iterator[Verdict]:
-    """What a guard says of all units of a catalog: records, or scans by their windows' highest.
+    """Verdicts on all units of a catalog: records, or scans by their windows' highest.
 
     Records of another signal are shown to the model as the benchmark shows an unrelated dataset.
 
@@ -345,15 +343,15 @@ def of_catalog(guard: Guard, catalog: Catalog) -> Iterator[Verdict]:
         BenchmdError: It is of a signal that cannot be shown to the model, such as images to one of
             signals over time.
     """
-    own, to = catalog.signal, guard.network.signal
-    require_conformable(own, to)
+    signal, to = catalog.signal, guard.network.signal
+    require_conformable(signal, to)
     size = evaluation_batch(guard.network.model.encoder)
     highest: dict[str, float] = {}
     for split in catalog.manifest["splits"]:
         for table in catalog.tables(split):
             for start in range(0, len(table), size):
                 part = table.slice(start, size).combine_chunks()
-                scores = _scores(guard, conformed_batch(_batch(part, own), own, to))
+                scores = _scores(guard, conformed_batch(_batch(part, signal), signal, to))
                 for name, score in zip(part["unit_id"].to_pylist(), scores, strict=True):
                     highest[name] = max(float(score), highest.get(name, -math.inf))
     for name, score in highest.items():
@@ -382,6 +380,6 @@ def _scores(guard: Guard, batch: Batch) -> Floats:
 
 def summary(verdicts: Sequence[Verdict]) -> dict[str, int]:
     """How many were accepted, rejected and unreadable: together as many as there are."""
-    found = Counter(one.word for one in verdicts)
+    counts = Counter(verdict.word for verdict in verdicts)
     words = {"accept": "accepted", "reject": "rejected", "unreadable": "unreadable"}
-    return {words[word]: found[word] for word in words}
+    return {words[word]: counts[word] for word in words}

@@ -14,7 +14,8 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from benchmd_ray.benchmarks.ood.methods.method import Floats, auroc
+from benchmd_ray.benchmarks.ood.methods.formulas import auroc
+from benchmd_ray.benchmarks.ood.methods.method import Floats
 from benchmd_ray.scores.ranking import rank, weighted_auroc
 from benchmd_ray.scores.resampling import group_multiplicities
 from benchmd_ray.scores.support import Basis, support
@@ -39,14 +40,14 @@ class Compared:
     @property
     def metrics(self) -> dict[str, float]:
         """See `metrics`."""
-        own, other = (each["score"].to_numpy() for each in (self.inside, self.outside))
-        return metrics(own, other, self.threshold)
+        inside, outside = (rows["score"].to_numpy() for rows in (self.inside, self.outside))
+        return metrics(inside, outside, self.threshold)
 
     @property
     def among_abnormal(self) -> Compared | None:
         """The same with abnormal in-distribution records only; None where there are none."""
-        own = self.inside[self.inside["abnormal"].fillna(False).astype(bool)]
-        return replace(self, inside=own) if len(own) else None
+        abnormal = self.inside[self.inside["abnormal"].fillna(False).astype(bool)]
+        return replace(self, inside=abnormal) if len(abnormal) else None
 
 
 def metrics(inside: Floats, outside: Floats, threshold: float) -> dict[str, float]:
@@ -85,9 +86,9 @@ def _average_precision(kind: npt.NDArray[np.int_], scores: Floats, weights: Floa
     """Average precision of weighted records, without interpolation; equal scores are one level."""
     order = np.argsort(-scores, kind="stable")
     ends = np.append(np.flatnonzero(np.diff(scores[order])), len(scores) - 1)
-    found = np.cumsum((weights * kind)[order])[ends]
+    positives = np.cumsum((weights * kind)[order])[ends]
     called = np.cumsum(weights[order])[ends]
-    return float((np.diff(found, prepend=0) * found / called).sum() / found[-1])
+    return float((np.diff(positives, prepend=0) * positives / called).sum() / positives[-1])
 
 
 def threshold_of(calibrating: Floats) -> float:

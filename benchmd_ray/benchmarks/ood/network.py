@@ -1,4 +1,4 @@
-"""What a network makes of records: features, logits, layers, and what detectors ask beyond that."""
+"""Outputs of a network: features, logits, layers, and what detectors need in addition."""
 
 from __future__ import annotations
 
@@ -92,16 +92,16 @@ class Network:
             )
         model.to(worker.device).eval()
         pretrained, mae = _pretraining(run)
-        for each in (pretrained, mae):
-            if each is not None:
-                each.to(worker.device).eval()
+        for module in (pretrained, mae):
+            if module is not None:
+                module.to(worker.device).eval()
         return cls(model, signal, task, about, worker, precision, pretrained, mae)
 
     @cached_property
     def digest(self) -> str:
         """Hash of its weights, the head's and the pretraining's included."""
-        given = (self.model, self.pretrained, self.mae)
-        return " ".join(weights_digest(each) for each in given if each is not None)
+        modules = (self.model, self.pretrained, self.mae)
+        return " ".join(weights_digest(module) for module in modules if module is not None)
 
     @cached_property
     def head(self) -> Head:
@@ -132,12 +132,12 @@ class Network:
             scales: (records,).
             sizes: (records, axes but the channel's).
         """
-        given = [
-            torch.from_numpy(np.require(each, requirements=["C", "W"])).to(self.worker.device)
-            for each in (values, scales, sizes)
+        tensors = [
+            torch.from_numpy(np.require(array, requirements=["C", "W"])).to(self.worker.device)
+            for array in (values, scales, sizes)
         ]
         place = self.worker.device
-        return normaliser(self.signal, self.about["statistics"], place)(*given)
+        return normaliser(self.signal, self.about["statistics"], place)(*tensors)
 
     def quantities(
         self, values: npt.NDArray[Any], scales: npt.NDArray[Any], sizes: npt.NDArray[Any]
@@ -146,8 +146,8 @@ class Network:
 
         Arguments as of `normalised`.
         """
-        found = self._of(self.normalised(values, scales, sizes))
-        flat = [found[name].reshape(len(values), -1).float().cpu() for name in self.shapes]
+        values_by_name = self._of(self.normalised(values, scales, sizes))
+        flat = [values_by_name[name].reshape(len(values), -1).float().cpu() for name in self.shapes]
         return np.asarray(torch.cat(flat, dim=1).numpy(), np.float32)
 
     def seen(self, rows: npt.NDArray[np.float32]) -> Seen:
@@ -164,34 +164,34 @@ class Network:
     @property
     def parts(self) -> dict[str, Callable[[torch.Tensor], dict[str, torch.Tensor]]]:
         """What is computed of normalised signals, and by what, in the quantities' order."""
-        found: dict[str, Callable[[torch.Tensor], dict[str, torch.Tensor]]] = {
+        by_name: dict[str, Callable[[torch.Tensor], dict[str, torch.Tensor]]] = {
             "features": self._logits
         }
         if any(isinstance(module, nn.Dropout) and module.p for module in self.model.modules()):
-            found["dropout logits"] = lambda x: {"dropout logits": self._dropped(x)}
-        found["odin"] = lambda x: {"odin": self._odin(x)}
+            by_name["dropout logits"] = lambda x: {"dropout logits": self._dropped(x)}
+        by_name["odin"] = lambda x: {"odin": self._odin(x)}
         if self.pretrained is not None:
-            found[PRETRAINED] = lambda x: {PRETRAINED: self._pretrained_features(x)}
+            by_name[PRETRAINED] = lambda x: {PRETRAINED: self._pretrained_features(x)}
         if self.mae is not None:
-            found["mae loss"] = lambda x: {"mae loss": self._mae_loss(x)}
-        chosen = found if self.needs is None else {"features", *self.needs}
-        return {name: part for name, part in found.items() if name in chosen}
+            by_name["mae loss"] = lambda x: {"mae loss": self._mae_loss(x)}
+        chosen = by_name if self.needs is None else {"features", *self.needs}
+        return {name: part for name, part in by_name.items() if name in chosen}
 
     def _of(self, signals: torch.Tensor) -> dict[str, torch.Tensor]:
         """Quantities of normalised signals."""
-        found: dict[str, torch.Tensor] = {}
+        quantities: dict[str, torch.Tensor] = {}
         for part in self.parts.values():
-            found |= part(signals)
-        return found
+            quantities |= part(signals)
+        return quantities
 
     def _logits(self, signals: torch.Tensor) -> dict[str, torch.Tensor]:
         """Features, logits and layers."""
-        found: dict[str, torch.Tensor] = {}
-        with torch.no_grad(), self._layers(found):
-            shown = evaluated(self._features, self.about["augmentation"]["shape"])
-            features = shown(signals).float()
+        quantities: dict[str, torch.Tensor] = {}
+        with torch.no_grad(), self._layers(quantities):
+            view = evaluated(self._features, self.about["augmentation"]["shape"])
+            features = view(signals).float()
         # The head in float32: what methods compute of features and weights has to agree.
-        return {"features": features, "logits": self.model.head(features).detach(), **found}
+        return {"features": features, "logits": self.model.head(features).detach(), **quantities}
 
     def _pretrained_features(self, signals: torch.Tensor) -> torch.Tensor:
         """(records, width), before the transfer."""
@@ -216,13 +216,13 @@ class Network:
             return self.model.encoder(signals)  # type: ignore[no-any-return]
 
     @contextmanager
-    def _layers(self, found: dict[str, torch.Tensor]) -> Iterator[None]:
+    def _layers(self, quantities: dict[str, torch.Tensor]) -> Iterator[None]:
         """Let layers leave their mean over tokens or places."""
         blocks = stages(self.model.encoder)
         depth = len(blocks)
         places = sorted({(number + 1) * depth // (LAYERS + 1) - 1 for number in range(LAYERS)})
         hooks = [
-            blocks[place].register_forward_hook(_leave(found, f"layer {place + 1}"))
+            blocks[place].register_forward_hook(_leave(quantities, f"layer {place + 1}"))
             for place in places
             if place >= 0
         ]
@@ -248,10 +248,10 @@ class Network:
 
     def layered(self, signals: torch.Tensor) -> dict[str, torch.Tensor]:
         """Layers in order of name, and then the features; differentiable where signals are."""
-        found: dict[str, torch.Tensor] = {}
-        with self._layers(found):
+        quantities: dict[str, torch.Tensor] = {}
+        with self._layers(quantities):
             features = self._features(signals).float()
-        return {**dict(sorted(found.items())), "features": features}
+        return {**dict(sorted(quantities.items())), "features": features}
 
     def _odin(self, signals: torch.Tensor) -> torch.Tensor:
         """−max p at each temperature, after each step that makes the network surer.
@@ -259,12 +259,12 @@ class Network:
         Returns:
             (records, temperatures, steps).
         """
-        given = signals.detach().clone().requires_grad_()
+        inputs = signals.detach().clone().requires_grad_()
         with torch.enable_grad():
-            logits = self.model.head(self._features(given).float())
+            logits = self.model.head(self._features(inputs).float())
             losses = [self._loss_of_guess(logits / heat) for heat in TEMPERATURES]
             signs = [
-                torch.autograd.grad(loss, given, retain_graph=True)[0].sign() for loss in losses
+                torch.autograd.grad(loss, inputs, retain_graph=True)[0].sign() for loss in losses
             ]
         size = signals.std(dim=tuple(range(1, signals.ndim)), keepdim=True)
         unmoved = logits.detach()
@@ -277,7 +277,7 @@ class Network:
                     else unmoved
                     for step in STEPS
                 )
-                rows.append(torch.stack([self._surest(each / heat) for each in moved], dim=1))
+                rows.append(torch.stack([self._surest(logit / heat) for logit in moved], dim=1))
         return -torch.stack(rows, dim=1)
 
     def _loss_of_guess(self, logits: torch.Tensor) -> torch.Tensor:
@@ -354,10 +354,10 @@ def visible(signals: torch.Tensor) -> torch.Tensor:
     return functional.adaptive_avg_pool2d(signals, (height, width))
 
 
-def _leave(found: dict[str, torch.Tensor], name: str) -> Callable[..., None]:
+def _leave(quantities: dict[str, torch.Tensor], name: str) -> Callable[..., None]:
     def hook(_: nn.Module, __: Any, output: torch.Tensor) -> None:
         # Tokens come before the width, places after the channels.
         mean = output.mean(dim=1) if output.ndim == 3 else output.flatten(2).mean(dim=2)
-        found[name] = mean.float()
+        quantities[name] = mean.float()
 
     return hook

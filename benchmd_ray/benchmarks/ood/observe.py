@@ -1,4 +1,4 @@
-"""What a network makes of sets of records, kept for all that ask again."""
+"""Outputs of a network for sets of records, cached."""
 
 from __future__ import annotations
 
@@ -17,9 +17,10 @@ import torch
 
 from benchmd_ray.benchmarks.ood.conform import Batch, conformed_batch, recorded
 from benchmd_ray.benchmarks.ood.faults import Fault, made
-from benchmd_ray.benchmarks.ood.methods.method import Method, Seen, State, drawn
+from benchmd_ray.benchmarks.ood.methods.formulas import drawn
+from benchmd_ray.benchmarks.ood.methods.method import Detector, Seen, State
 from benchmd_ray.benchmarks.ood.network import Network, small, visible
-from benchmd_ray.benchmarks.ood.sets import OutSet, Records
+from benchmd_ray.benchmarks.ood.sets import OutSet, SplitRecords
 from benchmd_ray.data.resident import resident_signals
 from benchmd_ray.errors import BenchmdError, count_of
 from benchmd_ray.files.atomic import cache_folder
@@ -37,7 +38,7 @@ TIMED, TIMES = 32, 5
 
 
 @dataclass(frozen=True)
-class Observer:
+class NetworkObserver:
     """Asks a network about records."""
 
     network: Network
@@ -49,39 +50,39 @@ class Observer:
     @classmethod
     def of(
         cls, network: Network, settings: Settings, sources: Mapping[str, str] | None = None
-    ) -> Observer:
+    ) -> NetworkObserver:
         """One that keeps what the network says in this node's cache."""
         return cls(network, settings, cache_folder() / "ood", sources or {})
 
     def seen(
-        self, records: Sequence[Records], fault: Fault | None = None, severity: int = 0
+        self, records: Sequence[SplitRecords], fault: Fault | None = None, severity: int = 0
     ) -> Seen:
-        """What the network makes of records, in their order."""
+        """Outputs of the network for records, in their order."""
         network = self.network
         about = {"quantities": {name: list(shape) for name, shape in network.shapes.items()}}
         parts = [
-            self._kept(each, fault, severity, network.quantities, about, network.values)
-            for each in records
+            self._kept(part, fault, severity, network.quantities, about, network.values)
+            for part in records
         ]
-        found = np.concatenate(parts)
-        _require_finite(found, records)
-        return network.seen(found)
+        quantities = np.concatenate(parts)
+        _require_finite(quantities, records)
+        return network.seen(quantities)
 
     def pixels(
-        self, records: Sequence[Records], fault: Fault | None = None, severity: int = 0
+        self, records: Sequence[SplitRecords], fault: Fault | None = None, severity: int = 0
     ) -> npt.NDArray[np.float32]:
         """Small pictures of records as the network sees them: (records, channels, …)."""
         shape, about = self._picture_shape(), {"pixels": True}
         parts = [
-            self._kept(each, fault, severity, self._pictures, about, int(np.prod(shape)))
-            for each in records
+            self._kept(part, fault, severity, self._pictures, about, int(np.prod(shape)))
+            for part in records
         ]
         return np.concatenate(parts).reshape(-1, *shape)
 
     def asked(
         self,
-        records: Sequence[Records],
-        method: Method,
+        records: Sequence[SplitRecords],
+        method: Detector,
         state: State,
         fault: Fault | None = None,
         severity: int = 0,
@@ -94,13 +95,13 @@ class Observer:
 
         def ask(*batch: npt.NDArray[Any]) -> npt.NDArray[np.float32]:
             assert method.asks is not None
-            found = method.asks(network, state, network.normalised(*batch))
-            return np.asarray(found.float().cpu().numpy(), np.float32).reshape(len(batch[0]), -1)
+            answers = method.asks(network, state, network.normalised(*batch))
+            return np.asarray(answers.float().cpu().numpy(), np.float32).reshape(len(batch[0]), -1)
 
         source = self.sources.get(method.name, "")
         about = {"detector": method.name, "state": digest_of(state), "source": source}
         parts = [
-            self._kept(each, fault, severity, ask, about, int(np.prod(shape))) for each in records
+            self._kept(part, fault, severity, ask, about, int(np.prod(shape))) for part in records
         ]
         return np.concatenate(parts).reshape(-1, *shape)
 
@@ -110,7 +111,7 @@ class Observer:
         zeros = torch.zeros(1, *self.network.signal.input_shape)
         return tuple(visible(zeros).shape[1:])
 
-    def shown(self, records: Records, of: OutSet | None = None) -> Iterator[bytes]:
+    def shown(self, records: SplitRecords, of: OutSet | None = None) -> Iterator[bytes]:
         """Pictures of records to be looked at, from black to white: bytes of `shown_shape`."""
         how = (None, 0) if of is None else (of.fault, of.severity)
         for batch in _batches(records, self.network.signal, *how, 16):
@@ -120,7 +121,7 @@ class Observer:
                 yield np.round(grey * 255).astype(np.uint8).tobytes()
 
     def costs(
-        self, records: Records, asking: Mapping[str, tuple[Method, State]]
+        self, records: SplitRecords, asking: Mapping[str, tuple[Detector, State]]
     ) -> dict[str, float]:
         """Seconds that a record takes, by part of the network or detector that asks it.
 
@@ -136,7 +137,7 @@ class Observer:
         for name, (method, state) in asking.items():
             assert method.asks is not None
             work[name] = partial(method.asks, self.network, state, signals)
-        return {name: median_seconds(each) / len(few) for name, each in work.items()}
+        return {name: median_seconds(call) / len(few) for name, call in work.items()}
 
     def _picture_shape(self) -> tuple[int, ...]:
         zeros = torch.zeros(1, *self.network.signal.input_shape)
@@ -144,7 +145,7 @@ class Observer:
 
     def _kept(
         self,
-        records: Records,
+        records: SplitRecords,
         fault: Fault | None,
         severity: int,
         ask: Callable[..., npt.NDArray[np.float32]],
@@ -153,8 +154,8 @@ class Observer:
     ) -> npt.NDArray[np.float32]:
         """What is asked of records, kept: (records, width)."""
         network = self.network
-        own = updated(EncoderSettings(), network.about["encoder"])
-        settings = replace(self.settings, encoder=own)
+        encoder = updated(EncoderSettings(), network.about["encoder"])
+        settings = replace(self.settings, encoder=encoder)
         store = feature_store(
             self.folder, network.model.encoder, settings, records.catalog, network.worker.device
         )
@@ -174,8 +175,8 @@ class Observer:
         def encode() -> npt.NDArray[np.float32]:
             size = evaluation_batch(network.model.encoder)
             batches = _batches(records, network.signal, fault, severity, size)
-            found = [ask(*batch) for batch in batches]
-            return np.concatenate(found) if found else np.empty((0, width), np.float32)
+            answers = [ask(*batch) for batch in batches]
+            return np.concatenate(answers) if answers else np.empty((0, width), np.float32)
 
         kept = replace(store, about=decides, width=width)
         return kept.features(records.split, records.rows, encode, False)
@@ -199,19 +200,19 @@ def pictures(
     network: Network, values: npt.NDArray[Any], scales: npt.NDArray[Any], sizes: npt.NDArray[Any]
 ) -> npt.NDArray[np.float32]:
     """Small pictures of records as a network sees them; arguments as of `Network.quantities`."""
-    shown = network.normalised(values, scales, sizes).float()
-    return np.asarray(small(shown).cpu().numpy(), np.float32)
+    signals = network.normalised(values, scales, sizes).float()
+    return np.asarray(small(signals).cpu().numpy(), np.float32)
 
 
-def _require_finite(found: npt.NDArray[np.float32], records: Sequence[Records]) -> None:
+def _require_finite(quantities: npt.NDArray[np.float32], records: Sequence[SplitRecords]) -> None:
     """Refuse a network whose features of a record are NaN or infinite.
 
     Raises:
         BenchmdError: Of one they are not; the message names the first.
     """
-    wrong = np.flatnonzero(~np.isfinite(found).all(axis=1))
+    wrong = np.flatnonzero(~np.isfinite(quantities).all(axis=1))
     if len(wrong):
-        name = [name for each in records for name in each.names][wrong[0]]
+        name = [name for part in records for name in part.names][wrong[0]]
         raise BenchmdError(
             f"the network gives NaN or infinite features for {count_of(len(wrong), 'record')}, the "
             f"first is {name}: detectors cannot be fitted or asked. Check the run's training, and "
@@ -233,11 +234,11 @@ def median_seconds(work: Callable[[], object]) -> float:
 
 
 def _batches(
-    records: Records, to: Signal, fault: Fault | None, severity: int, size: int
+    records: SplitRecords, to: Signal, fault: Fault | None, severity: int, size: int
 ) -> Iterator[Batch]:
     """Stored values, scales and valid sizes of records as the network is to see them."""
     signals = resident_signals(records.catalog, records.split)
-    own = records.catalog.signal
+    signal = records.catalog.signal
     scales = records.table["scale"].to_numpy().astype(np.float32)
     sizes = np.array(records.table["valid_size"].to_pylist(), np.int32)
     names = records.table["record_id"].to_pylist()
@@ -245,12 +246,12 @@ def _batches(
         places = range(start, min(start + size, len(records)))
         values = np.asarray(signals[records.rows[start : start + size]])
         step, valid = scales[start : start + size], sizes[start : start + size]
-        values, step, valid = conformed_batch((values, step, valid), own, to)
+        values, step, valid = conformed_batch((values, step, valid), signal, to)
         if fault is not None:
             values = np.stack(
                 [
-                    made(recorded(each, s, v, to), fault, severity, names[place], SEED)
-                    for each, s, v, place in zip(values, step, valid, places, strict=True)
+                    made(recorded(value, s, v, to), fault, severity, names[place], SEED)
+                    for value, s, v, place in zip(values, step, valid, places, strict=True)
                 ]
             )
         yield values, step, valid

@@ -11,7 +11,7 @@ Source: https://arxiv.org/abs/2007.04250 and its code.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -30,15 +30,15 @@ from benchmd_ray.benchmarks.ood.methods import (
     mahalanobis_per_class,
     msp,
 )
+from benchmd_ray.benchmarks.ood.methods.formulas import drawn
 from benchmd_ray.benchmarks.ood.methods.method import (
     Bank,
     Calibration,
+    Detector,
     Floats,
     Head,
-    Method,
     Seen,
     State,
-    drawn,
     nothing,
 )
 from benchmd_ray.benchmarks.ood.methods.neighbours import nearest
@@ -49,7 +49,7 @@ Values = npt.NDArray[np.float32]
 """(records, quantities) that a head reads."""
 
 
-class Limit(nn.Module):
+class ThresholdHead(nn.Module):
     """x + t of one quantity: a threshold, which starts midway between the means of both kinds."""
 
     def __init__(self, values: torch.Tensor, out: torch.Tensor) -> None:
@@ -62,7 +62,7 @@ class Limit(nn.Module):
         return values[:, 0] + self.limit
 
 
-class Linear(nn.Module):
+class LinearHead(nn.Module):
     """w · x + b, of normalised quantities or of quantities as they are."""
 
     def __init__(self, values: torch.Tensor, _: torch.Tensor, *, normalised: bool) -> None:
@@ -73,11 +73,11 @@ class Linear(nn.Module):
 
     def forward(self, values: torch.Tensor) -> torch.Tensor:
         """(records,): above 0 is out."""
-        found: torch.Tensor = self.weights(self.norm(values))[:, 0]
-        return found
+        scores: torch.Tensor = self.weights(self.norm(values))[:, 0]
+        return scores
 
 
-class Quadratic(nn.Module):
+class QuadraticHead(nn.Module):
     """(ℓ − μ)² − τ of a reconstruction's loss."""
 
     def __init__(self, _: torch.Tensor, __: torch.Tensor) -> None:
@@ -103,28 +103,22 @@ def crossed(scores: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
 Optimiser = Callable[[Iterable[nn.Parameter], int], torch.optim.Optimizer]
 
 
+@dataclass(frozen=True)
 class Recipe:
     """How a head is made and trained."""
 
-    def __init__(
-        self,
-        head: Callable[[torch.Tensor, torch.Tensor], nn.Module],
-        loss: Callable[[torch.Tensor, torch.Tensor], torch.Tensor],
-        optimiser: Optimiser,
-        epochs: int,
-    ) -> None:
-        self.head, self.loss, self.optimiser, self.epochs = head, loss, optimiser, epochs
+    head: Callable[[torch.Tensor, torch.Tensor], nn.Module]
+    loss: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+    optimiser: Optimiser
+    epochs: int
 
     def trained(
-        self, own: tuple[Values, npt.NDArray[np.bool_]], other: tuple[Values, npt.NDArray[np.bool_]]
+        self,
+        learning: tuple[Values, npt.NDArray[np.bool_]],
+        other: tuple[Values, npt.NDArray[np.bool_]],
     ) -> tuple[nn.Module, float]:
-        """The head of the epoch with the highest accuracy on other records, and that.
-
-        Args:
-            own: Quantities and kinds that it learns from.
-            other: Those that choose the epoch.
-        """
-        values, out = (torch.from_numpy(np.asarray(each, np.float32)) for each in own)
+        """The head of the epoch with the highest accuracy on other records, and that."""
+        values, out = (torch.from_numpy(np.asarray(array, np.float32)) for array in learning)
         asked, kinds = torch.from_numpy(np.asarray(other[0], np.float32)), other[1]
         order = np.random.default_rng(0)
         best, weights = -1.0, {}
@@ -162,14 +156,17 @@ def _adam(rate: float) -> Optimiser:
     return lambda parameters, _: torch.optim.Adam(parameters, rate)
 
 
-THRESHOLD = Recipe(Limit, partial(hinge, margin=0.0), _adagrad(0.1), 10)
-SLOWER = Recipe(Limit, partial(hinge, margin=0.0), _adagrad(0.01), 30)
+THRESHOLD = Recipe(ThresholdHead, partial(hinge, margin=0.0), _adagrad(0.1), 10)
+SLOWER = Recipe(ThresholdHead, partial(hinge, margin=0.0), _adagrad(0.01), 30)
 """Of ODIN."""
 MACHINE = Recipe(
-    partial(Linear, normalised=True), partial(hinge, margin=1.0), _adagrad(0.1, decayed=True), 100
+    partial(LinearHead, normalised=True),
+    partial(hinge, margin=1.0),
+    _adagrad(0.1, decayed=True),
+    100,
 )
-LOGISTIC = Recipe(partial(Linear, normalised=False), crossed, _adam(0.1), 99)
-RECONSTRUCTION = Recipe(Quadratic, partial(hinge, margin=0.0), _adam(0.1), 30)
+LOGISTIC = Recipe(partial(LinearHead, normalised=False), crossed, _adam(0.1), 99)
+RECONSTRUCTION = Recipe(QuadraticHead, partial(hinge, margin=0.0), _adam(0.1), 30)
 
 HEAD = "head/"
 """How names of a head's weights begin in a state."""
@@ -183,7 +180,7 @@ def _with_head(
     fit: Callable[..., State] = nothing,
     once: Callable[[State, Seen, Head], Values] | None = None,
     **more: Any,
-) -> Method:
+) -> Detector:
     """A detector whose head learns of quantities that are in `Seen.more` under its name.
 
     Quantities (records, variants, quantities) are those of several variants, such as steps of the
@@ -194,15 +191,15 @@ def _with_head(
         values = np.asarray(seen.more[name], np.float32)
         return values if values.ndim == 3 else values[:, None]
 
-    def calibrate(state: State, own: Calibration, other: Calibration, _: Head) -> State:
-        own, other = even(own), even(other)
-        first, second = read(own.seen), read(other.seen)
-        found = [
-            recipe.trained((first[:, number], own.out), (second[:, number], other.out))
+    def calibrate(state: State, calibration: Calibration, other: Calibration, _: Head) -> State:
+        calibration, other = even(calibration), even(other)
+        first, second = read(calibration.seen), read(other.seen)
+        heads = [
+            recipe.trained((first[:, number], calibration.out), (second[:, number], other.out))
             for number in range(first.shape[1])
         ]
-        number = int(np.argmax([accuracy for _, accuracy in found]))
-        weights = autoencoder.weights_of(found[number][0], HEAD)
+        number = int(np.argmax([accuracy for _, accuracy in heads]))
+        weights = autoencoder.weights_of(heads[number][0], HEAD)
         return {**state, **weights, "variant": np.array(number)}
 
     def score(state: State, seen: Seen, _: Head) -> Floats:
@@ -214,7 +211,7 @@ def _with_head(
             scores: Floats = head.eval()(values).double().numpy()
         return scores
 
-    return Method(
+    return Detector(
         name,
         title,
         fit,
@@ -254,7 +251,9 @@ def _all_pixels(bank: Bank) -> State:
     return {"records": pictures.reshape(len(pictures), -1)}
 
 
-def _codes(state: State, seen: Seen, head: Head, *, k: int, kind: autoencoder.Kind) -> Values:
+def _codes(
+    state: State, seen: Seen, head: Head, *, k: int, kind: autoencoder.AutoencoderKind
+) -> Values:
     """Distances to the k nearest codes."""
     codes = autoencoder.codes_of(state, seen.more["pixels"], kind)
     return nearest(state["codes"], codes, k).astype(np.float32)
@@ -265,40 +264,42 @@ def _classes(bank: Bank, *, only_last: bool) -> State:
     state: State = {}
     for name, values in mahalanobis_layers.layers_of(bank.seen).items():
         if name == "features" or not only_last:
-            own = Bank(Seen(values, bank.seen.logits), bank.targets, bank.head)
-            found = mahalanobis_per_class.fit(own)
-            state |= {f"{name}/{key}": each.astype(np.float32) for key, each in found.items()}
+            layer = Bank(Seen(values, bank.seen.logits), bank.targets, bank.head)
+            fitted = mahalanobis_per_class.fit(layer)
+            state |= {f"{name}/{key}": array.astype(np.float32) for key, array in fitted.items()}
     return state
 
 
 def _stepped(network: Any, state: State, signals: torch.Tensor) -> torch.Tensor:
     """−m of each layer after each step that raises it: (records, steps, layers)."""
     names = list(dict.fromkeys(key.rpartition("/")[0] for key in state))
-    own = {key: torch.from_numpy(np.array(each)).to(signals.device) for key, each in state.items()}
+    arrays = {
+        key: torch.from_numpy(np.array(array)).to(signals.device) for key, array in state.items()
+    }
     size = signals.std(dim=tuple(range(1, signals.ndim)), keepdim=True)
 
-    def by_class(name: str, given: torch.Tensor) -> torch.Tensor:
-        gaps = network.layered(given)[name][:, None] - own[f"{name}/means"]
-        return -(torch.einsum("ncw,cwv->ncv", gaps, own[f"{name}/roots"]) ** 2).sum(dim=2)
+    def by_class(name: str, inputs: torch.Tensor) -> torch.Tensor:
+        gaps = network.layered(inputs)[name][:, None] - arrays[f"{name}/means"]
+        return -(torch.einsum("ncw,cwv->ncv", gaps, arrays[f"{name}/roots"]) ** 2).sum(dim=2)
 
     columns = []
     for name in names:
-        given = signals.detach().clone().requires_grad_()
+        inputs = signals.detach().clone().requires_grad_()
         with torch.enable_grad():
-            m = by_class(name, given)
+            m = by_class(name, inputs)
             loss = functional.cross_entropy(m, m.argmax(dim=1), reduction="sum")
-            (gradient,) = torch.autograd.grad(loss, given)
+            (gradient,) = torch.autograd.grad(loss, inputs)
         with torch.no_grad():
             moved = (signals - step * size * gradient.sign() for step in STEPS)
-            rows = [-by_class(name, each).amax(dim=1) for each in moved]
+            rows = [-by_class(name, array).amax(dim=1) for array in moved]
         columns.append(torch.stack(rows, dim=1))
     return torch.stack(columns, dim=2)
 
 
-def _released() -> tuple[Method, ...]:
+def _released() -> tuple[Detector, ...]:
     kinds = autoencoder.KINDS
     pixels: dict[str, Any] = {"needs": ("pixels",)}
-    own: list[Method] = [
+    methods: list[Detector] = [
         _with_head("released-msp", "probability threshold", THRESHOLD, once=_column(msp.score)),
         _with_head("released-odin", "ODIN", SLOWER, once=_odin, needs=("odin",)),
         _with_head(
@@ -361,19 +362,19 @@ def _released() -> tuple[Method, ...]:
             for k in (1, 8)
         ),
     ]
-    return tuple(own)
+    return tuple(methods)
 
 
-RELEASED: dict[str, Method] = {method.name: method for method in _released()}
+RELEASED: dict[str, Detector] = {method.name: method for method in _released()}
 """By name, in the tables' order."""
 
 
-def even(given: Calibration) -> Calibration:
+def even(calibration: Calibration) -> Calibration:
     """As many records of either kind, drawn by a fixed seed."""
-    kinds = [np.flatnonzero(given.out == kind) for kind in (False, True)]
+    kinds = [np.flatnonzero(calibration.out == kind) for kind in (False, True)]
     count = min(map(len, kinds))
     rows = np.sort(np.concatenate([kind[drawn(len(kind), count)] for kind in kinds]))
-    return Calibration(given.seen.at(rows), given.out[rows])
+    return Calibration(calibration.seen.at(rows), calibration.out[rows])
 
 
 def balanced(inside: Floats, outside: Floats) -> tuple[Floats, Floats]:

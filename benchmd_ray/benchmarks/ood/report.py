@@ -36,8 +36,8 @@ def title_of(method: str) -> str:
     """Of a detector."""
     if method == ENSEMBLE:
         return "deep ensemble"
-    known = METHODS.get(method) or RELEASED.get(method)
-    return known.title if known else method
+    detector = METHODS.get(method) or RELEASED.get(method)
+    return detector.title if detector else method
 
 
 def _detector_columns(rows: pd.DataFrame) -> tuple[Column, ...]:
@@ -75,8 +75,8 @@ def _wide(rows: pd.DataFrame) -> pd.DataFrame:
     cases = [case for case in DETECTED if case in set(rows["use_case"])]
     wide = rows[keys].drop_duplicates("method").set_index("method")
     for case in cases:
-        own = rows[rows["use_case"] == case].set_index("method")[["auroc", "low", "high"]]
-        wide = wide.join(own.add_prefix(f"{case} "))
+        cells = rows[rows["use_case"] == case].set_index("method")[["auroc", "low", "high"]]
+        wide = wide.join(cells.add_prefix(f"{case} "))
     mean = wide[[f"{case} auroc" for case in cases]].mean(axis=1, skipna=False)
     return wide.assign(mean=mean).sort_values("mean", ascending=False).reset_index()
 
@@ -94,8 +94,8 @@ def first_table(analysis: Analysis) -> Table | None:
     for case in DETECTED:
         names = {f"{case} {name}": name for name in ("auroc", "low", "high")}
         if names.keys() <= set(wide):
-            own = wide[[*names]].rename(columns=names)
-            columns.append(interval_of(f"{case} [95 %]", own, "auroc"))
+            cells = wide[[*names]].rename(columns=names)
+            columns.append(interval_of(f"{case} [95 %]", cells, "auroc"))
     columns.append(column_of("seeds", wide["seeds"], "integer"))
     caption = (
         "Detectors by use-case: AUROC, mean over the sets with 20 out-of-distribution records or "
@@ -111,8 +111,8 @@ def _tested(analysis: Analysis) -> str:
     if rows.empty:
         return ""
     names, corrected = ("above zero", "below zero"), " after Holm's correction"
-    said = judged(rows, "difference", names, p="p_holm", corrected=corrected)
-    return f" AUROC of a detector minus that of the probability threshold: {said}"
+    judgement = judged(rows, "difference", names, p="p_holm", corrected=corrected)
+    return f" AUROC of a detector minus that of the probability threshold: {judgement}"
 
 
 def detectors(analysis: Analysis) -> Table | None:
@@ -159,10 +159,16 @@ def detectors(analysis: Analysis) -> Table | None:
 
 def _skipped(analysis: Analysis) -> str:
     """Of a caption: detectors that a network lacks and records that were excluded, and why."""
-    every = [each for network in networks(analysis) for each in network.predictions.values()]
-    reasons = {name: why for each in every for name, why in about(each)["skipped"].items()}
-    said = "; ".join(f"{title_of(name)}: {why}" for name, why in reasons.items())
-    return f" Skipped or excluded in at least one network: {said}." if said else ""
+    every = [
+        predictions
+        for network in networks(analysis)
+        for predictions in network.predictions.values()
+    ]
+    reasons = {
+        name: why for predictions in every for name, why in about(predictions)["skipped"].items()
+    }
+    listed = "; ".join(f"{title_of(name)}: {why}" for name, why in reasons.items())
+    return f" Skipped or excluded in at least one network: {listed}." if listed else ""
 
 
 def shifted(analysis: Analysis) -> Table | None:

@@ -15,7 +15,7 @@ from matplotlib.axes import Axes
 from benchmd_ray.benchmarks.ood import DETECTION
 from benchmd_ray.benchmarks.ood.methods import USUAL
 from benchmd_ray.benchmarks.ood.report import HEADING, title_of
-from benchmd_ray.benchmarks.ood.report_rows import CASES, STUDY, Network, frame, networks
+from benchmd_ray.benchmarks.ood.report_rows import CASES, STUDY, StudiedNetwork, frame, networks
 from benchmd_ray.benchmarks.ood.table import ALL, IN, about
 from benchmd_ray.report.canvas import TechniqueLook
 from benchmd_ray.report.figures_panels import FAINT, SMALL, grid, technique_legend
@@ -38,14 +38,14 @@ def draw(report: Report) -> Iterator[Drawn]:
     rows = frame(report.analysis)
     if rows.empty:
         return
-    for key, own in rows.groupby(list(STUDY), sort=False):
+    for key, group in rows.groupby(list(STUDY), sort=False):
         names = dict(zip(STUDY, map(str, key), strict=True))
         label = f"{names['source']}, {names['technique']}, {names['setting']}"
         label += "" if names["evaluation"] == DETECTION.name else f", {names['evaluation']}"
         slug = _slug(names)
-        yield from _dots(own, label, slug)
-        yield from _heat(own, label, slug)
-        yield from _alarms(own, label, slug)
+        yield from _dots(group, label, slug)
+        yield from _heat(group, label, slug)
+        yield from _alarms(group, label, slug)
     for network in networks(report.analysis):
         yield from _gallery(network)
     yield from _pretrainings(rows, report)
@@ -68,9 +68,9 @@ def _dots(rows: pd.DataFrame, label: str, slug: str) -> Iterator[Drawn]:
     title = f"{label}: {_best(uncalibrated, cases)}"
     figure, panels = grid(title, len(cases), columns=3, row=0.17 * len(order) + 0.9)
     for axes, case in zip(panels, cases, strict=True):
-        own = means[means["use_case"] == case]
+        cells = means[means["use_case"] == case]
         for regime, colour in COLOURS.items():
-            some = own[own["regime"] == regime]
+            some = cells[cells["regime"] == regime]
             places = [order.index(name) + APART[regime] for name in some["method"]]
             ends = np.stack([some["auroc"] - some["low"], some["high"] - some["auroc"]])
             axes.errorbar(
@@ -88,7 +88,7 @@ def _dots(rows: pd.DataFrame, label: str, slug: str) -> Iterator[Drawn]:
         axes.set_ylim(-1, len(order))
         axes.set_xlim(0, 1.02)
         axes.set_xlabel("AUROC")
-        axes.set_title(f"{case} ({_sets(own)})", fontsize=9)
+        axes.set_title(f"{case} ({_sets(cells)})", fontsize=9)
     drawn = [regime for regime in COLOURS if regime in set(means["regime"])]
     looks = {REGIMES[name]: TechniqueLook(COLOURS[name], MARKERS[name], "-") for name in drawn}
     technique_legend(figure, list(looks), looks)
@@ -102,13 +102,13 @@ def _dots(rows: pd.DataFrame, label: str, slug: str) -> Iterator[Drawn]:
 
 def _best(rows: pd.DataFrame, cases: list[str]) -> str:
     """The highest mean of each use-case, as a sentence."""
-    found = []
+    highest = []
     for case in cases:
-        own = rows[rows["use_case"] == case]
-        if len(own):
-            best = own.sort_values("auroc").iloc[-1]
-            found.append(f"{case} {title_of(str(best['method']))} {float(best['auroc']):.3f}")
-    return "highest AUROC without calibration: " + ", ".join(found)
+        cells = rows[rows["use_case"] == case]
+        if len(cells):
+            best = cells.sort_values("auroc").iloc[-1]
+            highest.append(f"{case} {title_of(str(best['method']))} {float(best['auroc']):.3f}")
+    return "highest AUROC without calibration: " + ", ".join(highest)
 
 
 def _sets(rows: pd.DataFrame) -> str:
@@ -117,16 +117,20 @@ def _sets(rows: pd.DataFrame) -> str:
 
 
 def _heat(rows: pd.DataFrame, label: str, slug: str) -> Iterator[Drawn]:
-    own = rows[(rows["group"] != ALL) & (rows["regime"] == "none")]
-    if own.empty:
+    cells = rows[(rows["group"] != ALL) & (rows["regime"] == "none")]
+    if cells.empty:
         return
-    names = own["group"] + np.where(own["severity"] > 0, " " + own["severity"].astype(str), "")
-    own = own.assign(place=own["use_case"].map({c: i for i, c in enumerate(CASES)}), set=names)
-    table = own.pivot_table(index=["place", "use_case", "set"], columns="method", values="auroc")
+    names = cells["group"] + np.where(
+        cells["severity"] > 0, " " + cells["severity"].astype(str), ""
+    )
+    cells = cells.assign(
+        place=cells["use_case"].map({c: i for i, c in enumerate(CASES)}), set=names
+    )
+    table = cells.pivot_table(index=["place", "use_case", "set"], columns="method", values="auroc")
     table = table.reindex(columns=table.mean().sort_values(ascending=False).index)
     title = f"{label}: AUROC of each detector on each set"
     figure, (axes,) = grid(title, 1, columns=1, row=0.16 * len(table) + 1.4)
-    shown = axes.imshow(table.to_numpy(), vmin=0, vmax=1, cmap="RdBu", aspect="auto")
+    picture = axes.imshow(table.to_numpy(), vmin=0, vmax=1, cmap="RdBu", aspect="auto")
     axes.set_xticks(
         range(table.shape[1]), [title_of(str(name)) for name in table], rotation=90, fontsize=6
     )
@@ -134,7 +138,7 @@ def _heat(rows: pd.DataFrame, label: str, slug: str) -> Iterator[Drawn]:
         range(len(table)), [f"{case}: {name}" for _, case, name in table.index], fontsize=6
     )
     axes.grid(visible=False)
-    figure.colorbar(shown, ax=axes, label="AUROC", fraction=0.02)
+    figure.colorbar(picture, ax=axes, label="AUROC", fraction=0.02)
     caption = (
         "Blue is detected, white chance, red scored lower than in-distribution records; seeds "
         "pooled."
@@ -143,21 +147,23 @@ def _heat(rows: pd.DataFrame, label: str, slug: str) -> Iterator[Drawn]:
 
 
 def _alarms(rows: pd.DataFrame, label: str, slug: str) -> Iterator[Drawn]:
-    own = rows[
+    alarms = rows[
         (rows["use_case"] == "shifted") & (rows["group"] != ALL) & (rows["regime"] == "none")
     ]
-    if own.empty:
+    if alarms.empty:
         return
-    order = own.groupby("method")["rejected"].mean().sort_values().index.tolist()
-    sets = list(dict.fromkeys(own["group"]))
+    order = alarms.groupby("method")["rejected"].mean().sort_values().index.tolist()
+    sets = list(dict.fromkeys(alarms["group"]))
     title = f"{label}: correct records of other hospitals that detectors reject"
     figure, panels = grid(title, len(sets), columns=3, row=0.17 * len(order) + 0.9)
     for axes, name in zip(panels, sets, strict=True):
-        some = own[own["group"] == name]
+        some = alarms[alarms["group"] == name]
         places = [order.index(method) for method in some["method"]]
         axes.barh(places, some["rejected"], color=COLOURS["none"], height=0.7)
         axes.axvline(0.05, color="black", linewidth=0.8, linestyle="--")
-        axes.set_yticks(range(len(order)), [title_of(each) for each in order], fontsize=SMALL)
+        axes.set_yticks(
+            range(len(order)), [title_of(detector) for detector in order], fontsize=SMALL
+        )
         axes.set_xlim(0, 1)
         axes.set_xlabel("share rejected")
         axes.set_title(f"{name} ({int(some['out'].iloc[0]):,} records)", fontsize=9)
@@ -168,7 +174,7 @@ def _alarms(rows: pd.DataFrame, label: str, slug: str) -> Iterator[Drawn]:
     yield Titled(f"detectors-alarms-{slug}", HEADING, title, caption, figure, aggregate=True)
 
 
-def _gallery(network: Network) -> Iterator[Drawn]:
+def _gallery(network: StudiedNetwork) -> Iterator[Drawn]:
     """Records that the usual detector suspects most and least, of the first seed."""
     predictions = network.predictions[min(network.predictions)]
     shape = about(predictions)["shape"]
@@ -179,13 +185,13 @@ def _gallery(network: Network) -> Iterator[Drawn]:
     names = ["set", "use_case", "control", "part", "alike", detector, "picture"]
     table = predictions.table.filter(predictions.table["regime"].to_pandas().eq("none").to_numpy())
     rows: pd.DataFrame = table.select(names).to_pandas()
-    own = rows[(rows["set"] == IN) & (rows["part"] == "test") & rows["alike"].isna()]
-    levels = np.sort(own[detector].to_numpy())
+    cells = rows[(rows["set"] == IN) & (rows["part"] == "test") & rows["alike"].isna()]
+    levels = np.sort(cells[detector].to_numpy())
     rows.loc[rows["control"].fillna(False).astype(bool), "use_case"] = "control"
-    shown = rows[rows["picture"].notna()].sort_values(detector)
+    pictures = rows[rows["picture"].notna()].sort_values(detector)
     count = 2 if len(shape) == 2 else 3
-    groups = [("in distribution", shown[shown["set"] == IN])]
-    groups += [(case, shown[shown["use_case"] == case]) for case in CASES]
+    groups = [("in distribution", pictures[pictures["set"] == IN])]
+    groups += [(case, pictures[pictures["use_case"] == case]) for case in CASES]
     groups = [(name, group) for name, group in groups if len(group) >= 2 * count]
     if not groups:
         return
@@ -227,13 +233,13 @@ def _pretrainings(rows: pd.DataFrame, report: Report) -> Iterator[Drawn]:
     """Techniques next to each other, by one detector that uses the network and was not chosen."""
     means = rows[(rows["group"] == ALL) & (rows["regime"] == "none")]
     places = ["modality", "source", "policy", "setting", "evaluation"]
-    for key, own in means.groupby(places, sort=False):
-        cases = [case for case in CASES if case in set(own["use_case"]) - {"shifted", "control"}]
-        detector = next((name for name in USUAL if name in set(own["method"])), None)
-        names = techniques_of(own)
+    for key, group in means.groupby(places, sort=False):
+        cases = [case for case in CASES if case in set(group["use_case"]) - {"shifted", "control"}]
+        detector = next((name for name in USUAL if name in set(group["method"])), None)
+        names = techniques_of(group)
         if detector is None or len(names) < 2 or not cases:
             continue
-        some = own[own["method"] == detector]
+        some = group[group["method"] == detector]
         title = f"{key[1]}, {key[3]}: AUROC of {title_of(detector)} by pretraining"
         figure, panels = grid(title, len(cases), columns=3, row=0.25 * len(names) + 1)
         for axes, case in zip(panels, cases, strict=True):

@@ -18,7 +18,7 @@ import pandas as pd
 from benchmd_ray.benchmarks.ood import EVALUATIONS, TUNED
 from benchmd_ray.benchmarks.ood.scores import (
     RESAMPLES,
-    Scored,
+    ScoredSet,
     Where,
     ensemble,
     mean_of,
@@ -48,12 +48,12 @@ CASES = ("unrelated", "faulty", "unseen", "shifted", "control")
 
 
 @dataclass(frozen=True)
-class Network:
+class StudiedNetwork:
     """All seeds of a network, and what was scored of each."""
 
     names: dict[str, str]
     """By the columns of `STUDY`."""
-    seeds: dict[int, dict[tuple[Any, ...], Scored]]
+    seeds: dict[int, dict[tuple[Any, ...], ScoredSet]]
     """Of each seed, by `WHERE`."""
     predictions: dict[int, Predictions]
     """By seed."""
@@ -63,42 +63,42 @@ class Network:
     """The other catalogs that were read: networks with others are not compared."""
 
     @cached_property
-    def together(self) -> dict[tuple[Any, ...], Scored]:
+    def together(self) -> dict[tuple[Any, ...], ScoredSet]:
         """Of the deep ensemble of all seeds, by `WHERE`; empty of one seed."""
         if len(self.predictions) < 2:
             return {}
-        seeds = [each for _, each in sorted(self.predictions.items())]
+        seeds = [predictions for _, predictions in sorted(self.predictions.items())]
         try:
-            made = ensemble(seeds)
+            joint = ensemble(seeds)
         except BenchmdError:  # such as seeds of catalogs that were built again in between
             return {}
-        return {_key(one): one for one in scored(made, self.resamples)}
+        return {_key(result): result for result in scored(joint, self.resamples)}
 
-    def of(self, key: tuple[Any, ...]) -> dict[int, Scored]:
+    def of(self, key: tuple[Any, ...]) -> dict[int, ScoredSet]:
         """Of each seed that has it; the ensemble counts for each of its seeds."""
         if key in self.together:
             return dict.fromkeys(self.seeds, self.together[key])
-        return {seed: found[key] for seed, found in self.seeds.items() if key in found}
+        return {seed: scores[key] for seed, scores in self.seeds.items() if key in scores}
 
     @property
     def keys(self) -> list[tuple[Any, ...]]:
         """All that was scored, by `WHERE`."""
-        every = (found for found in (*self.seeds.values(), self.together))
-        return list(dict.fromkeys(key for found in every for key in found))
+        every = (scores for scores in (*self.seeds.values(), self.together))
+        return list(dict.fromkeys(key for scores in every for key in scores))
 
     def pooled(self) -> Iterator[dict[str, Any]]:
         """A row for each detector and set, seeds pooled."""
         for key in self.keys:
-            own = [self.together[key]] if key in self.together else [*self.of(key).values()]
-            drawn = all(len(one.draws) for one in own)
-            first = own[0]
+            results = [self.together[key]] if key in self.together else [*self.of(key).values()]
+            drawn = all(len(result.draws) for result in results)
+            first = results[0]
             pooled = pooled_seeds(
-                [one.values["auroc"] for one in own],
-                [one.draws if drawn else np.empty(0) for one in own],
+                [result.values["auroc"] for result in results],
+                [result.draws if drawn else np.empty(0) for result in results],
                 first.basis,
             )
             others = {
-                name: float(np.mean([one.values[name] for one in own]))
+                name: float(np.mean([result.values[name] for result in results]))
                 for name in first.values
                 if name != "auroc"
             }
@@ -119,20 +119,20 @@ class Network:
             }
 
 
-_LAST: list[tuple[Analysis, list[Network]]] = []
+_LAST: list[tuple[Analysis, list[StudiedNetwork]]] = []
 """The last analysis that was asked for: tables and figures ask for the same."""
 
 
-def networks(analysis: Analysis) -> list[Network]:
+def networks(analysis: Analysis) -> list[StudiedNetwork]:
     """The networks of an analysis whose predictions were scored for detection."""
     if not _LAST or _LAST[0][0] is not analysis:
         _LAST[:] = [(analysis, _networks(analysis))]
     return _LAST[0][1]
 
 
-def _networks(analysis: Analysis) -> list[Network]:
+def _networks(analysis: Analysis) -> list[StudiedNetwork]:
     rows = analysis.rows[analysis.rows["evaluation"].isin(list(EVALUATIONS))]
-    found: dict[tuple[str, ...], Network] = {}
+    by_key: dict[tuple[str, ...], StudiedNetwork] = {}
     folders = {run.folder.name: run.folder for run in analysis.runs}
     for values in rows[[*STUDY, "seed", "run"]].drop_duplicates().itertuples(index=False):
         *key, seed, run = values
@@ -146,25 +146,25 @@ def _networks(analysis: Analysis) -> list[Network]:
             except BenchmdError:  # the rows' notes name it
                 continue
             also = predictions.description["also"]
-            network = found.setdefault(
-                (*key, also), Network(names, {}, {}, analysis.resamples, also)
+            network = by_key.setdefault(
+                (*key, also), StudiedNetwork(names, {}, {}, analysis.resamples, also)
             )
             network.predictions[int(seed)] = predictions
             network.seeds[int(seed)] = {
-                _key(one): one for one in scored(predictions, analysis.resamples)
+                _key(result): result for result in scored(predictions, analysis.resamples)
             }
-    return [network for network in found.values() if network.seeds]
+    return [network for network in by_key.values() if network.seeds]
 
 
-def _key(one: Scored) -> tuple[Any, ...]:
-    return tuple(getattr(one.where, name) for name in WHERE)
+def _key(result: ScoredSet) -> tuple[Any, ...]:
+    return tuple(getattr(result.where, name) for name in WHERE)
 
 
 def frame(analysis: Analysis) -> pd.DataFrame:
     """All detectors on all sets, seeds pooled; ``group`` is ``all`` for means over sets."""
     rows = [row for network in networks(analysis) for row in network.pooled()]
-    made = pd.DataFrame(rows, columns=None if rows else [*STUDY, *WHERE, "auroc", "low", "high"])
-    return _sorted(made)
+    table = pd.DataFrame(rows, columns=None if rows else [*STUDY, *WHERE, "auroc", "low", "high"])
+    return _sorted(table)
 
 
 def _sorted(rows: pd.DataFrame) -> pd.DataFrame:
@@ -184,41 +184,44 @@ def costs(analysis: Analysis) -> pd.DataFrame:
     """Seconds that each detector took, means over seeds."""
     rows = []
     for network in networks(analysis):
-        found = [about(each)["costs"] for each in network.predictions.values()]
+        stated = [about(predictions)["costs"] for predictions in network.predictions.values()]
         where = json.loads(next(iter(network.predictions.values())).description["hardware"])
-        for name in found[0]:
-            own = [each[name] for each in found if name in each]
+        for name in stated[0]:
+            seconds = [by_detector[name] for by_detector in stated if name in by_detector]
             spent = {
-                part: float(np.mean([each.get(part, np.nan) for each in own])) for part in COSTS
+                part: float(np.mean([by_part.get(part, np.nan) for by_part in seconds]))
+                for part in COSTS
             }
             device = str(where.get("model", ""))
             rows.append({**network.names, "method": name, **spent, "device": device})
     return pd.DataFrame(rows, columns=[*STUDY, "method", *COSTS, "device"])
 
 
-def _difference(one: Mapping[int, Scored], other: Mapping[int, Scored]) -> dict[str, Any] | None:
+def _difference(
+    ours: Mapping[int, ScoredSet], theirs: Mapping[int, ScoredSet]
+) -> dict[str, Any] | None:
     """AUROC of one minus that of the other, of the seeds that both have."""
-    seeds = sorted(one.keys() & other.keys())
+    seeds = sorted(ours.keys() & theirs.keys())
     if not seeds:
         return None
-    pairs = [(one[seed], other[seed]) for seed in seeds]
+    pairs = [(ours[seed], theirs[seed]) for seed in seeds]
     drawn = all(len(a.draws) and len(b.draws) for a, b in pairs)
-    found = difference_over_seeds(
+    difference = difference_over_seeds(
         [a.values["auroc"] - b.values["auroc"] for a, b in pairs],
         [a.draws - b.draws if drawn else np.empty(0) for a, b in pairs],
         pairs[0][0].basis,
     )
     return {
-        "difference": found.value,
-        "low": found.low,
-        "high": found.high,
-        "p": found.p,
+        "difference": difference.value,
+        "low": difference.low,
+        "high": difference.high,
+        "p": difference.p,
         "seeds": len(seeds),
-        "caution": found.caution,
+        "caution": difference.caution,
     }
 
 
-def _by_seed(network: Network) -> dict[tuple[Any, ...], dict[int, Scored]]:
+def _by_seed(network: StudiedNetwork) -> dict[tuple[Any, ...], dict[int, ScoredSet]]:
     """Means over sets of each detector and use-case, by seed."""
     place, case = WHERE.index("group"), WHERE.index("use_case")
     keys = [key for key in network.keys if key[place] == ALL and key[case] != "shifted"]
@@ -242,22 +245,25 @@ def compared(analysis: Analysis) -> pd.DataFrame:
     """Each detector minus the probability threshold, on the same records."""
     rows = []
     for network in networks(analysis):
-        found = _by_seed(network)
-        for key, one in found.items():
+        by_key = _by_seed(network)
+        for key, results in by_key.items():
             where = dict(zip(WHERE, key, strict=True))
-            base = found.get((REFERENCE, "none", where["use_case"], ALL, 0))
+            base = by_key.get((REFERENCE, "none", where["use_case"], ALL, 0))
             if where["method"] == REFERENCE or where["regime"] != "none" or base is None:
                 continue
-            if (difference := _difference(one, base)) is not None:
+            if (difference := _difference(results, base)) is not None:
                 rows.append({**network.names, **where, **difference})
     return _with_holm(rows)
 
 
-def _alike(one: Network, other: Network) -> bool:
+def _alike(network: StudiedNetwork, other: StudiedNetwork) -> bool:
     """Whether two networks differ by their technique only."""
     names = [name for name in STUDY if name not in ("technique", "protocol")]
-    same = all(one.names[name] == other.names[name] for name in names) and one.also == other.also
-    return same and comparable_with(one.names["protocol"], other.names["protocol"])
+    same = (
+        all(network.names[name] == other.names[name] for name in names)
+        and network.also == other.also
+    )
+    return same and comparable_with(network.names["protocol"], other.names["protocol"])
 
 
 def techniques(analysis: Analysis) -> pd.DataFrame:
@@ -268,23 +274,23 @@ def techniques(analysis: Analysis) -> pd.DataFrame:
         place = {name: network.names[name] for name in STUDY if name != "technique"}
         base = next(
             (
-                each
-                for each in every
-                if _alike(each, network)
-                and each.names["technique"] == SCRATCH
+                candidate
+                for candidate in every
+                if _alike(candidate, network)
+                and candidate.names["technique"] == SCRATCH
                 and network.names["technique"] != SCRATCH
             ),
             None,
         )
         if base is None:
             continue
-        own, others = _by_seed(network), _by_seed(base)
-        for key, one in own.items():
-            if key not in others:
+        ours, theirs = _by_seed(network), _by_seed(base)
+        for key, results in ours.items():
+            if key not in theirs:
                 continue
-            pair = one, others[key]
+            pair = results, theirs[key]
             if key in network.together:  # one result of all seeds
-                pair = tuple({0: next(iter(each.values()))} for each in pair)  # type: ignore[assignment]
+                pair = tuple({0: next(iter(seeds.values()))} for seeds in pair)  # type: ignore[assignment]
             if (difference := _difference(*pair)) is not None:
                 names = {**place, "technique": network.names["technique"]}
                 rows.append({**names, **dict(zip(WHERE, key, strict=True)), **difference})
@@ -292,34 +298,34 @@ def techniques(analysis: Analysis) -> pd.DataFrame:
 
 
 def _means_of_both(
-    found: Mapping[tuple[Any, ...], Scored],
-) -> Iterator[tuple[Where, Scored, Scored]]:
+    results: Mapping[tuple[Any, ...], ScoredSet],
+) -> Iterator[tuple[Where, ScoredSet, ScoredSet]]:
     """Fixed and tuned detectors by use-case, means over the sets that have both."""
-    pairs: dict[tuple[str, str], list[tuple[Scored, Scored]]] = {}
-    for one in found.values():
-        where = one.where
-        fixed = found.get(_key(replace(one, where=replace(where, regime="none"))))
-        counted = where.group != ALL and one.positives >= FEWEST
+    pairs: dict[tuple[str, str], list[tuple[ScoredSet, ScoredSet]]] = {}
+    for result in results.values():
+        where = result.where
+        fixed = results.get(_key(replace(result, where=replace(where, regime="none"))))
+        counted = where.group != ALL and result.positives >= FEWEST
         if where.regime == "other-sources" and counted and fixed is not None:
-            pairs.setdefault((where.method, where.use_case), []).append((fixed, one))
-    for (method, case), held in pairs.items():
+            pairs.setdefault((where.method, where.use_case), []).append((fixed, result))
+    for (method, case), group in pairs.items():
         where = Where(method, "other-sources", case, ALL)
-        fixed, one = (mean_of([pair[place] for pair in held], where) for place in (0, 1))
-        yield where, fixed, one
+        fixed, result = (mean_of([pair[place] for pair in group], where) for place in (0, 1))
+        yield where, fixed, result
 
 
-def _of_tuned(network: Network) -> Iterator[dict[str, Any]]:
+def _of_tuned(network: StudiedNetwork) -> Iterator[dict[str, Any]]:
     """Each tuned detector minus itself with the papers' hyperparameters, by use-case."""
-    both: dict[Where, tuple[dict[int, Scored], dict[int, Scored]]] = {}
-    for seed, found in network.seeds.items():
-        for where, fixed, one in _means_of_both(found):
-            held = both.setdefault(where, ({}, {}))
-            held[0][seed], held[1][seed] = fixed, one
+    both: dict[Where, tuple[dict[int, ScoredSet], dict[int, ScoredSet]]] = {}
+    for seed, results in network.seeds.items():
+        for where, fixed, searched in _means_of_both(results):
+            seeds = both.setdefault(where, ({}, {}))
+            seeds[0][seed], seeds[1][seed] = fixed, searched
     for where, (before, after) in both.items():
         if (difference := _difference(after, before)) is not None:
             values = {
-                name: float(np.mean([each.values["auroc"] for each in held.values()]))
-                for name, held in zip(TUNED_COLUMNS, (before, after), strict=True)
+                name: float(np.mean([result.values["auroc"] for result in seeds.values()]))
+                for name, seeds in zip(TUNED_COLUMNS, (before, after), strict=True)
             }
             names = {name: getattr(where, name) for name in WHERE}
             yield {**network.names, **names, **values, **difference}
@@ -327,13 +333,15 @@ def _of_tuned(network: Network) -> Iterator[dict[str, Any]]:
 
 def tuned_frame(predictions: Predictions) -> pd.DataFrame:
     """What a search of detectors gained, by use-case, of one run."""
-    own = {_key(one): one for one in scored(predictions)}
-    network = Network(dict.fromkeys(STUDY, ""), {0: own}, {0: predictions}, RESAMPLES)
+    results = {_key(result): result for result in scored(predictions)}
+    network = StudiedNetwork(dict.fromkeys(STUDY, ""), {0: results}, {0: predictions}, RESAMPLES)
     columns = ["use_case", "method", *TUNED_COLUMNS, "difference", "low", "high", "p_holm"]
     return _with_holm([*_of_tuned(network)], TUNED_COLUMNS)[columns]
 
 
 def tuned(analysis: Analysis) -> pd.DataFrame:
     """Each tuned detector minus itself with the papers' hyperparameters, on the same records."""
-    every = [each for each in networks(analysis) if each.names["evaluation"] == TUNED.name]
+    every = [
+        candidate for candidate in networks(analysis) if candidate.names["evaluation"] == TUNED.name
+    ]
     return _with_holm([row for network in every for row in _of_tuned(network)], TUNED_COLUMNS)

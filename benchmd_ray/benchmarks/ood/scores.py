@@ -20,7 +20,8 @@ from benchmd_ray.benchmarks.ood.measures import (
     resampled_auroc,
     threshold_of,
 )
-from benchmd_ray.benchmarks.ood.methods.method import Floats, auroc, probabilities
+from benchmd_ray.benchmarks.ood.methods.formulas import auroc, probabilities
+from benchmd_ray.benchmarks.ood.methods.method import Floats
 from benchmd_ray.benchmarks.ood.released import balanced
 from benchmd_ray.benchmarks.ood.sets import FEWEST
 from benchmd_ray.benchmarks.ood.table import ALL, HALF, IN, KEYS, THRESHOLDS, about, thresholds
@@ -63,7 +64,7 @@ class Where:
 
 
 @dataclass(frozen=True, eq=False)
-class Scored:
+class ScoredSet:
     """Scores of a detector on a set, or their means over the sets of a use-case."""
 
     where: Where
@@ -103,33 +104,24 @@ class Scored:
 
 
 def score_rows(predictions: Predictions, resamples: int) -> pd.DataFrame:
-    """Score rows of all detectors, sets and regimes; ``group`` is `ALL` for means over sets.
-
-    Args:
-        predictions: Of the evaluation ``ood``.
-        resamples: Of the bootstrap over patients.
-    """
+    """Score rows of all detectors, sets and regimes; ``group`` is `ALL` for means over sets."""
     return pd.DataFrame(list(_rows(scored(predictions, resamples))))
 
 
-def _rows(found: Sequence[Scored]) -> Iterator[dict[str, object]]:
-    for one in found:
-        pooled = pooled_seeds([one.values["auroc"]], [one.draws], one.basis)
+def _rows(results: Sequence[ScoredSet]) -> Iterator[dict[str, object]]:
+    for result in results:
+        pooled = pooled_seeds([result.values["auroc"]], [result.draws], result.basis)
         ends = {"low": pooled.low, "high": pooled.high, "caution": pooled.caution}
-        yield {**one.row, "metric": "auroc", "value": pooled.mean, **ends}
-        for metric, value in one.values.items():
+        yield {**result.row, "metric": "auroc", "value": pooled.mean, **ends}
+        for metric, value in result.values.items():
             if metric != "auroc":
-                yield {**one.row, "metric": metric, "value": value}
+                yield {**result.row, "metric": metric, "value": value}
 
 
-def scored(predictions: Predictions, resamples: int = RESAMPLES) -> tuple[Scored, ...]:
+def scored(predictions: Predictions, resamples: int = RESAMPLES) -> tuple[ScoredSet, ...]:
     """All detectors on all sets, then their means over the sets of each use-case.
 
     A mean has the sets with `FEWEST` out records or more; each set and severity counts the same.
-
-    Args:
-        predictions: Of the evaluation ``ood``.
-        resamples: Of the bootstrap over patients.
     """
     key = (str(resamples), *_name(predictions))
     if key not in _KNOWN:
@@ -137,7 +129,7 @@ def scored(predictions: Predictions, resamples: int = RESAMPLES) -> tuple[Scored
     return _KNOWN[key]
 
 
-_KNOWN: dict[tuple[str, ...], tuple[Scored, ...]] = {}
+_KNOWN: dict[tuple[str, ...], tuple[ScoredSet, ...]] = {}
 """Scores of predictions, by resamples: rows, tables and figures ask for the same."""
 
 
@@ -154,76 +146,75 @@ def _name(predictions: Predictions) -> tuple[str, ...]:
     return (*(stated.get(key, "") for key in keys), hashed.hexdigest())
 
 
-def _scored(predictions: Predictions, resamples: int) -> tuple[Scored, ...]:
+def _scored(predictions: Predictions, resamples: int) -> tuple[ScoredSet, ...]:
     table = _units(predictions)
     coarse = about(predictions)["coarse"]
     as_released = predictions.description.get("evaluation") == RELEASED
     keys = [name for name in table.columns if name in KEYS]
     none = table["regime"] == "none"
-    each: list[Scored] = []
+    results: list[ScoredSet] = []
     for name in (name for name in table.columns if name not in KEYS):
-        own = table[[*keys, name]].rename(columns={name: "score"})
+        scores = table[[*keys, name]].rename(columns={name: "score"})
         if table.loc[none, name].notna().any():
-            found = _without_calibration(own[none], name, coarse)
-            each += [_of_set(where, compared, resamples) for where, compared in found]
+            of_regime = _without_calibration(scores[none], name, coarse)
+            results += [_of_set(where, compared, resamples) for where, compared in of_regime]
         if table.loc[~none, name].notna().any():
             limits = thresholds(predictions, name)
-            found = _with_calibration(own[~none & own["score"].notna()], name, limits)
-            each += [
+            of_regime = _with_calibration(scores[~none & scores["score"].notna()], name, limits)
+            results += [
                 _of_set(where, compared, resamples, as_released=as_released)
-                for where, compared in found
+                for where, compared in of_regime
             ]
-    return (*each, *_means(each))
+    return (*results, *_means(results))
 
 
 def ensemble(seeds: Sequence[Predictions]) -> Predictions:
     """Predictions of a deep ensemble: the entropy of the mean probabilities of several seeds.
 
-    Args:
-        seeds: Predictions of runs that differ by their seeds only, two or more.
-
     Raises:
         BenchmdError: They are not of the same records.
     """
-    kept = [each.table.filter(each.table["logits"].is_valid()) for each in seeds]
+    kept = [
+        predictions.table.filter(predictions.table["logits"].is_valid()) for predictions in seeds
+    ]
     keys = ["record_id", "part", "set", "severity"]
     if not all(table.select(keys).equals(kept[0].select(keys)) for table in kept):
         raise BenchmdError("the seeds of a deep ensemble were scored on other records.")
     exclusive = seeds[0].task.exclusive
     logits = [np.stack(table["logits"].to_numpy()) for table in kept]
-    p = np.mean([probabilities(each, exclusive) for each in logits], axis=0)
+    p = np.mean([probabilities(z, exclusive) for z in logits], axis=0)
     entropy = (entr(p) if exclusive else entr(p) + entr(1 - p)).sum(axis=1)
     field = pa.field(ENSEMBLE, pa.float64(), metadata={THRESHOLDS: "{}"})
     table = kept[0].select(list(KEYS)).append_column(field, pa.array(entropy))
-    runs = " ".join(each.description.get("of", "") for each in seeds)
+    runs = " ".join(predictions.description.get("of", "") for predictions in seeds)
     return Predictions(table, seeds[0].description | {"of": runs})
 
 
-def _means(each: Sequence[Scored]) -> Iterator[Scored]:
+def _means(results: Sequence[ScoredSet]) -> Iterator[ScoredSet]:
     """Means over the sets of each detector, regime and use-case."""
-    parts: dict[tuple[str, str, str], list[Scored]] = {}
-    for one in each:
-        where = one.where
-        if where.use_case != "control" and one.positives >= FEWEST:
-            parts.setdefault((where.method, where.regime, where.use_case), []).append(one)
+    parts: dict[tuple[str, str, str], list[ScoredSet]] = {}
+    for result in results:
+        where = result.where
+        if where.use_case != "control" and result.positives >= FEWEST:
+            parts.setdefault((where.method, where.regime, where.use_case), []).append(result)
     for key, sets in parts.items():
         yield mean_of(sets, Where(*key, ALL))
 
 
-def mean_of(sets: Sequence[Scored], where: Where) -> Scored:
+def mean_of(sets: Sequence[ScoredSet], where: Where) -> ScoredSet:
     """Mean over sets, of which each and each severity counts the same."""
-    shared = [name for name in sets[0].values if all(name in one.values for one in sets)]
-    values = {name: float(np.mean([one.values[name] for one in sets])) for name in shared}
-    drawn = all(len(one.draws) for one in sets)
+    shared = [name for name in sets[0].values if all(name in result.values for result in sets)]
+    values = {name: float(np.mean([result.values[name] for result in sets])) for name in shared}
+    drawn = all(len(result.draws) for result in sets)
 
     def together(name: str) -> npt.NDArray[np.intp]:
-        return np.unique(np.concatenate([getattr(one, name) for one in sets]))
+        return np.unique(np.concatenate([getattr(result, name) for result in sets]))
 
-    return Scored(
+    return ScoredSet(
         where,
         values,
-        np.mean([one.draws for one in sets], axis=0) if drawn else np.empty(0),
-        min((one.basis for one in sets), key=lambda basis: basis.fewest),
+        np.mean([result.draws for result in sets], axis=0) if drawn else np.empty(0),
+        min((result.basis for result in sets), key=lambda basis: basis.fewest),
         units=together("units"),
         out=together("out"),
         groups=together("groups"),
@@ -258,9 +249,9 @@ Found = Iterator[tuple[Where, list[Compared]]]
 
 
 def _without_calibration(table: pd.DataFrame, name: str, coarse: Mapping[str, str]) -> Found:
-    own = table[(table["set"] == IN) & table["alike"].isna()]
-    threshold = threshold_of(own.loc[own["part"] == "calibration", "score"].to_numpy())
-    test = own[own["part"] == "test"]
+    records = table[(table["set"] == IN) & table["alike"].isna()]
+    threshold = threshold_of(records.loc[records["part"] == "calibration", "score"].to_numpy())
+    test = records[records["part"] == "test"]
     # The control of chance: half of the in-distribution patients are called out.
     half = test["group_id"].isin(_half(np.random.default_rng(0), np.unique(test["group_id"])))
     if half.any() and not half.all():
@@ -285,25 +276,21 @@ def chance_p(predictions: Predictions, name: str) -> float:
 
     By the AUROC of other random halves of the patients, of which each is as likely.
 
-    Args:
-        predictions: Of the evaluation ``ood``.
-        name: Of the detector.
-
     Returns:
         The share of `HALVES`, and the one seen among them, whose AUROC is as far from 0.5.
     """
     table = _units(predictions)
-    own = table[(table["set"] == IN) & (table["part"] == "test") & (table["regime"] == "none")]
-    own = own[own["alike"].isna()]
-    patients, place = np.unique(own["group_id"], return_inverse=True)
-    ranks = np.bincount(place, rankdata(own[name]))
+    test = table[(table["set"] == IN) & (table["part"] == "test") & (table["regime"] == "none")]
+    test = test[test["alike"].isna()]
+    patients, place = np.unique(test["group_id"], return_inverse=True)
+    ranks = np.bincount(place, rankdata(test[name]))
     records = np.bincount(place)
     away = []
     for seed in range(HALVES + 1):  # the first is the control's
         half = _half(np.random.default_rng(seed), np.arange(len(patients)))
         count = records[half].sum()
         won = ranks[half].sum() - count * (count + 1) / 2
-        away.append(abs(won / (count * (len(own) - count)) - 0.5))
+        away.append(abs(won / (count * (len(test) - count)) - 0.5))
     return float(np.mean(np.array(away) >= away[0] - ROUNDING))
 
 
@@ -314,11 +301,11 @@ def _with_calibration(table: pd.DataFrame, name: str, limits: Mapping[str, float
     by = ["regime", "use_case", "set", "severity"]
     for key, rows in others.groupby(by, sort=False, observed=True):
         regime, case, group, severity = str(key[0]), str(key[1]), key[2], int(float(str(key[3])))
-        found = [
-            Compared(of_draw[on], each, limits[str(on)])
-            for on, each in rows.groupby("calibrated_on", sort=False, observed=True)
+        comparisons = [
+            Compared(of_draw[on], drawn_rows, limits[str(on)])
+            for on, drawn_rows in rows.groupby("calibrated_on", sort=False, observed=True)
         ]
-        yield Where(name, regime, case, _group(group, severity), severity), found
+        yield Where(name, regime, case, _group(group, severity), severity), comparisons
 
 
 def _group(name: object, severity: object) -> str:
@@ -331,24 +318,24 @@ def _as_released(compared: Sequence[Compared]) -> dict[str, float]:
 
     Average precision, out positive; records are drawn by a fixed seed.
     """
-    found = []
-    for one in compared:
-        pair = one.inside["score"].to_numpy(), one.outside["score"].to_numpy()
+    values = []
+    for comparison in compared:
+        pair = comparison.inside["score"].to_numpy(), comparison.outside["score"].to_numpy()
         inside, outside = balanced(*pair)
-        own = metrics(inside, outside, one.threshold)
-        found.append((own["balanced accuracy"], own["aupr out"]))
-    accuracy, precision = np.mean(found, axis=0)
+        measured = metrics(inside, outside, comparison.threshold)
+        values.append((measured["balanced accuracy"], measured["aupr out"]))
+    accuracy, precision = np.mean(values, axis=0)
     return {"accuracy, drawn": float(accuracy), "aupr out, drawn": float(precision)}
 
 
 def _of_set(
     where: Where, compared: list[Compared], resamples: int, *, as_released: bool = False
-) -> Scored:
+) -> ScoredSet:
     """Means over what the detector was calibrated on."""
-    found = [each.metrics for each in compared]
-    values = {name: float(np.mean([each[name] for each in found])) for name in found[0]}
-    apart = [each.among_abnormal for each in compared]
-    some = [each.metrics["auroc"] for each in apart if each is not None]
+    measured = [comparison.metrics for comparison in compared]
+    values = {name: float(np.mean([scores[name] for scores in measured])) for name in measured[0]}
+    apart = [comparison.among_abnormal for comparison in compared]
+    some = [comparison.metrics["auroc"] for comparison in apart if comparison is not None]
     if as_released:
         values |= _as_released(compared)
     if where.use_case == "unseen" and some:
@@ -358,8 +345,8 @@ def _of_set(
         values["auroc, alike"] = auroc(*pair)
     basis, draws = basis_of(compared[0]), np.empty(0)
     if not basis.no_interval:
-        draws = np.mean([resampled_auroc(each, resamples) for each in compared], axis=0)
+        draws = np.mean([resampled_auroc(comparison, resamples) for comparison in compared], axis=0)
     both = pd.concat([compared[0].inside, compared[0].outside])
     units, groups = np.unique(both["unit_id"]), np.unique(both["group_id"])
     out = np.unique(compared[0].outside["unit_id"])
-    return Scored(where, values, draws, basis, units, out, groups)
+    return ScoredSet(where, values, draws, basis, units, out, groups)

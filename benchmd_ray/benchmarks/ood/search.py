@@ -27,7 +27,7 @@ from benchmd_ray.benchmarks.ood.detectors import Detectors, Learned, joined, pre
 from benchmd_ray.benchmarks.ood.methods import METHODS
 from benchmd_ray.benchmarks.ood.methods.method import Bank, Calibration, Seen
 from benchmd_ray.benchmarks.ood.network import Network
-from benchmd_ray.benchmarks.ood.observe import Observer
+from benchmd_ray.benchmarks.ood.observe import NetworkObserver
 from benchmd_ray.benchmarks.ood.sets import OutSet, inside, out_sets
 from benchmd_ray.errors import BenchmdError
 from benchmd_ray.evaluation.evaluation import Asked
@@ -43,7 +43,7 @@ Values = dict[str, dict[str, Any]]
 
 
 @dataclass(frozen=True)
-class Entry:
+class SearchedValue:
     """A line of the search space."""
 
     kind: Kind
@@ -54,7 +54,7 @@ class Entry:
 
 
 @dataclass(frozen=True)
-class Trial:
+class DetectorTrial:
     """Values, and what came of them."""
 
     values: Values
@@ -66,20 +66,20 @@ def space() -> dict[str, tuple[Parameter, ...]]:
     """What is searched of each detector."""
     path = Path(__file__).with_name("space.yaml")
     where = f"the search space {path.name}"
-    found = typed(dict[str, dict[str, Entry]], read_yaml_file(path, where), where)
+    lines = typed(dict[str, dict[str, SearchedValue]], read_yaml_file(path, where), where)
     return {
         name: tuple(_parameter(f"{name}.{key}", entry) for key, entry in entries.items())
-        for name, entries in found.items()
+        for name, entries in lines.items()
     }
 
 
-def _parameter(name: str, entry: Entry) -> Parameter:
+def _parameter(name: str, entry: SearchedValue) -> Parameter:
     default = int(entry.default) if entry.kind.endswith("int") else entry.default
     return Parameter(name, entry.kind, default, entry.low, entry.high, values=entry.values)
 
 
 @dataclass(frozen=True)
-class Given:
+class CalibrationData:
     """What all trials read: plain arrays."""
 
     bank: Bank
@@ -87,22 +87,24 @@ class Given:
     outside: Mapping[str, Seen]
     """By set."""
 
-    def trial(self, values: Values) -> Trial:
+    def trial(self, values: Values) -> DetectorTrial:
         """Fit each detector with its values, and ask it about records that calibrate."""
         aurocs: dict[str, dict[str, float]] = {}
-        for name, own in values.items():
-            method, found = METHODS[name], {}
-            state = method.fit(self.bank, **own)
-            for one, seen in self.outside.items():
-                found[one] = auroc_of(method, state, calibration(self.inside, seen), self.bank.head)
-            aurocs[name] = found
-        return Trial(values, aurocs)
+        for name, hyperparameters in values.items():
+            method, scores = METHODS[name], {}
+            state = method.fit(self.bank, **hyperparameters)
+            for name_of_set, seen in self.outside.items():
+                scores[name_of_set] = auroc_of(
+                    method, state, calibration(self.inside, seen), self.bank.head
+                )
+            aurocs[name] = scores
+        return DetectorTrial(values, aurocs)
 
 
-def calibration(own: Seen, other: Seen) -> Calibration:
+def calibration(inside: Seen, outside: Seen) -> Calibration:
     """Records of both kinds."""
-    out = np.repeat([False, True], [len(own), len(other)])
-    return Calibration(joined([own, other]), out)
+    out = np.repeat([False, True], [len(inside), len(outside)])
+    return Calibration(joined([inside, outside]), out)
 
 
 def searched(asked: Asked, trials: int = TRIALS) -> pa.Table:
@@ -112,79 +114,88 @@ def searched(asked: Asked, trials: int = TRIALS) -> pa.Table:
         BenchmdError: This is a Ray task, in which a search has no room, or nothing calibrates.
     """
     network = Network.of(asked.run, asked.worker, asked.settings.execution.precision)
-    own = inside(asked.catalog)
-    sets = list(out_sets(asked.catalog, own, asked.also))
+    inside_records = inside(asked.catalog)
+    sets = list(out_sets(asked.catalog, inside_records, asked.also))
     methods = {name: METHODS[name] for name in space()}
-    observer = Observer.of(network, asked.settings)
-    found = prepared(observer, own, sets, methods, calibrates=False)
+    observer = NetworkObserver.of(network, asked.settings)
+    detectors = prepared(observer, inside_records, sets, methods, calibrates=False)
     kinds = representatives(sets)
     if not kinds:
         raise BenchmdError(
             f"no set of {asked.catalog.path} has enough records to search by: name more catalogs "
             "with --also."
         )
-    seen = {one.name: found.seen(one.calibrating, one) for one in kinds}
-    given = Given(found.bank, found.seen(own.calibrating), seen)
-    made = run_trials(given, [*found.methods], trials)
-    found = _tuned(found, given, kinds, made)
-    return scored_table(found, own, sets, asked, trials=[vars(each) for each in made])
+    seen = {kind.name: detectors.seen(kind.calibrating, kind) for kind in kinds}
+    arrays = CalibrationData(detectors.bank, detectors.seen(inside_records.calibrating), seen)
+    results = run_trials(arrays, [*detectors.methods], trials)
+    detectors = _tuned(detectors, arrays, kinds, results)
+    return scored_table(
+        detectors, inside_records, sets, asked, trials=[vars(result) for result in results]
+    )
 
 
-def run_trials(given: Given, names: Sequence[str], trials: int) -> list[Trial]:
+def run_trials(arrays: CalibrationData, names: Sequence[str], trials: int) -> list[DetectorTrial]:
     """Trials by Ray Tune: the defaults, and then values drawn at random.
-
-    Args:
-        given: What they read.
-        names: The detectors.
-        trials: How many.
 
     Raises:
         BenchmdError: This is a Ray task, in which trials have no room, or all of them failed.
     """
-    parameters = [each for name, own in space().items() if name in names for each in own]
-    return [Trial(**each) for each in tried(one_trial, given, parameters, trials)]
+    parameters = [
+        parameter
+        for name, parameters_of in space().items()
+        if name in names
+        for parameter in parameters_of
+    ]
+    return [
+        DetectorTrial(**parameter) for parameter in tried(one_trial, arrays, parameters, trials)
+    ]
 
 
-def one_trial(config: Mapping[str, Any], given: Given) -> dict[str, Any]:
+def one_trial(config: Mapping[str, Any], arrays: CalibrationData) -> dict[str, Any]:
     """A trial with values by name, such as ``knn.neighbours``."""
-    return vars(given.trial(by_detector(config)))
+    return vars(arrays.trial(by_detector(config)))
 
 
 def by_detector(config: Mapping[str, Any]) -> Values:
     """Values by detector and hyperparameter, of those by name."""
-    found: Values = {}
+    values: Values = {}
     for name, value in config.items():
         method, _, key = name.partition(".")
-        found.setdefault(method, {})[key] = value
-    return found
+        values.setdefault(method, {})[key] = value
+    return values
 
 
-def best(trials: Sequence[Trial], name: str, others: Sequence[str]) -> dict[str, Any]:
+def best(trials: Sequence[DetectorTrial], name: str, others: Sequence[str]) -> dict[str, Any]:
     """Values of a detector with the highest mean AUROC on some sets, the first of several."""
-    means = [np.mean([trial.aurocs[name][one] for one in others]) for trial in trials]
+    means = [np.mean([trial.aurocs[name][other] for other in others]) for trial in trials]
     chosen: dict[str, Any] = trials[int(np.argmax(means))].values[name]
     return chosen
 
 
 def _tuned(
-    found: Detectors, given: Given, kinds: Sequence[OutSet], trials: Sequence[Trial]
+    detectors: Detectors,
+    arrays: CalibrationData,
+    kinds: Sequence[OutSet],
+    trials: Sequence[DetectorTrial],
 ) -> Detectors:
     """Detectors that are calibrated for each set on all others of its use-case."""
     draws, learned = [], {}
-    for one in kinds:
+    for kind in kinds:
         others = tuple(
-            each for each in kinds if each.use_case == one.use_case and each.origin != one.origin
+            other
+            for other in kinds
+            if other.use_case == kind.use_case and other.origin != kind.origin
         )
         if not others:
             continue
-        draw = Draw(others, True, only_for=one.kind)
-        seen = joined([given.outside[each.name] for each in others])
-        both, own = calibration(given.inside, seen), {}
-        for name, method in found.methods.items():
-            values = best(trials, name, [each.name for each in others])
-            state = method.fit(given.bank, **values)
-            scores = method.scores(state, both.seen, given.bank.head)
-            own[name] = Learned(state, best_threshold(scores, both.out))
+        draw = Draw(others, True, only_for=kind.kind)
+        seen = joined([arrays.outside[other.name] for other in others])
+        both, tuned = calibration(arrays.inside, seen), {}
+        for name, method in detectors.methods.items():
+            values = best(trials, name, [other.name for other in others])
+            state = method.fit(arrays.bank, **values)
+            scores = method.scores(state, both.seen, arrays.bank.head)
+            tuned[name] = Learned(state, best_threshold(scores, both.out))
         draws.append(draw)
-        learned[draw.name] = own
-    return replace(found, draws=draws, learned=learned)
+        learned[draw.name] = tuned
+    return replace(detectors, draws=draws, learned=learned)

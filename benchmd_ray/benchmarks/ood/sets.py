@@ -37,7 +37,7 @@ MOST = 2000
 
 
 @dataclass(frozen=True)
-class Records:
+class SplitRecords:
     """Some records of a split of a catalog."""
 
     catalog: Catalog
@@ -65,20 +65,20 @@ class Records:
         """(records, classes)."""
         return decode_targets(self.table["target"])
 
-    def at(self, chosen: npt.NDArray[np.bool_]) -> Records:
+    def at(self, chosen: npt.NDArray[np.bool_]) -> SplitRecords:
         """Some of them."""
         places = np.flatnonzero(chosen)
         return replace(self, rows=self.rows[places], table=self.table.take(places))
 
-    def halves(self, known: Mapping[str, bool] | None = None) -> tuple[Records, Records]:
+    def halves(self, stated: Mapping[str, bool] | None = None) -> tuple[SplitRecords, SplitRecords]:
         """Those that calibrate and those that are scored, by a hash of the patient.
 
-        Args:
-            known: Whether a patient calibrates, where that is known already.
+        ``stated`` says of the patients that it names whether they calibrate.
         """
-        held = known or {}
-        chosen = np.array([held.get(one, calibrates(one)) for one in self.patients], bool)
-        return self.at(chosen), self.at(~chosen)
+        of = stated or {}
+        chosen = [of.get(patient, calibrates(patient)) for patient in self.patients]
+        chosen_rows = np.array(chosen, bool)
+        return self.at(chosen_rows), self.at(~chosen_rows)
 
 
 @dataclass(frozen=True)
@@ -87,9 +87,9 @@ class OutSet:
 
     name: str
     use_case: UseCase
-    calibrating: tuple[Records, ...]
+    calibrating: tuple[SplitRecords, ...]
     """Those that detectors may learn from; of other patients than those that are scored."""
-    scored: tuple[Records, ...]
+    scored: tuple[SplitRecords, ...]
     fault: Fault | None = None
     """What is made wrong with them first."""
     severity: int = 0
@@ -125,10 +125,10 @@ class OutSet:
 class Inside:
     """The in-distribution records."""
 
-    trained: Records
+    trained: SplitRecords
     """That the network learned from."""
-    calibrating: tuple[Records, ...]
-    scored: tuple[Records, ...]
+    calibrating: tuple[SplitRecords, ...]
+    scored: tuple[SplitRecords, ...]
 
     def abnormal(self, normal: Sequence[str]) -> npt.NDArray[np.bool_]:
         """(scored records,): whether one has a class that is not normal.
@@ -149,14 +149,14 @@ def normal_classes(card: DatasetCard) -> tuple[str, ...]:
     return (NORMAL,) if normal_names(card) else use_cases(card.name).normal
 
 
-def records_of(catalog: Catalog, split: str) -> Records:
+def records_of(catalog: Catalog, split: str) -> SplitRecords:
     """All records of a split.
 
     Raises:
         BenchmdError: It has none, or a shard is missing.
     """
     table = split_table(catalog, split, list(COLUMNS))
-    return Records(catalog, split, np.arange(len(table)), table)
+    return SplitRecords(catalog, split, np.arange(len(table)), table)
 
 
 def calibrates(patient: str) -> bool:
@@ -164,7 +164,7 @@ def calibrates(patient: str) -> bool:
     return stable_fraction(f"ood/{patient}") < 0.5
 
 
-def _few(records: Records) -> Records:
+def _few(records: SplitRecords) -> SplitRecords:
     """At most `MOST` records, of whole units, by a hash of the units' names."""
     if len(records) <= MOST:
         return records
@@ -201,59 +201,64 @@ def inside(catalog: Catalog) -> Inside:
     return Inside(trained, (first,), (second,))
 
 
-def out_sets(catalog: Catalog, own: Inside, also: Sequence[Catalog]) -> list[OutSet]:
+def out_sets(catalog: Catalog, inside_records: Inside, also: Sequence[Catalog]) -> list[OutSet]:
     """All sets that are scored against the in-distribution records of a catalog.
-
-    Args:
-        catalog: Of the source.
-        own: Its in-distribution records.
-        also: Other catalogs.
 
     Raises:
         BenchmdError: One of them is of the same origin or of a kind of signal that cannot be shown
             to the network, or has no other patients than the source, or the name of another set.
     """
-    made = [*_faulty(catalog, own)]
+    sets = [*_faulty(catalog, inside_records)]
     if catalog.rows(HELD_OUT):
-        made += _held_out(catalog, own)
-    kept = (own.trained, *own.calibrating, *own.scored)
+        sets += _held_out(catalog, inside_records)
+    kept = (inside_records.trained, *inside_records.calibrating, *inside_records.scored)
     patients = {patient for records in kept for patient in records.patients}
     names = {name.partition("/")[2] for name in patients}
     for place, other in enumerate(also):
         alike = [
-            each.dataset for each in also[:place] if of_one_origin(each.dataset, other.dataset)
+            catalog_before.dataset
+            for catalog_before in also[:place]
+            if of_one_origin(catalog_before.dataset, other.dataset)
         ]
-        made.append(replace(_of_catalog(catalog, other, names), family=(alike or [""])[0]))
-    _require_distinct(made)
-    return made
+        sets.append(replace(_of_catalog(catalog, other, names), family=(alike or [""])[0]))
+    _require_distinct(sets)
+    return sets
 
 
 def _require_distinct(sets: Sequence[OutSet]) -> None:
-    """Refuse sets that could not be told apart by their names.
+    """Refuse sets with ambiguous names.
 
     Raises:
         BenchmdError: Two have one name, or one has the name of a fault or one of `RESERVED`.
     """
-    taken = {*RESERVED, *(each.kind for each in sets if each.fault is not None)}
-    for one in sets:
-        if one.fault is None and one.name != ALL_TOGETHER:  # one of each use-case
-            if one.name in taken:
+    taken = {*RESERVED, *(out_set.kind for out_set in sets if out_set.fault is not None)}
+    for candidate in sets:
+        if candidate.fault is None and candidate.name != ALL_TOGETHER:  # one of each use-case
+            if candidate.name in taken:
                 raise BenchmdError(
-                    f"two sets that are out of distribution would be named {one.name}: exclude the "
-                    "dataset or condition of that name, or name it differently in its card."
+                    f"two sets that are out of distribution would be named {candidate.name}: "
+                    "exclude the dataset or condition of that name, or name it differently in "
+                    "its card."
                 )
-            taken.add(one.name)
+            taken.add(candidate.name)
 
 
-def _faulty(catalog: Catalog, own: Inside) -> Iterator[OutSet]:
+def _faulty(catalog: Catalog, inside_records: Inside) -> Iterator[OutSet]:
     """In-distribution records with something wrong, or something else in their place."""
     for fault in faults_of(catalog.signal).values():
         for severity in fault.severities:
             name = fault.name if len(fault.severities) == 1 else f"{fault.name} {severity}"
-            yield OutSet(name, fault.use_case, own.calibrating, own.scored, fault, severity)
+            yield OutSet(
+                name,
+                fault.use_case,
+                inside_records.calibrating,
+                inside_records.scored,
+                fault,
+                severity,
+            )
 
 
-def _held_out(catalog: Catalog, own: Inside) -> Iterator[OutSet]:
+def _held_out(catalog: Catalog, inside_records: Inside) -> Iterator[OutSet]:
     """A set for each condition of which there are records.
 
     Patients with held-out views or states are also in distribution, and calibrate or not as there.
@@ -265,14 +270,14 @@ def _held_out(catalog: Catalog, own: Inside) -> Iterator[OutSet]:
     stated = [text.split(SEPARATOR) for text in records.table["held_out"].to_pylist()]
     if not (records.targets == UNKNOWN).all():
         raise BenchmdError(f"{catalog.path} knows classes of held-out records: build it again.")
-    kept = {patient: False for part in own.scored for patient in part.patients}
-    kept |= {patient: True for part in own.calibrating for patient in part.patients}
-    found: dict[UseCase, dict[str, npt.NDArray[np.bool_]]] = {}
+    kept = {patient: False for part in inside_records.scored for patient in part.patients}
+    kept |= {patient: True for part in inside_records.calibrating for patient in part.patients}
+    by_case: dict[UseCase, dict[str, npt.NDArray[np.bool_]]] = {}
     for name in catalog.held_out:
         chosen = np.array([name in names for names in stated])
         if chosen.any():
-            found.setdefault(cases.get(name, "unseen"), {})[name] = chosen
-    for case, conditions in found.items():
+            by_case.setdefault(cases.get(name, "unseen"), {})[name] = chosen
+    for case, conditions in by_case.items():
         # What has two conditions calibrates for neither: it would tell of one to find the other.
         once = np.sum([*conditions.values()], axis=0) == 1
         largest = max(int(chosen.sum()) for chosen in conditions.values())
@@ -296,8 +301,8 @@ def _of_catalog(catalog: Catalog, other: Catalog, patients: set[str]) -> OutSet:
     parts = tuple(_few(records_of(other, split)) for split in splits)
     if not parts:
         raise BenchmdError(f"{other.path} has no record: exclude it from --also.")
-    own = [np.array([name not in patients for name in _groups(part)], bool) for part in parts]
-    kept = [part.at(chosen) for part, chosen in zip(parts, own, strict=True)]
+    masks = [np.array([name not in patients for name in _groups(part)], bool) for part in parts]
+    kept = [part.at(chosen) for part, chosen in zip(parts, masks, strict=True)]
     if not sum(map(len, kept)):
         raise BenchmdError(
             f"all patients of {other.dataset} are patients of {catalog.dataset}, so the two cannot "
@@ -311,10 +316,10 @@ def _of_catalog(catalog: Catalog, other: Catalog, patients: set[str]) -> OutSet:
         first,
         second,
         extent=coarser(other.signal, catalog.signal),
-        excluded=sum(int((~chosen).sum()) for chosen in own),
+        excluded=sum(int((~chosen).sum()) for chosen in masks),
     )
 
 
-def _groups(records: Records) -> list[str]:
+def _groups(records: SplitRecords) -> list[str]:
     """Patients without their dataset: of two datasets of one origin they may be the same."""
     return [str(name) for name in records.table["group_id"].to_pylist()]

@@ -39,7 +39,7 @@ which in-distribution records were made as coarse as others, which are compared 
 ``logits`` are the network's; ``picture`` is kept of a few records, to be looked at.
 """
 ONCE = ("record_id", "part", "set", "use_case", "severity", "regime", "calibrated_on", "alike")
-"""Columns that tell rows apart."""
+"""Columns that identify a row."""
 ABOUT = "about"
 """Metadata of the column ``set``, as JSON: what `ABOUT_KEYS` names."""
 ABOUT_KEYS: dict[str, type] = {
@@ -66,8 +66,8 @@ def about(predictions: Predictions) -> dict[str, Any]:
 
 def thresholds(predictions: Predictions, name: str) -> dict[str, float]:
     """Thresholds of a detector, by ``calibrated_on``."""
-    found: dict[str, float] = json.loads(_metadata(predictions.table.schema, name)[THRESHOLDS])
-    return found
+    limits: dict[str, float] = json.loads(_metadata(predictions.table.schema, name)[THRESHOLDS])
+    return limits
 
 
 def about_of(schema: pa.Schema) -> dict[str, Any]:
@@ -76,13 +76,13 @@ def about_of(schema: pa.Schema) -> dict[str, Any]:
     Raises:
         ValueError: The table does not say; so does a KeyError.
     """
-    found: dict[str, Any] = json.loads(_metadata(schema, "set")[ABOUT])
-    return found
+    about: dict[str, Any] = json.loads(_metadata(schema, "set")[ABOUT])
+    return about
 
 
 def _metadata(schema: pa.Schema, name: str) -> dict[str, str]:
-    held = schema.field(name).metadata or {}
-    return {key.decode(): value.decode() for key, value in held.items()}
+    metadata = schema.field(name).metadata or {}
+    return {key.decode(): value.decode() for key, value in metadata.items()}
 
 
 def fault(predictions: Predictions) -> str:
@@ -105,8 +105,8 @@ def fault(predictions: Predictions) -> str:
 def _fault_of_rows(table: pa.Table) -> str:
     """What is wrong with rows: which records they are of, and which scores they lack."""
     inside = pa.compute.equal(table["set"], IN)
-    own, others = table.filter(inside), table.filter(pa.compute.invert(inside))
-    if own["use_case"].null_count < len(own):
+    inside_rows, others = table.filter(inside), table.filter(pa.compute.invert(inside))
+    if inside_rows["use_case"].null_count < len(inside_rows):
         return "an in-distribution record has a use-case"
     for name in ("use_case", "severity", "control"):
         if others[name].null_count:
@@ -127,14 +127,14 @@ def _fault_of_rows(table: pa.Table) -> str:
 def _fault_of_metadata(predictions: Predictions) -> str:
     table = predictions.table
     try:
-        held = about(predictions)
+        stated = about(predictions)
         for name, kind in ABOUT_KEYS.items():
-            if not isinstance(held[name], kind):
+            if not isinstance(stated[name], kind):
                 raise ValueError(f"{name} is of another type")
-        for spent in held["costs"].values():
+        for spent in stated["costs"].values():
             if not all(_is_number(seconds) for seconds in spent.values()):
                 raise ValueError("a cost is not a number")
-        _require_pictures(table["picture"], held["shape"])
+        _require_pictures(table["picture"], stated["shape"])
         _require_logits(table["logits"], len(predictions.task.classes))
         for name in set(table.column_names) - KEYS.keys():
             limits = thresholds(predictions, name)
@@ -163,8 +163,8 @@ def _require_pictures(pictures: pa.ChunkedArray, shape: Sequence[object]) -> Non
 
 
 def _require_logits(logits: pa.ChunkedArray, classes: int) -> None:
-    held = logits.drop_null().combine_chunks()
-    values = held.flatten().to_numpy(zero_copy_only=False)
-    lengths = np.diff(held.offsets.to_numpy()) if len(held) else np.empty(0)
+    lists = logits.drop_null().combine_chunks()
+    values = lists.flatten().to_numpy(zero_copy_only=False)
+    lengths = np.diff(lists.offsets.to_numpy()) if len(lists) else np.empty(0)
     if (lengths != classes).any() or not np.isfinite(values).all():
         raise ValueError("logits are not those of the classes")

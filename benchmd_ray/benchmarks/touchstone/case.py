@@ -1,4 +1,4 @@
-"""One case: its files are read and scored in a process apart; as a module, it is that process."""
+"""Read and score one case in a separate process, which runs this module."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ import numpy as np
 import numpy.typing as npt
 
 from benchmd_ray.benchmarks.touchstone.dicom_masks import (
-    Segments,
+    DicomSegments,
     contained,
     read_segments,
     spanning,
 )
-from benchmd_ray.benchmarks.touchstone.layouts import Files, files_from
+from benchmd_ray.benchmarks.touchstone.layouts import CaseFiles, files_from
 from benchmd_ray.benchmarks.touchstone.masks import (
     DICOM,
-    Geometry,
     Labels,
+    VoxelGrid,
     read_labels,
     resampled,
     suffix_of,
 )
 from benchmd_ray.benchmarks.touchstone.planes import Planes, cut, packed
-from benchmd_ray.benchmarks.touchstone.tasks import LARGEST_LABEL, Layout, Task
+from benchmd_ray.benchmarks.touchstone.tasks import LARGEST_LABEL, LabelLayout, SegmentationTask
 from benchmd_ray.data.apart import begin, serve
 from benchmd_ray.data.readers.nifti import whole_labels
 from benchmd_ray.data.records import RecordError
@@ -60,8 +60,8 @@ class Notes:
 class Source:
     """One side of a case: where its voxels are, and what they say on a grid."""
 
-    geometry: Geometry
-    on: Callable[[Geometry], Segmentation]
+    geometry: VoxelGrid
+    on: Callable[[VoxelGrid], Segmentation]
     sparse: bool = False
     """Whether slices without any class may be absent."""
 
@@ -70,7 +70,7 @@ def answer(request: dict[str, Any]) -> tuple[dict[str, Any], bytes]:
     """Scores of a case, or planes of it for a picture.
 
     Args:
-        request: ``task`` (its content), ``reference`` and ``prediction`` (`Files`), ``layouts``
+        request: ``task`` (its content), ``reference`` and ``prediction`` (`CaseFiles`), ``layouts``
             (the names of theirs), ``resample``; for scores ``tolerances`` by class, for planes the
             class to ``draw`` and an ``image``, the path of one or nothing.
 
@@ -101,29 +101,29 @@ def score_case(request: Mapping[str, Any]) -> tuple[list[dict[str, Any]], Notes]
             different grids.
     """
     notes = Notes()
-    task, own, other, grid = _both(request, notes)
+    task, reference, prediction, grid = _both(request, notes)
     begin(2)
     tolerances = [request["tolerances"][name] for name in task.classes]
-    scores = scored(own, other, grid.spacing, tolerances)
+    scores = scored(reference, prediction, grid.spacing, tolerances)
     rows = [
-        {"class": name, "tolerance": tolerance, **asdict(one)}
-        for name, tolerance, one in zip(task.classes, tolerances, scores, strict=True)
+        {"class": name, "tolerance": tolerance, **asdict(score)}
+        for name, tolerance, score in zip(task.classes, tolerances, scores, strict=True)
     ]
     return rows, notes
 
 
 def _drawn(request: Mapping[str, Any]) -> Planes:
-    task, own, other, grid = _both(request, Notes())
+    task, reference, prediction, grid = _both(request, Notes())
     begin(2)
     image = _read(Path(request["image"])) if request["image"] else None
-    return cut(own, other, grid, task.classes.index(request["draw"]), image)
+    return cut(reference, prediction, grid, task.classes.index(request["draw"]), image)
 
 
 def _both(
     request: Mapping[str, Any], notes: Notes
-) -> tuple[Task, Segmentation, Segmentation, Geometry]:
+) -> tuple[SegmentationTask, Segmentation, Segmentation, VoxelGrid]:
     """The task, reference and prediction, and the grid that they are on."""
-    task: Task = typed(Task, request["task"], "the task")
+    task: SegmentationTask = typed(SegmentationTask, request["task"], "the task")
     sides = []
     for place, side in enumerate(SIDES):
         begin(place)
@@ -135,15 +135,15 @@ def _both(
     grid = _grid(reference, prediction)
     begin(0)
     with _named(f"{SIDES[0]}: "):
-        own = reference.on(grid)
+        first = reference.on(grid)
     begin(1)
     with _named(f"{SIDES[1]}: "):
-        other = prediction.on(grid)
-    notes.overlapping = other.overlapping
-    return task, own, other, grid
+        second = prediction.on(grid)
+    notes.overlapping = second.overlapping
+    return task, first, second, grid
 
 
-def _grid(reference: Source, prediction: Source) -> Geometry:
+def _grid(reference: Source, prediction: Source) -> VoxelGrid:
     """The grid of the comparison: the reference's, with slices that only the other side has."""
     if not reference.sparse:
         return reference.geometry
@@ -154,7 +154,11 @@ def _grid(reference: Source, prediction: Source) -> Geometry:
 
 
 def _source(
-    files: Files, task: Task, layout: Layout | None, resample: bool, notes: Notes
+    files: CaseFiles,
+    task: SegmentationTask,
+    layout: LabelLayout | None,
+    resample: bool,
+    notes: Notes,
 ) -> Source:
     if files.fault:
         raise RecordError(files.fault)
@@ -174,36 +178,36 @@ def _source(
 class _Reading:
     """How files become segmentations."""
 
-    task: Task
+    task: SegmentationTask
     resample: bool
     notes: Notes
 
-    def labels(self, path: Path, layout: Layout) -> Source:
+    def labels(self, path: Path, layout: LabelLayout) -> Source:
         """A file with all classes."""
         read = self._labels_of(path)
-        held = [replace(read, values=_whole(read.values, path))]
+        volumes = [replace(read, values=_whole(read.values, path))]
 
-        def on(grid: Geometry) -> Segmentation:
-            values = _whole(self._fitted(held.pop(), grid, path).values, path)
+        def on(grid: VoxelGrid) -> Segmentation:
+            values = _whole(self._fitted(volumes.pop(), grid, path).values, path)
             ids = {layout.ids[name]: number for number, name in enumerate(self.task.classes)}
             self._look(values, {0, *ids}, layout.others, path)
             return of_labels(values, ids, len(self.task.classes))
 
-        return Source(held[0].geometry, on)
+        return Source(volumes[0].geometry, on)
 
     def masks(self, paths: Mapping[str, Path]) -> Source:
         """A file for each class."""
         first = next(iter(paths.values()))
-        held = {first: self._mask(first)}
-        geometry = held[first].geometry
+        volumes = {first: self._mask(first)}
+        geometry = volumes[first].geometry
 
-        def on(grid: Geometry) -> Segmentation:
-            made = Masks(grid.shape, len(paths))
+        def on(grid: VoxelGrid) -> Segmentation:
+            masks = Masks(grid.shape, len(paths))
             for number, path in enumerate(paths.values()):
-                mask = held.pop(path, None) or self._mask(path)
+                mask = volumes.pop(path, None) or self._mask(path)
                 _require_same(mask.geometry, geometry, path, f"as {first.name}")
-                made.add(number, self._fitted(mask, grid, path).values.astype(bool, copy=False))
-            return made.segmentation()
+                masks.add(number, self._fitted(mask, grid, path).values.astype(bool, copy=False))
+            return masks.segmentation()
 
         return Source(geometry, on)
 
@@ -215,22 +219,22 @@ class _Reading:
         if len(owners) < len(self.task.classes):
             missing = {*range(len(self.task.classes))} - {*owners.values()}
             others = [n for place, n in enumerate(segments.names) if place not in owners]
-            said = ", ".join(self.task.classes[number] for number in sorted(missing))
+            names = ", ".join(self.task.classes[number] for number in sorted(missing))
             self.notes.without_segment.append(
-                f"{path.name} has no segment of {said}"
+                f"{path.name} has no segment of {names}"
                 + (f", and others: {', '.join(map(shown, others[:5]))}" if others else "")
             )
 
-        def on(grid: Geometry) -> Segmentation:
-            made = Masks(grid.shape, len(self.task.classes))
+        def on(grid: VoxelGrid) -> Segmentation:
+            masks = Masks(grid.shape, len(self.task.classes))
             fits = contained(segments.geometry, grid)
             for segment, number in owners.items():
                 mask = segments.mask(segment, grid if fits else segments.geometry)
                 if not fits:
                     labels = Labels(mask, segments.geometry)
                     mask = self._fitted(labels, grid, path).values.astype(bool)
-                made.add(number, mask)
-            return made.segmentation()
+                masks.add(number, mask)
+            return masks.segmentation()
 
         return Source(segments.geometry, on, sparse=True)
 
@@ -245,7 +249,7 @@ class _Reading:
         read = self._labels_of(path)
         return replace(read, values=_binary(read.values, path))
 
-    def _fitted(self, labels: Labels, grid: Geometry, path: Path) -> Labels:
+    def _fitted(self, labels: Labels, grid: VoxelGrid, path: Path) -> Labels:
         """Labels on a grid: as they are, or resampled where that was asked for."""
         if not labels.geometry.differences(grid):
             return labels
@@ -257,21 +261,24 @@ class _Reading:
         return resampled(labels, grid)
 
     def _look(
-        self, values: npt.NDArray[np.generic], own: set[int], others: int, path: Path
+        self, values: npt.NDArray[np.generic], expected_labels: set[int], others: int, path: Path
     ) -> None:
-        """Refuse or note labels that are none of the task's."""
+        """Refuse or note labels that are not the task's."""
         there = np.zeros(LARGEST_LABEL + 1, bool)
         for part in values:
             there[part] = True
-        unknown = [label for label in np.flatnonzero(there).tolist() if label not in own]
+        unknown = [
+            label for label in np.flatnonzero(there).tolist() if label not in expected_labels
+        ]
         beyond = [label for label in unknown if label > others]
         if beyond:
-            found, expected = (
-                ", ".join(map(str, each)) for each in (beyond[:10], sorted(own - {0}))
+            unexpected, expected = (
+                ", ".join(map(str, labels))
+                for labels in (beyond[:10], sorted(expected_labels - {0}))
             )
             raise RecordError(
-                f"{path.name}: labels {found} are outside the task, whose layout has {expected}. "
-                "Is it of another layout (--labels-layout, --predictions-layout)?"
+                f"{path.name}: labels {unexpected} are outside the task, whose layout has "
+                f"{expected}. Is it of another layout (--labels-layout, --predictions-layout)?"
             )
         self.notes.ignored = sorted({*self.notes.ignored, *unknown})
 
@@ -295,13 +302,13 @@ class _named:
             raise RecordError(f"{self._what}{error}") from error
 
 
-def _require_same(own: Geometry, expected: Geometry, path: Path, whose: str) -> None:
+def _require_same(geometry: VoxelGrid, expected: VoxelGrid, path: Path, whose: str) -> None:
     """Refuse another grid.
 
     Raises:
         RecordError: The message says what was found and what expected.
     """
-    if different := own.differences(expected):
+    if different := geometry.differences(expected):
         raise RecordError(f"{path.name} has another grid: {'; '.join(different)}, {whose}")
 
 
@@ -314,17 +321,17 @@ def _whole(values: npt.NDArray[np.generic], path: Path) -> Kinds:
     if values.dtype == np.uint8 or values.dtype == np.uint16:
         return np.asarray(values, values.dtype)
     whole = np.empty(values.shape, np.uint16)
-    for own, out in zip(values, whole, strict=True):
-        low, high = float(own.min()), float(own.max())
+    for plane, out in zip(values, whole, strict=True):
+        low, high = float(plane.min()), float(plane.max())
         if not (low >= 0 and high <= LARGEST_LABEL):  # also NaN
             raise RecordError(
                 f"{path.name} has values from {low:g} to {high:g}, expected labels from 0 to "
                 f"{LARGEST_LABEL:,}"
             )
-        out[:] = own
-        if own.dtype.kind == "f" and (out != own).any():
-            found = own[out != own][0]
-            raise RecordError(f"{path.name} has the value {found:.10g}, expected whole labels")
+        out[:] = plane
+        if plane.dtype.kind == "f" and (out != plane).any():
+            value = plane[out != plane][0]
+            raise RecordError(f"{path.name} has the value {value:.10g}, expected whole labels")
     return whole
 
 
@@ -336,10 +343,10 @@ def _binary(values: npt.NDArray[np.generic], path: Path) -> Bits:
     """
     mask = np.empty(values.shape, bool)
     inside: set[float] = set()
-    for own, out in zip(values, mask, strict=True):
-        np.not_equal(own, 0, out=out)
+    for plane, out in zip(values, mask, strict=True):
+        np.not_equal(plane, 0, out=out)
         if out.any():
-            chosen = own[out]
+            chosen = plane[out]
             inside |= {float(chosen.min()), float(chosen.max())}
     if len(inside) > 1 or not all(value > 0 and value.is_integer() for value in inside):
         some = ", ".join(f"{value:g}" for value in sorted(inside))
@@ -347,13 +354,13 @@ def _binary(values: npt.NDArray[np.generic], path: Path) -> Bits:
     return mask
 
 
-def _owners(segments: Segments, task: Task, path: Path) -> dict[int, int]:
+def _owners(segments: DicomSegments, task: SegmentationTask, path: Path) -> dict[int, int]:
     """Number of the class of each segment that is of one; a class without a segment is empty.
 
     Raises:
         RecordError: A class has several segments, or none has any.
     """
-    named = {_plain(name): own for name, own in task.file_names().items()}
+    named = {_plain(name): class_name for name, class_name in task.file_names().items()}
     owners: dict[int, int] = {}
     for segment, label in enumerate(segments.names):
         name = named.get(_plain(label))

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from benchmd_ray.benchmarks.touchstone.tasks import Task
+from benchmd_ray.benchmarks.touchstone.tasks import SegmentationTask
 from benchmd_ray.errors import BenchmdError
 from benchmd_ray.files.atomic import replacing, sha256, write_json
 from benchmd_ray.files.integrity import (
@@ -56,7 +56,7 @@ SCHEMA = pa.schema(
 class Manifest:
     """What a score run says of itself."""
 
-    task: Task
+    task: SegmentationTask
     """What was scored."""
     algorithm: str
     """Its name in tables."""
@@ -87,7 +87,7 @@ class Manifest:
     unreferenced: tuple[str, ...] = ()
     """Cases with a prediction and no reference."""
     with_network: tuple[str, ...] = ()
-    """Cases on which a command had network, as the system of the node lets nobody cut it."""
+    """Cases on which a command had network, as the node does not let users block it."""
 
 
 def write_scored(
@@ -96,14 +96,7 @@ def write_scored(
     manifest: Manifest,
     quarantined: Mapping[str, str] | None = None,
 ) -> None:
-    """Write scores and what was quarantined, and then the manifest with the hashes of both.
-
-    Args:
-        folder: Of the run.
-        rows: With the columns of `SCHEMA`.
-        manifest: Its `scores` and `quarantine` are filled in.
-        quarantined: By case, why it has no scores.
-    """
+    """Write scores and what was quarantined, and then the manifest with the hashes of both."""
     table = pa.Table.from_pylist(list(rows), schema=SCHEMA)
     with replacing(folder / SCORES) as partial:
         pq.write_table(table, partial)
@@ -155,7 +148,7 @@ def read_manifest(folder: Path) -> Manifest:
     del content["format"]
     manifest: Manifest = typed(Manifest, content | {"cases": {}}, str(path))
     cases = content.get("cases")
-    if not isinstance(cases, dict) or not all(isinstance(one, dict) for one in cases.values()):
+    if not isinstance(cases, dict) or not all(isinstance(case, dict) for case in cases.values()):
         raise BenchmdError(f"{path}: cases are expected by name. Score anew.")
     manifest.cases.update(cases)
     return manifest

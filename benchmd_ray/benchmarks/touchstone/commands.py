@@ -15,7 +15,7 @@ from benchmd_ray.errors import BenchmdError, count_of
 
 if TYPE_CHECKING:
     from benchmd_ray.benchmarks.touchstone.contests import Family
-    from benchmd_ray.benchmarks.touchstone.files import Outcome
+    from benchmd_ray.benchmarks.touchstone.files import ScoreOutcome
 
 PATH = click.Path(path_type=Path, exists=True)
 SHOWN = 10
@@ -34,30 +34,37 @@ def segment() -> None:
     "--task", "task_name", required=True, metavar="TASK", help="Task, or its card's path."
 )
 @click.option("--out", type=FOLDER, required=True, help="Folder for the scores.")
-@click.option("--name", default="", help="Of the algorithm in tables; else the folder's.")
+@click.option("--name", default="", help="Name of the algorithm in tables; default: the folder's.")
 @click.option(
     "--tolerance",
     default="",
     metavar="MM",
-    help="Of surface Dice: mm, or a preset of the task's card; else the card's own.",
+    help="Tolerance of surface Dice: mm, or a preset of the task's card; default: the card's.",
 )
-@click.option("--predictions-layout", default="", metavar="NAME", help="Which label is what there.")
-@click.option("--labels-layout", default="", metavar="NAME", help="The same of LABELS.")
+@click.option(
+    "--predictions-layout",
+    default="",
+    metavar="NAME",
+    help="Layout of PREDICTIONS: label value → class.",
+)
+@click.option(
+    "--labels-layout", default="", metavar="NAME", help="Layout of LABELS: label value → class."
+)
 @click.option(
     "--resample", is_flag=True, help="Put predictions on the reference's grid (nearest neighbour)."
 )
 @click.option(
     "--command",
     metavar="COMMAND",
-    help="Predict by this, with {input} and {output} in it, instead of reading predictions: then "
-    "PREDICTIONS are images.",
+    help="Predict with this command, which contains {input} and {output}; PREDICTIONS are then "
+    "images.",
 )
 @click.option(
     "--seconds",
     type=Real(1),
     default=600.0,
     show_default=True,
-    help="Limit of COMMAND for a case.",
+    help="Limit for COMMAND on each case.",
 )
 @click.option(
     "--memory",
@@ -65,9 +72,11 @@ def segment() -> None:
     default=8.0,
     show_default=True,
     metavar="GIB",
-    help="Limit of COMMAND for a case.",
+    help="Limit for COMMAND on each case.",
 )
-@click.option("--gpus", type=Real(0), default=0.0, show_default=True, help="Of COMMAND, a case.")
+@click.option(
+    "--gpus", type=Real(0), default=0.0, show_default=True, help="GPUs for COMMAND on each case."
+)
 @click.option("--address", help="Work on the Ray cluster at this address; else embedded.")
 @CPUS
 def score_files(
@@ -98,16 +107,16 @@ def score_files(
         --command "docker run --rm --network none -v /data:/data IMAGE {input} {output}"
     """
     from benchmd_ray.benchmarks.touchstone.cases import QUARANTINE
-    from benchmd_ray.benchmarks.touchstone.files import LOGS, Asked, score
+    from benchmd_ray.benchmarks.touchstone.files import LOGS, ScoreRequest, score
     from benchmd_ray.benchmarks.touchstone.submission import Submission
     from benchmd_ray.benchmarks.touchstone.tasks import task_named
 
     submission = None
     if command is not None and not name:
-        raise BenchmdError("--command needs --name: what the algorithm is called in tables.")
+        raise BenchmdError("--command needs --name, the name of the algorithm in tables.")
     if command is not None:
         submission = Submission(command, seconds, int(memory * 2**30), gpus)
-    asked = Asked(
+    asked = ScoreRequest(
         task=task_named(task_name),
         predictions=predictions,
         labels=labels,
@@ -129,11 +138,11 @@ def score_files(
 
 
 def _number(value: float, width: int, digits: int) -> str:
-    """A number, a dash where there is none."""
+    """A number, or a dash for NaN."""
     return f"{value:>{width}.{digits}f}" if value == value else f"{'–':>{width}}"
 
 
-def _print(outcome: Outcome, out: Path) -> None:
+def _print(outcome: ScoreOutcome, out: Path) -> None:
     from benchmd_ray.benchmarks.touchstone.cases import SCORES, read_scored
     from benchmd_ray.benchmarks.touchstone.summaries import PRESENT
 
@@ -151,9 +160,9 @@ def _print(outcome: Outcome, out: Path) -> None:
     )
     echo(f"{'class':{width}}     n    DSC    NSD        HD95 median  missed  spurious")
     for name in manifest.task.classes:
-        own = frame[frame["class"] == name]
-        there = own[own["code"].isin(PRESENT)]
-        counts = own["code"].value_counts()
+        rows = frame[frame["class"] == name]
+        there = rows[rows["code"].isin(PRESENT)]
+        counts = rows["code"].value_counts()
         tolerance = f"@{manifest.tolerance[name]:g}mm"
         dsc, nsd = there["dsc"].mean(), there["nsd"].mean()
         echo(
@@ -162,20 +171,20 @@ def _print(outcome: Outcome, out: Path) -> None:
             f"{counts.get('missed', 0):>7} "
             f"{counts.get('spurious', 0):>9}"
         )
-    overlapping = sum(bool(one.get("overlapping")) for one in manifest.cases.values())
+    overlapping = sum(bool(case.get("overlapping")) for case in manifest.cases.values())
     if overlapping:
         echo(f"masks overlap in {count_of(overlapping, 'case')}: each class is scored from its own")
-    without = [one.get("without_segment") for one in manifest.cases.values()]
+    without = [case.get("without_segment") for case in manifest.cases.values()]
     if cases := sum(map(bool, without)):
         first = next(filter(None, without))[0]
-        echo(f"segments missing in {count_of(cases, 'case')}, and so empty there: {first}")
-    unusual = [one.get("warnings") for one in manifest.cases.values()]
+        echo(f"missing segments, scored as empty, in {count_of(cases, 'case')}: {first}")
+    unusual = [case.get("warnings") for case in manifest.cases.values()]
     if cases := sum(map(bool, unusual)):
         first = next(filter(None, unusual))[0]
         echo(f"unusual files in {count_of(cases, 'case')}, such as {first}")
     if manifest.with_network:
         those = count_of(len(manifest.with_network), "case")
-        echo(f"the command had network on {those}: the system does not let users cut it")
+        echo(f"the command had network access on {those}: the system does not let users block it")
     echo(f"written: {out / SCORES}")
 
 
@@ -192,7 +201,7 @@ def _print(outcome: Outcome, out: Path) -> None:
     "also",
     multiple=True,
     metavar="COLUMN",
-    help="Make groups by this column of the metadata, too (repeatable).",
+    help="Also group by this column of the metadata (repeatable).",
 )
 @click.option(
     "--against",
@@ -200,7 +209,7 @@ def _print(outcome: Outcome, out: Path) -> None:
     help="Another test set: a folder as for --scores, or a CSV of means (algorithm,class,mean).",
 )
 @click.option(
-    "--images", type=FOLDER, help="Images of the cases, for pictures of the worst of RUNS."
+    "--images", type=FOLDER, help="Images of the cases, for pictures of the worst cases of RUNS."
 )
 @click.option(
     "--seconds-at-most",
@@ -212,7 +221,7 @@ def _print(outcome: Outcome, out: Path) -> None:
     type=click.Choice(["exclude", "zero"]),
     default="exclude",
     show_default=True,
-    help="Cases that an algorithm has no score of: excluded for all, or missed by it (DSC 0).",
+    help="Cases without a score of an algorithm: excluded for all, or counted as missed (DSC 0).",
 )
 @click.option(
     "--family",
@@ -258,7 +267,7 @@ def compare_scores(
 ) -> None:
     """Compare the algorithms of RUNS, folders that `benchmd segment score` wrote.
 
-    The folder gets comparison.html, which needs nothing else, the tables as CSV, and the figures.
+    Writes comparison.html, which is self-contained, the tables as CSV, and the figures.
 
     \b
     benchmd segment compare runs/unet runs/swin --metadata meta.csv --out comparison
@@ -273,10 +282,10 @@ def compare_scores(
     from benchmd_ray.benchmarks.touchstone.scored import read_against, read_scores
 
     if also and metadata is None:
-        raise BenchmdError("--group names a column of the metadata: give --metadata, too.")
-    found = read_scores(runs, scores)
-    one = compare(
-        completed(found) if missing == "zero" else found,
+        raise BenchmdError("--group names a column of the metadata: add --metadata.")
+    read = read_scores(runs, scores)
+    comparison = compare(
+        completed(read) if missing == "zero" else read,
         metadata=read_metadata(metadata, also) if metadata else None,
         seconds_at_most=seconds_at_most,
         family=family,
@@ -284,10 +293,10 @@ def compare_scores(
         against=read_against(against) if against else None,
         other=against.name if against else "",
     )
-    print_table(report.headline(one))
+    print_table(report.headline(comparison))
     echo()
-    for note in one.notes:
+    for note in comparison.notes:
         echo(note)
     pictures = images_of(images) if images else {}
-    for line in write_comparison(one, out, pictures, figures=figures != "none"):
+    for line in write_comparison(comparison, out, pictures, figures=figures != "none"):
         echo(line)

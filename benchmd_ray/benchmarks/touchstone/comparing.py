@@ -1,4 +1,4 @@
-"""Everything that a comparison of algorithms says, computed once."""
+"""All results of a comparison of algorithms, computed once."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from benchmd_ray.benchmarks.touchstone.contests import Family, pairs, ranked
 from benchmd_ray.benchmarks.touchstone.joining import Scores, require_comparable, unequal
 from benchmd_ray.benchmarks.touchstone.metadata import Metadata
 from benchmd_ray.benchmarks.touchstone.summaries import (
-    Drawn,
+    DrawnMeans,
     cells,
     distances,
     draw,
@@ -70,15 +70,15 @@ class Comparison:
     @property
     def order(self) -> list[str]:
         """Algorithms by the rank of their average of the first metric, best first."""
-        held = self.ranking
-        held = held[(held["metric"] == self.metrics[0]) & (held["class"] == MEAN)]
-        return list(held.sort_values(["rank", "algorithm"])["algorithm"])
+        ranks = self.ranking
+        ranks = ranks[(ranks["metric"] == self.metrics[0]) & (ranks["class"] == MEAN)]
+        return list(ranks.sort_values(["rank", "algorithm"])["algorithm"])
 
     def order_in(self, metric: str, name: str) -> list[str]:
         """Algorithms by their mean in a class, best first."""
-        held = self.ranking
-        held = held[(held["metric"] == metric) & (held["class"] == name)]
-        return list(held.sort_values(["rank", "algorithm"])["algorithm"])
+        ranks = self.ranking
+        ranks = ranks[(ranks["metric"] == metric) & (ranks["class"] == name)]
+        return list(ranks.sort_values(["rank", "algorithm"])["algorithm"])
 
 
 def compare(
@@ -106,9 +106,9 @@ def compare(
     Raises:
         BenchmdError: No algorithm is left, or they share no metric or case.
     """
-    known = metadata or Metadata()
+    cases = metadata or Metadata()
     fast = speed(scores)
-    slow, said = _slow(fast, seconds_at_most)
+    slow, slow_notes = _slow(fast, seconds_at_most)
     scores = scores.without(slow) if slow else scores
     if not scores.algorithms:
         raise BenchmdError(
@@ -116,15 +116,15 @@ def compare(
             "--seconds-at-most."
         )
     require_comparable(scores)
-    drawn = {metric: draw(scores, metric, known, resamples) for metric in scores.metrics}
+    drawn = {metric: draw(scores, metric, cases, resamples) for metric in scores.metrics}
     tests = pairs(scores, drawn, family)
     ranking, shares, taus = ranked(scores, drawn, tests)
-    groups, group_pairs, excluded = of_groups.compare_groups(scores, known, scores.metrics[0])
+    groups, group_pairs, excluded = of_groups.compare_groups(scores, cases, scores.metrics[0])
     others, untold = _other_means(scores, against, resamples)
     apart = distance(_means(scores, drawn), others)
     return Comparison(
         scores=scores,
-        metadata=known,
+        metadata=cases,
         resamples=resamples,
         family=family,
         cells=cells(scores, drawn),
@@ -142,18 +142,18 @@ def compare(
         distance=apart,
         other=other,
         notes=(
-            *said,
+            *slow_notes,
             *_noted(scores),
             *unequal(scores),
             *_said_of_metrics(scores),
-            *_said_of_cases(scores, known),
+            *_said_of_cases(scores, cases),
             *untold,
         ),
     )
 
 
 def _noted(scores: Scores) -> list[str]:
-    return [note for one in scores.by_name.values() for note in one.notes]
+    return [note for algorithm in scores.by_name.values() for note in algorithm.notes]
 
 
 def _slow(fast: pd.DataFrame, limit: float | None) -> tuple[list[str], list[str]]:
@@ -161,20 +161,23 @@ def _slow(fast: pd.DataFrame, limit: float | None) -> tuple[list[str], list[str]
         return [], []
     unknown = list(fast.loc[fast["seconds"].isna(), "algorithm"])
     slow = list(fast.loc[fast["seconds"] > limit, "algorithm"])
-    said = [
+    notes = [
         f"speed: {why} {limit:g} s for a volume, excluded: {', '.join(names)}."
         for names, why in ((slow, "more than"), (unknown, "not known whether at most"))
         if names
     ]
-    return [*slow, *unknown], said
+    return [*slow, *unknown], notes
 
 
-def _means(scores: Scores, drawn: Mapping[str, Drawn]) -> dict[tuple[str, str], Means]:
+def _means(scores: Scores, drawn: Mapping[str, DrawnMeans]) -> dict[tuple[str, str], Means]:
     return {
         (metric, name): Means(
-            scores.algorithms, one.means[:, c], one.draws[:, :, c], int(one.units[c])
+            scores.algorithms,
+            drawn_metric.means[:, c],
+            drawn_metric.draws[:, :, c],
+            int(drawn_metric.units[c]),
         )
-        for metric, one in drawn.items()
+        for metric, drawn_metric in drawn.items()
         for c, name in enumerate((*scores.classes, MEAN))
     }
 
@@ -185,7 +188,7 @@ def _other_means(
     """Means of the other test set that can be compared, and notes on what cannot."""
     if not isinstance(against, Scores):
         return against or {}, []
-    said = [
+    notes = [
         f"other test set: {scores.title(metric)} here and {against.title(metric)} there are not "
         "compared."
         for metric in scores.metrics
@@ -196,9 +199,9 @@ def _other_means(
     drawn = {metric: draw(against, metric, Metadata(), resamples, seed=1) for metric in alike}
     means = _means(against, drawn)
     if set(scores.classes) != set(against.classes):
-        said.append("other test set: it has other classes, so that averages are not compared.")
-        means = {key: one for key, one in means.items() if key[1] != MEAN}
-    return means, said
+        notes.append("other test set: it has other classes, so that averages are not compared.")
+        means = {key: mean for key, mean in means.items() if key[1] != MEAN}
+    return means, notes
 
 
 def _said_of_metrics(scores: Scores) -> list[str]:
@@ -239,7 +242,11 @@ def _said_of_cases(scores: Scores, metadata: Metadata) -> list[str]:
             )
     splits = pd.Series([metadata.splits.get(case, "") for case in scores.cases], dtype="str")
     counts = splits[splits != ""].value_counts()
-    earlier = {name: one.pretrained_on for name, one in scores.by_name.items() if one.pretrained_on}
+    earlier = {
+        name: algorithm.pretrained_on
+        for name, algorithm in scores.by_name.items()
+        if algorithm.pretrained_on
+    }
     if len(counts):
         parts = ", ".join(f"{count:,} {name}" for name, count in counts.items())
         lines.append(
@@ -247,9 +254,9 @@ def _said_of_cases(scores: Scores, metadata: Metadata) -> list[str]:
             "pretrained on its training part has seen those cases."
         )
     if earlier:
-        said = "; ".join(f"{name} ({', '.join(data)})" for name, data in earlier.items())
+        listed = "; ".join(f"{name} ({', '.join(data)})" for name, data in earlier.items())
         lines.append(
-            f"pretrained: {said}. Declared in cards; whether these data hold the cases compared "
+            f"pretrained: {listed}. Declared in cards; whether these data hold the cases compared "
             "here must be checked before their results are read as of unseen cases."
         )
     return lines
@@ -257,5 +264,7 @@ def _said_of_cases(scores: Scores, metadata: Metadata) -> list[str]:
 
 def earlier_training(names: Sequence[str], scores: Scores) -> list[str]:
     """What was declared of earlier training, for each name; empty where nothing was."""
-    held = scores.by_name
-    return [", ".join(held[name].pretrained_on) if name in held else "" for name in names]
+    algorithms = scores.by_name
+    return [
+        ", ".join(algorithms[name].pretrained_on) if name in algorithms else "" for name in names
+    ]

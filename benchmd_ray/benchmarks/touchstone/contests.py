@@ -16,7 +16,7 @@ import numpy as np
 import pandas as pd
 
 from benchmd_ray.benchmarks.touchstone.joining import Floats, Scores
-from benchmd_ray.benchmarks.touchstone.summaries import Drawn
+from benchmd_ray.benchmarks.touchstone.summaries import DrawnMeans
 from benchmd_ray.benchmarks.touchstone.tasks import MEAN
 from benchmd_ray.scores.comparison import LEVEL
 from benchmd_ray.scores.signed_rank import holm_together, ordered_pairs
@@ -26,12 +26,12 @@ Family = Literal["class", "all"]
 """What Holm's correction counts together: the tests of a class, or those of all classes."""
 
 
-def p_of_pairs(one: Drawn) -> Floats:
+def p_of_pairs(drawn: DrawnMeans) -> Floats:
     """One-sided p that algorithm a is above b, (classes, a, b)."""
     return np.stack(
         [
-            ordered_pairs(by_patient(one.values[:, :, c], one.patients))
-            for c in range(one.values.shape[2])
+            ordered_pairs(by_patient(drawn.values[:, :, c], drawn.patients))
+            for c in range(drawn.values.shape[2])
         ]
     )
 
@@ -45,7 +45,9 @@ def by_patient(values: Floats, patients: Any) -> Floats:
     return np.asarray(sums / np.bincount(place, minlength=len(names))[:, None])
 
 
-def pairs(scores: Scores, drawn: Mapping[str, Drawn], family: Family = "class") -> pd.DataFrame:
+def pairs(
+    scores: Scores, drawn: Mapping[str, DrawnMeans], family: Family = "class"
+) -> pd.DataFrame:
     """Every ordered pair: p that a is above b, adjusted, and the difference of their means."""
     return pd.DataFrame(_pairs(scores, drawn, family), columns=PAIRS)
 
@@ -57,16 +59,18 @@ PAIRS = (
 """Columns of `pairs`."""
 
 
-def _pairs(scores: Scores, drawn: Mapping[str, Drawn], family: Family) -> Iterator[dict[str, Any]]:
-    for metric, one in drawn.items():
-        p = p_of_pairs(one)
+def _pairs(
+    scores: Scores, drawn: Mapping[str, DrawnMeans], family: Family
+) -> Iterator[dict[str, Any]]:
+    for metric, metric_draws in drawn.items():
+        p = p_of_pairs(metric_draws)
         adjusted = holm_together(p) if family == "all" else np.stack(list(map(holm_together, p)))
         for c, name in enumerate(scores.classes):
             for a, first in enumerate(scores.algorithms):
                 for b, second in enumerate(scores.algorithms):
                     if a == b:
                         continue
-                    value, low, high = one.difference(a, b, c)
+                    value, low, high = metric_draws.difference(a, b, c)
                     yield {
                         "metric": metric,
                         "class": name,
@@ -78,23 +82,18 @@ def _pairs(scores: Scores, drawn: Mapping[str, Drawn], family: Family) -> Iterat
                         "difference": value,
                         "low": low,
                         "high": high,
-                        "n": int(one.units[c]),
+                        "n": int(metric_draws.units[c]),
                     }
 
 
-def level_with_best(held: pd.DataFrame, best: str) -> list[str]:
-    """The algorithm of the highest mean, and those not significantly below it.
-
-    Args:
-        held: Of `pairs`, of one metric and class.
-        best: The algorithm of the highest mean.
-    """
-    beaten = set(held.loc[(held["a"] == best) & held["wins"], "b"])
-    return [best, *(name for name in dict.fromkeys(held["b"]) if name not in {best, *beaten})]
+def level_with_best(tests: pd.DataFrame, best: str) -> list[str]:
+    """The algorithm of the highest mean, and those not significantly below it."""
+    beaten = set(tests.loc[(tests["a"] == best) & tests["wins"], "b"])
+    return [best, *(name for name in dict.fromkeys(tests["b"]) if name not in {best, *beaten})]
 
 
 def ranked(
-    scores: Scores, drawn: Mapping[str, Drawn], tests: pd.DataFrame
+    scores: Scores, drawn: Mapping[str, DrawnMeans], tests: pd.DataFrame
 ) -> tuple[pd.DataFrame, pd.DataFrame, pd.DataFrame]:
     """Order of the algorithms by class and over all.
 
@@ -108,20 +107,27 @@ def ranked(
     shares: list[dict[str, Any]] = []
     taus: list[dict[str, Any]] = []
     grouped = dict(list(tests.groupby(["metric", "class"], sort=False)))
-    for metric, one in drawn.items():
-        within = within_cases(one)
+    for metric, metric_draws in drawn.items():
+        within = within_cases(metric_draws)
         for c, name in enumerate((*scores.classes, MEAN)):
-            found = drawn_ranks(one.means[:, c], one.draws[:, :, c])
-            held = grouped.get((metric, name), tests[:0])
+            drawn_rank = drawn_ranks(metric_draws.means[:, c], metric_draws.draws[:, :, c])
+            tests_of_class = grouped.get((metric, name), tests[:0])
             key = {"metric": metric, "class": name}
-            rows += _ranking(scores.algorithms, one.means[:, c], found, within[:, c], held, key)
+            rows += _ranking(
+                scores.algorithms,
+                metric_draws.means[:, c],
+                drawn_rank,
+                within[:, c],
+                tests_of_class,
+                key,
+            )
             for a, algorithm in enumerate(scores.algorithms):
                 shares += [
                     {**key, "algorithm": algorithm, "rank": r, "share": float(share)}
-                    for r, share in enumerate(found.shares[a], 1)
+                    for r, share in enumerate(drawn_rank.shares[a], 1)
                     if share > 0
                 ]
-            taus += [{**key, "tau": float(tau)} for tau in found.taus if not np.isnan(tau)]
+            taus += [{**key, "tau": float(tau)} for tau in drawn_rank.taus if not np.isnan(tau)]
     return (
         pd.DataFrame(rows),
         pd.DataFrame(shares, columns=["metric", "class", "algorithm", "rank", "share"]),
@@ -132,7 +138,7 @@ def ranked(
 def _ranking(
     algorithms: tuple[str, ...],
     means: Floats,
-    found: DrawnRanks,
+    drawn: DrawnRanks,
     within: Floats,
     tests: pd.DataFrame,
     key: Mapping[str, str],
@@ -142,16 +148,16 @@ def _ranking(
     if key["class"] != MEAN and not np.isnan(means).any():
         level = level_with_best(tests, algorithms[int(np.argmax(means))])
     second = ranks(-within[None])[0]
-    tau = float(np.nanmean(found.taus)) if (~np.isnan(found.taus)).any() else float("nan")
+    tau = float(np.nanmean(drawn.taus)) if (~np.isnan(drawn.taus)).any() else float("nan")
     for a, name in enumerate(algorithms):
         yield {
             **key,
             "algorithm": name,
             "value": float(means[a]),
-            "rank": float(found.rank[a]),
-            "low": float(found.low[a]),
-            "high": float(found.high[a]),
-            "first": float(found.shares[a, 0]),
+            "rank": float(drawn.rank[a]),
+            "low": float(drawn.low[a]),
+            "high": float(drawn.high[a]),
+            "first": float(drawn.shares[a, 0]),
             "wins": float(wins.get(name, np.nan)),
             "level": name in level,
             "mean_rank": float(within[a]),
@@ -160,17 +166,17 @@ def _ranking(
         }
 
 
-def within_cases(one: Drawn) -> Floats:
+def within_cases(drawn: DrawnMeans) -> Floats:
     """Mean over cases of the rank within each, (algorithms, classes + 1); the last over classes.
 
     This is the ranking scheme “rank then average”; ranks by mean are “average then rank”.
     """
-    found = np.full(one.means.shape, np.nan)
-    for c in range(one.values.shape[2]):
-        held = by_patient(one.values[:, :, c], one.patients)
-        if len(held):
-            found[:, c] = ranks(held).mean(axis=0)
-    scored = one.counts[:-1] > 0
+    mean_ranks = np.full(drawn.means.shape, np.nan)
+    for c in range(drawn.values.shape[2]):
+        by_case = by_patient(drawn.values[:, :, c], drawn.patients)
+        if len(by_case):
+            mean_ranks[:, c] = ranks(by_case).mean(axis=0)
+    scored = drawn.counts[:-1] > 0
     if scored.any():
-        found[:, -1] = found[:, :-1][:, scored].mean(axis=1)
-    return found
+        mean_ranks[:, -1] = mean_ranks[:, :-1][:, scored].mean(axis=1)
+    return mean_ranks

@@ -18,7 +18,7 @@ import numpy.typing as npt
 from benchmd_ray.benchmarks.touchstone.masks import (
     GRID_TOLERANCE,
     SPACING_TOLERANCE,
-    Geometry,
+    VoxelGrid,
 )
 from benchmd_ray.data.readers.dicom import Stored, open_dicom, pixels
 from benchmd_ray.data.readers.dicom_values import numbers, text
@@ -36,7 +36,7 @@ MAX_FRAMES = 2**16
 
 
 @dataclass(frozen=True)
-class Segments:
+class DicomSegments:
     """The segments of a file."""
 
     names: tuple[str, ...]
@@ -46,10 +46,10 @@ class Segments:
     planes: tuple[tuple[int | None, int, Stored], ...]
     """Of each frame: place of its segment among these, None for all of them; number of the slice;
     (y, x) mask, or numbers of segments."""
-    geometry: Geometry
+    geometry: VoxelGrid
     """From the first slice that a frame has to the last."""
 
-    def mask(self, place: int, grid: Geometry) -> npt.NDArray[np.bool_]:
+    def mask(self, place: int, grid: VoxelGrid) -> npt.NDArray[np.bool_]:
         """(z, y, x) of a segment on a grid that contains this one's slices, see `contained`."""
         mask = np.zeros(grid.shape, bool)
         first = _offset(self.geometry, grid)
@@ -61,44 +61,46 @@ class Segments:
         return mask
 
 
-def contained(own: Geometry, grid: Geometry) -> bool:
+def contained(geometry: VoxelGrid, grid: VoxelGrid) -> bool:
     """Whether slices are among those of a grid that is the same but for its number of slices."""
-    placed = _moved(own, _offset(own, grid) * -1, grid.shape[0])
-    first = _offset(own, grid)
-    return not placed.differences(grid) and 0 <= first <= grid.shape[0] - own.shape[0]
+    placed = _moved(geometry, _offset(geometry, grid) * -1, grid.shape[0])
+    first = _offset(geometry, grid)
+    return not placed.differences(grid) and 0 <= first <= grid.shape[0] - geometry.shape[0]
 
 
-def spanning(own: Geometry, other: Geometry) -> Geometry:
+def spanning(geometry: VoxelGrid, other: VoxelGrid) -> VoxelGrid:
     """The grid from the first slice of two to the last, where both are of one stack.
 
     Raises:
         RecordError: They are further apart than slices of one stack can be.
     """
-    first = _offset(other, own)
-    low, high = min(0, first), max(own.shape[0], first + other.shape[0])
+    first = _offset(other, geometry)
+    low, high = min(0, first), max(geometry.shape[0], first + other.shape[0])
     if high - low > MAX_SLICES:
         raise RecordError(
             f"the slices of reference and prediction are {high - low:,} slices apart, expected "
             "both in one place"
         )
-    return _moved(own, low, high - low)
+    return _moved(geometry, low, high - low)
 
 
-def _offset(own: Geometry, grid: Geometry) -> int:
+def _offset(geometry: VoxelGrid, grid: VoxelGrid) -> int:
     """The first slice's number in a grid."""
     normal = np.array(grid.direction).reshape(3, 3)[:, 2]
-    away = (np.array(own.origin) - np.array(grid.origin)) @ normal
+    away = (np.array(geometry.origin) - np.array(grid.origin)) @ normal
     return round(float(away / grid.spacing[0]))
 
 
-def _moved(own: Geometry, slices: int, count: int) -> Geometry:
+def _moved(geometry: VoxelGrid, slices: int, count: int) -> VoxelGrid:
     """The same stack, beginning so many slices further on."""
-    normal = np.array(own.direction).reshape(3, 3)[:, 2]
-    origin = np.array(own.origin) + slices * own.spacing[0] * normal
-    return Geometry((count, *own.shape[1:]), own.spacing, tuple(origin), own.direction)
+    normal = np.array(geometry.direction).reshape(3, 3)[:, 2]
+    origin = np.array(geometry.origin) + slices * geometry.spacing[0] * normal
+    return VoxelGrid(
+        (count, *geometry.shape[1:]), geometry.spacing, tuple(origin), geometry.direction
+    )
 
 
-def read_segments(path: Path) -> Segments:
+def read_segments(path: Path) -> DicomSegments:
     """Read a file of binary segments, or of a label map.
 
     Raises:
@@ -113,8 +115,8 @@ def read_segments(path: Path) -> Segments:
     if not 0 < frames <= MAX_FRAMES or frames * rows * columns > MAX_VOXELS:
         raise RecordError(f"it has {frames:,} frames of {columns} × {rows}, which is too much")
     segments = {
-        int((numbers(one, "SegmentNumber", 1) or (0,))[0]): text(one, "SegmentLabel") or ""
-        for one in _items(dataset, "SegmentSequence")
+        int((numbers(item, "SegmentNumber", 1) or (0,))[0]): text(item, "SegmentLabel") or ""
+        for item in _items(dataset, "SegmentSequence")
     }
     shared = (_items(dataset, "SharedFunctionalGroupsSequence") or [None])[0]
     groups = _items(dataset, "PerFrameFunctionalGroupsSequence")
@@ -132,7 +134,7 @@ def read_segments(path: Path) -> Segments:
     )
     if kind == LABELMAP:
         _require_described(planes, {*segments, 0, *_background(dataset)})
-    return Segments(tuple(segments.values()), tuple(segments), planes, geometry)
+    return DicomSegments(tuple(segments.values()), tuple(segments), planes, geometry)
 
 
 def _owner(group: Any, shared: Any, segments: Mapping[int, str]) -> int:
@@ -169,7 +171,7 @@ def _require_described(planes: Iterable[tuple[Any, int, Stored]], values: set[in
 
 def _stacked(
     origins: Sequence[Sequence[float]], groups: list[Any], shared: Any, size: tuple[int, int]
-) -> tuple[Geometry, list[int]]:
+) -> tuple[VoxelGrid, list[int]]:
     """The grid of the frames' slices, and the slice of each frame."""
     measures = _within(groups[0], shared, "PixelMeasuresSequence")
     oriented = _within(groups[0], shared, "PlaneOrientationSequence")
@@ -200,7 +202,7 @@ def _stacked(
     expected = first + places[:, None] * depth * normal
     if np.abs(expected - np.array(origins)).max() > max(SAME, GRID_TOLERANCE * depth):
         raise RecordError("its slices are no regular grid")
-    geometry = Geometry(
+    geometry = VoxelGrid(
         shape=(int(places.max()) + 1, *size),
         spacing=(depth, inplane[0], inplane[1]),
         origin=tuple(first),

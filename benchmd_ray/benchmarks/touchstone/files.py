@@ -20,11 +20,11 @@ from benchmd_ray.benchmarks.touchstone.cases import (
     write_scored,
 )
 from benchmd_ray.benchmarks.touchstone.joining import METRICS, require_shown
-from benchmd_ray.benchmarks.touchstone.layouts import Files, cases_of, files_of, images_of
+from benchmd_ray.benchmarks.touchstone.layouts import CaseFiles, cases_of, files_of, images_of
 from benchmd_ray.benchmarks.touchstone.masks import claimed, stem_of, suffix_of
 from benchmd_ray.benchmarks.touchstone.scoring import work
 from benchmd_ray.benchmarks.touchstone.submission import Submission
-from benchmd_ray.benchmarks.touchstone.tasks import Task
+from benchmd_ray.benchmarks.touchstone.tasks import SegmentationTask
 from benchmd_ray.cluster.connection import connected
 from benchmd_ray.console.progress import progress
 from benchmd_ray.data.readers import dicom, nifti, nrrd, volume
@@ -45,10 +45,10 @@ both sides as labels and as classes, and what scoring takes."""
 
 
 @dataclass(frozen=True)
-class Asked:
+class ScoreRequest:
     """What is scored, and how."""
 
-    task: Task
+    task: SegmentationTask
     predictions: Path
     """Folder of predictions, or of images where there is a `submission`."""
     labels: Path
@@ -65,7 +65,7 @@ class Asked:
 
 
 @dataclass(frozen=True)
-class Outcome:
+class ScoreOutcome:
     """How a run ended."""
 
     manifest: Manifest
@@ -76,8 +76,8 @@ class Outcome:
 @dataclass(frozen=True)
 class _Case:
     name: str
-    reference: Files
-    prediction: Files
+    reference: CaseFiles
+    prediction: CaseFiles
     image: str = ""
 
     @property
@@ -92,8 +92,8 @@ class _Case:
         """
         states = []
         for path in self.paths:
-            own = sorted(path.iterdir()) if path.is_dir() else [path]
-            stats = [(str(one), one.stat()) for one in own if one.exists()]
+            files = sorted(path.iterdir()) if path.is_dir() else [path]
+            stats = [(str(file), file.stat()) for file in files if file.exists()]
             states.append([[p, s.st_size, s.st_mtime_ns, s.st_ctime_ns] for p, s in stats])
         return digest([states, self.reference.fault, self.prediction.fault])
 
@@ -101,20 +101,14 @@ class _Case:
         """Bytes that scoring it takes, by what headers claim."""
         sizes = [claimed(path) for path in (*self.reference.paths[:1], *self.prediction.paths[:1])]
         voxels = max((count for count, _ in sizes), default=0)
-        held = max((count * each for count, each in sizes), default=0)
-        return PROCESS_BYTES + COPIES * held + VOXEL_BYTES * voxels
+        largest = max((count * size for count, size in sizes), default=0)
+        return PROCESS_BYTES + COPIES * largest + VOXEL_BYTES * voxels
 
 
 def score(
-    asked: Asked, *, address: str | None = None, cpus: int = 1, say: Callable[[str], None]
-) -> Outcome:
+    asked: ScoreRequest, *, address: str | None = None, cpus: int = 1, say: Callable[[str], None]
+) -> ScoreOutcome:
     """Score what has no scores yet, and write the run.
-
-    Args:
-        asked: What.
-        address: Ray cluster; None works embedded.
-        cpus: That Ray must offer.
-        say: Takes lines for the user.
 
     Raises:
         BenchmdError: The folders have no case in common or two of one name, a layout is missing, or
@@ -133,7 +127,7 @@ def score(
         for folder in (asked.out, asked.out / PREDICTIONS):
             remove_partial(folder)
         done = _done(asked.out, cases, plan, asked.task, say)
-        todo = [one for one in cases.values() if one.name not in done]
+        todo = [case for case in cases.values() if case.name not in done]
         if todo or not (asked.out / MANIFEST).is_file():
             _begin(asked.out, plan, done)
             _run(asked, plan, todo, done, len(cases), address, cpus)
@@ -146,10 +140,10 @@ def score(
         if names:
             some = ", ".join(names[:5]) + (", …" if len(names) > 5 else "")
             say(f"{count_of(len(names), 'case')} without {what}, not scored: {some}")
-    return Outcome(read_manifest(asked.out), quarantined)
+    return ScoreOutcome(read_manifest(asked.out), quarantined)
 
 
-def _paired(asked: Asked) -> tuple[dict[str, _Case], tuple[str, ...], tuple[str, ...]]:
+def _paired(asked: ScoreRequest) -> tuple[dict[str, _Case], tuple[str, ...], tuple[str, ...]]:
     """Cases that both sides have, and the names of those that only one has."""
     labels, predictions, task = asked.labels, asked.predictions, asked.task
     single = labels.is_file() and suffix_of(labels)  # a pair needs no common name
@@ -157,7 +151,7 @@ def _paired(asked: Asked) -> tuple[dict[str, _Case], tuple[str, ...], tuple[str,
     images: dict[str, Path] = {}
     if asked.submission:
         images = {stem_of(labels): predictions} if single else images_of(predictions)
-        predicted = dict.fromkeys(images, Files())
+        predicted = dict.fromkeys(images, CaseFiles())
     elif single:
         predicted = {stem_of(labels): files_of(predictions, task)}
     else:
@@ -176,14 +170,14 @@ def _paired(asked: Asked) -> tuple[dict[str, _Case], tuple[str, ...], tuple[str,
     return cases, tuple(sorted(without[0])), tuple(sorted(without[1]))
 
 
-def _require_layouts(asked: Asked, cases: Mapping[str, _Case]) -> None:
+def _require_layouts(asked: ScoreRequest, cases: Mapping[str, _Case]) -> None:
     """Refuse files of labels without the layout that says which is which."""
     sides = (
         ("labels", "reference", asked.layouts[0]),
         ("predictions", "prediction", asked.layouts[1]),
     )
     for option, side, name in sides:
-        needed = any(getattr(one, side).needs_layout for one in cases.values())
+        needed = any(getattr(case, side).needs_layout for case in cases.values())
         needed |= option == "predictions" and asked.submission is not None  # nobody has seen it
         if asked.task.layout(name) is None and needed:
             raise BenchmdError(
@@ -193,11 +187,11 @@ def _require_layouts(asked: Asked, cases: Mapping[str, _Case]) -> None:
             )
 
 
-def _algorithm(asked: Asked) -> str:
+def _algorithm(asked: ScoreRequest) -> str:
     return asked.name or stem_of(asked.predictions)
 
 
-def _plan(asked: Asked) -> dict[str, Any]:
+def _plan(asked: ScoreRequest) -> dict[str, Any]:
     """All that scores depend on, but the files themselves."""
     versions = {name: module.VERSION for name, module in _READERS.items()}
     return {
@@ -226,27 +220,27 @@ def _require_same(out: Path, plan: Mapping[str, Any]) -> None:
         return
     before = read_hashed_json(path, SCORE_ANEW)
     if different := [key for key in plan if before.get(key) != plan[key]]:
-        said = "; ".join(
+        changes = "; ".join(
             f"{key}, was {shown(before.get(key))}, is {shown(plan[key])}" for key in different
         )
-        raise BenchmdError(f"{out} has scores with another {said}. Choose another --out.")
+        raise BenchmdError(f"{out} has scores with another {changes}. Choose another --out.")
 
 
 def _done(
     out: Path,
     cases: Mapping[str, _Case],
     plan: Mapping[str, Any],
-    task: Task,
+    task: SegmentationTask,
     say: Callable[[str], None],
 ) -> dict[str, dict[str, Any]]:
     """Results of cases whose files are as they were; of a finished run, of those with scores."""
     if (out / MANIFEST).is_file():
         noted = read_manifest(out).cases
-        held: dict[str, list[dict[Any, Any]]] = {}
+        rows: dict[str, list[dict[Any, Any]]] = {}
         for row in read_scored(out).to_dict("records"):
-            held.setdefault(row["case"], []).append(row)
+            rows.setdefault(row["case"], []).append(row)
         parts: dict[str, dict[str, Any]] = {
-            name: {"rows": held.get(name, []), "noted": noted[name]} for name in noted
+            name: {"rows": rows.get(name, []), "noted": noted[name]} for name in noted
         }
     else:
         parts = {}
@@ -272,7 +266,7 @@ def _is_part(part: Mapping[str, Any]) -> bool:
     return isinstance(part.get("rows"), list) or isinstance(part.get("reason"), str)
 
 
-def _is_scored(rows: list[Any], case: str, algorithm: str, task: Task) -> bool:
+def _is_scored(rows: list[Any], case: str, algorithm: str, task: SegmentationTask) -> bool:
     """Whether rows are possible scores of each class of a case."""
     if [row.get("class") if isinstance(row, dict) else None for row in rows] != [*task.classes]:
         return False
@@ -283,9 +277,9 @@ def _is_scored(rows: list[Any], case: str, algorithm: str, task: Task) -> bool:
     named = set(table["case"].to_pylist()) | set(table["algorithm"].to_pylist())
     shares = np.stack([table[name].to_numpy() for name in METRICS])
     rest = np.stack([table[name].to_numpy() for name in ("volume_ref_ml", "volume_pred_ml")])
-    known = set(table["code"].to_pylist()) <= set(CODES)
+    has_codes = set(table["code"].to_pylist()) <= set(CODES)
     possible = np.isnan(shares) | ((shares >= 0) & (shares <= 1))
-    return named == {case, algorithm} and known and bool(possible.all() and (rest >= 0).all())
+    return named == {case, algorithm} and has_codes and bool(possible.all() and (rest >= 0).all())
 
 
 def _begin(out: Path, plan: Mapping[str, Any], done: Mapping[str, dict[str, Any]]) -> None:
@@ -303,7 +297,7 @@ def _keep(out: Path, plan: Mapping[str, Any], name: str, part: Mapping[str, Any]
 
 
 def _run(
-    asked: Asked,
+    asked: ScoreRequest,
     plan: Mapping[str, Any],
     todo: list[_Case],
     done: dict[str, dict[str, Any]],
@@ -313,62 +307,62 @@ def _run(
 ) -> None:
     """Score cases on Ray, the largest first, and keep each as it ends."""
     algorithm = plan["algorithm"]
-    prints = {one.name: one.fingerprint() for one in todo}
-    calls = sorted((_call(asked, one) for one in todo), key=lambda call: -call.memory)
-    shown = progress(f"scores {algorithm}", total, "cases", len(done))
+    prints = {case.name: case.fingerprint() for case in todo}
+    calls = sorted((_call(asked, case) for case in todo), key=lambda call: -call.memory)
+    display = progress(f"scores {algorithm}", total, "cases", len(done))
     gpus = asked.submission.gpus if asked.submission else 0.0
     try:
         with connected(address, cpus=cpus):
             for name, result in each(calls, work, gpus=gpus, grows=address is not None):
-                given = {"reason": result.reason} if isinstance(result, Lost) else result
-                done[name] = _part(algorithm, name, given, prints[name])
+                reply = {"reason": result.reason} if isinstance(result, Lost) else result
+                done[name] = _part(algorithm, name, reply, prints[name])
                 _keep(asked.out, plan, name, done[name])
-                shown.update(len(done))
+                display.update(len(done))
     finally:
-        shown.close()
+        display.close()
 
 
-def _call(asked: Asked, one: _Case) -> Call:
-    own, out = asked.submission, asked.out
+def _call(asked: ScoreRequest, case: _Case) -> Call:
+    submission, out = asked.submission, asked.out
     request = {
         "task": asdict(asked.task),
         "tolerances": asked.task.tolerances(asked.tolerance),
-        "reference": asdict(one.reference),
-        "prediction": asdict(one.prediction),
+        "reference": asdict(case.reference),
+        "prediction": asdict(case.prediction),
         "layouts": list(asked.layouts),
         "resample": asked.resample,
     }
-    given = {
+    arguments = {
         "request": request,
-        "submission": asdict(own) if own else None,
-        "image": one.image,
-        "output": str(out / PREDICTIONS / one.name),
-        "log": str(out / LOGS / f"{one.name}.txt"),
+        "submission": asdict(submission) if submission else None,
+        "image": case.image,
+        "output": str(out / PREDICTIONS / case.name),
+        "log": str(out / LOGS / f"{case.name}.txt"),
     }
-    return Call(one.name, given, max(one.memory(), own.memory if own else 0))
+    return Call(case.name, arguments, max(case.memory(), submission.memory if submission else 0))
 
 
-def _part(algorithm: str, name: str, given: Mapping[str, Any], fingerprint: str) -> dict[str, Any]:
+def _part(algorithm: str, name: str, reply: Mapping[str, Any], fingerprint: str) -> dict[str, Any]:
     """What is kept of a case."""
     noted = {"fingerprint": fingerprint}
-    noted |= {key: given[key] for key in ("peak_mib", "without_network") if key in given}
-    if "reason" in given:
-        return {"reason": given["reason"], "noted": noted}
-    seconds = given["seconds"]
+    noted |= {key: reply[key] for key in ("peak_mib", "without_network") if key in reply}
+    if "reason" in reply:
+        return {"reason": reply["reason"], "noted": noted}
+    seconds = reply["seconds"]
     named = {"algorithm": algorithm, "case": name, "seconds": seconds}
-    rows = [{key: (named | row)[key] for key in SCHEMA.names} for row in given["rows"]]
-    return {"rows": rows, "noted": noted | given["notes"]}
+    rows = [{key: (named | row)[key] for key in SCHEMA.names} for row in reply["rows"]]
+    return {"rows": rows, "noted": noted | reply["notes"]}
 
 
 def _manifest(
-    asked: Asked,
+    asked: ScoreRequest,
     plan: Mapping[str, Any],
     done: Mapping[str, dict[str, Any]],
     unpredicted: tuple[str, ...],
     unreferenced: tuple[str, ...],
 ) -> Manifest:
     scored = {name: part["noted"] for name, part in sorted(done.items()) if "rows" in part}
-    with_network = [name for name, one in scored.items() if not one.get("without_network", True)]
+    with_network = [name for name, case in scored.items() if not case.get("without_network", True)]
     predictions = asked.out / PREDICTIONS if asked.submission else asked.predictions
     return Manifest(
         task=asked.task,

@@ -1,4 +1,4 @@
-"""Does an algorithm do as well on one group of scans as on another.
+"""Compare groups of scans: does an algorithm do as well on one as on another?
 
 Which organs a scan shows depends on its group: a trauma scan shows fewer than one of a whole
 trunk. So groups are compared organ by organ first. A mean over organs takes values from which the
@@ -60,7 +60,7 @@ def compare_groups(
             compared = organs(values, scores.classes)
             if algorithm == ALL:
                 compared[RAW] = published_mean(scores.values(metric))
-            found = {
+            tables = {
                 name: compared_groups(
                     column,
                     patients,
@@ -70,22 +70,21 @@ def compare_groups(
                 )
                 for name, column in compared.items()
             }
-            p = holm([found[name].kruskal_p for name in scores.classes])
+            p = holm([tables[name].kruskal_p for name in scores.classes])
             adjusted = dict(zip(scores.classes, p.tolist(), strict=True))
-            for name, test in found.items():
+            for name, test in tables.items():
                 rows += _rows(test, {**key, "class": name}, adjusted.get(name, np.nan))
                 pairs += [
                     {**key, "class": name, "a": a, "b": b, "p_bonferroni": p}
                     for a, b, _, p in test.posthoc
                 ]
             if algorithm == ALL:
-                held = found[CENTRED].excluded
                 excluded += [
                     {"variable": variable, "group": group, "patients": count}
-                    for group, count in held
+                    for group, count in tables[CENTRED].excluded
                 ]
     frames = zip((rows, pairs, excluded), (GROUPS, PAIRS, EXCLUDED), strict=True)
-    groups, posthoc, left = (pd.DataFrame(held, columns=list(names)) for held, names in frames)
+    groups, posthoc, left = (pd.DataFrame(part, columns=list(names)) for part, names in frames)
     return groups, posthoc, left
 
 

@@ -67,15 +67,15 @@ def algorithms() -> dict[str, Algorithm]:
 
 @functools.cache
 def _all(folders: tuple[Path, ...]) -> dict[str, Algorithm]:
-    found: dict[str, Algorithm] = {}
+    cards: dict[str, Algorithm] = {}
     paths = [path for folder in folders for path in sorted((folder / CARDS).glob("algorithms*"))]
     for path in paths:
         where = f"the card {path}"
         stated = typed(dict[str, Algorithm], read_yaml_file(path, where), where)
-        if both := sorted(stated.keys() & found.keys()):
+        if both := sorted(stated.keys() & cards.keys()):
             raise BenchmdError(f"{where}: there is a card of {both[0]} already: keep one.")
-        found |= stated
-    return found
+        cards |= stated
+    return cards
 
 
 def read_csv_folder(folder: Path) -> list[AlgorithmScores]:
@@ -89,29 +89,29 @@ def read_csv_folder(folder: Path) -> list[AlgorithmScores]:
     """
     if not folder.is_dir():
         raise BenchmdError(f"{folder} is not a folder: expected one with a folder per algorithm.")
-    found = [folder] if (folder / "dsc.csv").is_file() else sorted(folder.iterdir())
-    found = [path for path in found if (path / "dsc.csv").is_file()]
-    if not found:
+    folders = [folder] if (folder / "dsc.csv").is_file() else sorted(folder.iterdir())
+    folders = [path for path in folders if (path / "dsc.csv").is_file()]
+    if not folders:
         raise BenchmdError(
             f"{folder}: no folder in it has a dsc.csv: expected ALGORITHM/dsc.csv, with columns "
             "name and one for each class."
         )
-    others = [] if found == [folder] else _without_scores(folder)
-    read = [_algorithm(path) for path in found]
+    others = [] if folders == [folder] else _without_scores(folder)
+    read = [_algorithm(path) for path in folders]
     if others:
-        said = f"not read: {', '.join(others)} in {folder.name} without a file dsc.csv."
-        read[0] = replace(read[0], notes=(*read[0].notes, said))
+        note = f"not read: {', '.join(others)} in {folder.name} without a file dsc.csv."
+        read[0] = replace(read[0], notes=(*read[0].notes, note))
     return read
 
 
 def _without_scores(folder: Path) -> list[str]:
     """Names of folders that may be algorithms and have no scores."""
-    each = sorted(path for path in folder.iterdir() if path.is_dir() and path.name[0] != ".")
-    return [path.name for path in each if not (path / "dsc.csv").is_file()]
+    folders = sorted(path for path in folder.iterdir() if path.is_dir() and path.name[0] != ".")
+    return [path.name for path in folders if not (path / "dsc.csv").is_file()]
 
 
 def _algorithm(folder: Path) -> AlgorithmScores:
-    known = algorithms().get(folder.name, Algorithm(folder.name.lstrip("_")))
+    card = algorithms().get(folder.name, Algorithm(folder.name.lstrip("_")))
     tables = {
         metric: read_scores_csv(folder / f"{metric}.csv")
         for metric in METRICS
@@ -129,12 +129,10 @@ def _algorithm(folder: Path) -> AlgorithmScores:
                 f"such as {shown(differing[0])}: expected the same cases in both."
             )
     rows = pd.concat([_long(table, metric) for metric, table in tables.items()], axis=1)
-    rows = rows.reset_index().assign(algorithm=known.title)
+    rows = rows.reset_index().assign(algorithm=card.title)
     empty = {name: math.nan for name in SCHEMA.names if name not in rows}
     rows = rows.assign(**{**empty, "code": None})[SCHEMA.names]
-    return AlgorithmScores(
-        known.title, str(folder), TASK, tuple(classes), rows, known.pretrained_on
-    )
+    return AlgorithmScores(card.title, str(folder), TASK, tuple(classes), rows, card.pretrained_on)
 
 
 def _long(table: pd.DataFrame, metric: str) -> pd.Series:

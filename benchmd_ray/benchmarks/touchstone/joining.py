@@ -75,9 +75,9 @@ class Scores:
     @cached_property
     def has(self) -> Bools:
         """(cases, algorithms), whether an algorithm was scored on a case."""
-        found = np.zeros((len(self.cases), len(self.algorithms)), bool)
-        found[self._places[0], self._places[1]] = True
-        return found
+        scored = np.zeros((len(self.cases), len(self.algorithms)), bool)
+        scored[self._places[0], self._places[1]] = True
+        return scored
 
     @cached_property
     def common(self) -> Bools:
@@ -98,22 +98,22 @@ class Scores:
     def values(self, column: str) -> Floats:
         """A column of the rows as (cases, algorithms, classes); NaN where there is none."""
         shape = (len(self.cases), len(self.algorithms), len(self.classes))
-        found = np.full(shape, np.nan)
-        found[self._places] = self.rows[column].to_numpy(np.float64)
-        return found
+        cube = np.full(shape, np.nan)
+        cube[self._places] = self.rows[column].to_numpy(np.float64)
+        return cube
 
     def common_values(self, column: str) -> Floats:
         """The same, NaN on cases and classes that not all algorithms have a value of."""
-        found = self.values(column)
-        found[np.isnan(found).any(axis=1, keepdims=True).repeat(found.shape[1], axis=1)] = np.nan
-        found[~self.common] = np.nan
-        return found
+        values = self.values(column)
+        values[np.isnan(values).any(axis=1, keepdims=True).repeat(values.shape[1], axis=1)] = np.nan
+        values[~self.common] = np.nan
+        return values
 
     @cached_property
     def metrics(self) -> tuple[str, ...]:
         """Those of `METRICS` that every algorithm has values of."""
-        held = self.rows.groupby("algorithm")[list(METRICS)].count()
-        return tuple(name for name in METRICS if (held[name] > 0).all())
+        counts = self.rows.groupby("algorithm")[list(METRICS)].count()
+        return tuple(name for name in METRICS if (counts[name] > 0).all())
 
     def title(self, metric: str) -> str:
         """Of a metric, NSD with its tolerance."""
@@ -130,33 +130,33 @@ class Scores:
         """The same without some algorithms."""
         kept = tuple(name for name in self.algorithms if name not in names)
         rows = self.rows[self.rows["algorithm"].isin(kept)].reset_index(drop=True)
-        held = {name: one for name, one in self.by_name.items() if name in kept}
-        return Scores(self.task, self.classes, kept, rows, held)
+        remaining = {name: algorithm for name, algorithm in self.by_name.items() if name in kept}
+        return Scores(self.task, self.classes, kept, rows, remaining)
 
 
-def joined(each: Sequence[AlgorithmScores]) -> Scores:
+def joined(algorithms: Sequence[AlgorithmScores]) -> Scores:
     """All scores in one frame.
 
     Raises:
         BenchmdError: There are none, two have one name, a case appears twice, or they are of
             another task, of other classes, or at another tolerance.
     """
-    if not each:
+    if not algorithms:
         raise BenchmdError("there is nothing to compare: name one folder of scores or more.")
     seen: dict[str, AlgorithmScores] = {}
-    for one in each:
-        _require_sound(one)
-        if one.name in seen:
+    for algorithm in algorithms:
+        _require_sound(algorithm)
+        if algorithm.name in seen:
             raise BenchmdError(
-                f"{seen[one.name].source} and {one.source} have one display name, {one.name}: "
-                "rename one, else one would replace the other in every table."
+                f"{seen[algorithm.name].source} and {algorithm.source} have one display name, "
+                f"{algorithm.name}: rename one, else one would replace the other in every table."
             )
-        seen[one.name] = one
-    first = each[0]
-    for one in each[1:]:
-        _require_alike(first, one)
+        seen[algorithm.name] = algorithm
+    first = algorithms[0]
+    for algorithm in algorithms[1:]:
+        _require_alike(first, algorithm)
     rows = pd.concat(
-        [one.rows[SCHEMA.names].assign(algorithm=one.name) for one in each],
+        [algorithm.rows[SCHEMA.names].assign(algorithm=algorithm.name) for algorithm in algorithms],
         ignore_index=True,
     )
     _require_one_reference(rows, seen)
@@ -190,34 +190,33 @@ def completed(scores: Scores) -> Scores:
     """
     rows, named = [scores.rows], dict(scores.by_name)
     # of each class a row with a score, where any algorithm has one: the reference has the class
-    known = scores.rows.sort_values("dsc").drop_duplicates(["case", "class"]).sort_index()
+    reference_rows = scores.rows.sort_values("dsc").drop_duplicates(["case", "class"]).sort_index()
     for place, name in enumerate(scores.algorithms):
         lacking = [scores.cases[row] for row in np.flatnonzero(~scores.has[:, place])]
         if not lacking:
             continue
-        own = known[known["case"].isin(lacking)].assign(algorithm=name, seconds=np.nan)
-        there = own["dsc"].notna()
-        zero = there.map({True: 0.0, False: np.nan})
-        own = own.assign(dsc=zero, hd95=zero.where(~there, np.inf), volume_pred_ml=0.0)
-        own["nsd"] = zero.where(own["nsd"].notna(), np.nan)
-        own["code"] = own["code"].where(
-            own["code"].isna(), there.map({True: "missed", False: "absent"})
+        missing_rows = reference_rows[reference_rows["case"].isin(lacking)].assign(
+            algorithm=name, seconds=np.nan
         )
-        rows.append(own)
-        one = named[name]
-        said = f"{name}: {count_of(len(lacking), 'case')} without a score, counted as missed."
-        named[name] = replace(one, notes=(*one.notes, said))
+        there = missing_rows["dsc"].notna()
+        zero = there.map({True: 0.0, False: np.nan})
+        missing_rows = missing_rows.assign(
+            dsc=zero, hd95=zero.where(~there, np.inf), volume_pred_ml=0.0
+        )
+        missing_rows["nsd"] = zero.where(missing_rows["nsd"].notna(), np.nan)
+        missing_rows["code"] = missing_rows["code"].where(
+            missing_rows["code"].isna(), there.map({True: "missed", False: "absent"})
+        )
+        rows.append(missing_rows)
+        algorithm = named[name]
+        note = f"{name}: {count_of(len(lacking), 'case')} without a score, counted as missed."
+        named[name] = replace(algorithm, notes=(*algorithm.notes, note))
     joint = pd.concat(rows, ignore_index=True)
     return Scores(scores.task, scores.classes, scores.algorithms, joint, named)
 
 
 def require_shown(source: object, what: str, name: str) -> None:
     """Refuse a name that tables and figures cannot show.
-
-    Args:
-        source: Where it is from.
-        what: What is named so.
-        name: The name.
 
     Raises:
         BenchmdError: It is not `errors.is_name`.
@@ -229,69 +228,73 @@ def require_shown(source: object, what: str, name: str) -> None:
         )
 
 
-def _require_sound(one: AlgorithmScores) -> None:
-    """Refuse rows that would be counted twice, or are none."""
-    rows = one.rows
+def _require_sound(algorithm: AlgorithmScores) -> None:
+    """Refuse rows that are missing, repeated or out of range."""
+    rows = algorithm.rows
     if missing := [name for name in SCHEMA.names if name not in rows]:
-        raise BenchmdError(f"{one.source}: the scores lack the column {missing[0]}.")
+        raise BenchmdError(f"{algorithm.source}: the scores lack the column {missing[0]}.")
     if rows.empty:
-        raise BenchmdError(f"{one.source}: there is no case: score its predictions first.")
+        raise BenchmdError(f"{algorithm.source}: there is no case: score its predictions first.")
     if twice := sorted(set(rows.loc[rows.duplicated(["case", "class"]), "case"])):
         raise BenchmdError(
-            f"{one.source}: {count_of(len(twice), 'case')} repeated ({_some(twice)}): keep one "
-            "row for each case and class."
+            f"{algorithm.source}: {count_of(len(twice), 'case')} repeated ({_some(twice)}): keep "
+            "one row for each case and class."
         )
-    if others := sorted(set(rows["class"]) - set(one.classes)):
+    if others := sorted(set(rows["class"]) - set(algorithm.classes)):
         raise BenchmdError(
-            f"{one.source}: the class {shown(others[0])} is not of the task {one.task}, expected "
-            f"{', '.join(one.classes)}."
+            f"{algorithm.source}: the class {shown(others[0])} is not of the task "
+            f"{algorithm.task}, expected "
+            f"{', '.join(algorithm.classes)}."
         )
-    for what, name in (("algorithm", one.name), *(("class", name) for name in one.classes)):
-        require_shown(one.source, what, name)
-    if MEAN in one.classes:
+    for what, name in (
+        ("algorithm", algorithm.name),
+        *(("class", name) for name in algorithm.classes),
+    ):
+        require_shown(algorithm.source, what, name)
+    if MEAN in algorithm.classes:
         raise BenchmdError(
-            f"{one.source}: a class is named {MEAN}, as the mean over classes is: rename or remove "
-            "it."
+            f"{algorithm.source}: a class is named {MEAN}, as the mean over classes is: rename or "
+            "remove it."
         )
     for name in METRICS:
-        held = rows[name]
-        if wrong := sorted(set(rows.loc[(held < 0) | (held > 1), "case"])):
+        values = rows[name]
+        if wrong := sorted(set(rows.loc[(values < 0) | (values > 1), "case"])):
             raise BenchmdError(
-                f"{one.source}: {name} of {_some(wrong)} is not within 0 to 1: scores are "
+                f"{algorithm.source}: {name} of {_some(wrong)} is not within 0 to 1: scores are "
                 "fractions, divide percentages by 100."
             )
 
 
-def _require_alike(first: AlgorithmScores, one: AlgorithmScores) -> None:
+def _require_alike(first: AlgorithmScores, second: AlgorithmScores) -> None:
     """Refuse scores that cannot be compared."""
-    pair = f"{first.source} and {one.source}"
-    if one.task != first.task:
+    pair = f"{first.source} and {second.source}"
+    if second.task != first.task:
         raise BenchmdError(
-            f"{pair} are of two tasks, {first.task} and {one.task}: compare each by itself."
+            f"{pair} are of two tasks, {first.task} and {second.task}: compare each by itself."
         )
-    if set(one.classes) != set(first.classes):
-        differ = sorted(set(one.classes) ^ set(first.classes))
+    if set(second.classes) != set(first.classes):
+        differ = sorted(set(second.classes) ^ set(first.classes))
         raise BenchmdError(
             f"{pair} have other classes ({_some(differ)}): score both with the same task card."
         )
-    mine, other = (_tolerances(held) for held in (first, one))
-    for name in sorted(mine.keys() & other.keys()):
-        if not np.array_equal(mine[name], other[name], equal_nan=True):
+    mine, theirs = (_tolerances(algorithm) for algorithm in (first, second))
+    for name in sorted(mine.keys() & theirs.keys()):
+        if not np.array_equal(mine[name], theirs[name], equal_nan=True):
             raise BenchmdError(
                 f"{pair} have NSD of {name} at other tolerances ({_mm(mine[name])} and "
-                f"{_mm(other[name])}): such numbers cannot be compared, score one again."
+                f"{_mm(theirs[name])}): such numbers cannot be compared, score one again."
             )
 
 
 def _require_one_reference(rows: pd.DataFrame, seen: Mapping[str, AlgorithmScores]) -> None:
     """Refuse scores against other references, such as corrected ones, by the organs' volumes."""
-    known = rows[rows["volume_ref_ml"].notna()]
-    volumes = known.groupby(["case", "class"])["volume_ref_ml"]
+    stated = rows[rows["volume_ref_ml"].notna()]
+    volumes = stated.groupby(["case", "class"])["volume_ref_ml"]
     low, high = volumes.min(), volumes.max()
     if (apart := (high - low > SAME_VOLUME * high)).any():
         case, name = apart[apart].index[0]
-        held = known[(known["case"] == case) & (known["class"] == name)].set_index("algorithm")
-        first, other = held["volume_ref_ml"].idxmin(), held["volume_ref_ml"].idxmax()
+        cell = stated[(stated["case"] == case) & (stated["class"] == name)].set_index("algorithm")
+        first, other = cell["volume_ref_ml"].idxmin(), cell["volume_ref_ml"].idxmax()
         raise BenchmdError(
             f"{seen[first].source} and {seen[other].source} were scored against two references: "
             f"{name} of {case} has {low[case, name]:g} mL and {high[case, name]:g} mL, and "
@@ -299,10 +302,10 @@ def _require_one_reference(rows: pd.DataFrame, seen: Mapping[str, AlgorithmScore
         )
 
 
-def _tolerances(one: AlgorithmScores) -> dict[str, Floats]:
+def _tolerances(algorithm: AlgorithmScores) -> dict[str, Floats]:
     """Of each class with NSD."""
-    held = one.rows[one.rows["nsd"].notna()]
-    return {str(n): np.sort(r.unique()) for n, r in held.groupby("class")["tolerance"]}
+    rows = algorithm.rows[algorithm.rows["nsd"].notna()]
+    return {str(n): np.sort(r.unique()) for n, r in rows.groupby("class")["tolerance"]}
 
 
 def _mm(values: Floats) -> str:

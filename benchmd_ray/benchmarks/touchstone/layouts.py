@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmd_ray.benchmarks.touchstone.masks import DICOM, SUFFIXES, slices_of, stem_of, suffix_of
-from benchmd_ray.benchmarks.touchstone.tasks import Task
+from benchmd_ray.benchmarks.touchstone.tasks import SegmentationTask
 from benchmd_ray.errors import BenchmdError, composed
 
 MASKS = "segmentations"
@@ -20,7 +20,7 @@ CHANNEL = "_0000"
 
 
 @dataclass(frozen=True)
-class Files:
+class CaseFiles:
     """Where the classes of a case are; all empty where nothing can be scored, see `fault`."""
 
     labels: str = ""
@@ -41,43 +41,41 @@ class Files:
         return bool(self.labels) and suffix_of(Path(self.labels)) not in DICOM
 
 
-def cases_of(folder: Path, task: Task) -> dict[str, Files]:
+def cases_of(folder: Path, task: SegmentationTask) -> dict[str, CaseFiles]:
     """The cases of a folder by name, in order of their names.
-
-    Args:
-        folder: With a file or a folder for each case.
-        task: Whose classes files are named by.
 
     Raises:
         BenchmdError: There is no case, or two have one name.
     """
     if not folder.is_dir():
         raise BenchmdError(f"{folder} is not a folder with a file or a folder for each case.")
-    found: dict[str, Files] = {}
+    cases: dict[str, CaseFiles] = {}
     places: dict[str, Path] = {}
     for path in _entries(folder):
-        name, own = _case(path, task)
-        if own is None:
+        name, files = _case(path, task)
+        if files is None:
             continue
         if name in places:
             raise BenchmdError(
                 f"{folder} has the case {name} twice, {places[name].name} and {path.name}: keep "
                 "one."
             )
-        found[name], places[name] = own, path
-    if not found:
+        cases[name], places[name] = files, path
+    if not cases:
         raise BenchmdError(
             f"{folder} has no case: expected files {', '.join(SUFFIXES)}, or a folder for each "
             f"case with {MASKS}/CLASS.nii.gz or one such file."
         )
-    return dict(sorted(found.items()))
+    return dict(sorted(cases.items()))
 
 
-def files_of(path: Path, task: Task) -> Files:
+def files_of(path: Path, task: SegmentationTask) -> CaseFiles:
     """The files of one case: of a file itself, or of a folder."""
     if path.is_dir():
         return _in_folder(path, task)
-    return Files(str(path)) if suffix_of(path) else Files(fault=f"{path.name} is no such file")
+    return (
+        CaseFiles(str(path)) if suffix_of(path) else CaseFiles(fault=f"{path.name} is no such file")
+    )
 
 
 def images_of(folder: Path) -> dict[str, Path]:
@@ -88,21 +86,21 @@ def images_of(folder: Path) -> dict[str, Path]:
     """
     if not folder.is_dir():
         raise BenchmdError(f"{folder} is not a folder with an image for each case.")
-    found: dict[str, Path] = {}
+    images: dict[str, Path] = {}
     for path in _entries(folder):
         image = _image(path) if path.is_dir() else path
         if image is None or not (image.is_dir() or suffix_of(image)):
             continue
         name = composed(path.name) if path.is_dir() else stem_of(path).removesuffix(CHANNEL)
-        if name in found:
+        if name in images:
             raise BenchmdError(f"{folder} has two images of the case {name}. Keep one.")
-        found[name] = image
-    if not found:
+        images[name] = image
+    if not images:
         raise BenchmdError(
             f"{folder} has no image: expected files {', '.join(SUFFIXES)}, or a folder for each "
             "case with ct.nii.gz or a DICOM series."
         )
-    return found
+    return images
 
 
 def _image(folder: Path) -> Path | None:
@@ -112,55 +110,55 @@ def _image(folder: Path) -> Path | None:
     return folder if slices_of(folder) else None
 
 
-def files_from(content: Mapping[str, Any]) -> Files:
+def files_from(content: Mapping[str, Any]) -> CaseFiles:
     """The files as `dataclasses.asdict` gives them."""
-    return Files(content["labels"], dict(content["masks"]), content["fault"])
+    return CaseFiles(content["labels"], dict(content["masks"]), content["fault"])
 
 
-def _case(path: Path, task: Task) -> tuple[str, Files | None]:
+def _case(path: Path, task: SegmentationTask) -> tuple[str, CaseFiles | None]:
     if path.is_dir():
         return composed(path.name), _in_folder(path, task)
-    return stem_of(path), Files(str(path)) if suffix_of(path) else None
+    return stem_of(path), CaseFiles(str(path)) if suffix_of(path) else None
 
 
-def _in_folder(folder: Path, task: Task) -> Files:
-    own = folder / MASKS
-    if own.is_dir():
-        return _masks(own, _entries(own), task)
+def _in_folder(folder: Path, task: SegmentationTask) -> CaseFiles:
+    masks = folder / MASKS
+    if masks.is_dir():
+        return _masks(masks, _entries(masks), task)
     named = task.file_names()
     files = [path for path in _entries(folder) if suffix_of(path) and path.is_file()]
     if any(stem_of(path) in named for path in files):
         return _masks(folder, files, task)
     if len(slices_of(folder)) > 1:
-        return Files(str(folder))
+        return CaseFiles(str(folder))
     files = [path for path in files if stem_of(path) not in IMAGES]
     if len(files) == 1:
-        return Files(str(files[0]))
+        return CaseFiles(str(files[0]))
     several = f"{len(files)} files, {', '.join(p.name for p in files[:5])}" if files else "no file"
-    return Files(
+    return CaseFiles(
         fault=f"the folder {folder.name} has {several}: expected {MASKS}/, a file for each class, "
         "or one with all"
     )
 
 
-def _masks(folder: Path, paths: Iterable[Path], task: Task) -> Files:
+def _masks(folder: Path, paths: Iterable[Path], task: SegmentationTask) -> CaseFiles:
     """A file for each class; others are of other structures."""
     named = task.file_names()
-    found: dict[str, str] = {}
+    masks: dict[str, str] = {}
     for path in paths:
         name = named.get(stem_of(path)) if suffix_of(path) else None
-        if name in found:
-            first = Path(found[name]).name
-            return Files(fault=f"{name} appears twice: {first} and {path.name}")
+        if name in masks:
+            first = Path(masks[name]).name
+            return CaseFiles(fault=f"{name} appears twice: {first} and {path.name}")
         if name:
-            found[name] = str(path)
-    missing = [name for name in task.classes if name not in found]
+            masks[name] = str(path)
+    missing = [name for name in task.classes if name not in masks]
     if missing:
-        return Files(
+        return CaseFiles(
             fault=f"{folder.name} has no mask of {', '.join(missing)}: an empty structure is "
             "expected as an empty mask"
         )
-    return Files(masks={name: found[name] for name in task.classes})
+    return CaseFiles(masks={name: masks[name] for name in task.classes})
 
 
 def _entries(folder: Path) -> list[Path]:
@@ -169,11 +167,11 @@ def _entries(folder: Path) -> list[Path]:
     Raises:
         BenchmdError: A name cannot be written into tables.
     """
-    found = sorted(path for path in folder.iterdir() if not path.name.startswith("."))
-    for path in found:
+    paths = sorted(path for path in folder.iterdir() if not path.name.startswith("."))
+    for path in paths:
         if not path.name.isprintable():  # also what is not UTF-8
             raise BenchmdError(
                 f"{folder} has the name {path.name!a}, which is not of printable characters "
                 "in UTF-8. Rename it."
             )
-    return found
+    return paths

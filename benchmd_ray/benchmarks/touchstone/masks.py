@@ -1,7 +1,7 @@
 """Volumes of labels from files, with their place in the patient: NIfTI, NRRD and DICOM.
 
-Files are nobody's word: what a header claims is checked before anything is decoded. Decoders may
-crash all the same, so that `touchstone.case` reads in a process apart.
+Files are not trusted: what a header claims is checked before anything is decoded. Decoders may
+still crash, so that `touchstone.case` reads in a separate process.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ Array = npt.NDArray[np.generic]
 
 
 @dataclass(frozen=True)
-class Geometry:
+class VoxelGrid:
     """Where the voxels of a volume are; x, y, z point to the patient's left, back and head."""
 
     shape: tuple[int, int, int]
@@ -65,26 +65,26 @@ class Geometry:
         """Volume of a voxel in mL."""
         return math.prod(self.spacing) / 1000
 
-    def differences(self, expected: Geometry) -> list[str]:
+    def differences(self, expected: VoxelGrid) -> list[str]:
         """What differs from another: ``spacing 1 × 1 × 2 mm, expected 1 × 1 × 1 mm``."""
-        said = []
+        lines = []
         if self.shape != expected.shape:
-            said.append(f"shape {_times(self.shape)}, expected {_times(expected.shape)}")
+            lines.append(f"shape {_times(self.shape)}, expected {_times(expected.shape)}")
         scale = np.array(expected.spacing)
         if (np.abs(np.array(self.spacing) - scale) > SPACING_TOLERANCE * scale).any():
-            own, other = _times(self.spacing), _times(expected.spacing)
-            said.append(f"spacing {own} mm, expected {other} mm")
+            ours, theirs = _times(self.spacing), _times(expected.spacing)
+            lines.append(f"spacing {ours} mm, expected {theirs} mm")
         turned = np.abs(np.array(self.direction) - np.array(expected.direction))
         if turned.max() > DIRECTION_TOLERANCE:
-            own, other = axes_of(self.direction), axes_of(expected.direction)
-            if own == other:
-                own, other = (_listed(each.direction) for each in (self, expected))
-            said.append(f"axes {own}, expected {other}")
+            ours, theirs = axes_of(self.direction), axes_of(expected.direction)
+            if ours == theirs:
+                ours, theirs = (_listed(geometry.direction) for geometry in (self, expected))
+            lines.append(f"axes {ours}, expected {theirs}")
         moved = np.abs(np.array(self.origin) - np.array(expected.origin))
         if moved.max() > ORIGIN_TOLERANCE:
-            own, other = (_listed(each.origin) for each in (self, expected))
-            said.append(f"first voxel at {own} mm, expected {other} mm")
-        return said
+            ours, theirs = (_listed(geometry.origin) for geometry in (self, expected))
+            lines.append(f"first voxel at {ours} mm, expected {theirs} mm")
+        return lines
 
 
 @dataclass(frozen=True)
@@ -93,7 +93,7 @@ class Labels:
 
     values: Array
     """(z, y, x), of any type of numbers."""
-    geometry: Geometry
+    geometry: VoxelGrid
     scaling: tuple[float, float] = (1.0, 0.0)
     """Slope and intercept that made the values of stored numbers."""
     warnings: tuple[str, ...] = ()
@@ -140,7 +140,7 @@ def read_labels(path: Path) -> Labels:
     raise RecordError(f"expected a file {', '.join((*NIFTI, *NRRD))}, or a folder of .dcm files")
 
 
-def resampled(labels: Labels, geometry: Geometry) -> Labels:
+def resampled(labels: Labels, geometry: VoxelGrid) -> Labels:
     """Labels on another grid, each voxel from the nearest one; background outside."""
     values = labels.values
     values = values.astype(np.uint8) if values.dtype == bool else values
@@ -161,8 +161,8 @@ def claimed(path: Path) -> tuple[int, int]:
 
     Reading will say why.
     """
-    voxels, each = _claimed(path)
-    return (voxels, each) if 0 < voxels <= MAX_VOXELS else (0, 0)
+    voxels, size = _claimed(path)
+    return (voxels, size) if 0 < voxels <= MAX_VOXELS else (0, 0)
 
 
 def _claimed(path: Path) -> tuple[int, int]:
@@ -197,7 +197,7 @@ def axes_of(direction: tuple[float, ...]) -> str:
 
 def _of_voxels(voxels: Voxels) -> Labels:
     x, y, z = voxels.grid.spacing
-    geometry = Geometry(
+    geometry = VoxelGrid(
         shape=voxels.grid.extents[::-1],  # type: ignore[arg-type]  # three
         spacing=(_shortest(z), _shortest(y), _shortest(x)),
         origin=voxels.grid.origin,
@@ -206,7 +206,7 @@ def _of_voxels(voxels: Voxels) -> Labels:
     return Labels(voxels.values, geometry, voxels.scaling, voxels.warnings)
 
 
-def _image(values: Array, geometry: Geometry) -> Any:
+def _image(values: Array, geometry: VoxelGrid) -> Any:
     image = simple_itk().GetImageFromArray(values)
     image.SetSpacing(geometry.spacing[::-1])
     image.SetOrigin(geometry.origin)
@@ -231,7 +231,7 @@ def _of_series(folder: Path) -> Labels:
     columns = (cosines[:3], cosines[3:], tuple(volume.normal))
     return Labels(
         np.stack(list(volume.slices())),
-        Geometry(
+        VoxelGrid(
             shape=volume.shape,
             spacing=volume.spacing,
             origin=tuple(volume.origins[0]),

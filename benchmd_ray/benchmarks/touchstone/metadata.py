@@ -1,4 +1,4 @@
-"""What is known of cases: patient, age, sex, scanner, institute, diagnosis, from a table.
+"""Metadata of cases: patient, age, sex, scanner, institute, diagnosis, from a table.
 
 Columns are looked up by their whole names. Nothing is dropped: an age below 18 is an age, and a
 case without a value is in the group ``unknown``, which tables name and count.
@@ -65,10 +65,6 @@ class Metadata:
 def read_metadata(path: Path, also: Sequence[str] = ()) -> Metadata:
     """A table of cases, separated by commas, semicolons or tabs.
 
-    Args:
-        path: The file.
-        also: Other columns to make groups by.
-
     Raises:
         BenchmdError: It is no such table, a case appears twice, or an age is not a number.
     """
@@ -111,16 +107,16 @@ def _known(
 def _labels(
     path: Path, columns: Mapping[str, list[str]], cases: Sequence[str], also: Sequence[str]
 ) -> dict[str, dict[str, str | None]]:
-    found: dict[str, dict[str, str | None]] = {}
+    labels: dict[str, dict[str, str | None]] = {}
     for variable, names in VARIABLES.items():
         if any(name in columns for name in names):
-            held = _known(columns, names, cases)
-            found[variable] = {case: _group(variable, text, path) for case, text in held.items()}
+            texts = _known(columns, names, cases)
+            labels[variable] = {case: _group(variable, text, path) for case, text in texts.items()}
     for name in also:
         if name.lower() not in columns:
             raise unknown_name(f"column of {path}", name, columns)
-        found[name] = {**_known(columns, (name.lower(),), cases)}
-    return found
+        labels[name] = {**_known(columns, (name.lower(),), cases)}
+    return labels
 
 
 def _group(variable: str, text: str, path: Path) -> str | None:

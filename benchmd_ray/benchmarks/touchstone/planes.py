@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from benchmd_ray.benchmarks.touchstone.masks import Geometry, Labels
+from benchmd_ray.benchmarks.touchstone.masks import Labels, VoxelGrid
 from benchmd_ray.scores.overlap import Box, Segmentation
 
 T = TypeVar("T", bound=np.generic)
@@ -49,7 +49,7 @@ class Planes(NamedTuple):
 def cut(
     reference: Segmentation,
     prediction: Segmentation,
-    grid: Geometry,
+    grid: VoxelGrid,
     number: int,
     image: Labels | None = None,
 ) -> Planes:
@@ -63,26 +63,26 @@ def cut(
         image: On the same grid, or not shown.
     """
     everything: Box = (slice(None), slice(None), slice(None))
-    masks = [_upright(one.mask(number, everything), grid) for one in (reference, prediction)]
+    masks = [_upright(side.mask(number, everything), grid) for side in (reference, prediction)]
     spacing = [grid.spacing[axis] for axis in _order(grid)]
     at = centre(masks[0] if masks[0].any() else masks[1])
     window = box(masks[0] | masks[1], spacing)
-    note, shown = "", HU_WINDOW
+    note, grey_window = "", HU_WINDOW
     values: npt.NDArray[Any] | None = None
     if image is not None:
         note = "; ".join(image.geometry.differences(grid))
         if not note:
             values = _upright(image.values, grid)
-            shown = _window(values, window)
-    made = []
+            grey_window = _window(values, window)
+    planes = []
     for axis in range(3):
-        kept = [each for each in range(3) if each != axis]
-        plane = tuple(at[each] if each == axis else window[each] for each in range(3))
-        own = None if values is None else np.asarray(values[plane], np.float32)
+        kept = [other for other in range(3) if other != axis]
+        plane = tuple(at[other] if other == axis else window[other] for other in range(3))
+        pixels = None if values is None else np.asarray(values[plane], np.float32)
         steps = (float(spacing[kept[0]]), float(spacing[kept[1]]))
-        made.append(Plane(masks[0][plane], masks[1][plane], steps, own))
+        planes.append(Plane(masks[0][plane], masks[1][plane], steps, pixels))
     volumes = [float(np.count_nonzero(mask)) * grid.voxel_ml for mask in masks]
-    return Planes(tuple(made), (volumes[0], volumes[1]), shown, note)
+    return Planes(tuple(planes), (volumes[0], volumes[1]), grey_window, note)
 
 
 def centre(mask: Bits) -> tuple[int, int, int]:
@@ -90,7 +90,7 @@ def centre(mask: Bits) -> tuple[int, int, int]:
     places = np.nonzero(mask)
     if not places[0].size:
         return (mask.shape[0] // 2, mask.shape[1] // 2, mask.shape[2] // 2)
-    z, y, x = (int(own[np.abs(own - own.mean()).argmin()]) for own in places)
+    z, y, x = (int(indices[np.abs(indices - indices.mean()).argmin()]) for indices in places)
     return (z, y, x)
 
 
@@ -98,7 +98,7 @@ def box(mask: Bits, spacing: Sequence[float]) -> Box:
     """What is drawn: the mask's box and `MARGIN`."""
     slices = []
     for axis, step in enumerate(spacing):
-        others = tuple(each for each in range(3) if each != axis)
+        others = tuple(other for other in range(3) if other != axis)
         there = np.flatnonzero(mask.any(axis=others))
         room = int(np.ceil(MARGIN / step))
         low, high = (there[0], there[-1]) if there.size else (0, mask.shape[axis] - 1)
@@ -114,14 +114,14 @@ def _window(values: npt.NDArray[Any], box: Box) -> tuple[float, float]:
     return float(low), float(high)
 
 
-def _order(grid: Geometry) -> tuple[int, int, int]:
+def _order(grid: VoxelGrid) -> tuple[int, int, int]:
     """The file's axis that is nearest to the patient's z, y and x."""
     columns = np.abs(np.array(grid.direction).reshape(3, 3))
     along = [2 - int(np.argmax(columns[axis])) for axis in (2, 1, 0)]
     return (along[0], along[1], along[2]) if len(set(along)) == 3 else (0, 1, 2)
 
 
-def _upright(values: npt.NDArray[T], grid: Geometry) -> npt.NDArray[T]:
+def _upright(values: npt.NDArray[T], grid: VoxelGrid) -> npt.NDArray[T]:
     """(z, y, x), ascending to the patient's head, back and left; a view."""
     order = _order(grid)
     matrix = np.array(grid.direction).reshape(3, 3)
@@ -132,13 +132,13 @@ def _upright(values: npt.NDArray[T], grid: Geometry) -> npt.NDArray[T]:
 def packed(planes: Planes) -> tuple[dict[str, Any], bytes]:
     """Planes as plain values and bytes, for another process."""
     arrays: list[npt.NDArray[Any]] = []
-    for one in planes.each:
-        arrays += [one.reference.astype(np.uint8), one.prediction.astype(np.uint8)]
-        arrays += [one.image] if one.image is not None else []
+    for plane in planes.each:
+        arrays += [plane.reference.astype(np.uint8), plane.prediction.astype(np.uint8)]
+        arrays += [plane.image] if plane.image is not None else []
     head = {
         "planes": [
-            {"shape": one.reference.shape, "steps": one.steps, "image": one.image is not None}
-            for one in planes.each
+            {"shape": plane.reference.shape, "steps": plane.steps, "image": plane.image is not None}
+            for plane in planes.each
         ],
         **{"volumes": planes.volumes, "window": planes.window, "note": planes.note},
     }
@@ -147,7 +147,7 @@ def packed(planes: Planes) -> tuple[dict[str, Any], bytes]:
 
 def unpacked(head: dict[str, Any], data: bytes | bytearray) -> Planes:
     """What `packed` packed."""
-    made, start = [], 0
+    planes, start = [], 0
 
     def taken(dtype: type[np.generic], shape: tuple[int, int]) -> npt.NDArray[Any]:
         nonlocal start
@@ -155,9 +155,9 @@ def unpacked(head: dict[str, Any], data: bytes | bytearray) -> Planes:
         start += values.nbytes
         return values
 
-    for one in head["planes"]:
-        shape = (int(one["shape"][0]), int(one["shape"][1]))
+    for stated in head["planes"]:
+        shape = (int(stated["shape"][0]), int(stated["shape"][1]))
         reference, prediction = (taken(np.uint8, shape) > 0 for _ in range(2))
-        image = taken(np.float32, shape) if one["image"] else None
-        made.append(Plane(reference, prediction, tuple(one["steps"]), image))
-    return Planes(tuple(made), tuple(head["volumes"]), tuple(head["window"]), head["note"])
+        image = taken(np.float32, shape) if stated["image"] else None
+        planes.append(Plane(reference, prediction, tuple(stated["steps"]), image))
+    return Planes(tuple(planes), tuple(head["volumes"]), tuple(head["window"]), head["note"])

@@ -45,29 +45,29 @@ from benchmd_ray.report.table import Column, Table, shown
 from benchmd_ray.report.tables import Declared
 
 
-def headline_frame(one: Comparison) -> pd.DataFrame:
+def headline_frame(comparison: Comparison) -> pd.DataFrame:
     """Average of each algorithm, its rank and what that is worth."""
-    ranking, rows = one.ranking, one.cells[one.cells["class"] == MEAN]
+    ranking, rows = comparison.ranking, comparison.cells[comparison.cells["class"] == MEAN]
     average = ranking[ranking["class"] == MEAN]
     classes = ranking[ranking["class"] != MEAN]
     keys = ["metric", "algorithm"]
     summed = classes.groupby(keys, sort=False)[["level", "wins"]].sum(min_count=1).reset_index()
     columns = [*keys, "rank", "low", "high", "first", "rank_by_cases", "tau"]
     ranks = average[columns].rename(columns={"low": "rank_low", "high": "rank_high"})
-    found = rows.drop(columns="class").merge(ranks, on=keys).merge(summed, on=keys)
-    seconds = one.speed.set_index("algorithm")["seconds"]
-    return by_order(one, found).assign(
-        pretrained_on=lambda f: earlier_training(list(f["algorithm"]), one.scores),
+    table = rows.drop(columns="class").merge(ranks, on=keys).merge(summed, on=keys)
+    seconds = comparison.speed.set_index("algorithm")["seconds"]
+    return by_order(comparison, table).assign(
+        pretrained_on=lambda f: earlier_training(list(f["algorithm"]), comparison.scores),
         seconds=lambda f: f["algorithm"].map(seconds),
     )
 
 
-def headline(one: Comparison) -> Table | None:
+def headline(comparison: Comparison) -> Table | None:
     """The main table."""
-    rows = in_percent(headline_frame(one), "value", "low", "high", "own_mean", "first")
+    rows = in_percent(headline_frame(comparison), "value", "low", "high", "own_mean", "first")
     ranks = rows[["rank"]].assign(low=rows["rank_low"], high=rows["rank_high"])
     columns = (
-        metric_column(one, rows),
+        metric_column(comparison, rows),
         column_of("algorithm", rows["algorithm"], "text"),
         interval_of("average [95 %]", rows, "value", digits=2),
         rank_column(ranks),
@@ -86,30 +86,31 @@ def headline(one: Comparison) -> Table | None:
         *where_any(rows, "pretrained_on", "pretrained on", "text"),
     )
     taus = dict(zip(rows["metric"], rows["tau"], strict=True))
-    said = ", ".join(
-        f"{one.scores.title(name)} {shown(tau, 'number', 2)}" for name, tau in taus.items()
+    taus_by_metric = ", ".join(
+        f"{comparison.scores.title(name)} {shown(tau, 'number', 2)}" for name, tau in taus.items()
     )
-    count = len(one.scores.classes)
+    count = len(comparison.scores.classes)
     caption = (
-        f"Mean of the class means on {count_of(int(one.scores.common.sum()), 'common case')} "
+        "Mean of the class means on "
+        f"{count_of(int(comparison.scores.common.sum()), 'common case')} "
         f"({int(rows['n'].iloc[0]):,} with any class), in percent, with its interval over cases; "
-        f"the rank's is over {one.resamples:,} resamples of the cases. "
+        f"the rank's is over {comparison.resamples:,} resamples of the cases. "
         f"First: share of the resamples. Level with best: classes of {count} in which an algorithm "
         "has the highest mean or is not significantly below it. Wins: other algorithms that it is "
         "significantly above, over all classes. By case: rank of the mean rank within cases. Own "
         "average: on the algorithm's own cases, as published. Kendall's τ of the resampled order "
-        f"with this one: {said}."
+        f"with this one: {taus_by_metric}."
     )
     return table_with(caption, columns, rows)
 
 
-def published_frame(one: Comparison) -> pd.DataFrame:
+def published_frame(comparison: Comparison) -> pd.DataFrame:
     """Own means, sds and cases of each class."""
     names = ["metric", "algorithm", "class", "own_mean", "own_sd", "own_n"]
-    return one.cells[names].reset_index(drop=True)
+    return comparison.cells[names].reset_index(drop=True)
 
 
-def published(one: Comparison) -> Table | None:
+def published(comparison: Comparison) -> Table | None:
     """The table as the paper prints it, with the cases that it does not."""
 
     def cell(row: Any) -> str:
@@ -117,8 +118,8 @@ def published(one: Comparison) -> Table | None:
         return f"{mean} ± {sd} ({row.own_n:,})"
 
     return _wide(
-        one,
-        lambda held: Column("", [cell(row) for row in held.itertuples()]),
+        comparison,
+        lambda cells: Column("", [cell(row) for row in cells.itertuples()]),
         "Mean ± sd over each algorithm's own cases, in percent, and their number. Average: mean of "
         "the class means ± mean of the class sds, which is not the sd of anything per case; its "
         "number is of cases with any class.",
@@ -126,12 +127,16 @@ def published(one: Comparison) -> Table | None:
     )
 
 
-def common(one: Comparison) -> Table | None:
+def common(comparison: Comparison) -> Table | None:
     """The same on the cases that all have, with intervals."""
-    counts = one.cells[one.cells["metric"] == one.metrics[0]].groupby("class")["n"].first()
+    counts = (
+        comparison.cells[comparison.cells["metric"] == comparison.metrics[0]]
+        .groupby("class")["n"]
+        .first()
+    )
     return _wide(
-        one,
-        lambda held: interval_of("", in_percent(held, "value", "low", "high"), "value", digits=1),
+        comparison,
+        lambda cells: interval_of("", in_percent(cells, "value", "low", "high"), "value", digits=1),
         "Mean over the cases that all algorithms have, in percent, with 95 % intervals over cases; "
         "n is the number of cases whose reference has the class.",
         lambda name: f"{class_title(name)} (n = {counts[name]:,})",
@@ -139,38 +144,47 @@ def common(one: Comparison) -> Table | None:
 
 
 def _wide(
-    one: Comparison,
+    comparison: Comparison,
     make: Callable[[pd.DataFrame], Column],
     caption: str,
     title: Callable[[str], str],
 ) -> Table | None:
     """A column for each class, a row for each algorithm and metric."""
-    cells = by_order(one, one.cells)
-    groups = {str(name): held for name, held in cells.groupby("class", sort=False)}
+    cells = by_order(comparison, comparison.cells)
+    groups = {str(name): group for name, group in cells.groupby("class", sort=False)}
     first = groups[MEAN]
-    columns = [metric_column(one, first), column_of("algorithm", first["algorithm"], "text")]
-    for name in (*one.scores.classes, MEAN):
-        made = make(groups[name])
+    columns = [metric_column(comparison, first), column_of("algorithm", first["algorithm"], "text")]
+    for name in (*comparison.scores.classes, MEAN):
+        column = make(groups[name])
         columns.append(
-            Column(title(name), made.values, made.kind, made.low, made.high, digits=made.digits)
+            Column(
+                title(name),
+                column.values,
+                column.kind,
+                column.low,
+                column.high,
+                digits=column.digits,
+            )
         )
     return table_with(caption, columns, first)
 
 
-def classes_frame(one: Comparison) -> pd.DataFrame:
+def classes_frame(comparison: Comparison) -> pd.DataFrame:
     """Everything of each algorithm and class in one row."""
-    ranks = one.ranking.rename(columns={"low": "rank_low", "high": "rank_high"})
-    return one.cells.merge(ranks.drop(columns="value"), on=["metric", "algorithm", "class"])
+    ranks = comparison.ranking.rename(columns={"low": "rank_low", "high": "rank_high"})
+    return comparison.cells.merge(ranks.drop(columns="value"), on=["metric", "algorithm", "class"])
 
 
-def classes(one: Comparison) -> Table | None:
+def classes(comparison: Comparison) -> Table | None:
     """Means, ranks and wins of each class."""
-    rows = in_percent(classes_frame(one), "value", "low", "high", "own_mean", "own_sd", "first")
+    rows = in_percent(
+        classes_frame(comparison), "value", "low", "high", "own_mean", "own_sd", "first"
+    )
     rows = rows.sort_values(["metric", "class", "rank"], kind="stable")
     ranks = rows[["rank"]].assign(low=rows["rank_low"], high=rows["rank_high"])
     columns = (
-        metric_column(one, rows),
-        class_column(one, rows, one.scores.classes[0]),
+        metric_column(comparison, rows),
+        class_column(comparison, rows, comparison.scores.classes[0]),
         column_of("algorithm", rows["algorithm"], "text"),
         interval_of("mean [95 %]", rows, "value", digits=1),
         column_of("n", rows["n"], "integer"),
@@ -188,46 +202,48 @@ def classes(one: Comparison) -> Table | None:
     )
 
 
-def best_frame(one: Comparison) -> pd.DataFrame:
+def best_frame(comparison: Comparison) -> pd.DataFrame:
     """Of each class the best algorithm, those level with it, and what the order is worth."""
-    return pd.DataFrame(_best(one))
+    return pd.DataFrame(_best(comparison))
 
 
-def _best(one: Comparison) -> Iterator[dict[str, Any]]:
-    wins = one.pairs.groupby(["metric", "class"])["wins"].sum().to_dict()
-    for (metric, name), held in one.ranking.groupby(["metric", "class"], sort=False):
+def _best(comparison: Comparison) -> Iterator[dict[str, Any]]:
+    wins = comparison.pairs.groupby(["metric", "class"])["wins"].sum().to_dict()
+    for (metric, name), ranks in comparison.ranking.groupby(["metric", "class"], sort=False):
         if name == MEAN:
             continue
-        held = held.sort_values(["rank", "algorithm"])
-        level = list(held.loc[held["level"], "algorithm"])
-        sizes = one.cells[(one.cells["class"] == name) & (one.cells["metric"] == metric)]
+        ranks = ranks.sort_values(["rank", "algorithm"])
+        level = list(ranks.loc[ranks["level"], "algorithm"])
+        sizes = comparison.cells[
+            (comparison.cells["class"] == name) & (comparison.cells["metric"] == metric)
+        ]
         yield {
             "metric": metric,
             "class": name,
-            "best": held["algorithm"].iloc[0],
+            "best": ranks["algorithm"].iloc[0],
             "level": len(level),
             "names": ", ".join(level),
             "significant": int(wins.get((metric, name), 0)),
-            "pairs": len(one.scores.algorithms) * (len(one.scores.algorithms) - 1),
-            "tau": held["tau"].iloc[0],
+            "pairs": len(comparison.scores.algorithms) * (len(comparison.scores.algorithms) - 1),
+            "tau": ranks["tau"].iloc[0],
             "n": int(sizes["n"].iloc[0]),
         }
 
 
-def best(one: Comparison) -> Table | None:
+def best(comparison: Comparison) -> Table | None:
     """The best of each class and those level with it."""
-    rows = best_frame(one)
+    rows = best_frame(comparison)
     columns = (
-        metric_column(one, rows),
-        class_column(one, rows),
+        metric_column(comparison, rows),
+        class_column(comparison, rows),
         column_of("level", rows["level"], "integer"),
         column_of("level with the best, by mean", rows["names"], "text"),
         column_of("significant", rows["significant"], "integer"),
         column_of("Kendall's τ", rows["tau"], "number", digits=2),
         column_of("n", rows["n"], "integer"),
     )
-    pairs = len(one.scores.algorithms) * (len(one.scores.algorithms) - 1)
-    family = "of all classes together" if one.family == "all" else "of each class"
+    pairs = len(comparison.scores.algorithms) * (len(comparison.scores.algorithms) - 1)
+    family = "of all classes together" if comparison.family == "all" else "of each class"
     caption = (
         "The algorithm of the highest mean and those not significantly below it: one-sided "
         f"Wilcoxon signed-rank tests of the {pairs:,} ordered pairs, p adjusted by Holm in one "
@@ -237,12 +253,12 @@ def best(one: Comparison) -> Table | None:
     return table_with(caption, columns, rows)
 
 
-def pairs(one: Comparison) -> Table | None:
+def pairs(comparison: Comparison) -> Table | None:
     """Ordered pairs."""
-    rows = in_percent(one.pairs, "difference", "low", "high")
+    rows = in_percent(comparison.pairs, "difference", "low", "high")
     columns = (
-        metric_column(one, rows),
-        class_column(one, rows, one.scores.classes[0]),
+        metric_column(comparison, rows),
+        class_column(comparison, rows, comparison.scores.classes[0]),
         *(column_of(name, rows[name], "text", filtered=True, order=()) for name in ("a", "b")),
         column_of("p (Holm), a above b", rows["p_holm"], "p"),
         column_of("a wins", ["yes" if won else "" for won in rows["wins"]], "text"),
@@ -256,12 +272,12 @@ def pairs(one: Comparison) -> Table | None:
     return table_with(caption, columns, rows)
 
 
-def missed(one: Comparison) -> Table | None:
+def missed(comparison: Comparison) -> Table | None:
     """Organs that were not found, and those that are not there."""
-    rows = by_order(one, one.missed)
+    rows = by_order(comparison, comparison.missed)
     columns = (
         column_of("algorithm", rows["algorithm"], "text", filtered=True),
-        class_column(one, rows),
+        class_column(comparison, rows),
         column_of("scans with it", rows["with"], "integer"),
         column_of("DSC 0", rows["zero"], "integer"),
         *where_any(rows, "missed", "missed", "integer"),
@@ -277,13 +293,13 @@ def missed(one: Comparison) -> Table | None:
     return table_with(caption, columns, rows)
 
 
-def hd95(one: Comparison) -> Table | None:
+def hd95(comparison: Comparison) -> Table | None:
     """Quantiles of HD95."""
-    rows = one.distances
+    rows = comparison.distances
     quantiles = ("q25", "median", "q75", "q95")
     columns = (
         column_of("algorithm", rows["algorithm"], "text", filtered=True),
-        class_column(one, rows),
+        class_column(comparison, rows),
         *(column_of(f"{name} (mm)", rows[name], "number", digits=2) for name in quantiles),
         column_of("infinite", rows["infinite"], "integer"),
         column_of("n", rows["n"], "integer"),
@@ -295,9 +311,9 @@ def hd95(one: Comparison) -> Table | None:
     return table_with(caption, columns, rows)
 
 
-def speed(one: Comparison) -> Table | None:
+def speed(comparison: Comparison) -> Table | None:
     """Seconds of each algorithm for a volume."""
-    rows = one.speed[one.speed["volumes"] > 0]
+    rows = comparison.speed[comparison.speed["volumes"] > 0]
     columns = (
         column_of("algorithm", rows["algorithm"], "text"),
         column_of("s per volume", rows["seconds"], "number", digits=2),
@@ -309,11 +325,11 @@ def speed(one: Comparison) -> Table | None:
     return table_with("Seconds that predicting a volume took.", columns, rows)
 
 
-def worst(one: Comparison) -> Table | None:
+def worst(comparison: Comparison) -> Table | None:
     """The worst cases of each class."""
-    rows = in_percent(one.worst, "value", "best_value", "worst_value")
+    rows = in_percent(comparison.worst, "value", "best_value", "worst_value")
     columns = (
-        class_column(one, rows, one.scores.classes[0]),
+        class_column(comparison, rows, comparison.scores.classes[0]),
         column_of("case", rows["case"], "text"),
         column_of("mean", rows["value"], "number", digits=1),
         *(
@@ -322,7 +338,7 @@ def worst(one: Comparison) -> Table | None:
             for column in (
                 column_of(name, rows[name], "text"),
                 column_of(
-                    f"{name} {one.scores.title(one.metrics[0])}",
+                    f"{name} {comparison.scores.title(comparison.metrics[0])}",
                     rows[f"{name}_value"],
                     "number",
                     digits=1,
@@ -335,12 +351,12 @@ def worst(one: Comparison) -> Table | None:
     return table_with(caption, columns, rows)
 
 
-def distance(one: Comparison) -> Table | None:
+def distance(comparison: Comparison) -> Table | None:
     """Agreement with another test set."""
-    rows = one.distance
+    rows = comparison.distance
     columns = (
-        metric_column(one, rows) if len(rows) else Column("metric", []),
-        class_column(one, rows),
+        metric_column(comparison, rows) if len(rows) else Column("metric", []),
+        class_column(comparison, rows),
         interval_of("Kendall's τ [95 %]", rows, "tau", digits=2),
         column_of("algorithms", rows["algorithms"], "integer"),
         column_of("pairs known", rows["known"], "integer"),
@@ -350,10 +366,10 @@ def distance(one: Comparison) -> Table | None:
         ),
     )
     caption = (
-        f"Whether {one.other or 'the other test set'} orders the algorithms alike: Kendall's τ-b "
-        "of the means. The interval holds what pairs of algorithms leave open whose order is not "
-        "known on both sets, by tests of differences of means adjusted by Holm; of published means "
-        "the order is taken as known."
+        f"Whether {comparison.other or 'the other test set'} orders the algorithms alike: "
+        "Kendall's τ-b of the means. The interval holds what pairs of algorithms leave open "
+        "whose order is not known on both sets, by tests of differences of means adjusted by "
+        "Holm; of published means the order is taken as known."
     )
     return table_with(caption, columns, rows)
 

@@ -40,22 +40,22 @@ ROW = 0.15
 """Inches of an algorithm's row."""
 
 
-def draw(one: Comparison) -> Iterator[Drawn]:
+def draw(comparison: Comparison) -> Iterator[Drawn]:
     """All figures, those of each metric in turn."""
-    for metric in one.metrics:
-        yield _averages(one, metric)
-        yield _dots(one, metric)
-        yield from _maps(one, metric)
-        yield _blobs(one, metric)
-        yield _violins(one, metric)
-    yield _speed(one)
-    yield from _groups(one)
+    for metric in comparison.metrics:
+        yield _averages(comparison, metric)
+        yield _dots(comparison, metric)
+        yield from _maps(comparison, metric)
+        yield _blobs(comparison, metric)
+        yield _violins(comparison, metric)
+    yield _speed(comparison)
+    yield from _groups(comparison)
 
 
 def _rows(frame: pd.DataFrame, metric: str, name: str, order: Sequence[str]) -> pd.DataFrame:
     """Of one metric and class, a row for each algorithm in order."""
-    held = frame[(frame["metric"] == metric) & (frame["class"] == name)]
-    return held.set_index("algorithm").loc[list(order)].reset_index()
+    cells = frame[(frame["metric"] == metric) & (frame["class"] == name)]
+    return cells.set_index("algorithm").loc[list(order)].reset_index()
 
 
 def _algorithms(axes: Axes, order: Sequence[str], size: float = SMALL) -> None:
@@ -73,8 +73,8 @@ def _points(axes: Axes, rows: pd.DataFrame) -> None:
     level = rows["level"].to_numpy(bool)
     for chosen, face in ((level, BLUE), (~level, "white")):
         axes.scatter(value[chosen], places[chosen], s=20, facecolor=face, edgecolor=BLUE, zorder=3)
-    own = PERCENT * rows["own_mean"].to_numpy(float)
-    axes.scatter(own, places, s=26, marker="|", color=ORANGE, zorder=4, linewidth=1.4)
+    own_means = PERCENT * rows["own_mean"].to_numpy(float)
+    axes.scatter(own_means, places, s=26, marker="|", color=ORANGE, zorder=4, linewidth=1.4)
     for place in range(len(rows)):
         axes.axhline(place, color=FAINT, linewidth=0.4, zorder=0)
 
@@ -93,17 +93,19 @@ def _key(figure: Figure, *, level: bool) -> None:
     figure.legend(handles=handles, loc="outside lower left", ncols=3, frameon=False, fontsize=SMALL)
 
 
-def _joined(one: Comparison, metric: str, name: str) -> pd.DataFrame:
-    rows = _rows(one.cells, metric, name, one.order_in(metric, name))
-    ranks = one.ranking[(one.ranking["metric"] == metric) & (one.ranking["class"] == name)]
+def _joined(comparison: Comparison, metric: str, name: str) -> pd.DataFrame:
+    rows = _rows(comparison.cells, metric, name, comparison.order_in(metric, name))
+    ranks = comparison.ranking[
+        (comparison.ranking["metric"] == metric) & (comparison.ranking["class"] == name)
+    ]
     return rows.merge(ranks[["algorithm", "level", "rank", "first", "tau"]], on="algorithm")
 
 
-def _averages(one: Comparison, metric: str) -> Drawn:
-    rows = _joined(one, metric, MEAN)
+def _averages(comparison: Comparison, metric: str) -> Drawn:
+    rows = _joined(comparison, metric, MEAN)
     highest = rows.loc[rows["value"] == rows["value"].max(), "algorithm"]
     title = (
-        f"Highest average {one.scores.title(metric)} on common cases: "
+        f"Highest average {comparison.scores.title(metric)} on common cases: "
         f"{', '.join(highest)} {PERCENT * rows['value'].iloc[0]:.1f}"
     )
     if len(highest) == 1 and not np.isnan(rows["first"].iloc[0]):
@@ -111,37 +113,37 @@ def _averages(one: Comparison, metric: str) -> Drawn:
     figure, (axes,) = grid(title, 1, columns=1, row=0.21 * len(rows) + 0.4, extra=0.5)
     _points(axes, rows.assign(level=True))
     _algorithms(axes, list(rows["algorithm"]), 8.5)
-    axes.set_xlabel(f"average {one.scores.title(metric)} (%)")
+    axes.set_xlabel(f"average {comparison.scores.title(metric)} (%)")
     _key(figure, level=False)
     caption = (
         f"Mean of the class means over common cases ({int(rows['n'].iloc[0]):,} with any "
-        f"class), 95 % intervals over cases ({one.resamples:,} resamples); orange bars: on each "
-        "algorithm's own cases."
+        f"class), 95 % intervals over cases ({comparison.resamples:,} resamples); orange bars: on "
+        "each algorithm's own cases."
     )
     return Titled(slug("average", metric), RESULTS, title, caption, figure)
 
 
-def _dots(one: Comparison, metric: str) -> Drawn:
-    names = one.scores.classes
+def _dots(comparison: Comparison, metric: str) -> Drawn:
+    names = comparison.scores.classes
     alone = [
-        f"{class_title(name)}{GLUE}({held})"
+        f"{class_title(name)}{GLUE}({count_of_level})"
         for name in names
-        if (held := int(_joined(one, metric, name)["level"].sum())) > 0
+        if (count_of_level := int(_joined(comparison, metric, name)["level"].sum())) > 0
     ]
     title = (
-        f"{one.scores.title(metric)} of each class; algorithms level with the best: "
+        f"{comparison.scores.title(metric)} of each class; algorithms level with the best: "
         + ", ".join(alone)
     )
-    count = len(one.scores.algorithms)
+    count = len(comparison.scores.algorithms)
     figure, panels = grid(title, len(names), columns=3, row=ROW * count + 0.75)
     for axes, name in zip(panels, names, strict=True):
-        rows = _joined(one, metric, name)
+        rows = _joined(comparison, metric, name)
         _points(axes, rows)
         _algorithms(axes, list(rows["algorithm"]), 7)
         axes.set_title(f"{class_title(name)} (n = {int(rows['n'].iloc[0]):,})")
         axes.tick_params(axis="x", labelsize=7)
     for axes in panels[-3:]:
-        axes.set_xlabel(f"{one.scores.title(metric)} (%)")
+        axes.set_xlabel(f"{comparison.scores.title(metric)} (%)")
     _key(figure, level=True)
     caption = (
         "Mean over the common cases whose reference has the class, with 95 % intervals over cases. "
@@ -155,28 +157,28 @@ def _matrix(
     pairs: pd.DataFrame, metric: str, name: str, order: Sequence[str], column: str
 ) -> Floats:
     """(a, b) of a column of the pairs."""
-    held = pairs[(pairs["metric"] == metric) & (pairs["class"] == name)]
-    table = held.pivot(index="a", columns="b", values=column)
+    cells = pairs[(pairs["metric"] == metric) & (pairs["class"] == name)]
+    table = cells.pivot(index="a", columns="b", values=column)
     return table.reindex(index=list(order), columns=list(order)).to_numpy(np.float64)
 
 
-def _maps(one: Comparison, metric: str) -> Iterator[Drawn]:
+def _maps(comparison: Comparison, metric: str) -> Iterator[Drawn]:
     """A map of each class, with the differences of means next to it."""
-    if len(one.scores.algorithms) < 2:
+    if len(comparison.scores.algorithms) < 2:
         yield Skipped(slug("map", metric), "there is one algorithm, so no pair")
         return
-    for name in one.scores.classes:
-        yield _map(one, metric, name)
+    for name in comparison.scores.classes:
+        yield _map(comparison, metric, name)
 
 
-def _map(one: Comparison, metric: str, name: str) -> Drawn:
-    order = one.order_in(metric, name)
-    wins = _matrix(one.pairs, metric, name, order, "wins")
-    differences = PERCENT * _matrix(one.pairs, metric, name, order, "difference")
+def _map(comparison: Comparison, metric: str, name: str) -> Drawn:
+    order = comparison.order_in(metric, name)
+    wins = _matrix(comparison.pairs, metric, name, order, "wins")
+    differences = PERCENT * _matrix(comparison.pairs, metric, name, order, "difference")
     against = int(((wins == 1) & (differences < 0)).sum())
     count = len(order)
     title = (
-        f"{class_title(name)}, {one.scores.title(metric)}: {int(np.nansum(wins))} of "
+        f"{class_title(name)}, {comparison.scores.title(metric)}: {int(np.nansum(wins))} of "
         f"{count * (count - 1)} "
         + (
             "ordered pairs are significant"
@@ -185,8 +187,8 @@ def _map(one: Comparison, metric: str, name: str) -> Drawn:
     )
     figure = new_figure(title, max(0.19 * count + 2.0, 3.5))
     left, right = figure.subplots(1, 2)
-    shown = np.ma.masked_invalid(wins.T)  # column above row
-    left.imshow(shown, cmap=ListedColormap([DARK, YELLOW]), vmin=0, vmax=1, aspect="auto")
+    masked = np.ma.masked_invalid(wins.T)  # column above row
+    left.imshow(masked, cmap=ListedColormap([DARK, YELLOW]), vmin=0, vmax=1, aspect="auto")
     won = np.nansum(wins, axis=1).astype(int)
     ticks = [f"{algorithm} ({number})" for algorithm, number in zip(order, won, strict=True)]
     handles = [
@@ -209,7 +211,7 @@ def _map(one: Comparison, metric: str, name: str) -> Drawn:
         axes.tick_params(which="minor", length=0)
     left.set_title("significance (wins)")
     right.set_title("mean of column − mean of row (points)")
-    family = "all classes" if one.family == "all" else "the class"
+    family = "all classes" if comparison.family == "all" else "the class"
     caption = (
         f"Algorithms in the order of their means. Left: whether the column is above the row by the "
         f"one-sided Wilcoxon signed-rank test, p adjusted by Holm over the {count * (count - 1)} "
@@ -231,28 +233,30 @@ def _numbers(axes: Axes, values: Floats, highest: float) -> None:
         axes.text(column, row, text, ha="center", va="center", fontsize=size, color=colour)
 
 
-def _blobs(one: Comparison, metric: str) -> Drawn:
-    names = (*one.scores.classes, MEAN)
-    count = len(one.scores.algorithms)
-    shares = one.shares[one.shares["metric"] == metric]
+def _blobs(comparison: Comparison, metric: str) -> Drawn:
+    names = (*comparison.scores.classes, MEAN)
+    count = len(comparison.scores.algorithms)
+    shares = comparison.shares[comparison.shares["metric"] == metric]
     if shares.empty:
         return Skipped(slug("blob", metric), NO_ORDER)
-    firm = one.ranking[(one.ranking["metric"] == metric) & (one.ranking["class"] == MEAN)]
+    firm = comparison.ranking[
+        (comparison.ranking["metric"] == metric) & (comparison.ranking["class"] == MEAN)
+    ]
     best = firm.sort_values("rank").iloc[0]
     ends = dict.fromkeys(f"{best[end]:.0f}" for end in ("low", "high"))
     title = (
-        f"Ranks by {one.scores.title(metric)} in resamples: {best['algorithm']} is first on "
+        f"Ranks by {comparison.scores.title(metric)} in resamples: {best['algorithm']} is first on "
         f"average in {PERCENT * best['first']:.0f}{GLUE}%, rank {' to '.join(ends)} in 95{GLUE}%"
     )
     figure, panels = grid(title, len(names), columns=3, row=ROW * count + 0.75)
     for axes, name in zip(panels, names, strict=True):
-        order = one.order_in(metric, name)
-        held = shares[shares["class"] == name]
-        places = held["algorithm"].map({a: i for i, a in enumerate(order)})
+        order = comparison.order_in(metric, name)
+        cells = shares[shares["class"] == name]
+        places = cells["algorithm"].map({a: i for i, a in enumerate(order)})
         axes.scatter(
-            held["rank"], places, s=100 * held["share"], color=BLUE, alpha=0.75, linewidth=0
+            cells["rank"], places, s=100 * cells["share"], color=BLUE, alpha=0.75, linewidth=0
         )
-        rows = _rows(one.ranking, metric, name, order)
+        rows = _rows(comparison.ranking, metric, name, order)
         axes.scatter(rows["rank"], range(count), marker="x", s=14, color="black", linewidth=0.8)
         axes.hlines(range(count), rows["low"], rows["high"], color="#555555", linewidth=0.7)
         _algorithms(axes, order, 7)
@@ -263,24 +267,25 @@ def _blobs(one: Comparison, metric: str) -> Drawn:
     for axes in panels[-3:]:
         axes.set_xlabel("rank")
     caption = (
-        f"Area of a blob: share of {one.resamples:,} resamples of the common cases in which an "
-        "algorithm has the rank; cross: rank on all of them; line: 95 % of the resamples. τ: mean "
-        "Kendall's τ-b of the resamples' order with that of all."
+        f"Area of a blob: share of {comparison.resamples:,} resamples of the common cases in which "
+        "an algorithm has the rank; cross: rank on all of them; line: 95 % of the resamples. τ: "
+        "mean Kendall's τ-b of the resamples' order with that of all."
     )
     return Titled(slug("blob", metric), BEST, title, caption, figure)
 
 
-def _violins(one: Comparison, metric: str) -> Drawn:
-    names = (*one.scores.classes, MEAN)
-    held = one.taus[one.taus["metric"] == metric]
-    samples = [held.loc[held["class"] == name, "tau"].to_numpy(float) for name in names]
+def _violins(comparison: Comparison, metric: str) -> Drawn:
+    names = (*comparison.scores.classes, MEAN)
+    taus = comparison.taus[comparison.taus["metric"] == metric]
+    samples = [taus.loc[taus["class"] == name, "tau"].to_numpy(float) for name in names]
     if any(len(sample) < 2 for sample in samples):
         return Skipped(slug("tau", metric), NO_ORDER)
     means = [float(sample.mean()) for sample in samples]
     low, high = int(np.argmin(means)), int(np.argmax(means))
     title = (
-        f"The order by {one.scores.title(metric)} is most stable for {class_title(names[high])} "
-        f"(mean τ {means[high]:.2f}), least for {class_title(names[low])} ({means[low]:.2f})"
+        f"The order by {comparison.scores.title(metric)} is most stable for "
+        f"{class_title(names[high])} (mean τ {means[high]:.2f}), least for "
+        f"{class_title(names[low])} ({means[low]:.2f})"
     )
     figure, (axes,) = grid(title, 1, columns=1, row=2.6, extra=0.5)
     drawn = axes.violinplot(samples, showextrema=False, widths=0.8)
@@ -294,26 +299,26 @@ def _violins(one: Comparison, metric: str) -> Drawn:
     axes.set_xticks(places, [class_title(name) for name in names], fontsize=SMALL)
     axes.set_ylabel("Kendall's τ-b")
     caption = (
-        f"Agreement of the order of the algorithms in each of {one.resamples:,} resamples of the "
-        "common cases with the order on all of them; dot: mean, bar: middle half. 1 is the same "
-        "order."
+        f"Agreement of the order of the algorithms in each of {comparison.resamples:,} resamples "
+        "of the common cases with the order on all of them; dot: mean, bar: middle half. 1 is the "
+        "same order."
     )
     return Titled(slug("tau", metric), BEST, title, caption, figure)
 
 
-def _speed(one: Comparison) -> Drawn:
-    metric = one.metrics[0]
-    cells = one.cells[(one.cells["metric"] == metric) & (one.cells["class"] == MEAN)]
-    rows = cells.merge(one.speed[["algorithm", "seconds"]], on="algorithm").dropna(
-        subset=["seconds"]
-    )
+def _speed(comparison: Comparison) -> Drawn:
+    metric = comparison.metrics[0]
+    cells = comparison.cells
+    rows = cells[(cells["metric"] == metric) & (cells["class"] == MEAN)]
+    rows = rows.merge(comparison.speed[["algorithm", "seconds"]], on="algorithm")
+    rows = rows.dropna(subset=["seconds"])
     if len(rows) < 2:
         return Skipped("speed", "fewer than two algorithms state the seconds that volumes took")
     best = rows.sort_values("seconds", kind="stable")
     best = best[best["value"] == best["value"].cummax()]
     title = (
-        f"{one.scores.title(metric)} against time: no algorithm is both faster and better than "
-        + (", ".join(best["algorithm"]))
+        f"{comparison.scores.title(metric)} against time: no algorithm is both faster and better "
+        "than " + (", ".join(best["algorithm"]))
     )
     figure, (axes,) = grid(title, 1, columns=1, row=3.6, extra=0.5)
     value, low, high = (PERCENT * rows[name] for name in ("value", "low", "high"))
@@ -332,7 +337,7 @@ def _speed(one: Comparison) -> Drawn:
         axes.set_xscale("log")
         axes.xaxis.set_major_formatter(ScalarFormatter())
     axes.set_xlabel("seconds per volume")
-    axes.set_ylabel(f"average {one.scores.title(metric)} (%)")
+    axes.set_ylabel(f"average {comparison.scores.title(metric)} (%)")
     caption = (
         "Average on the common cases with its 95 % interval, and the mean seconds that predicting "
         "a volume took. The line joins the algorithms that no other beats in both speed and score."
@@ -340,27 +345,28 @@ def _speed(one: Comparison) -> Drawn:
     return Titled("speed", SPEED, title, caption, figure)
 
 
-def _groups(one: Comparison) -> Iterator[Drawn]:
+def _groups(comparison: Comparison) -> Iterator[Drawn]:
     """Boxes of the mean over algorithms by group, a panel for each variable."""
-    held = one.groups[(one.groups["algorithm"] == ALL) & (one.groups["class"] == CENTRED)]
-    variables = [name for name in one.metadata.labels if name in set(held["variable"])]
+    groups, scores, metric = comparison.groups, comparison.scores, comparison.metrics[0]
+    rows = groups[(groups["algorithm"] == ALL) & (groups["class"] == CENTRED)]
+    variables = [name for name in comparison.metadata.labels if name in set(rows["variable"])]
     if not variables:
         yield Skipped("groups", "no metadata say which group a case is in (--metadata)")
         return
-    tests = held.drop_duplicates("variable").set_index("variable")["kruskal_p"]
+    tests = rows.drop_duplicates("variable").set_index("variable")["kruskal_p"]
     differ = [name for name in variables if tests[name] < LEVEL]
     title = "Mean over algorithms by group of scans: " + (
         f"groups differ by {', '.join(differ)}" if differ else "no variable's groups differ"
     )
     figure, panels = grid(title, len(variables), columns=2, row=2.5)
     for axes, variable in zip(panels, variables, strict=True):
-        samples = compared_samples(one.scores, one.metadata, variable, one.metrics[0])
+        samples = compared_samples(scores, comparison.metadata, variable, metric)
         _boxes(axes, list(samples), [PERCENT * sample for sample in samples.values()])
         p = tests[variable]
-        said = "p < 0.001" if p < 0.001 else f"p = {p:.3f}"
-        said = "one group, no test" if np.isnan(p) else f"Kruskal and Wallis, {said}"
-        axes.set_title(f"{variable} ({said})")
-        axes.set_ylabel(f"{one.scores.title(one.metrics[0])} (%)")
+        p_text = "p < 0.001" if p < 0.001 else f"p = {p:.3f}"
+        p_text = "one group, no test" if np.isnan(p) else f"Kruskal and Wallis, {p_text}"
+        axes.set_title(f"{variable} ({p_text})")
+        axes.set_ylabel(f"{scores.title(metric)} (%)")
     caption = (
         "Each patient's mean over the organs that the scans show, of the mean over all algorithms, "
         "centred per class so that groups with other organs can be compared; common cases, groups "

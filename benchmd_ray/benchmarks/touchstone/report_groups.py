@@ -11,13 +11,13 @@ from benchmd_ray.report.columns import column_of
 from benchmd_ray.report.table import Table
 
 
-def groups(one: Comparison) -> Table | None:
+def groups(comparison: Comparison) -> Table | None:
     """Groups of scans for the mean over algorithms."""
-    rows = one.groups[one.groups["algorithm"] == ALL]
+    rows = comparison.groups[comparison.groups["algorithm"] == ALL]
     rows = in_percent(rows, "mean", "q25", "median", "q75")
     columns = (
         column_of("variable", rows["variable"], "text"),
-        class_column(one, rows, CENTRED),
+        class_column(comparison, rows, CENTRED),
         column_of("group", rows["group"], "text"),
         column_of("patients", rows["patients"], "integer"),
         *(column_of(name, rows[name], "number", digits=1) for name in ("mean", "median")),
@@ -32,15 +32,15 @@ def groups(one: Comparison) -> Table | None:
     return table_with(caption, columns, rows)
 
 
-def group_tests_frame(one: Comparison) -> pd.DataFrame:
+def group_tests_frame(comparison: Comparison) -> pd.DataFrame:
     """The omnibus test of each variable, algorithm and class."""
     names = ["variable", "algorithm", "class", "kruskal_p", "p_holm"]
-    return one.groups[names].drop_duplicates(ignore_index=True)
+    return comparison.groups[names].drop_duplicates(ignore_index=True)
 
 
-def group_tests(one: Comparison) -> Table | None:
+def group_tests(comparison: Comparison) -> Table | None:
     """The same, for the centred mean of each algorithm."""
-    rows = group_tests_frame(one)
+    rows = group_tests_frame(comparison)
     rows = rows[rows["class"] == CENTRED]
     columns = (
         column_of("variable", rows["variable"], "text"),
@@ -54,12 +54,12 @@ def group_tests(one: Comparison) -> Table | None:
     return table_with(caption, columns, rows)
 
 
-def group_pairs(one: Comparison) -> Table | None:
+def group_pairs(comparison: Comparison) -> Table | None:
     """Pairs of groups, for the mean over algorithms."""
-    rows = one.group_pairs[one.group_pairs["algorithm"] == ALL]
+    rows = comparison.group_pairs[comparison.group_pairs["algorithm"] == ALL]
     columns = (
         column_of("variable", rows["variable"], "text"),
-        class_column(one, rows, CENTRED),
+        class_column(comparison, rows, CENTRED),
         *(column_of(name, rows[name], "text", order=()) for name in ("a", "b")),
         column_of("p (Bonferroni)", rows["p_bonferroni"], "p"),
     )
@@ -67,9 +67,9 @@ def group_pairs(one: Comparison) -> Table | None:
     return table_with(caption, columns, rows)
 
 
-def groups_excluded(one: Comparison) -> Table | None:
+def groups_excluded(comparison: Comparison) -> Table | None:
     """Groups of too few patients."""
-    rows = one.groups_excluded
+    rows = comparison.groups_excluded
     columns = (
         *(column_of(name, rows[name], "text") for name in ("variable", "group")),
         column_of("patients", rows["patients"], "integer"),

@@ -98,7 +98,7 @@ WORDS = (
 
 
 def write_comparison(
-    one: Comparison,
+    comparison: Comparison,
     folder: Path,
     images: Mapping[str, Path] | None = None,
     *,
@@ -106,28 +106,24 @@ def write_comparison(
 ) -> list[str]:
     """Write everything into a folder: page, tables, figures.
 
-    Args:
-        one: The comparison.
-        folder: For all of it.
-        images: Paths of images by case, for pictures of worst cases.
-        figures: Whether figures are drawn.
-
     Returns:
         What was written and what was not, for the terminal.
     """
     with styled():
-        drawn = [*draw(one), *draw_slices(one, images or {})] if figures else []
-    headings = [each.heading for each in report.TABLES]
+        drawn = [*draw(comparison), *draw_slices(comparison, images or {})] if figures else []
+    headings = [item.heading for item in report.TABLES]
     titled = sorted(
-        (each for each in drawn if isinstance(each, Titled)),
-        key=lambda each: headings.index(each.section) if each.section in headings else math.inf,
+        (item for item in drawn if isinstance(item, Titled)),
+        key=lambda item: headings.index(item.section) if item.section in headings else math.inf,
     )
     _write_figures(titled, folder / FIGURES)
-    tables = write_declared(report.TABLES, one, folder, main=report.MAIN, notes=one.notes)
+    tables = write_declared(
+        report.TABLES, comparison, folder, main=report.MAIN, notes=comparison.notes
+    )
     path = folder / NAME
     with replacing(path) as partial:
-        partial.write_text(page(one, titled), "utf-8")
-    skipped = {each.reason for each in drawn if isinstance(each, Skipped)}
+        partial.write_text(page(comparison, titled), "utf-8")
+    skipped = {item.reason for item in drawn if isinstance(item, Skipped)}
     return [
         f"written: {len(tables)} tables in {folder}, the main one {tables[0]}",
         *([f"written: {len(titled)} figures in {folder / FIGURES}"] if figures else []),
@@ -139,37 +135,41 @@ def write_comparison(
 def _write_figures(figures: Sequence[Titled], folder: Path) -> None:
     """Write figures; those of an earlier comparison do not stay among them, and all else does."""
     display = progress("figures", len(figures), "figures") if figures else None
-    named = [(each.name, each.figure) for each in figures]
+    named = [(figure.name, figure.figure) for figure in figures]
     write_listed(named, folder, display.update if display else lambda done: None)
     if display:
         display.close()
 
 
-def page(one: Comparison, figures: Sequence[Titled]) -> str:
+def page(comparison: Comparison, figures: Sequence[Titled]) -> str:
     """The HTML of a comparison."""
-    title = f"{len(one.scores.algorithms)} algorithms compared"
+    title = f"{len(comparison.scores.algorithms)} algorithms compared"
     footer = (
         f"Made by benchmd segment compare (version {VERSION} of the comparison). The tables are "
         f"next to this page with all digits (CSV), the figures in {FIGURES}/ (SVG, PNG)."
     )
-    return document(title, LEAD, _parts(one, figures), escape(footer))
+    return document(title, LEAD, _parts(comparison, figures), escape(footer))
 
 
-def _parts(one: Comparison, figures: Sequence[Titled]) -> list[Section]:
+def _parts(comparison: Comparison, figures: Sequence[Titled]) -> list[Section]:
     """Each heading with its tables, then its figures."""
     drawn = figure_parts(figures)
     together: dict[str, str] = {}
-    for each in report.TABLES:
-        table = each.page(one) if each.page is not None else None
+    for declared in report.TABLES:
+        table = declared.page(comparison) if declared.page is not None else None
         if table is not None:
-            made = html(each.name, table)
-            together[each.heading] = together.get(each.heading, "") + made
-    headings = dict.fromkeys([each.heading for each in report.TABLES] + list(drawn))
+            markup = html(declared.name, table)
+            together[declared.heading] = together.get(declared.heading, "") + markup
+    headings = dict.fromkeys([declared.heading for declared in report.TABLES] + list(drawn))
     parts = [
         (slug(head), head, together.get(head, "") + drawn.get(head, ""))
         for head in headings
         if head in together or head in drawn
     ]
-    notes = ("notes", "To know before reading", listed_notes(one.notes, "Nothing in particular."))
+    notes = (
+        "notes",
+        "To know before reading",
+        listed_notes(comparison.notes, "Nothing in particular."),
+    )
     first = parts[:1] or [("results", RESULTS, none("No result."))]
     return [*first, notes, *parts[1:], ("methods", "Methods and words", terms(WORDS))]

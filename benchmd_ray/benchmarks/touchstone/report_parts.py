@@ -26,8 +26,8 @@ def table_with(caption: str, columns: Sequence[Column], rows: pd.DataFrame) -> T
     """A table, text columns of one value said in its caption; None without rows."""
     if rows.empty:
         return None
-    kept, said = constant(columns)
-    return Table(f"{caption}{said}", kept)
+    kept, note = constant(columns)
+    return Table(f"{caption}{note}", kept)
 
 
 def rank_column(rows: pd.DataFrame) -> Column:
@@ -46,16 +46,16 @@ def class_title(name: str) -> str:
     return AVERAGE if name == MEAN else name.replace("_", " ")
 
 
-def metric_column(one: Comparison, rows: pd.DataFrame) -> Column:
+def metric_column(comparison: Comparison, rows: pd.DataFrame) -> Column:
     """By which readers choose a metric, the first at first."""
-    titles = [one.scores.title(name) for name in rows["metric"]]
-    order = tuple(one.scores.title(name) for name in one.metrics)
+    titles = [comparison.scores.title(name) for name in rows["metric"]]
+    order = tuple(comparison.scores.title(name) for name in comparison.metrics)
     return Column("metric", titles, order=order, filtered=True, required=True, chosen=order[0])
 
 
-def class_column(one: Comparison, rows: pd.DataFrame, chosen: str = "") -> Column:
+def class_column(comparison: Comparison, rows: pd.DataFrame, chosen: str = "") -> Column:
     """By which readers choose a class, all of them at first if none is named."""
-    order = (*map(class_title, one.scores.classes), AVERAGE, CENTRED)
+    order = (*map(class_title, comparison.scores.classes), AVERAGE, CENTRED)
     names = [class_title(name) for name in rows["class"]]
     return Column("class", names, order=order, filtered=True, chosen=class_title(chosen))
 
@@ -65,9 +65,9 @@ def in_percent(rows: pd.DataFrame, *names: str) -> pd.DataFrame:
     return rows.assign(**{name: PERCENT * rows[name] for name in names})
 
 
-def by_order(one: Comparison, rows: pd.DataFrame) -> pd.DataFrame:
+def by_order(comparison: Comparison, rows: pd.DataFrame) -> pd.DataFrame:
     """Rows with the best average first."""
-    places = {name: place for place, name in enumerate(one.order)}
+    places = {name: place for place, name in enumerate(comparison.order)}
     return (
         rows.assign(_=rows["algorithm"].map(places))
         .sort_values("_", kind="stable")
@@ -77,6 +77,6 @@ def by_order(one: Comparison, rows: pd.DataFrame) -> pd.DataFrame:
 
 def where_any(rows: pd.DataFrame, name: str, title: str, kind: Any) -> tuple[Column, ...]:
     """A column, where anything is in it."""
-    held = rows[name]
-    there = held.ne("").any() if kind == "text" else held.notna().any()
-    return (column_of(title, held, kind),) if there else ()
+    values = rows[name]
+    there = values.ne("").any() if kind == "text" else values.notna().any()
+    return (column_of(title, values, kind),) if there else ()

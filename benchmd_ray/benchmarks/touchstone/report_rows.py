@@ -29,7 +29,7 @@ def frame(analysis: Analysis) -> pd.DataFrame:
     rows = analysis.rows[analysis.rows["evaluation"] == EVALUATION]
     measured = rows[~rows["metric"].isin([RANK, LEVEL])]
     common = measured[measured["protocol"] == COMMON].set_index(KEY)
-    own = measured[measured["protocol"] == OWN].set_index(KEY)
+    own_cases = measured[measured["protocol"] == OWN].set_index(KEY)
     ranks = rows[rows["metric"] == RANK].set_index(KEY)
     level = rows[rows["metric"] == LEVEL].set_index(KEY)
     return pd.DataFrame(
@@ -39,8 +39,8 @@ def frame(analysis: Analysis) -> pd.DataFrame:
             "rank_low": ranks["low"],
             "rank_high": ranks["high"],
             "level": level["value"],
-            "own": own["value"],
-            "own_records": own["records"],
+            "own": own_cases["value"],
+            "own_records": own_cases["records"],
         },
         index=common.index,
     ).reset_index()
@@ -56,17 +56,17 @@ def algorithms(analysis: Analysis) -> Table | None:
     rows = rows[rows["class"] == MEAN].join(level, on=keys)
     rows = rows.sort_values(["dataset", "regime", "rank"], kind="stable")
     ends = rows[["rank"]].assign(low=rows["rank_low"], high=rows["rank_high"])
-    shown = rows.assign(**{n: PERCENT * rows[n] for n in ("value", "low", "high", "own")})
-    columns, said = constant(
+    percents = rows.assign(**{n: PERCENT * rows[n] for n in ("value", "low", "high", "own")})
+    columns, note = constant(
         (
             column_of("dataset", rows["dataset"], "text"),
             Column("metric", list(rows["regime"]), filtered=True),
             column_of("algorithm", rows["technique"], "text"),
-            interval_of("average [95 %]", shown, "value", digits=2),
+            interval_of("average [95 %]", percents, "value", digits=2),
             rank_column(ends),
             column_of("level with best", rows["best"], "integer"),
             column_of("cases", rows["records"], "integer"),
-            column_of("own average", shown["own"], "number", digits=1),
+            column_of("own average", percents["own"], "number", digits=1),
             column_of("own cases", rows["own_records"], "integer"),
         )
     )
@@ -76,23 +76,23 @@ def algorithms(analysis: Analysis) -> Table | None:
         "algorithm has the highest mean or is not significantly below it. Own average: on its own "
         "cases, as published. `benchmd segment compare` shows tests, groups and worst cases."
     )
-    return Table(f"{caption}{said}", columns)
+    return Table(f"{caption}{note}", columns)
 
 
 def draw(report: Report) -> Iterator[Drawn]:
     """Averages with intervals, a figure for each test set and metric."""
     rows = frame(report.analysis)
     means = rows[rows["class"] == MEAN]
-    for (dataset, metric), held in means.groupby(["dataset", "regime"], sort=False):
-        held = held.sort_values("rank", kind="stable")
-        title = f"{dataset}: highest average {metric} {held['technique'].iloc[0]}"
-        figure, (axes,) = grid(title, 1, columns=1, row=0.21 * len(held) + 0.5, extra=0.5)
-        places = np.arange(len(held))
-        value, low, high = (PERCENT * held[name] for name in ("value", "low", "high"))
+    for (dataset, metric), group in means.groupby(["dataset", "regime"], sort=False):
+        group = group.sort_values("rank", kind="stable")
+        title = f"{dataset}: highest average {metric} {group['technique'].iloc[0]}"
+        figure, (axes,) = grid(title, 1, columns=1, row=0.21 * len(group) + 0.5, extra=0.5)
+        places = np.arange(len(group))
+        value, low, high = (PERCENT * group[name] for name in ("value", "low", "high"))
         axes.hlines(places, low, high, color="#0072B2", linewidth=1.3)
         axes.scatter(value, places, color="#0072B2", s=20, zorder=3)
-        axes.set_yticks(places, list(held["technique"]), fontsize=SMALL)
-        axes.set_ylim(len(held) - 0.4, -0.6)
+        axes.set_yticks(places, list(group["technique"]), fontsize=SMALL)
+        axes.set_ylim(len(group) - 0.4, -0.6)
         axes.grid(axis="y", color=FAINT, linewidth=0.4)
         axes.set_xlabel(f"average {metric} (%)")
         caption = "Mean of the class means on common cases, with 95 % intervals over cases."

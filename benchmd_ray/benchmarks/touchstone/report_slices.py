@@ -32,19 +32,15 @@ def draw_planes(axes: Sequence[Axes], planes: Planes) -> None:
     """Contours of reference and prediction in three planes.
 
     Voxels are drawn by their spacing, the front and the head up, the patient's left to the right.
-
-    Args:
-        axes: Three.
-        planes: Of a class.
     """
-    for number, (own, plane) in enumerate(zip(axes, planes.each, strict=True)):
+    for number, (panel, plane) in enumerate(zip(axes, planes.each, strict=True)):
         height, width = plane.reference.shape
         rows = (np.arange(height) + 0.5) * plane.steps[0]
         columns = (np.arange(width) + 0.5) * plane.steps[1]
-        own.set_facecolor("#F2F2F2")
+        panel.set_facecolor("#F2F2F2")
         if plane.image is not None:
             low, high = planes.window
-            own.pcolormesh(
+            panel.pcolormesh(
                 columns, rows, plane.image, cmap="gray", vmin=low, vmax=high, rasterized=True
             )
         for mask, colour, style in (
@@ -53,50 +49,48 @@ def draw_planes(axes: Sequence[Axes], planes: Planes) -> None:
         ):
             if mask.any() and min(height, width) > 1:
                 values = mask.astype(float)
-                own.contour(
+                panel.contour(
                     columns, rows, values, [0.5], colors=colour, linewidths=1.1, linestyles=style
                 )
-        own.set_aspect("equal")
-        own.set_xticks([])
-        own.set_yticks([])
+        panel.set_aspect("equal")
+        panel.set_xticks([])
+        panel.set_yticks([])
         for side, letter in zip((0.02, 0.98), SIDES[number], strict=True):
-            own.text(
+            panel.text(
                 *(side, 0.5, letter),
-                transform=own.transAxes,
+                transform=panel.transAxes,
                 ha="left" if side < 0.5 else "right",
                 va="center",
                 fontsize=SMALL,
                 color="#E69F00",
             )
         if number == 0:
-            own.invert_yaxis()  # the front is up
+            panel.invert_yaxis()  # the front is up
 
 
-def draw_slices(one: Comparison, images: Mapping[str, Path]) -> Iterator[Drawn]:
+def draw_slices(comparison: Comparison, images: Mapping[str, Path]) -> Iterator[Drawn]:
     """The worst cases of each class that have masks.
 
     The prediction is that of the algorithm with the lowest score of the case that has masks.
-
-    Args:
-        one: The comparison.
-        images: Paths of images, by case.
     """
-    if not any(each.planes for each in one.scores.by_name.values()):
+    if not any(algorithm.planes for algorithm in comparison.scores.by_name.values()):
         yield Skipped("worst", "the scores come without masks, so worst cases have no pictures")
         return
-    if images and not images.keys() & set(one.worst["case"]):
-        case = one.worst["case"].iloc[0]
-        yield Skipped("worst", f"no image is of a worst case, such as {case}: they are drawn alone")
-    for name in one.scores.classes:
-        yield from _of_class(one, name, images)
+    if images and not images.keys() & set(comparison.worst["case"]):
+        case = comparison.worst["case"].iloc[0]
+        yield Skipped(
+            "worst", f"no image is of a worst case, such as {case}: they are drawn without images"
+        )
+    for name in comparison.scores.classes:
+        yield from _of_class(comparison, name, images)
 
 
-def _of_class(one: Comparison, name: str, images: Mapping[str, Path]) -> Iterator[Drawn]:
+def _of_class(comparison: Comparison, name: str, images: Mapping[str, Path]) -> Iterator[Drawn]:
     stem = slug("worst", name)
-    found: list[tuple[str, str, float, Planes]] = []
-    for case in one.worst.loc[one.worst["class"] == name, "case"][:ROWS]:
-        algorithm, value = _lowest(one, case, name)
-        reader = one.scores.by_name[algorithm].planes if algorithm else None
+    pictures: list[tuple[str, str, float, Planes]] = []
+    for case in comparison.worst.loc[comparison.worst["class"] == name, "case"][:ROWS]:
+        algorithm, value = _lowest(comparison, case, name)
+        reader = comparison.scores.by_name[algorithm].planes if algorithm else None
         if reader is None:
             continue
         try:
@@ -106,20 +100,20 @@ def _of_class(one: Comparison, name: str, images: Mapping[str, Path]) -> Iterato
             continue
         if planes.note:
             yield Skipped(stem, f"{case}: no image, {planes.note}")
-        found.append((case, algorithm, value, planes))
-    if not found:
+        pictures.append((case, algorithm, value, planes))
+    if not pictures:
         yield Skipped(stem, f"no case of {name} has a picture")
         return
-    metric = one.scores.title(one.metrics[0])
-    first, _, lowest, _ = found[0]
+    metric = comparison.scores.title(comparison.metrics[0])
+    first, _, lowest, _ = pictures[0]
     title = f"Worst cases of {class_title(name)}: {metric} from {PERCENT * lowest:.0f} % ({first})"
-    figure = new_figure(title, 2.0 * len(found) + 0.9)
-    panels = np.atleast_2d(figure.subplots(len(found), 3))
-    for row, (case, algorithm, value, planes) in zip(panels, found, strict=True):
+    figure = new_figure(title, 2.0 * len(pictures) + 0.9)
+    panels = np.atleast_2d(figure.subplots(len(pictures), 3))
+    for row, (case, algorithm, value, planes) in zip(panels, pictures, strict=True):
         draw_planes(row, planes)
         missed = ", missed" if planes.volumes[0] and not planes.volumes[1] else ""
-        said = f"{case}\n{algorithm}\n{metric} {PERCENT * value:.1f} %{missed}"
-        row[0].set_ylabel(said, fontsize=SMALL)
+        label = f"{case}\n{algorithm}\n{metric} {PERCENT * value:.1f} %{missed}"
+        row[0].set_ylabel(label, fontsize=SMALL)
     for axes, plane in zip(panels[0], PLANES, strict=True):
         axes.set_title(plane)
     _legend(figure)
@@ -143,16 +137,16 @@ def _planes(
         return reader(case, name, None)._replace(note=str(error))
 
 
-def _lowest(one: Comparison, case: str, name: str) -> tuple[str, float]:
+def _lowest(comparison: Comparison, case: str, name: str) -> tuple[str, float]:
     """The algorithm with masks that scores lowest, and its score; empty where none has masks."""
-    rows = one.scores.rows
-    metric = one.metrics[0]
-    held = rows[(rows["case"] == case) & (rows["class"] == name)].dropna(subset=[metric])
-    readable = [n for n, s in one.scores.by_name.items() if s.planes is not None]
-    held = held[held["algorithm"].isin(readable)].sort_values(metric, kind="stable")
-    if held.empty:
+    rows = comparison.scores.rows
+    metric = comparison.metrics[0]
+    cells = rows[(rows["case"] == case) & (rows["class"] == name)].dropna(subset=[metric])
+    readable = [n for n, s in comparison.scores.by_name.items() if s.planes is not None]
+    cells = cells[cells["algorithm"].isin(readable)].sort_values(metric, kind="stable")
+    if cells.empty:
         return "", float("nan")
-    return str(held["algorithm"].iloc[0]), float(held[metric].iloc[0])
+    return str(cells["algorithm"].iloc[0]), float(cells[metric].iloc[0])
 
 
 def _legend(figure: Figure) -> None:

@@ -11,7 +11,7 @@ import numpy as np
 import pandas as pd
 
 from benchmd_ray.evaluation.evaluation import SEGMENTATION
-from benchmd_ray.evaluation.segmentation import MEAN, Measured, Where, measured, row_of
+from benchmd_ray.evaluation.segmentation import MEAN, ClassDice, Where, measured, row_of
 from benchmd_ray.files.atomic import slug
 from benchmd_ray.report.analysis import Analysis
 from benchmd_ray.report.columns import (
@@ -53,20 +53,24 @@ class Trained:
     """Digest of what was scored."""
     runs: dict[int, str]
     """Names, by seed."""
-    scores: dict[int, dict[Where, Measured]]
+    scores: dict[int, dict[Where, ClassDice]]
     """By seed."""
 
     @property
     def classes(self) -> list[str]:
         """`MEAN`, then the classes."""
         split = self.key["split"]
-        found = next(iter(self.scores.values()))
-        return [name for own, method, name in found if (own, method) == (split, "")]
+        measured_at = next(iter(self.scores.values()))
+        return [
+            name
+            for scored_split, method, name in measured_at
+            if (scored_split, method) == (split, "")
+        ]
 
-    def of(self, name: str, method: str = "") -> dict[int, Measured]:
+    def of(self, name: str, method: str = "") -> dict[int, ClassDice]:
         """A class of each seed; none of a baseline that is not there."""
         where = (self.key["split"], method, name)
-        return {seed: found[where] for seed, found in self.scores.items() if where in found}
+        return {seed: scores[where] for seed, scores in self.scores.items() if where in scores}
 
 
 _LAST: list[tuple[Analysis, list[Trained]]] = []
@@ -81,22 +85,24 @@ def trained(analysis: Analysis) -> list[Trained]:
 
 
 def _trained(analysis: Analysis) -> list[Trained]:
-    held = analysis.rows[analysis.rows["evaluation"] == SEGMENTATION.name]
-    held = held[held["run"] != ""].sort_values("seed", kind="stable")
+    rows = analysis.rows[analysis.rows["evaluation"] == SEGMENTATION.name]
+    rows = rows[rows["run"] != ""].sort_values("seed", kind="stable")
     runs = {run.folder.name: run for run in analysis.runs}
     read: dict[tuple[str, str], Predictions] = {}
-    found: dict[tuple[str, ...], Trained] = {}
-    for *key, seed, name in held[[*KEY, "seed", "run"]].drop_duplicates().itertuples(index=False):
+    networks: dict[tuple[str, ...], Trained] = {}
+    for *key, seed, name in rows[[*KEY, "seed", "run"]].drop_duplicates().itertuples(index=False):
         names, run = dict(zip(KEY, map(str, key), strict=True)), runs[str(name)]
         path = predictions_path(run.folder, names["dataset"], SEGMENTATION.name)
         if (held_at := (run.folder.name, names["dataset"])) not in read:
             read[held_at] = read_predictions(path, SEGMENTATION.form)
         predictions = read[held_at]
         network, catalog = run.settings.encoder.network, predictions.description["catalog"]
-        one = found.setdefault((*names.values(), catalog), Trained(names, network, catalog, {}, {}))
-        one.runs[int(seed)] = run.folder.name
-        one.scores[int(seed)] = measured(predictions, analysis.resamples)
-    return list(found.values())
+        network_runs = networks.setdefault(
+            (*names.values(), catalog), Trained(names, network, catalog, {}, {})
+        )
+        network_runs.runs[int(seed)] = run.folder.name
+        network_runs.scores[int(seed)] = measured(predictions, analysis.resamples)
+    return list(networks.values())
 
 
 def frame(analysis: Analysis) -> pd.DataFrame:
@@ -106,26 +112,30 @@ def frame(analysis: Analysis) -> pd.DataFrame:
     reference has the class.
     """
     rows = []
-    for one in trained(analysis):
-        for name in one.classes:
-            ours, base = one.of(name), one.of(name, BASELINE)
-            row = one.key | {"network": one.network, "class": name, **row_of([*ours.values()])}
-            row |= {"seeds": len(one.runs), "runs": "; ".join(one.runs.values())}
+    for network in trained(analysis):
+        for name in network.classes:
+            ours, base = network.of(name), network.of(name, BASELINE)
+            row = network.key | {
+                "network": network.network,
+                "class": name,
+                **row_of([*ours.values()]),
+            }
+            row |= {"seeds": len(network.runs), "runs": "; ".join(network.runs.values())}
             if base:  # none of a target, which nothing was trained on
                 row |= {"baseline": next(iter(base.values())).value, **_difference(ours, base)}
             rows.append(row)
     return pd.DataFrame(rows, columns=COLUMNS)
 
 
-def _difference(ours: Mapping[int, Measured], others: Mapping[int, Measured]) -> dict[str, float]:
+def _difference(ours: Mapping[int, ClassDice], others: Mapping[int, ClassDice]) -> dict[str, float]:
     """One minus the other on the same cases, of the seeds that both have."""
     seeds = sorted(ours.keys() & others.keys())
-    found = difference_over_seeds(
+    difference = difference_over_seeds(
         [ours[seed].value - others[seed].value for seed in seeds],
         [ours[seed].draws - others[seed].draws for seed in seeds],
         ours[seeds[0]].basis,
     )
-    values = (found.value, found.low, found.high, found.p)
+    values = (difference.value, difference.low, difference.high, difference.p)
     return dict(zip(DIFFERENCE, values, strict=True))
 
 
@@ -140,17 +150,17 @@ def pairs_frame(analysis: Analysis) -> pd.DataFrame:
         alike = a.catalog == b.catalog and all(b.key[name] == place[name] for name in PLACE)
         if not alike or not a.runs.keys() & b.runs.keys():
             continue
-        found = _difference(b.of(MEAN), a.of(MEAN))
-        rows.append({**place, "catalog": a.catalog, "a": _title(a), "b": _title(b), **found})
-    made = pd.DataFrame(rows, columns=[*PLACE, "catalog", "a", "b", *DIFFERENCE])
-    made["p_holm"] = np.nan
-    for _, held in made[made["p"].notna()].groupby([*PLACE, "catalog"]):
-        made.loc[held.index, "p_holm"] = holm(held["p"].to_numpy())
-    return made
+        difference = _difference(b.of(MEAN), a.of(MEAN))
+        rows.append({**place, "catalog": a.catalog, "a": _title(a), "b": _title(b), **difference})
+    table = pd.DataFrame(rows, columns=[*PLACE, "catalog", "a", "b", *DIFFERENCE])
+    table["p_holm"] = np.nan
+    for _, group in table[table["p"].notna()].groupby([*PLACE, "catalog"]):
+        table.loc[group.index, "p_holm"] = holm(group["p"].to_numpy())
+    return table
 
 
-def _title(one: Trained) -> str:
-    return f"{one.network} ({one.key['protocol']})"
+def _title(network: Trained) -> str:
+    return f"{network.network} ({network.key['protocol']})"
 
 
 def means(analysis: Analysis) -> pd.DataFrame:
@@ -214,23 +224,23 @@ def pairs(analysis: Analysis) -> Table | None:
 def draw(report: Report) -> Iterator[Drawn]:
     """Networks against the mean mask, a figure for each dataset and split."""
     rows = frame(report.analysis)
-    for (dataset, split), held in rows.groupby(["dataset", "split"], sort=False):
-        names = list(dict.fromkeys(held["class"]))
-        best = held[held["class"] == MEAN].sort_values("value", ascending=False).iloc[0]
+    for (dataset, split), group in rows.groupby(["dataset", "split"], sort=False):
+        names = list(dict.fromkeys(group["class"]))
+        best = group[group["class"] == MEAN].sort_values("value", ascending=False).iloc[0]
         title = f"{dataset}: mean DSC {best['value']:.3f} by {best['network']}"
         if not np.isnan(best["baseline"]):
             title += f", {best['baseline']:.3f} by the mean mask"
-        mean = held[held["class"] == MEAN]
+        mean = group[group["class"] == MEAN]
         labels = [f"{n} ({p})" for n, p in zip(mean["network"], mean["protocol"], strict=True)]
         figure, panels = grid(title, len(names), columns=3, row=0.24 * len(labels) + 0.7)
         for axes, name in zip(panels, names, strict=True):
-            own = held[held["class"] == name]
-            places = np.arange(len(own))
-            axes.hlines(places, own["low"], own["high"], color="#0072B2", linewidth=1.3)
-            axes.scatter(own["value"], places, color="#0072B2", s=20, zorder=3)
-            axes.scatter(own["baseline"], places, color="#D55E00", s=40, marker="|", zorder=2)
+            cells = group[group["class"] == name]
+            places = np.arange(len(cells))
+            axes.hlines(places, cells["low"], cells["high"], color="#0072B2", linewidth=1.3)
+            axes.scatter(cells["value"], places, color="#0072B2", s=20, zorder=3)
+            axes.scatter(cells["baseline"], places, color="#D55E00", s=40, marker="|", zorder=2)
             axes.set_yticks(places, labels, fontsize=SMALL)
-            axes.set_ylim(len(own) - 0.4, -0.6)
+            axes.set_ylim(len(cells) - 0.4, -0.6)
             axes.grid(axis="y", color=FAINT, linewidth=0.4)
             axes.set_xlabel(f"DSC, {name}")
         caption = "With 95 % intervals over patients and seeds; orange bars: the mean mask."

@@ -36,14 +36,14 @@ def named_rows() -> pd.DataFrame:
         BenchmdError: A folder cannot be read, or scores of one task cannot be compared.
     """
     folders = [Path(name) for name in os.environ.get(NAMED, "").split(os.pathsep) if name]
-    found = list(_by_task(folders))
-    names = [name for name, _ in found]
+    test_sets = list(_by_task(folders))
+    names = [name for name, _ in test_sets]
     if twice := sorted({name for name in names if names.count(name) > 1}):
         raise BenchmdError(
             f"{NAMED} has two test sets named {twice[0]}: rename the folder of one, or name one of "
             "the two."
         )
-    parts = [score_rows(task, scores) for task, scores in found]
+    parts = [score_rows(task, scores) for task, scores in test_sets]
     return pd.concat(parts, ignore_index=True) if parts else pd.DataFrame()
 
 
@@ -55,30 +55,28 @@ def _by_task(folders: list[Path]) -> Iterator[tuple[str, Scores]]:
             runs.setdefault(read_manifest(folder).task.name, []).append(folder)
         else:
             yield folder.name, read_scores((), folder)
-    for task, held in runs.items():
-        yield task, read_scores(held)
+    for task, folders_of_task in runs.items():
+        yield task, read_scores(folders_of_task)
 
 
 def score_rows(dataset: str, scores: Scores) -> pd.DataFrame:
     """Means of each algorithm and class on common and on own cases, and ranks.
 
     ``technique`` is the algorithm, ``regime`` the metric's title with its tolerance.
-
-    Args:
-        dataset: What the test set is called.
-        scores: Of its algorithms.
     """
     require_comparable(scores)
     drawn = {metric: draw(scores, metric, Metadata(), RESAMPLES) for metric in scores.metrics}
     titles = {metric: scores.title(metric) for metric in scores.metrics}
-    held = cells(scores, drawn)
+    means = cells(scores, drawn)
     ranking = ranked(scores, drawn, pairs(scores, drawn))[0]
-    sizes = held.set_index(["metric", "algorithm", "class"])[["n", "patients"]]
+    sizes = means.set_index(["metric", "algorithm", "class"])[["n", "patients"]]
     ranking = ranking.join(sizes, on=["metric", "algorithm", "class"])
-    own = {"value": held["own_mean"], "records": held["own_n"], "patients": 0}
+    own_means = {"value": means["own_mean"], "records": means["own_n"], "patients": 0}
     parts = [
-        _part(held, {**held[["value", "low", "high", "patients"]], "records": held["n"]}, titles),
-        _part(held, own, titles).assign(protocol=OWN),
+        _part(
+            means, {**means[["value", "low", "high", "patients"]], "records": means["n"]}, titles
+        ),
+        _part(means, own_means, titles).assign(protocol=OWN),
     ]
     for name, value in ((RANK, ranking["rank"]), (LEVEL, ranking["level"].astype("float64"))):
         ends = {end: ranking[end] for end in ("low", "high") if name == RANK}

@@ -22,10 +22,10 @@ from benchmd_ray.benchmarks.touchstone.joining import (
     Scores,
     joined,
 )
-from benchmd_ray.benchmarks.touchstone.layouts import Files, cases_of, files_of
+from benchmd_ray.benchmarks.touchstone.layouts import CaseFiles, cases_of, files_of
 from benchmd_ray.benchmarks.touchstone.planes import Planes, unpacked
 from benchmd_ray.benchmarks.touchstone.scoring import PARTS, PROCESS
-from benchmd_ray.benchmarks.touchstone.tasks import Task
+from benchmd_ray.benchmarks.touchstone.tasks import SegmentationTask
 from benchmd_ray.benchmarks.touchstone.two_sets import Means, read_means
 from benchmd_ray.data.apart import Died
 from benchmd_ray.errors import BenchmdError, count_of
@@ -46,9 +46,9 @@ def read_scores(runs: Sequence[Path], folder: Path | None = None) -> Scores:
     if folder is not None:
         return joined(read_csv_folder(folder))
     manifests = [(run, read_manifest(run)) for run in runs]
-    first, own = manifests[0]
+    first, reference = manifests[0]
     for run, manifest in manifests:
-        if manifest.scorer != own.scorer:
+        if manifest.scorer != reference.scorer:
             raise BenchmdError(
                 f"{first} and {run} were scored by two versions of the scorer: score one again."
             )
@@ -59,7 +59,7 @@ def read_against(path: Path) -> Scores | Mapping[tuple[str, str], Means]:
     """Another test set: released CSVs, a score run, or published means.
 
     Raises:
-        BenchmdError: It is none of these.
+        BenchmdError: It is something else.
     """
     if path.is_file():
         return read_means(path)
@@ -74,7 +74,10 @@ def scores_of(run: Path, manifest: Manifest) -> AlgorithmScores:
     card = algorithms().get(manifest.algorithm, Algorithm(manifest.algorithm))
     places = zip(rows["case"], rows["class"], strict=True)
     both = rows[["volume_ref_ml", "volume_pred_ml"]].to_numpy(np.float64).tolist()
-    volumes = {place: (one, other) for place, (one, other) in zip(places, both, strict=True)}
+    volumes = {
+        place: (reference, prediction)
+        for place, (reference, prediction) in zip(places, both, strict=True)
+    }
 
     def planes(case: str, name: str, image: Path | None) -> Planes:
         return read_planes(manifest, case, name, volumes[case, name], image)
@@ -108,7 +111,7 @@ def _without_scores(manifest: Manifest) -> Iterator[str]:
 def read_planes(
     manifest: Manifest, case: str, name: str, volumes: tuple[float, float], image: Path | None
 ) -> Planes:
-    """Planes of a class of a case, read in a process apart.
+    """Planes of a class of a case, read in a separate process.
 
     Args:
         manifest: Of the run.
@@ -144,7 +147,7 @@ def read_planes(
     return planes
 
 
-def _files(folder: Path, task: Task, case: str) -> Files:
+def _files(folder: Path, task: SegmentationTask, case: str) -> CaseFiles:
     """The files of a case.
 
     Raises:
@@ -153,13 +156,13 @@ def _files(folder: Path, task: Task, case: str) -> Files:
     if folder.is_file():
         return files_of(folder, task)
     content = json.dumps(asdict(task))
-    found = _cases(folder, content).get(case)
-    if found is None:
+    files = _cases(folder, content).get(case)
+    if files is None:
         raise BenchmdError(f"{folder}: the case {case} is not there any more.")
-    return found
+    return files
 
 
 @functools.lru_cache(maxsize=64)
-def _cases(folder: Path, content: str) -> dict[str, Files]:
-    task: Task = typed(Task, json.loads(content), "the task")
+def _cases(folder: Path, content: str) -> dict[str, CaseFiles]:
+    task: SegmentationTask = typed(SegmentationTask, json.loads(content), "the task")
     return cases_of(folder, task)

@@ -16,7 +16,7 @@ from benchmd_ray.benchmarks.touchstone.submission import (
     isolation,
     predict,
 )
-from benchmd_ray.benchmarks.touchstone.tasks import Task
+from benchmd_ray.benchmarks.touchstone.tasks import SegmentationTask
 from benchmd_ray.data.apart import Apart, Died
 from benchmd_ray.files.atomic import TEMPORARY, remove, without_home
 from benchmd_ray.schema.typed import typed
@@ -29,21 +29,21 @@ TRIES = 2
 """Calls of a process that is ended from outside."""
 
 
-def work(given: Mapping[str, Any]) -> dict[str, Any]:
+def work(arguments: Mapping[str, Any]) -> dict[str, Any]:
     """Predict where that is asked for, and score.
 
     Args:
-        given: ``request``, as `case.answer` takes it; with a ``submission`` (its fields) also
+        arguments: ``request``, as `case.answer` takes it; with a ``submission`` (its fields) also
             ``image``, ``output``, where its prediction is kept, and ``log``.
 
     Returns:
         ``rows`` and ``notes``, or ``reason``, why there are none; ``seconds`` of the prediction,
         NaN where unknown; of a submission also ``peak_mib`` and ``without_network``.
     """
-    request = dict(given["request"])
+    request = dict(arguments["request"])
     measured: dict[str, Any] = {"seconds": float("nan")}
-    if given["submission"]:
-        ran, output = _predicted(given)
+    if arguments["submission"]:
+        ran, output = _predicted(arguments)
         measured = {
             "seconds": ran.seconds,
             "peak_mib": round(ran.peak / 2**20, 1),
@@ -51,7 +51,7 @@ def work(given: Mapping[str, Any]) -> dict[str, Any]:
         }
         if ran.fault:
             return measured | {"reason": ran.fault}
-        task: Task = typed(Task, request["task"], "the task")
+        task: SegmentationTask = typed(SegmentationTask, request["task"], "the task")
         request["prediction"] = asdict(files_of(output, task))
     return measured | _scored(request)
 
@@ -70,15 +70,15 @@ def _scored(request: dict[str, Any]) -> dict[str, Any]:
     return {"reason": without_home(reason)}
 
 
-def _predicted(given: Mapping[str, Any]) -> tuple[Ran, Path]:
+def _predicted(arguments: Mapping[str, Any]) -> tuple[Ran, Path]:
     """How a submission ended, and where its prediction is kept."""
-    kept, own = Path(given["output"]), Submission(**given["submission"])
+    kept, submission = Path(arguments["output"]), Submission(**arguments["submission"])
     partial = kept.parent / f"{TEMPORARY}{uuid.uuid4().hex[:12]}"
     written = partial / f"{kept.name}.nii.gz"
     partial.mkdir(parents=True)
     began = partial.lstat().st_ino
     try:
-        ran = predict(own, Path(given["image"]), written, Path(given["log"]))
+        ran = predict(submission, Path(arguments["image"]), written, Path(arguments["log"]))
         if ran.fault:
             return ran, kept
         if _replaced(partial, began) or kept.parent.is_symlink():

@@ -91,25 +91,18 @@ class Ran:
 
 
 def predict(submission: Submission, image: Path, output: Path, log: Path) -> Ran:
-    """Run a submission on an image.
-
-    Args:
-        submission: The command.
-        image: Its input.
-        output: Where its labels go; nothing is there before.
-        log: File for what it printed.
-    """
+    """Run a submission on an image."""
     output.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="benchmd-") as scratch:
-        given = {INPUT: str(image), OUTPUT: str(output)}
-        words = [_filled(word, given) for word in submission.words()]
-        own = {name: os.environ[name] for name in ENVIRONMENT if name in os.environ}
+        values = {INPUT: str(image), OUTPUT: str(output)}
+        words = [_filled(word, values) for word in submission.words()]
+        environment = {name: os.environ[name] for name in ENVIRONMENT if name in os.environ}
         start, guard = time.monotonic(), _guard()
         try:
             process = subprocess.Popen(
                 [*isolation(), *words],
                 cwd=scratch,
-                env=own | {"TMPDIR": scratch},
+                env=environment | {"TMPDIR": scratch},
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
@@ -139,9 +132,9 @@ def isolation() -> tuple[str, ...]:
     return ()
 
 
-def _filled(word: str, given: dict[str, str]) -> str:
-    marks = "|".join(map(re.escape, given))
-    return re.sub(marks, lambda found: given[found[0]], word)
+def _filled(word: str, values: dict[str, str]) -> str:
+    marks = "|".join(map(re.escape, values))
+    return re.sub(marks, lambda mark: values[mark[0]], word)
 
 
 class _Limits:
@@ -181,7 +174,7 @@ def _watched(
     tree.held()
     tree.end()
     process.wait()
-    texts = [each.text() for each in printed]
+    texts = [output.text() for output in printed]
     if not log.parent.is_symlink():  # the command could have put a link there
         with replacing(log) as partial:
             partial.write_text("--- stdout\n{}\n--- stderr\n{}\n".format(*texts), "utf-8")
@@ -236,22 +229,24 @@ class _Tree:
         """Bytes of memory that they hold now; what several share counts once."""
         page = os.sysconf("SC_PAGE_SIZE")
         parents = {pid: (parent, begun, pages) for pid, parent, begun, pages in _processes()}
-        known = {self._root} | {
+        members = {self._root} | {
             p for p, b in self._seen.items() if p in parents and parents[p][1] == b
         }
         grown = True
         while grown:
-            more = {pid for pid, (parent, _, _) in parents.items() if parent in known} - known
-            known |= more
+            more = {pid for pid, (parent, _, _) in parents.items() if parent in members} - members
+            members |= more
             grown = bool(more)
-        alive = known & parents.keys()
+        alive = members & parents.keys()
         self._seen |= {pid: parents[pid][1] for pid in alive}
         resident = {pid: parents[pid][2] * page for pid in alive}
         if len(alive) < 2:
             return sum(resident.values())
         total = sum(resident.values())
         if total > GROWN * self._resident or time.monotonic() - self._looked > SHARED_SECONDS:
-            self._shared = sum(_proportional(pid, held) for pid, held in resident.items())
+            self._shared = sum(
+                _proportional(pid, bytes_held) for pid, bytes_held in resident.items()
+            )
             self._resident, self._looked = total, time.monotonic()
         return self._shared
 

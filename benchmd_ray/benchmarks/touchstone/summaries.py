@@ -32,7 +32,7 @@ PRESENT, ABSENT = ("both", "missed"), ("absent", "spurious")
 
 
 @dataclass(frozen=True, eq=False)
-class Drawn:
+class DrawnMeans:
     """Means of one metric on the common cases, and in resamples of their patients.
 
     The mean over classes is the last column of each.
@@ -79,7 +79,9 @@ def _error(draws: Floats, units: int) -> StandardError:
     return StandardError(se, ((se**2, units - 1.0),))
 
 
-def draw(scores: Scores, metric: str, metadata: Metadata, resamples: int, seed: int = 0) -> Drawn:
+def draw(
+    scores: Scores, metric: str, metadata: Metadata, resamples: int, seed: int = 0
+) -> DrawnMeans:
     """Means and their resamples.
 
     Whole cases are drawn, all of a patient together, as many as there are (Wiesenfarth et al.
@@ -96,7 +98,7 @@ def draw(scores: Scores, metric: str, metadata: Metadata, resamples: int, seed: 
     counts, units = there.sum(axis=0), _patients(there, patients)
     scored = counts > 0
     means = ratio(np.where(np.isnan(values), 0.0, values).sum(axis=0), counts)
-    return Drawn(
+    return DrawnMeans(
         values=values,
         patients=patients,
         means=np.column_stack([means, mean_over_classes(means[:, scored])]),
@@ -110,7 +112,7 @@ def _patients(there: npt.NDArray[np.bool_], patients: npt.NDArray[np.str_]) -> n
     return np.array([len(np.unique(patients[column])) for column in there.T], np.intp)
 
 
-def cells(scores: Scores, drawn: Mapping[str, Drawn]) -> pd.DataFrame:
+def cells(scores: Scores, drawn: Mapping[str, DrawnMeans]) -> pd.DataFrame:
     """Own and common means of each metric, algorithm and class, and their mean (`MEAN`).
 
     ``own_sd`` is the sample sd (n - 1); of the mean over classes the mean of the classes' sds.
@@ -118,23 +120,23 @@ def cells(scores: Scores, drawn: Mapping[str, Drawn]) -> pd.DataFrame:
     return pd.DataFrame(_cells(scores, drawn))
 
 
-def _cells(scores: Scores, drawn: Mapping[str, Drawn]) -> Iterator[dict[str, Any]]:
-    for metric, one in drawn.items():
-        own = scores.values(metric)
+def _cells(scores: Scores, drawn: Mapping[str, DrawnMeans]) -> Iterator[dict[str, Any]]:
+    for metric, metric_draws in drawn.items():
+        values = scores.values(metric)
         for a, algorithm in enumerate(scores.algorithms):
-            held = [own[~np.isnan(own[:, a, c]), a, c] for c in range(len(scores.classes))]
-            means = [float(v.mean()) if len(v) else math.nan for v in held]
-            sds = [float(v.std(ddof=1)) if len(v) > 1 else math.nan for v in held]
-            sizes = [len(v) for v in held]
+            columns = [values[~np.isnan(values[:, a, c]), a, c] for c in range(len(scores.classes))]
+            means = [float(v.mean()) if len(v) else math.nan for v in columns]
+            sds = [float(v.std(ddof=1)) if len(v) > 1 else math.nan for v in columns]
+            sizes = [len(v) for v in columns]
             rows = zip(
                 (*scores.classes, MEAN),
                 (*means, float(mean_over_classes(np.array(means)))),
                 (*sds, float(mean_over_classes(np.array(sds)))),
-                (*sizes, int((~np.isnan(own[:, a])).any(axis=1).sum())),
+                (*sizes, int((~np.isnan(values[:, a])).any(axis=1).sum())),
                 strict=True,
             )
             for c, (name, mean, sd, size) in enumerate(rows):
-                low, high = one.interval(a, c)
+                low, high = metric_draws.interval(a, c)
                 yield {
                     "metric": metric,
                     "algorithm": algorithm,
@@ -142,29 +144,29 @@ def _cells(scores: Scores, drawn: Mapping[str, Drawn]) -> Iterator[dict[str, Any
                     "own_mean": mean,
                     "own_sd": sd,
                     "own_n": size,
-                    "value": float(one.means[a, c]),
+                    "value": float(metric_draws.means[a, c]),
                     "low": low,
                     "high": high,
-                    "n": int(one.counts[c]),
-                    "patients": int(one.units[c]),
+                    "n": int(metric_draws.counts[c]),
+                    "patients": int(metric_draws.units[c]),
                 }
 
 
 def distances(scores: Scores) -> pd.DataFrame:
     """Quantiles of HD95 (mm); a missed organ is infinitely far, so there is no mean."""
     rows = scores.rows[scores.rows["hd95"].notna()]
-    found = []
-    for (algorithm, name), held in rows.groupby(["algorithm", "class"], sort=False):
-        values = np.sort(held["hd95"].to_numpy(np.float64))
+    table = []
+    for (algorithm, name), group in rows.groupby(["algorithm", "class"], sort=False):
+        values = np.sort(group["hd95"].to_numpy(np.float64))
         quantiles = {
             title: float(np.quantile(values, share, method="inverted_cdf"))
             for title, share in (("q25", 0.25), ("median", 0.5), ("q75", 0.75), ("q95", 0.95))
         }
         infinite = int(np.isinf(values).sum())
         row = {"algorithm": algorithm, "class": name, "n": len(values), "infinite": infinite}
-        found.append({**row, **quantiles})
+        table.append({**row, **quantiles})
     columns = ["algorithm", "class", "n", "infinite", "q25", "median", "q75", "q95"]
-    return pd.DataFrame(found, columns=columns)
+    return pd.DataFrame(table, columns=columns)
 
 
 def missed(scores: Scores) -> pd.DataFrame:
@@ -173,72 +175,72 @@ def missed(scores: Scores) -> pd.DataFrame:
     Missed and spurious are counted where the scores say which (`scores.dice.Presence`), else NaN: a
     DSC of 0 is a missed organ or one predicted elsewhere.
     """
-    found = []
-    for (algorithm, name), held in scores.rows.groupby(["algorithm", "class"], sort=False):
-        code, known = held["code"], bool(held["code"].notna().any())
+    table = []
+    for (algorithm, name), group in scores.rows.groupby(["algorithm", "class"], sort=False):
+        code, has_codes = group["code"], bool(group["code"].notna().any())
         present, absent = (int(code.isin(codes).sum()) for codes in (PRESENT, ABSENT))
-        spurious = held[code == "spurious"]
-        found.append(
+        spurious = group[code == "spurious"]
+        table.append(
             {
                 "algorithm": algorithm,
                 "class": name,
-                "with": present if known else int(held["dsc"].notna().sum()),
-                "zero": int((held["dsc"] == 0).sum()),
-                "missed": int((code == "missed").sum()) if known else math.nan,
-                "without": absent if known else int(held["dsc"].isna().sum()),
-                "spurious": len(spurious) if known else math.nan,
+                "with": present if has_codes else int(group["dsc"].notna().sum()),
+                "zero": int((group["dsc"] == 0).sum()),
+                "missed": int((code == "missed").sum()) if has_codes else math.nan,
+                "without": absent if has_codes else int(group["dsc"].isna().sum()),
+                "spurious": len(spurious) if has_codes else math.nan,
                 "spurious_ml": float(spurious["volume_pred_ml"].median())
                 if len(spurious)
                 else math.nan,
             }
         )
-    return pd.DataFrame(found)
+    return pd.DataFrame(table)
 
 
 def speed(scores: Scores) -> pd.DataFrame:
     """Seconds per volume of each algorithm: mean, median and 95 % quantile over its cases."""
-    each = scores.rows.groupby(["algorithm", "case"], sort=False)["seconds"].max().reset_index()
-    found = []
+    times = scores.rows.groupby(["algorithm", "case"], sort=False)["seconds"].max().reset_index()
+    table = []
     for algorithm in scores.algorithms:
-        held = each.loc[each["algorithm"] == algorithm, "seconds"].dropna()
-        q95 = float(held.quantile(0.95)) if len(held) else math.nan
-        found.append(
+        seconds = times.loc[times["algorithm"] == algorithm, "seconds"].dropna()
+        q95 = float(seconds.quantile(0.95)) if len(seconds) else math.nan
+        table.append(
             {
                 "algorithm": algorithm,
-                "seconds": float(held.mean()),
-                "median": float(held.median()),
+                "seconds": float(seconds.mean()),
+                "median": float(seconds.median()),
                 "q95": q95,
-                "volumes": len(held),
+                "volumes": len(seconds),
             }
         )
-    return pd.DataFrame(found)
+    return pd.DataFrame(table)
 
 
 def worst(scores: Scores, metric: str = "dsc") -> pd.DataFrame:
     """The cases of each class with the lowest mean over algorithms, of those that all have."""
     values = scores.common_values(metric)
     volumes = scores.values("volume_ref_ml")
-    found = []
+    table = []
     for c, name in enumerate(scores.classes):
         of_class = values[:, :, c]
         order = np.argsort(of_class.mean(axis=1), kind="stable")  # NaN last
         for place, row in enumerate(order[:WORST].tolist(), 1):
-            held = of_class[row]
-            if np.isnan(held).any():
+            scores_of_case = of_class[row]
+            if np.isnan(scores_of_case).any():
                 break
-            best, last = int(held.argmax()), int(held.argmin())
-            found.append(
+            best, last = int(scores_of_case.argmax()), int(scores_of_case.argmin())
+            table.append(
                 {
                     "class": name,
                     "place": place,
                     "case": scores.cases[row],
-                    "value": float(held.mean()),
+                    "value": float(scores_of_case.mean()),
                     "best": scores.algorithms[best],
-                    "best_value": float(held[best]),
+                    "best_value": float(scores_of_case[best]),
                     "worst": scores.algorithms[last],
-                    "worst_value": float(held[last]),
+                    "worst_value": float(scores_of_case[last]),
                     "volume_ref_ml": float(volumes[row, 0, c]),
                 }
             )
     columns = ("class", "place", "case", "value", "best", "best_value", "worst", "worst_value")
-    return pd.DataFrame(found, columns=[*columns, "volume_ref_ml"])
+    return pd.DataFrame(table, columns=[*columns, "volume_ref_ml"])

@@ -34,7 +34,7 @@ class Tolerances:
 
 
 @dataclass(frozen=True)
-class Layout:
+class LabelLayout:
     """How somebody's files say which class a voxel has."""
 
     ids: dict[str, int] = field(default_factory=dict)
@@ -52,14 +52,14 @@ class Layout:
 
 
 @dataclass(frozen=True)
-class Task:
+class SegmentationTask:
     """What is segmented, and how it is scored."""
 
     name: str
     title: str
     classes: tuple[str, ...]
     """In the order of tables."""
-    layouts: dict[str, Layout]
+    layouts: dict[str, LabelLayout]
     tolerance: float = 2.0
     """mm, of surface Dice, for all classes."""
     presets: dict[str, Tolerances] = field(default_factory=dict)
@@ -68,8 +68,8 @@ class Task:
 
     def __post_init__(self) -> None:
         require_plain_name("task", self.name)
-        own = set(self.classes)
-        if not 1 <= len(own) <= MOST_CLASSES or len(own) < len(self.classes):
+        classes = set(self.classes)
+        if not 1 <= len(classes) <= MOST_CLASSES or len(classes) < len(self.classes):
             raise FieldError("classes", f"expected 1 to {MOST_CLASSES} different classes.")
         for name in self.classes:
             if not re.fullmatch(CLASS, name) or name == MEAN:
@@ -78,10 +78,10 @@ class Task:
             raise FieldError("layouts", "expected at least one.")
         meant = {name: name for name in self.classes}
         for name, layout in self.layouts.items():
-            if layout.ids and layout.ids.keys() != own:
+            if layout.ids and layout.ids.keys() != classes:
                 raise FieldError("layouts", f"{name}: ids are expected for all classes, or none.")
-            _require_known(name, layout.names, own)
-            if not all(re.fullmatch(CLASS, each) for each in layout.names.values()):
+            _require_known(name, layout.names, classes)
+            if not all(re.fullmatch(CLASS, alias_name) for alias_name in layout.names.values()):
                 raise FieldError("layouts", f"{name}: a name is not that of a file.")
             for own_name, alias in layout.names.items():
                 if (other := meant.setdefault(alias, own_name)) != own_name:
@@ -91,7 +91,7 @@ class Task:
                         "in this card: one name has one meaning.",
                     )
         for name, preset in self.presets.items():
-            _require_known(name, preset.classes, own)
+            _require_known(name, preset.classes, classes)
         positive = [self.tolerance, *(p.default for p in self.presets.values())]
         positive += [value for p in self.presets.values() for value in p.classes.values()]
         if min(positive) <= 0:
@@ -99,10 +99,10 @@ class Task:
 
     def file_names(self) -> dict[str, str]:
         """Class of each name that a file of its masks may have, in any layout."""
-        found = {name: name for name in self.classes}
+        names = {name: name for name in self.classes}
         for layout in self.layouts.values():
-            found |= {alias: name for name, alias in layout.names.items()}
-        return found
+            names |= {alias: name for name, alias in layout.names.items()}
+        return names
 
     def tolerances(self, asked: str = "") -> dict[str, float]:
         """Tolerance of each class, mm.
@@ -121,16 +121,16 @@ class Task:
             try:
                 chosen = float(asked.removesuffix("mm"))
             except ValueError:
-                known = f"one of its presets: {', '.join(self.presets)}" if self.presets else ""
+                presets = f"one of its presets: {', '.join(self.presets)}" if self.presets else ""
                 raise BenchmdError(
-                    f"the tolerance is {asked!r}, expected a number of mm{' or ' * bool(known)}"
-                    f"{known or f', as {self.name} has no presets'}."
+                    f"the tolerance is {asked!r}, expected a number of mm{' or ' * bool(presets)}"
+                    f"{presets or f', as {self.name} has no presets'}."
                 ) from None
             if not 0 < chosen < float("inf"):
                 raise BenchmdError(f"the tolerance is {asked}, expected a length above 0 mm.")
         return dict.fromkeys(self.classes, chosen)
 
-    def layout(self, name: str) -> Layout | None:
+    def layout(self, name: str) -> LabelLayout | None:
         """The layout of that name, or the only one; None where none is named and there are several.
 
         Raises:
@@ -148,13 +148,13 @@ def _require_known(where: str, named: dict[str, str] | dict[str, float], classes
         raise FieldError("classes", f"{where} names {unknown[0]}, which is none of them.")
 
 
-def tasks() -> Cards[Task]:
+def tasks() -> Cards[SegmentationTask]:
     """All tasks with a card."""
-    paths = [path for own in card_folders() for path in sorted((own / FOLDER).glob("*.yaml"))]
+    paths = [path for folder in card_folders() for path in sorted((folder / FOLDER).glob("*.yaml"))]
     return read_cards("segmentation task", paths, lambda path: {path.stem: read_task(path)})
 
 
-def task_named(name: str) -> Task:
+def task_named(name: str) -> SegmentationTask:
     """The task of that name, or of the card at that path.
 
     Raises:
@@ -165,7 +165,7 @@ def task_named(name: str) -> Task:
     return tasks()[name]
 
 
-def read_task(path: Path) -> Task:
+def read_task(path: Path) -> SegmentationTask:
     """The task of a card.
 
     Raises:
@@ -173,6 +173,6 @@ def read_task(path: Path) -> Task:
     """
     where = f"the card {path}"
     content = read_yaml_file(path, where)
-    task: Task = typed(Task, content, where)
+    task: SegmentationTask = typed(SegmentationTask, content, where)
     require_own_name(path, content, where)
     return task

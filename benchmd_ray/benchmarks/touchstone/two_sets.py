@@ -63,54 +63,54 @@ class Tau(NamedTuple):
     """Pairs of algorithms whose order is known on both sets."""
 
 
-def agreement(one: Means, other: Means) -> Tau:
+def agreement(first_set: Means, second_set: Means) -> Tau:
     """Whether two sets order the algorithms that both have alike; NaN with fewer than three."""
-    names = [name for name in one.names if name in other.names]
+    names = [name for name in first_set.names if name in second_set.names]
     count = len(names)
     if count < FEWEST:
         return Tau(math.nan, math.nan, math.nan, count, 0)
     first, second = np.triu_indices(count, 1)
-    found, p = [], []
-    for held in (one, other):
-        places = [held.names.index(name) for name in names]
-        values = held.values[places]
-        found.append(values)
-        p.append(_p(held, places, first, second))
+    means, p = [], []
+    for test_set in (first_set, second_set):
+        places = [test_set.names.index(name) for name in names]
+        values = test_set.values[places]
+        means.append(values)
+        p.append(_p(test_set, places, first, second))
     adjusted = holm(np.concatenate(p)).reshape(2, -1)
-    signs = [np.sign(values[first] - values[second]) for values in found]
-    known = (adjusted < LEVEL).all(axis=0)
-    sure, open_ = float((signs[0] * signs[1])[known].sum()), int((~known).sum())
-    tau = float(kendalltau(found[0], found[1]).statistic)
+    signs = [np.sign(values[first] - values[second]) for values in means]
+    certain = (adjusted < LEVEL).all(axis=0)
+    sure, open_ = float((signs[0] * signs[1])[certain].sum()), int((~certain).sum())
+    tau = float(kendalltau(means[0], means[1]).statistic)
     low, high = ((sure + way * open_) / len(first) for way in (-1, 1))
-    return Tau(tau, low, high, count, int(known.sum()))
+    return Tau(tau, low, high, count, int(certain.sum()))
 
 
-def _p(held: Means, places: Sequence[int], first: Places, second: Places) -> Floats:
+def _p(test_set: Means, places: Sequence[int], first: Places, second: Places) -> Floats:
     """Two-sided p of each pair's difference; 1 where nothing says it."""
-    values = held.values[list(places)]
+    values = test_set.values[list(places)]
     differences = values[first] - values[second]
-    if held.draws is None:
+    if test_set.draws is None:
         return np.where(differences == 0, 1.0, 0.0)
-    if held.units < TEST_PATIENTS:
+    if test_set.units < TEST_PATIENTS:
         return np.ones(len(differences))
-    draws = held.draws[:, list(places)]
+    draws = test_set.draws[:, list(places)]
     spread = np.nanstd(draws[:, first] - draws[:, second], axis=0, ddof=1)
-    error = spread * math.sqrt(held.units / (held.units - 1))
+    error = spread * math.sqrt(test_set.units / (test_set.units - 1))
     reached = np.divide(np.abs(differences), error, out=np.zeros(len(error)), where=error > 0)
-    return np.asarray(2 * stdtr(held.units - 1, -reached), np.float64)
+    return np.asarray(2 * stdtr(test_set.units - 1, -reached), np.float64)
 
 
 def distance(
-    own: Mapping[tuple[str, str], Means], other: Mapping[tuple[str, str], Means]
+    ours: Mapping[tuple[str, str], Means], other: Mapping[tuple[str, str], Means]
 ) -> pd.DataFrame:
     """τ of each metric and class that both sets have, with the columns `DISTANCE`."""
     rows = []
-    for (metric, name), one in own.items():
+    for (metric, name), means in ours.items():
         against = other.get((metric, name))
         if against is None:
             continue
-        tau, low, high, count, known = agreement(one, against)
-        sizes = {"n": one.units, "other_n": against.units, "known": known, "algorithms": count}
+        tau, low, high, count, certain = agreement(means, against)
+        sizes = {"n": means.units, "other_n": against.units, "known": certain, "algorithms": count}
         row = {"metric": metric, "class": name, "tau": tau, "low": low, "high": high}
         rows.append({**row, **sizes})
     return pd.DataFrame(rows, columns=list(DISTANCE))
@@ -128,29 +128,31 @@ def read_means(path: Path, metric: str = "dsc") -> dict[tuple[str, str], Means]:
         raise BenchmdError(
             f"{path}: it lacks the column {missing[0]}; expected {', '.join(COLUMNS)}."
         )
-    found: dict[str, dict[str, float]] = {}
+    classes: dict[str, dict[str, float]] = {}
     for number, line in enumerate(lines[1:], 2):
         if len(line) != len(head):
             raise BenchmdError(f"{path}, line {number}: expected {len(head)} cells as in line 1.")
         algorithm, name, mean = (line[head.index(column)].strip() for column in COLUMNS)
-        held = found.setdefault(name, {})
-        if algorithm in held:
+        means = classes.setdefault(name, {})
+        if algorithm in means:
             raise BenchmdError(f"{path}, line {number}: {algorithm} appears twice in {name}.")
         try:
-            held[algorithm] = float(mean)
-            if not math.isfinite(held[algorithm]):
+            means[algorithm] = float(mean)
+            if not math.isfinite(means[algorithm]):
                 raise ValueError
         except ValueError as error:
             raise BenchmdError(f"{path}, line {number}: {shown(mean)} is not a number.") from error
-    if not found:
+    if not classes:
         raise BenchmdError(f"{path}: it has no rows below its header.")
-    if MEAN not in found:
-        everywhere = set.intersection(*(set(held) for held in found.values())) if found else set()
-        found[MEAN] = {
-            name: float(np.mean([held[name] for held in found.values()]))
+    if MEAN not in classes:
+        everywhere = (
+            set.intersection(*(set(means) for means in classes.values())) if classes else set()
+        )
+        classes[MEAN] = {
+            name: float(np.mean([means[name] for means in classes.values()]))
             for name in sorted(everywhere)
         }
     return {
-        (metric, name): Means(tuple(held), np.array([*held.values()]), None, 0)
-        for name, held in found.items()
+        (metric, name): Means(tuple(means), np.array([*means.values()]), None, 0)
+        for name, means in classes.items()
     }

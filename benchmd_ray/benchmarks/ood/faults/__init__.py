@@ -18,8 +18,8 @@ _KINDS = {2: traces.faults_of, 3: images.faults_of, 4: volumes.faults_of}
 
 def faults_of(signal: Signal) -> dict[str, Fault]:
     """Faults that a signal can have, by name."""
-    found = (*_KINDS[len(signal.axes)](signal), *controls(signal))
-    return {fault.name: fault for fault in found}
+    faults = (*_KINDS[len(signal.axes)](signal), *controls(signal))
+    return {fault.name: fault for fault in faults}
 
 
 def made(record: Recorded, fault: Fault, severity: int, record_id: str, seed: int) -> Values:

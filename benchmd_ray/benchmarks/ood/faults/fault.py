@@ -111,9 +111,9 @@ def controls(signal: Signal) -> tuple[Fault, ...]:
     A normaliser by statistics makes padding 0; one to a range clips what lies beyond, and only
     16-bit signals are wider than their range.
     """
-    found = []
+    faults = []
     if NORMALISERS[signal.normaliser].by_statistics:
-        found.append(PADDING)
+        faults.append(PADDING)
     if signal.dtype == "int16" and clipped_range(signal) is not None:
-        found.append(BEYOND)
-    return tuple(found)
+        faults.append(BEYOND)
+    return tuple(faults)

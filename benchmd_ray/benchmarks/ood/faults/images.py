@@ -44,8 +44,10 @@ def resized(x: Values, shape: tuple[int, ...]) -> Values:
         *((np.arange(to) + 0.5) * of / to - 0.5 for to, of in zip(shape, x.shape[1:], strict=True)),
         indexing="ij",
     )
-    found = [ndimage.map_coordinates(each, grid, order=1, mode="nearest") for each in smooth]
-    return np.stack(found).astype(np.float32)
+    channels = [
+        ndimage.map_coordinates(channel, grid, order=1, mode="nearest") for channel in smooth
+    ]
+    return np.stack(channels).astype(np.float32)
 
 
 def smooth_noise(shape: tuple[int, ...], draw: np.random.Generator) -> Values:
@@ -168,12 +170,12 @@ def compressed(x: Values, severity: int, _: np.random.Generator) -> Values:
 def chest_wall_lost(x: Values, severity: int, _: np.random.Generator) -> Values:
     """10, 20 and 40 % lost at the brighter side, where a breast begins; black at the other."""
     lost = max(1, round({1: 0.1, 2: 0.2, 3: 0.4}[severity] * x.shape[2]))
-    half, made = x.shape[2] // 2, np.zeros_like(x)
+    half, cut = x.shape[2] // 2, np.zeros_like(x)
     if x[:, :, :half].sum() >= x[:, :, x.shape[2] - half :].sum():
-        made[:, :, :-lost] = x[:, :, lost:]
+        cut[:, :, :-lost] = x[:, :, lost:]
     else:
-        made[:, :, lost:] = x[:, :, :-lost]
-    return made
+        cut[:, :, lost:] = x[:, :, :-lost]
+    return cut
 
 
 def two_films(x: Values, _: int, __: np.random.Generator) -> Values:
@@ -289,5 +291,5 @@ COMPRESSED = _graded("compressed", "JPEG blocks", compressed)
 def faults_of(signal: Signal) -> tuple[Fault, ...]:
     """Faults that an image can have."""
     channels, *extents = signal.stored_shape
-    found = (*ANY, *BY_CHANNELS.get(channels, ()))
-    return (*found, COMPRESSED) if channels in BY_CHANNELS and min(extents) >= BLOCKS else found
+    faults = (*ANY, *BY_CHANNELS.get(channels, ()))
+    return (*faults, COMPRESSED) if channels in BY_CHANNELS and min(extents) >= BLOCKS else faults

@@ -36,11 +36,11 @@ def _leads(record: Recorded, *names: str) -> list[int]:
 
 def _permuted(x: Values, record: Recorded, order: dict[str, tuple[str, float]]) -> Values:
     """Leads that show another lead, with a sign."""
-    made = x.copy()
+    permuted = x.copy()
     for name, (other, sign) in order.items():
         (to,), (of,) = _leads(record, name), _leads(record, other)
-        made[to] = sign * x[of]
-    return made
+        permuted[to] = sign * x[of]
+    return permuted
 
 
 def arm_reversal(x: Values, record: Recorded, _: int, __: np.random.Generator) -> Values:
@@ -90,8 +90,8 @@ def wrong_rate(x: Values, _: Recorded, severity: int, __: np.random.Generator) -
     factor = {1: 1.25, 2: 1.6, 3: 2.0}[severity]
     samples = x.shape[1]
     places = (np.arange(samples) * factor) % (samples - 1)
-    own = np.arange(samples)
-    return np.stack([np.interp(places, own, row) for row in x]).astype(np.float32)
+    samples_at = np.arange(samples)
+    return np.stack([np.interp(places, samples_at, row) for row in x]).astype(np.float32)
 
 
 def higher_rate(x: Values, _: Recorded, severity: int, __: np.random.Generator) -> Values:
@@ -99,9 +99,9 @@ def higher_rate(x: Values, _: Recorded, severity: int, __: np.random.Generator) 
 
     Of 1.25, 1.6 and 2 times more samples a second.
     """
-    own = np.arange(x.shape[1])
-    places = own / {1: 1.25, 2: 1.6, 3: 2.0}[severity]
-    return np.stack([np.interp(places, own, row) for row in x]).astype(np.float32)
+    samples_at = np.arange(x.shape[1])
+    places = samples_at / {1: 1.25, 2: 1.6, 3: 2.0}[severity]
+    return np.stack([np.interp(places, samples_at, row) for row in x]).astype(np.float32)
 
 
 def mains(hertz: float) -> Change:
@@ -273,14 +273,14 @@ GAIN = _once("gain-10", "ten times the gain (negative control)", gain, control=T
 def faults_of(signal: Signal) -> tuple[Fault, ...]:
     """Faults that a signal over time can have."""
     many = signal.stored_shape[0] >= MANY
-    found = [*ANY, FLAT if many else LOST]
+    faults = [*ANY, FLAT if many else LOST]
     if set(signal.channels) >= {*LIMB, *CHEST}:
-        found += ECG
+        faults += ECG
     if signal.unit == "µV" and len(signal.channels) == 2:
-        found += EEG
+        faults += EEG
     for hertz in (50, 60):
         if signal.rate and signal.rate > 2 * hertz:
-            found.append(_graded(f"mains-{hertz}", f"mains of {hertz} Hz", mains(hertz)))
+            faults.append(_graded(f"mains-{hertz}", f"mains of {hertz} Hz", mains(hertz)))
     if signal.normaliser == "record-range":
-        found.append(GAIN)
-    return tuple(found)
+        faults.append(GAIN)
+    return tuple(faults)

@@ -111,9 +111,9 @@ def white_noise(x: Values, record: Recorded, _: int, draw: np.random.Generator) 
     """Nothing but noise, over the range that is seen."""
     low, high = 0.0, LARGEST
     if record.signal.normaliser == "window":
-        shown = record.signal.normaliser_parameters()
-        assert isinstance(shown, Window)
-        low, high = shown.range.low, shown.range.high
+        parameters = record.signal.normaliser_parameters()
+        assert isinstance(parameters, Window)
+        low, high = parameters.range.low, parameters.range.high
     return (low + (high - low) * draw.random(x.shape)).astype(np.float32)
 
 

@@ -1,7 +1,7 @@
 """Detectors, one file each: a state fitted on in-distribution records, and a score by it.
 
 An installed package adds its own by an entry point of ``detector`` (`extensions.plugins.GROUPS`): a
-function without arguments that gives a `Method`.
+function without arguments that gives a `Detector`.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ from benchmd_ray.benchmarks.ood.methods import (
     temperature,
     vim,
 )
-from benchmd_ray.benchmarks.ood.methods.method import Method
+from benchmd_ray.benchmarks.ood.methods.method import Detector
 from benchmd_ray.benchmarks.ood.methods.outside import guarded
 from benchmd_ray.errors import BenchmdError
 from benchmd_ray.extensions.plugins import GROUPS, plugin, plugin_source
@@ -84,7 +84,7 @@ _ONE = (
     score_svm,
     feature_knn,
 )
-METHODS: dict[str, Method] = {
+METHODS: dict[str, Detector] = {
     method.name: method
     for method in (
         *(module.METHOD for module in _ONE),
@@ -99,37 +99,37 @@ KIND = "detector"
 """What a user's detector is among `extensions.plugins.GROUPS`."""
 
 
-def detectors() -> dict[str, Method]:
+def detectors() -> dict[str, Detector]:
     """All detectors by name: the package's, and those of installed packages.
 
     Raises:
-        BenchmdError: One of an installed package cannot be imported, is none, has a name that is
-            taken, or cannot be used.
+        BenchmdError: One of an installed package cannot be imported or used, is not a `Detector`,
+            or has a name that is taken.
     """
-    found = dict(METHODS)
+    methods = dict(METHODS)
     for entry in sorted(entry_points(group=GROUPS[KIND])):
-        made = plugin(KIND, entry.name, METHODS)()
-        if not isinstance(made, Method):
+        detector = plugin(KIND, entry.name, METHODS)()
+        if not isinstance(detector, Detector):
             raise BenchmdError(
-                f"the detector {entry.name} gives a {type(made).__name__}, expected a Method of "
-                "benchmd_ray.benchmarks.ood.methods.method."
+                f"the detector {entry.name} gives a {type(detector).__name__}, expected a Detector "
+                "of benchmd_ray.benchmarks.ood.methods.method."
             )
-        if made.name in found:
+        if detector.name in methods:
             raise BenchmdError(
-                f"the detector {entry.name} has the name {made.name}, which is taken: choose "
+                f"the detector {entry.name} has the name {detector.name}, which is taken: choose "
                 "another name."
             )
-        found[made.name] = guarded(made)
-    return found
+        methods[detector.name] = guarded(detector)
+    return methods
 
 
 def detector_sources() -> dict[str, str]:
     """SHA-256 of the source of each detector that is not the package's, by name."""
-    found = {}
+    sources = {}
     for entry in sorted(entry_points(group=GROUPS[KIND])):
-        made = plugin(KIND, entry.name, METHODS)()
-        found[made.name] = plugin_source(KIND, entry.name, METHODS)
-    return found
+        detector = plugin(KIND, entry.name, METHODS)()
+        sources[detector.name] = plugin_source(KIND, entry.name, METHODS)
+    return sources
 
 
 USUAL = ("mahalanobis-layers", "mahalanobis")

@@ -23,15 +23,8 @@ from torch import nn
 from torch.nn import functional
 
 from benchmd_ray.benchmarks.ood.methods.distance import MOST
-from benchmd_ray.benchmarks.ood.methods.method import (
-    Bank,
-    Floats,
-    Head,
-    Method,
-    Seen,
-    State,
-    drawn,
-)
+from benchmd_ray.benchmarks.ood.methods.formulas import drawn
+from benchmd_ray.benchmarks.ood.methods.method import Bank, Detector, Floats, Head, Seen, State
 from benchmd_ray.benchmarks.ood.methods.neighbours import nearest
 
 CHANNELS, CODE = (16, 32, 64), 64
@@ -39,12 +32,14 @@ CHANNELS, CODE = (16, 32, 64), 64
 STEPS, BATCH, RATE = 400, 64, 1e-3
 """Of the training, by Adam."""
 BLOCK = 256
+Pictures = npt.NDArray[np.float32]
+"""(records, channels, …)."""
 PREFIX = "weights/"
 """How names of weights begin in a state."""
 
 
 @dataclass(frozen=True)
-class Kind:
+class AutoencoderKind:
     """An autoencoder."""
 
     name: str
@@ -64,10 +59,10 @@ def halving(channels: int, axes: int) -> nn.ModuleList:
 
 def halved(extents: Sequence[int]) -> list[tuple[int, ...]]:
     """Extents of a picture and after each halving."""
-    found = [tuple(extents)]
+    sizes = [tuple(extents)]
     for _ in CHANNELS:
-        found.append(tuple(-(-extent // 2) for extent in found[-1]))
-    return found
+        sizes.append(tuple(-(-extent // 2) for extent in sizes[-1]))
+    return sizes
 
 
 def narrowed(layers: nn.ModuleList, pictures: torch.Tensor) -> torch.Tensor:
@@ -96,8 +91,8 @@ class Autoencoder(nn.Module):
 
     def codes(self, pictures: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Means of codes and, of a variational one, log-variances: (records, `CODE`) each."""
-        found = self.encode(narrowed(self.down, pictures))
-        return found[:, :CODE], found[:, CODE:]
+        encoded = self.encode(narrowed(self.down, pictures))
+        return encoded[:, :CODE], encoded[:, CODE:]
 
     def losses(self, pictures: torch.Tensor, noise: torch.Tensor | None = None) -> torch.Tensor:
         """(records,): what it is trained by, with noise, and scored by, without."""
@@ -122,7 +117,7 @@ class Autoencoder(nn.Module):
         return error + divergence / prod(pictures.shape[1:])
 
 
-def fit(bank: Bank, *, kind: Kind, codes: bool = False, steps: int = STEPS) -> State:
+def fit(bank: Bank, *, kind: AutoencoderKind, codes: bool = False, steps: int = STEPS) -> State:
     """Weights, what standardises pictures, and for distances the codes of some records."""
     pictures = bank.seen.more["pixels"]
     state = _trained(pictures, kind, steps)
@@ -136,7 +131,7 @@ _TRAINED: dict[tuple[str, str, int], State] = {}
 """Of the last pictures: three detectors share one network."""
 
 
-def _trained(pictures: npt.NDArray[np.float32], kind: Kind, steps: int) -> State:
+def _trained(pictures: Pictures, kind: AutoencoderKind, steps: int) -> State:
     digest = hashlib.sha256(np.ascontiguousarray(pictures).tobytes()).hexdigest()
     key = (digest, kind.name, steps)
     if key not in _TRAINED:
@@ -152,24 +147,24 @@ _SECONDS: dict[str, float] = {}
 """That the last training of each kind took."""
 
 
-def shared(_: Bank, *, kind: Kind) -> float:
+def _shared(_: Bank, *, kind: AutoencoderKind) -> float:
     """Seconds that the last training took."""
     return _SECONDS.get(kind.name, 0.0)
 
 
-def _train(pictures: npt.NDArray[np.float32], kind: Kind, steps: int) -> State:
+def _train(pictures: Pictures, kind: AutoencoderKind, steps: int) -> State:
     if kind.crossed:
         centre, spread = float(pictures.min()), float(np.ptp(pictures)) or 1.0
     else:
         centre, spread = float(pictures.mean()), float(pictures.std()) or 1.0
     state: State = {"centre": np.array(centre), "spread": np.array(spread)}
-    given, order = _given(state, pictures, kind), np.random.default_rng(0)
+    inputs, order = _given(state, pictures, kind), np.random.default_rng(0)
     with torch.random.fork_rng():
         torch.manual_seed(0)
         network = _network_of(pictures, kind)
         optimiser = torch.optim.Adam(network.parameters(), RATE)
         for _ in range(steps):
-            batch = given[order.integers(0, len(given), min(BATCH, len(given)))]
+            batch = inputs[order.integers(0, len(inputs), min(BATCH, len(inputs)))]
             loss = network.losses(batch, torch.randn(len(batch), CODE)).mean()
             optimiser.zero_grad()
             torch.autograd.backward(loss)
@@ -193,76 +188,78 @@ def with_weights(network: nn.Module, state: State, prefix: str = PREFIX) -> None
     )
 
 
-def _network_of(pictures: npt.NDArray[np.float32], kind: Kind) -> Autoencoder:
+def _network_of(pictures: Pictures, kind: AutoencoderKind) -> Autoencoder:
     shape = tuple(pictures.shape[1:])
     return Autoencoder(shape, variational=kind.variational, crossed=kind.crossed)
 
 
-def _given(state: State, pictures: npt.NDArray[np.float32], kind: Kind) -> torch.Tensor:
-    given = (pictures - float(state["centre"])) / float(state["spread"])
-    return torch.from_numpy(given.clip(0, 1) if kind.crossed else given).float()
+def _given(state: State, pictures: Pictures, kind: AutoencoderKind) -> torch.Tensor:
+    standardised = (pictures - float(state["centre"])) / float(state["spread"])
+    return torch.from_numpy(standardised.clip(0, 1) if kind.crossed else standardised).float()
 
 
 def _network(
-    state: State, pictures: npt.NDArray[np.float32], kind: Kind
+    state: State, pictures: Pictures, kind: AutoencoderKind
 ) -> tuple[Autoencoder, torch.Tensor]:
     network = _network_of(pictures, kind)
     with_weights(network, state)
     return network, _given(state, pictures, kind)
 
 
-def codes_of(
-    state: State, pictures: npt.NDArray[np.float32], kind: Kind
-) -> npt.NDArray[np.float32]:
+def codes_of(state: State, pictures: Pictures, kind: AutoencoderKind) -> npt.NDArray[np.float32]:
     """(records, `CODE`)."""
-    network, given = _network(state, pictures, kind)
+    network, inputs = _network(state, pictures, kind)
     with torch.no_grad():
-        parts = [network.codes(part)[0] for part in torch.split(given, BLOCK)]
+        parts = [network.codes(part)[0] for part in torch.split(inputs, BLOCK)]
     return np.asarray(torch.cat(parts).numpy(), np.float32)
 
 
-def score(state: State, seen: Seen, head: Head, *, kind: Kind) -> Floats:
+def score(state: State, seen: Seen, head: Head, *, kind: AutoencoderKind) -> Floats:
     """(records,)."""
-    network, given = _network(state, seen.more["pixels"], kind)
+    network, inputs = _network(state, seen.more["pixels"], kind)
     with torch.no_grad():
-        parts = [network.losses(part) for part in torch.split(given, BLOCK)]
+        parts = [network.losses(part) for part in torch.split(inputs, BLOCK)]
     return np.asarray(torch.cat(parts).double().numpy())
 
 
-def distance(state: State, seen: Seen, head: Head, *, kind: Kind, k: int) -> Floats:
+def _distance(state: State, seen: Seen, head: Head, *, kind: AutoencoderKind, k: int) -> Floats:
     """(records,): distance of a code to the k-th nearest."""
     return nearest(state["codes"], codes_of(state, seen.more["pixels"], kind), k)[:, -1]
 
 
 KINDS = (
-    Kind("autoencoder", "autoencoder", "Shafaei et al., BMVC 2019"),
-    Kind("vae", "VAE", "Kingma and Welling, ICLR 2014", variational=True),
-    Kind("autoencoder-bce", "autoencoder, BCE", "Shafaei et al., BMVC 2019", crossed=True),
-    Kind("vae-bce", "VAE, BCE", "Kingma and Welling, ICLR 2014", variational=True, crossed=True),
+    AutoencoderKind("autoencoder", "autoencoder", "Shafaei et al., BMVC 2019"),
+    AutoencoderKind("vae", "VAE", "Kingma and Welling, ICLR 2014", variational=True),
+    AutoencoderKind(
+        "autoencoder-bce", "autoencoder, BCE", "Shafaei et al., BMVC 2019", crossed=True
+    ),
+    AutoencoderKind(
+        "vae-bce", "VAE, BCE", "Kingma and Welling, ICLR 2014", variational=True, crossed=True
+    ),
 )
 METHODS = (
     *(
-        Method(
+        Detector(
             kind.name,
             kind.title,
             partial(fit, kind=kind),
             partial(score, kind=kind),
             kind.source,
             images_only=kind.crossed,
-            shared=partial(shared, kind=kind),
+            shared=partial(_shared, kind=kind),
             needs=("pixels",),
         )
         for kind in KINDS
     ),
     *(
-        Method(
+        Detector(
             f"{kind.name}-knn-{k}",
             f"{kind.title} KNN-{k}",
             partial(fit, kind=kind, codes=True),
-            partial(distance, kind=kind, k=k),
+            partial(_distance, kind=kind, k=k),
             "Cao et al., arXiv 2007.04250",
             images_only=kind.crossed,
-            shared=partial(shared, kind=kind),
+            shared=partial(_shared, kind=kind),
             needs=("pixels",),
         )
         for kind in KINDS

@@ -7,31 +7,29 @@ from sklearn.linear_model import LogisticRegression
 from benchmd_ray.benchmarks.ood.methods.linear import applied, learned
 from benchmd_ray.benchmarks.ood.methods.method import (
     Calibration,
+    Detector,
     Floats,
     Head,
-    Method,
     Seen,
     State,
     nothing,
 )
 
 
-def calibrate(state: State, given: Calibration, _: Calibration, head: Head) -> State:
-    """Learn the direction."""
+def _calibrate(state: State, calibration: Calibration, _: Calibration, head: Head) -> State:
     model = LogisticRegression(class_weight="balanced", max_iter=2000)
-    return state | learned(model, given.seen.features, given.out)
+    return state | learned(model, calibration.seen.features, calibration.out)
 
 
-def score(state: State, seen: Seen, head: Head) -> Floats:
-    """(records,): log odds."""
+def _score(state: State, seen: Seen, head: Head) -> Floats:
     return applied(state, seen.features)
 
 
-METHOD = Method(
+METHOD = Detector(
     "binary-classifier",
     "binary classifier",
     nothing,
-    score,
+    _score,
     "Cao et al., arXiv 2007.04250",
-    calibrate=calibrate,
+    calibrate=_calibrate,
 )

@@ -23,22 +23,22 @@ from benchmd_ray.benchmarks.ood.methods.autoencoder import (
     weights_of,
     with_weights,
 )
+from benchmd_ray.benchmarks.ood.methods.formulas import auroc
 from benchmd_ray.benchmarks.ood.methods.method import (
     Bank,
     Calibration,
+    Detector,
     Floats,
     Head,
-    Method,
     Seen,
     State,
-    auroc,
 )
 
 EPOCHS, STEPS, BATCH, RATE = 5, 30, 32, 1e-3
 """Of the training, by Adam; steps are those of an epoch. Half of a batch is of each kind."""
 
 
-class Network(nn.Module):
+class BinaryNetwork(nn.Module):
     """Convolutions that halve a picture three times, and the log odds of out."""
 
     def __init__(self, shape: tuple[int, ...]) -> None:
@@ -49,28 +49,30 @@ class Network(nn.Module):
 
     def forward(self, pictures: torch.Tensor) -> torch.Tensor:
         """(records,)."""
-        found: torch.Tensor = self.head(narrowed(self.down, pictures))[:, 0]
-        return found
+        log_odds: torch.Tensor = self.head(narrowed(self.down, pictures))[:, 0]
+        return log_odds
 
 
-def fit(bank: Bank) -> State:
-    """What standardises pictures."""
+def _fit(bank: Bank) -> State:
     pictures = bank.seen.more["pixels"]
     spread = float(pictures.std()) or 1.0
     return {"centre": np.array(float(pictures.mean())), "spread": np.array(spread)}
 
 
 def calibrate(
-    state: State, given: Calibration, other: Calibration, head: Head, *, steps: int = STEPS
+    state: State, calibration: Calibration, other: Calibration, head: Head, *, steps: int = STEPS
 ) -> State:
     """Train the network, so many steps in an epoch; others choose the epoch."""
-    pictures = _given(state, given.seen.more["pixels"])
-    order, kinds = np.random.default_rng(0), [np.flatnonzero(given.out == k) for k in (False, True)]
+    pictures = _given(state, calibration.seen.more["pixels"])
+    order, kinds = (
+        np.random.default_rng(0),
+        [np.flatnonzero(calibration.out == k) for k in (False, True)],
+    )
     target = torch.from_numpy(np.repeat([0.0, 1.0], BATCH // 2)).float()
-    best, found = -1.0, state
+    best, kept = -1.0, state
     with torch.random.fork_rng():
         torch.manual_seed(0)
-        network = Network(tuple(pictures.shape[1:]))
+        network = BinaryNetwork(tuple(pictures.shape[1:]))
         optimiser = torch.optim.Adam(network.parameters(), RATE)
         for _ in range(EPOCHS):
             for _ in range(steps):
@@ -81,33 +83,32 @@ def calibrate(
                 torch.autograd.backward(loss)
                 optimiser.step()
             weights = weights_of(network)
-            scores = score(state | weights, other.seen, head)
+            scores = _score(state | weights, other.seen, head)
             value = auroc(scores[~other.out], scores[other.out])
             if value > best:
-                best, found = value, state | weights
-    return found
+                best, kept = value, state | weights
+    return kept
 
 
 def _given(state: State, pictures: npt.NDArray[np.float32]) -> torch.Tensor:
-    given = (pictures - float(state["centre"])) / float(state["spread"])
-    return torch.from_numpy(given).float()
+    standardised = (pictures - float(state["centre"])) / float(state["spread"])
+    return torch.from_numpy(standardised).float()
 
 
-def score(state: State, seen: Seen, head: Head) -> Floats:
-    """(records,): log odds."""
-    given = _given(state, seen.more["pixels"])
-    network = Network(tuple(given.shape[1:]))
+def _score(state: State, seen: Seen, head: Head) -> Floats:
+    inputs = _given(state, seen.more["pixels"])
+    network = BinaryNetwork(tuple(inputs.shape[1:]))
     with_weights(network, state)
     with torch.no_grad():
-        parts = [network(part) for part in torch.split(given, BLOCK)]
+        parts = [network(part) for part in torch.split(inputs, BLOCK)]
     return np.asarray(torch.cat(parts).double().numpy())
 
 
-METHOD = Method(
+METHOD = Detector(
     "binary-network",
     "binary classifier, end to end",
-    fit,
-    score,
+    _fit,
+    _score,
     "Cao et al., arXiv 2007.04250, as released",
     calibrate=calibrate,
     needs=("pixels",),

@@ -7,15 +7,8 @@ from functools import partial
 import numpy as np
 import numpy.typing as npt
 
-from benchmd_ray.benchmarks.ood.methods.method import (
-    Bank,
-    Floats,
-    Head,
-    Method,
-    Seen,
-    State,
-    drawn,
-)
+from benchmd_ray.benchmarks.ood.methods.formulas import drawn
+from benchmd_ray.benchmarks.ood.methods.method import Bank, Detector, Floats, Head, Seen, State
 from benchmd_ray.benchmarks.ood.methods.neighbours import nearest
 
 MOST = 1000
@@ -26,22 +19,21 @@ def _flat(seen: Seen) -> npt.NDArray[np.float32]:
     return seen.more["pixels"].reshape(len(seen), -1)
 
 
-def fit(bank: Bank) -> State:
-    """Some of the records."""
+def _fit(bank: Bank) -> State:
     return {"records": _flat(bank.seen)[drawn(len(bank.seen), MOST)]}
 
 
-def score(state: State, seen: Seen, head: Head, *, k: int) -> Floats:
+def _score(state: State, seen: Seen, head: Head, *, k: int) -> Floats:
     """(records,): distance to the k-th nearest."""
     return nearest(state["records"], _flat(seen), k)[:, -1]
 
 
 METHODS = tuple(
-    Method(
+    Detector(
         f"pixel-knn-{k}",
         f"pixel KNN-{k}",
-        fit,
-        partial(score, k=k),
+        _fit,
+        partial(_score, k=k),
         "Shafaei et al., BMVC 2019; Cao et al., arXiv 2007.04250",
         needs=("pixels",),
     )

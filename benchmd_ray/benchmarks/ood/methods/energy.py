@@ -2,26 +2,18 @@
 
 from __future__ import annotations
 
-from benchmd_ray.benchmarks.ood.methods.method import (
-    Floats,
-    Head,
-    Method,
-    Seen,
-    State,
-    free_energy,
-    nothing,
-)
+from benchmd_ray.benchmarks.ood.methods.formulas import free_energy
+from benchmd_ray.benchmarks.ood.methods.method import Detector, Floats, Head, Seen, State, nothing
 
 
-def score(_: State, seen: Seen, head: Head) -> Floats:
-    """(records,)."""
+def _score(_: State, seen: Seen, head: Head) -> Floats:
     return -free_energy(seen.logits, head.exclusive)
 
 
-METHOD = Method(
+METHOD = Detector(
     "energy",
     "energy",
     nothing,
-    score,
+    _score,
     "Liu et al., NeurIPS 2020; of labels: Wang et al., NeurIPS 2021",
 )

@@ -5,22 +5,15 @@ from __future__ import annotations
 import numpy as np
 from scipy.special import entr
 
-from benchmd_ray.benchmarks.ood.methods.method import (
-    Floats,
-    Head,
-    Method,
-    Seen,
-    State,
-    nothing,
-    probabilities,
-)
+from benchmd_ray.benchmarks.ood.methods.formulas import probabilities
+from benchmd_ray.benchmarks.ood.methods.method import Detector, Floats, Head, Seen, State, nothing
 
 
-def score(_: State, seen: Seen, head: Head) -> Floats:
+def _score(_: State, seen: Seen, head: Head) -> Floats:
     """(records,), in nats."""
     p = probabilities(seen.logits, head.exclusive)
-    each = entr(p) if head.exclusive else entr(p) + entr(1 - p)
-    return np.asarray(each.sum(axis=1))
+    entropy = entr(p) if head.exclusive else entr(p) + entr(1 - p)
+    return np.asarray(entropy.sum(axis=1))
 
 
-METHOD = Method("entropy", "entropy", nothing, score, "Hendrycks and Gimpel, ICLR 2017")
+METHOD = Detector("entropy", "entropy", nothing, _score, "Hendrycks and Gimpel, ICLR 2017")

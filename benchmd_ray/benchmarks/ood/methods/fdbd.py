@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import numpy as np
 
-from benchmd_ray.benchmarks.ood.methods.method import Bank, Floats, Head, Method, Seen, State
+from benchmd_ray.benchmarks.ood.methods.method import Bank, Detector, Floats, Head, Seen, State
 
 
-def fit(bank: Bank) -> State:
-    """The mean of the features."""
+def _fit(bank: Bank) -> State:
     return {"mean": bank.seen.features.mean(axis=0, dtype=np.float64)}
 
 
-def score(state: State, seen: Seen, head: Head) -> Floats:
-    """(records,)."""
+def _score(state: State, seen: Seen, head: Head) -> Floats:
     f, z = np.asarray(seen.features, np.float64), np.asarray(seen.logits, np.float64)
     best = z.argmax(axis=1)
     gaps = np.abs(z[np.arange(len(z)), best][:, None] - z)
@@ -24,4 +22,4 @@ def score(state: State, seen: Seen, head: Head) -> Floats:
     return np.asarray(-apart.sum(axis=1) / others / np.where(away == 0, 1, away))
 
 
-METHOD = Method("fdbd", "fDBD", fit, score, "Liu and Qin, ICML 2024", exclusive_only=True)
+METHOD = Detector("fdbd", "fDBD", _fit, _score, "Liu and Qin, ICML 2024", exclusive_only=True)

@@ -10,9 +10,9 @@ from benchmd_ray.benchmarks.ood.methods.linear import applied, learned
 from benchmd_ray.benchmarks.ood.methods.method import (
     Bank,
     Calibration,
+    Detector,
     Floats,
     Head,
-    Method,
     Seen,
     State,
 )
@@ -29,24 +29,24 @@ def once(state: State, seen: Seen, head: Head) -> npt.NDArray[np.float32]:
     return nearest(state["features"], seen.features, 1).astype(np.float32)
 
 
-def calibrate(state: State, given: Calibration, _: Calibration, head: Head) -> State:
+def _calibrate(state: State, calibration: Calibration, _: Calibration, head: Head) -> State:
     """Learn which way distances point, and where the threshold is."""
     model = LinearSVC(class_weight="balanced", max_iter=20_000, random_state=0)
-    return state | learned(model, given.seen.more[NAME], given.out)
+    return state | learned(model, calibration.seen.more[NAME], calibration.out)
 
 
-def score(state: State, seen: Seen, head: Head) -> Floats:
+def _score(state: State, seen: Seen, head: Head) -> Floats:
     """(records,): above 0 is out."""
     return applied(state, seen.more[NAME])
 
 
 NAME = "feature-knn"
-METHOD = Method(
+METHOD = Detector(
     NAME,
     "feature KNN",
     fit,
-    score,
+    _score,
     "Cao et al., arXiv 2007.04250, as released",
-    calibrate=calibrate,
+    calibrate=_calibrate,
     once=once,
 )

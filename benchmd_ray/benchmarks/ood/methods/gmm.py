@@ -9,7 +9,7 @@ import numpy as np
 from scipy.special import logsumexp
 from sklearn.mixture import GaussianMixture
 
-from benchmd_ray.benchmarks.ood.methods.method import Bank, Floats, Head, Method, Seen, State
+from benchmd_ray.benchmarks.ood.methods.method import Bank, Detector, Floats, Head, Seen, State
 
 RECORDS = 5
 """For each dimension, at least."""
@@ -17,7 +17,7 @@ RIDGE = 1e-4
 """Added to the variances of the components, whose largest is 1."""
 
 
-def fit(bank: Bank) -> State:
+def _fit(bank: Bank) -> State:
     """Centre, axes, and the mixture's weights, means and roots of precisions."""
     f = np.asarray(bank.seen.features, np.float64)
     centre = f.mean(axis=0)
@@ -39,7 +39,7 @@ def fit(bank: Bank) -> State:
     }
 
 
-def score(state: State, seen: Seen, head: Head) -> Floats:
+def _score(state: State, seen: Seen, head: Head) -> Floats:
     """(records,), in nats, but for a constant."""
     x = (np.asarray(seen.features, np.float64) - state["centre"]) @ state["axes"]
     parts = zip(state["weights"], state["means"], state["roots"], strict=True)
@@ -52,4 +52,4 @@ def score(state: State, seen: Seen, head: Head) -> Floats:
     return -np.asarray(logsumexp(logs, axis=0))
 
 
-METHOD = Method("gmm", "Gaussian mixture", fit, score, "Lee et al., NeurIPS 2018, as a density")
+METHOD = Detector("gmm", "Gaussian mixture", _fit, _score, "Lee et al., NeurIPS 2018, as a density")

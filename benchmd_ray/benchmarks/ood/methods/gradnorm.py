@@ -7,23 +7,15 @@ from __future__ import annotations
 
 import numpy as np
 
-from benchmd_ray.benchmarks.ood.methods.method import (
-    Floats,
-    Head,
-    Method,
-    Seen,
-    State,
-    nothing,
-    probabilities,
-)
+from benchmd_ray.benchmarks.ood.methods.formulas import probabilities
+from benchmd_ray.benchmarks.ood.methods.method import Detector, Floats, Head, Seen, State, nothing
 
 
-def score(_: State, seen: Seen, head: Head) -> Floats:
-    """(records,)."""
+def _score(_: State, seen: Seen, head: Head) -> Floats:
     p = probabilities(seen.logits, head.exclusive)
     flat = 1 / p.shape[1] if head.exclusive else 0.5
     length = np.abs(np.asarray(seen.features, np.float64)).sum(axis=1)
     return np.asarray(-length * np.abs(p - flat).sum(axis=1))
 
 
-METHOD = Method("gradnorm", "GradNorm", nothing, score, "Huang, Geng and Li, NeurIPS 2021")
+METHOD = Detector("gradnorm", "GradNorm", nothing, _score, "Huang, Geng and Li, NeurIPS 2021")

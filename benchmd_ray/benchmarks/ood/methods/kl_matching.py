@@ -5,25 +5,18 @@ from __future__ import annotations
 import numpy as np
 from scipy.special import entr
 
-from benchmd_ray.benchmarks.ood.methods.method import (
-    Bank,
-    Floats,
-    Head,
-    Method,
-    Seen,
-    State,
-    probabilities,
-)
+from benchmd_ray.benchmarks.ood.methods.formulas import probabilities
+from benchmd_ray.benchmarks.ood.methods.method import Bank, Detector, Floats, Head, Seen, State
 
 
-def fit(bank: Bank) -> State:
+def _fit(bank: Bank) -> State:
     """Mean probabilities of the records predicted as each class: (predicted classes, classes)."""
     p = probabilities(bank.seen.logits, True)
     guess = p.argmax(axis=1)
-    return {"means": np.stack([p[guess == each].mean(axis=0) for each in np.unique(guess)])}
+    return {"means": np.stack([p[guess == label].mean(axis=0) for label in np.unique(guess)])}
 
 
-def score(state: State, seen: Seen, head: Head) -> Floats:
+def _score(state: State, seen: Seen, head: Head) -> Floats:
     """(records,), in nats."""
     p = probabilities(seen.logits, True)
     least = np.finfo(np.float64).tiny  # a softmax of float64 may be 0
@@ -32,11 +25,11 @@ def score(state: State, seen: Seen, head: Head) -> Floats:
     return np.asarray(np.maximum(apart.min(axis=1), 0))  # rounding may give less
 
 
-METHOD = Method(
+METHOD = Detector(
     "kl-matching",
     "KL matching",
-    fit,
-    score,
+    _fit,
+    _score,
     "Hendrycks et al., ICML 2022",
     exclusive_only=True,
 )

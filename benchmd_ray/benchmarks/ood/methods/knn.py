@@ -5,15 +5,8 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from benchmd_ray.benchmarks.ood.methods.method import (
-    Bank,
-    Floats,
-    Head,
-    Method,
-    Seen,
-    State,
-    unit,
-)
+from benchmd_ray.benchmarks.ood.methods.formulas import unit
+from benchmd_ray.benchmarks.ood.methods.method import Bank, Detector, Floats, Head, Seen, State
 from benchmd_ray.benchmarks.ood.methods.neighbours import nearest
 
 BLOCK = 4096
@@ -23,10 +16,10 @@ NEIGHBOURS = 50
 
 def units(features: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
     """Features of length 1, (records, width), made in blocks: a bank may have a million records."""
-    made = np.array(features, np.float32)
-    for start in range(0, len(made), BLOCK):
-        made[start : start + BLOCK] = unit(made[start : start + BLOCK])
-    return made
+    scaled = np.array(features, np.float32)
+    for start in range(0, len(scaled), BLOCK):
+        scaled[start : start + BLOCK] = unit(scaled[start : start + BLOCK])
+    return scaled
 
 
 def fit(bank: Bank, *, neighbours: int = NEIGHBOURS) -> State:
@@ -40,4 +33,4 @@ def score(state: State, seen: Seen, head: Head) -> Floats:
     return nearest(state["features"], units(seen.features), int(state["k"]))[:, -1]
 
 
-METHOD = Method("knn", "deep KNN", fit, score, "Sun et al., ICML 2022")
+METHOD = Detector("knn", "deep KNN", fit, score, "Sun et al., ICML 2022")

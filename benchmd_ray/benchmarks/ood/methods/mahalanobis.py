@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from benchmd_ray.benchmarks.ood.methods.method import Bank, Floats, Head, Method, Seen, State
+from benchmd_ray.benchmarks.ood.methods.method import Bank, Detector, Floats, Head, Seen, State
 
 BLOCK = 4096
 
@@ -60,7 +60,7 @@ def shrunk_covariance(
 def fitted(features: npt.ArrayLike, groups: dict[str, npt.NDArray[np.intp]]) -> State:
     """Means of the classes (classes, width), and the root of the shared precision."""
     f, rows = np.asarray(features), list(groups.values())
-    means = np.stack([_mean(f, own) for own in rows])
+    means = np.stack([_mean(f, members) for members in rows])
     root = root_precision(shrunk_covariance(f, rows, means))
     return {"means": means @ root, "root": root}
 
@@ -79,14 +79,12 @@ def nearest(state: State, features: npt.ArrayLike) -> Floats:
     )
 
 
-def fit(bank: Bank) -> State:
-    """See `fitted`."""
+def _fit(bank: Bank) -> State:
     return fitted(bank.seen.features, bank.groups())
 
 
-def score(state: State, seen: Seen, head: Head) -> Floats:
-    """(records,)."""
+def _score(state: State, seen: Seen, head: Head) -> Floats:
     return nearest(state, seen.features)
 
 
-METHOD = Method("mahalanobis", "Mahalanobis", fit, score, "Lee et al., NeurIPS 2018")
+METHOD = Detector("mahalanobis", "Mahalanobis", _fit, _score, "Lee et al., NeurIPS 2018")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from benchmd_ray.benchmarks.ood.methods import mahalanobis
-from benchmd_ray.benchmarks.ood.methods.method import Bank, Floats, Head, Method, Seen, State
+from benchmd_ray.benchmarks.ood.methods.method import Bank, Detector, Floats, Head, Seen, State
 
 LAYER = "layer "
 """How quantities of layers begin; the features come last."""
@@ -17,32 +17,31 @@ def layers_of(seen: Seen) -> dict[str, np.ndarray[tuple[int, ...], np.dtype[np.f
     return named | {"features": seen.features}
 
 
-def fit(bank: Bank) -> State:
+def _fit(bank: Bank) -> State:
     """Of each layer what `mahalanobis.fitted` gives, and the mean distance of its records."""
     state: State = {}
     groups = bank.groups()
     for name, values in layers_of(bank.seen).items():
-        own = mahalanobis.fitted(values, groups)
-        mean = mahalanobis.nearest(own, values).mean()
-        own["mean"] = np.array(mean if mean > 0 else 1.0)  # layers differ in width
-        state |= {f"{name}/{key}": value for key, value in own.items()}
+        layer = mahalanobis.fitted(values, groups)
+        mean = mahalanobis.nearest(layer, values).mean()
+        layer["mean"] = np.array(mean if mean > 0 else 1.0)  # layers differ in width
+        state |= {f"{name}/{key}": value for key, value in layer.items()}
     return state
 
 
-def score(state: State, seen: Seen, head: Head) -> Floats:
-    """(records,)."""
+def _score(state: State, seen: Seen, head: Head) -> Floats:
     total = np.zeros(len(seen))
     for name, values in layers_of(seen).items():
-        own = {key: state[f"{name}/{key}"] for key in ("means", "root", "mean")}
-        total += mahalanobis.nearest(own, values) / float(own["mean"])
+        layer = {key: state[f"{name}/{key}"] for key in ("means", "root", "mean")}
+        total += mahalanobis.nearest(layer, values) / float(layer["mean"])
     return total
 
 
-METHOD = Method(
+METHOD = Detector(
     "mahalanobis-layers",
     "Mahalanobis, layers",
-    fit,
-    score,
+    _fit,
+    _score,
     "Lee et al., NeurIPS 2018",
     needs=(LAYER,),
 )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from benchmd_ray.benchmarks.ood.methods.method import Bank, Floats, Head, Method, Seen, State
+from benchmd_ray.benchmarks.ood.methods.method import Bank, Detector, Floats, Head, Seen, State
 
 RIDGE = 1e-5
 """Added to the variance of each feature."""
@@ -21,19 +21,18 @@ def fit(bank: Bank) -> State:
     return {"means": np.stack(means), "roots": np.stack(roots)}
 
 
-def score(state: State, seen: Seen, head: Head) -> Floats:
-    """(records,)."""
+def _score(state: State, seen: Seen, head: Head) -> Floats:
     f = np.asarray(seen.features, np.float64)
-    each = zip(state["means"], state["roots"], strict=True)
+    classes = zip(state["means"], state["roots"], strict=True)
     return np.asarray(
-        np.min([(((f - mean) @ root) ** 2).sum(axis=1) for mean, root in each], axis=0)
+        np.min([(((f - mean) @ root) ** 2).sum(axis=1) for mean, root in classes], axis=0)
     )
 
 
-METHOD = Method(
+METHOD = Detector(
     "mahalanobis-per-class",
     "Mahalanobis, per class",
     fit,
-    score,
+    _score,
     "Cao et al., arXiv 2007.04250, as released",
 )

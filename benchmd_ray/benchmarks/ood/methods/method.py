@@ -1,7 +1,7 @@
 """What a detector is: a state fitted on in-distribution records, and a score of others by it.
 
-A larger score is more out of distribution. Detectors are pure functions of what a network makes of
-records; what they fit is named arrays, so that it can be kept with the model.
+A larger score is more out of distribution. Detectors are pure functions of a network's
+outputs; what they fit is named arrays, so that it can be kept with the model.
 """
 
 from __future__ import annotations
@@ -12,8 +12,6 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from scipy.special import expit, logsumexp, softmax
-from scipy.stats import rankdata
 
 from benchmd_ray.errors import BenchmdError, require_plain_name
 
@@ -26,7 +24,7 @@ State = dict[str, npt.NDArray[Any]]
 
 @dataclass(frozen=True)
 class Seen:
-    """What a network makes of some records."""
+    """Outputs of a network for some records."""
 
     features: npt.NDArray[np.float32]
     """(records, width), of the last layer before the head."""
@@ -71,7 +69,7 @@ class Bank:
     def groups(self) -> dict[str, npt.NDArray[np.intp]]:
         """Rows of each class, by its number; of a multi-label task of each label, and ``none``.
 
-        Those of fewer than two records are left out.
+        Groups of fewer than two records are excluded.
 
         Raises:
             BenchmdError: All are.
@@ -79,7 +77,7 @@ class Bank:
         rows = {str(k): np.flatnonzero(column == 1) for k, column in enumerate(self.targets.T)}
         if not self.head.exclusive:
             rows["none"] = np.flatnonzero((self.targets == 0).all(axis=1))
-        kept = {name: held for name, held in rows.items() if len(held) >= 2}
+        kept = {name: members for name, members in rows.items() if len(members) >= 2}
         if not kept:
             raise BenchmdError("no class has two training records: detectors cannot be fitted.")
         return kept
@@ -99,7 +97,7 @@ class Calibration:
 
 
 @dataclass(frozen=True)
-class Method:
+class Detector:
     """A detector."""
 
     name: str
@@ -128,7 +126,7 @@ class Method:
     threshold: float | None = None
     """Scores above it are rejected, where a detector learns its threshold, too."""
     exclusive_only: bool = False
-    """Whether it needs a softmax: it is left out where a record may have several labels."""
+    """Whether it needs a softmax: it is skipped where a record may have several labels."""
     non_negative: bool = False
     """Whether it assumes features that are never negative."""
     images_only: bool = False
@@ -158,51 +156,11 @@ def finite(scores: Floats, method: str, names: npt.NDArray[np.str_] | None = Non
         raise BenchmdError(
             f"the detector {method} gives {scores[wrong[0]]} for {which} and in all "
             f"{len(wrong)} of {len(scores)} scores that are not finite. Check the network's "
-            "features of it, or leave the detector out."
+            "features of it, or exclude the detector."
         )
     return scores
-
-
-def probabilities(logits: npt.ArrayLike, exclusive: bool) -> Floats:
-    """(records, classes): of the one class, which sum to 1, or of each label by itself."""
-    z = np.asarray(logits, np.float64)
-    return np.asarray(softmax(z, axis=1) if exclusive else expit(z), np.float64)
-
-
-def free_energy(logits: npt.ArrayLike, exclusive: bool) -> Floats:
-    """(records,): log Σ exp z of the classes; of labels Σ log(1 + exp z), their joint energy."""
-    z = np.asarray(logits, np.float64)
-    return np.asarray(logsumexp(z, axis=1) if exclusive else np.logaddexp(0, z).sum(axis=1))
-
-
-def unit(features: npt.ArrayLike) -> Floats:
-    """Rows divided by their Euclidean norms; a row of zeros stays as it is."""
-    f = np.asarray(features, np.float64)
-    norm = np.linalg.norm(f, axis=1, keepdims=True)
-    return np.asarray(f / np.where(norm == 0, 1, norm))
-
-
-def cut(features: Floats, percentile: float) -> Floats:
-    """Of each record the least of its features that count as active: (records, 1).
-
-    As in the code of ASH and SCALE, of n features n − round(n · percentile / 100) are.
-    """
-    place = min(round(features.shape[1] * percentile / 100), features.shape[1] - 1)
-    return np.asarray(np.partition(features, place, axis=1)[:, place, None])
-
-
-def auroc(inside: Floats, outside: Floats) -> float:
-    """Share of pairs in which the out record scores more; ties count a half."""
-    ranks = rankdata(np.concatenate([inside, outside]))[len(inside) :]
-    least = len(outside) * (len(outside) + 1) / 2
-    return float((ranks.sum() - least) / (len(inside) * len(outside)))
 
 
 def nothing(_: Bank) -> State:
     """The state of a detector that fits nothing."""
     return {}
-
-
-def drawn(records: int, most: int) -> npt.NDArray[np.intp]:
-    """Rows of at most so many records, ascending, drawn by a fixed seed."""
-    return np.sort(np.random.default_rng(0).permutation(records)[:most])

@@ -8,15 +8,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from benchmd_ray.benchmarks.ood.methods.method import (
-    Floats,
-    Head,
-    Method,
-    Seen,
-    State,
-    nothing,
-    probabilities,
-)
+from benchmd_ray.benchmarks.ood.methods.formulas import probabilities
+from benchmd_ray.benchmarks.ood.methods.method import Detector, Floats, Head, Seen, State, nothing
 
 
 def score(_: State, seen: Seen, head: Head) -> Floats:
@@ -25,7 +18,7 @@ def score(_: State, seen: Seen, head: Head) -> Floats:
     return np.asarray(-(p if head.exclusive else np.maximum(p, 1 - p)).max(axis=1))
 
 
-METHOD = Method(
+METHOD = Detector(
     "msp",
     "probability threshold",
     nothing,

@@ -7,17 +7,16 @@ from __future__ import annotations
 
 import numpy as np
 
-from benchmd_ray.benchmarks.ood.methods.method import Bank, Floats, Head, Method, Seen, State
+from benchmd_ray.benchmarks.ood.methods.method import Bank, Detector, Floats, Head, Seen, State
 
 
-def fit(bank: Bank, *, share: float = 0.0) -> State:
+def _fit(bank: Bank, *, share: float = 0.0) -> State:
     """The mean of the features, and the share of their lengths that counts."""
     mean = bank.seen.features.mean(axis=0, dtype=np.float64)
     return {"mean": mean, "share": np.array(share)}
 
 
-def score(state: State, seen: Seen, head: Head) -> Floats:
-    """(records,)."""
+def _score(state: State, seen: Seen, head: Head) -> Floats:
     f = np.asarray(seen.features, np.float64)
     centred = f - state["mean"]
     weights = head.weight[np.asarray(seen.logits).argmax(axis=1)]
@@ -26,4 +25,4 @@ def score(state: State, seen: Seen, head: Head) -> Floats:
     return np.asarray(-along - state["share"] * np.abs(f).sum(axis=1))
 
 
-METHOD = Method("nci", "NCI", fit, score, "Liu and Qin, CVPR 2025")
+METHOD = Detector("nci", "NCI", _fit, _score, "Liu and Qin, CVPR 2025")

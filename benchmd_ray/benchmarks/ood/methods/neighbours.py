@@ -30,37 +30,38 @@ def nearest(bank: npt.ArrayLike, queries: npt.ArrayLike, k: int) -> Floats:
         queries: (queries, width).
         k: How many; all where the bank has fewer.
     """
-    own, asked = np.asarray(bank, np.float32), np.asarray(queries, np.float32)
-    k = min(k, len(own))
-    count = min(k + SPARE, len(own))
+    records, asked = np.asarray(bank, np.float32), np.asarray(queries, np.float32)
+    k = min(k, len(records))
+    count = min(k + SPARE, len(records))
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     blocks = [
-        torch.from_numpy(own[start : start + BANK]).to(device) for start in range(0, len(own), BANK)
+        torch.from_numpy(records[start : start + BANK]).to(device)
+        for start in range(0, len(records), BANK)
     ]
-    centre = own.mean(axis=0)  # products of small numbers lose less
+    centre = records.mean(axis=0)  # products of small numbers lose less
     rows, limit = _candidates(blocks, asked, centre, count, torch.float32)
-    found = _distances(own, asked, rows)[:, :k]
-    if count < len(own):
-        unsure = _hidden(asked - centre, limit, found[:, -1])
+    distances = _distances(records, asked, rows)[:, :k]
+    if count < len(records):
+        unsure = _hidden(asked - centre, limit, distances[:, -1])
         if len(unsure):
             rows, _ = _candidates(blocks, asked[unsure], centre, count, torch.float64)
-            found[unsure] = _distances(own, asked[unsure], rows)[:, :k]
-    return found
+            distances[unsure] = _distances(records, asked[unsure], rows)[:, :k]
+    return distances
 
 
 def _distances(
-    own: npt.NDArray[np.float32], asked: npt.NDArray[np.float32], rows: npt.NDArray[np.int64]
+    records: npt.NDArray[np.float32], asked: npt.NDArray[np.float32], rows: npt.NDArray[np.int64]
 ) -> Floats:
     """Exact ones of each query to its candidates, ascending."""
-    found = np.empty(rows.shape)
+    distances = np.empty(rows.shape)
     for start in range(0, len(asked), EXACT):
         part = slice(start, start + EXACT)
-        gap = own[rows[part]].astype(np.float64)
+        gap = records[rows[part]].astype(np.float64)
         gap -= asked[part, None]
         gap *= gap
-        found[part] = np.sqrt(gap.sum(axis=2))
-    found.sort(axis=1)
-    return found
+        distances[part] = np.sqrt(gap.sum(axis=2))
+    distances.sort(axis=1)
+    return distances
 
 
 def _hidden(

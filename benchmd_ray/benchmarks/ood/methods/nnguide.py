@@ -4,41 +4,31 @@ from __future__ import annotations
 
 import numpy as np
 
-from benchmd_ray.benchmarks.ood.methods.method import (
-    Bank,
-    Floats,
-    Head,
-    Method,
-    Seen,
-    State,
-    drawn,
-    free_energy,
-    unit,
-)
+from benchmd_ray.benchmarks.ood.methods.formulas import drawn, free_energy, unit
+from benchmd_ray.benchmarks.ood.methods.method import Bank, Detector, Floats, Head, Seen, State
 
 NEIGHBOURS, MOST = 10, 10_000
 """Neighbours, and records of the bank, drawn by a fixed seed."""
 BLOCK = 1024
 
 
-def fit(bank: Bank, *, neighbours: int = NEIGHBOURS) -> State:
+def _fit(bank: Bank, *, neighbours: int = NEIGHBOURS) -> State:
     """Features of length 1 times their energies (records, width), and how many are counted."""
     rows = drawn(len(bank.seen), MOST)
     energy = free_energy(bank.seen.logits[rows], bank.head.exclusive)
-    own = unit(bank.seen.features[rows]) * energy[:, None]
-    return {"bank": own, "neighbours": np.array(min(neighbours, len(own)))}
+    guides = unit(bank.seen.features[rows]) * energy[:, None]
+    return {"bank": guides, "neighbours": np.array(min(neighbours, len(guides)))}
 
 
-def score(state: State, seen: Seen, head: Head) -> Floats:
-    """(records,)."""
-    own, asked = np.asarray(state["bank"], np.float64), unit(seen.features)
+def _score(state: State, seen: Seen, head: Head) -> Floats:
+    guides, asked = np.asarray(state["bank"], np.float64), unit(seen.features)
     k = int(state["neighbours"])
     guide = np.empty(len(asked))
     for start in range(0, len(asked), BLOCK):
-        products = asked[start : start + BLOCK] @ own.T
-        largest = np.partition(products, len(own) - k, axis=1)[:, -k:]
+        products = asked[start : start + BLOCK] @ guides.T
+        largest = np.partition(products, len(guides) - k, axis=1)[:, -k:]
         guide[start : start + BLOCK] = largest.mean(axis=1)
     return -free_energy(seen.logits, head.exclusive) * guide
 
 
-METHOD = Method("nnguide", "NNGuide", fit, score, "Park, Jung and Teoh, ICCV 2023")
+METHOD = Detector("nnguide", "NNGuide", _fit, _score, "Park, Jung and Teoh, ICCV 2023")

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from benchmd_ray.benchmarks.ood.methods.method import Bank, Floats, Head, Method, Seen, State
+from benchmd_ray.benchmarks.ood.methods.method import Bank, Detector, Floats, Head, Seen, State
 
 TEMPERATURES = (1.0, 1000.0)
 """Ends of the paper's range: above 100 scores keep their order."""
@@ -17,22 +17,21 @@ STEPS = (0.0, 0.0005, 0.001, 0.0014, 0.002, 0.005)
 """In standard deviations of a record."""
 
 
-def fit(_: Bank, *, temperature: float = 1000.0, step: float = 0.0014) -> State:
+def _fit(_: Bank, *, temperature: float = 1000.0, step: float = 0.0014) -> State:
     """Where the grid has the temperature and the step."""
     return {"place": np.array([TEMPERATURES.index(temperature), STEPS.index(step)])}
 
 
-def score(state: State, seen: Seen, head: Head) -> Floats:
-    """(records,)."""
+def _score(state: State, seen: Seen, head: Head) -> Floats:
     row, column = map(int, state["place"])
     return np.asarray(seen.more["odin"][:, row, column], np.float64)
 
 
-METHOD = Method(
+METHOD = Detector(
     "odin",
     "ODIN",
-    fit,
-    score,
+    _fit,
+    _score,
     "Liang, Li and Srikant, ICLR 2018",
     grid={"temperature": TEMPERATURES, "step": STEPS},
     needs=("odin",),

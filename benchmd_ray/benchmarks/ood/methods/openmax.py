@@ -12,7 +12,7 @@ from scipy.optimize import brentq
 from scipy.special import logsumexp, softmax
 from scipy.stats import weibull_min
 
-from benchmd_ray.benchmarks.ood.methods.method import Bank, Floats, Head, Method, Seen, State
+from benchmd_ray.benchmarks.ood.methods.method import Bank, Detector, Floats, Head, Seen, State
 
 TAIL = 20
 """Largest distances of a class that its Weibull distribution is fitted to."""
@@ -22,15 +22,15 @@ MOVED = 10_000.0
 """Where the least of a class's largest distances is moved to."""
 
 
-def fit(bank: Bank, *, tail: int = TAIL) -> State:
+def _fit(bank: Bank, *, tail: int = TAIL) -> State:
     """Mean logits of correctly classified records, and a Weibull distribution, of each class."""
     z, width = np.asarray(bank.seen.logits, np.float64), bank.seen.logits.shape[1]
     right = z.argmax(axis=1) == bank.targets.argmax(axis=1)
     means, shapes = np.zeros((width, width)), np.tile([1.0, np.inf, 1.0], (width, 1))
     for name, rows in bank.groups().items():
-        own = rows[right[rows]] if right[rows].sum() >= 2 else rows
-        means[int(name)] = z[own].mean(axis=0)
-        largest = np.sort(_distances(z[own], means[int(name)]))[-tail:]
+        members = rows[right[rows]] if right[rows].sum() >= 2 else rows
+        means[int(name)] = z[members].mean(axis=0)
+        largest = np.sort(_distances(z[members], means[int(name)]))[-tail:]
         shapes[int(name)] = _weibull(largest)
     return {"means": means, "weibull": shapes}
 
@@ -64,23 +64,23 @@ def _beyond(distances: Floats, shape: float, place: float, scale: float) -> Floa
         return np.asarray(weibull_min.cdf(distances, shape, place, scale))
 
 
-def score(state: State, seen: Seen, head: Head) -> Floats:
+def _score(state: State, seen: Seen, head: Head) -> Floats:
     """(records,), within 0 and 1."""
     z = np.asarray(seen.logits, np.float64)
     classes = z.shape[1]
     rank = np.argsort(np.argsort(-z, axis=1), axis=1)
-    each = zip(state["means"], state["weibull"], strict=True)
-    far = np.stack([_beyond(_distances(z, mean), *weibull) for mean, weibull in each], axis=1)
+    fitted = zip(state["means"], state["weibull"], strict=True)
+    far = np.stack([_beyond(_distances(z, mean), *weibull) for mean, weibull in fitted], axis=1)
     kept = 1 - (classes - rank) / classes * far
     revised = np.column_stack([z * kept, (z * (1 - kept)).sum(axis=1)])
     return np.asarray(softmax(revised, axis=1)[:, -1])
 
 
-METHOD = Method(
+METHOD = Detector(
     "openmax",
     "OpenMax",
-    fit,
-    score,
+    _fit,
+    _score,
     "Bendale and Boult, CVPR 2016",
     exclusive_only=True,
 )

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from benchmd_ray.benchmarks.ood.methods.method import Bank, Calibration, Head, Method, Seen
+from benchmd_ray.benchmarks.ood.methods.method import Bank, Calibration, Detector, Head, Seen
 from benchmd_ray.benchmarks.ood.table import KEYS
 from benchmd_ray.errors import BenchmdError, first_line
 
@@ -22,7 +22,7 @@ TAKEN = {*KEYS, "features", "logits", "pixels", "deep-ensemble"}
 """Names that are other columns' or other quantities'."""
 
 
-def guarded(method: Method) -> Method:
+def guarded(method: Detector) -> Detector:
     """A detector whose functions get arrays that they cannot write to, with checked results.
 
     Raises:
@@ -30,7 +30,7 @@ def guarded(method: Method) -> Method:
     """
     if method.name in TAKEN:
         raise BenchmdError(f"a detector cannot be named {method.name}: choose another name.")
-    if isinstance(method.needs, str) or not all(isinstance(each, str) for each in method.needs):
+    if isinstance(method.needs, str) or not all(isinstance(need, str) for need in method.needs):
         raise BenchmdError(
             f"the detector {method.name} needs {method.needs!r}: expected a tuple of names."
         )
@@ -52,7 +52,7 @@ def _called(
     what: str,
     work: Callable[..., Any],
     check: Callable[[Any, int], str] | None,
-    *given: Any,
+    *arguments: Any,
     **named: Any,
 ) -> Any:
     """What a function of a detector gives.
@@ -61,7 +61,7 @@ def _called(
         BenchmdError: It raises, or gives something else than it should.
     """
     try:
-        found = work(*map(_read_only, given), **named)
+        result = work(*map(_read_only, arguments), **named)
     except BenchmdError:
         raise
     except Exception as error:  # whatever code from outside does
@@ -69,51 +69,53 @@ def _called(
             f"{what} of the detector {detector} fails with {type(error).__name__}: "
             f"{first_line(error)}. Correct it, or uninstall it."
         ) from error
-    records = next((len(each) for each in given if isinstance(each, Seen)), 0)
-    if check is not None and (fault := check(found, records)):
+    records = next((len(argument) for argument in arguments if isinstance(argument, Seen)), 0)
+    if check is not None and (fault := check(result, records)):
         raise BenchmdError(f"{what} of the detector {detector} gives {fault}.")
-    return found
+    return result
 
 
-def _read_only(given: Any) -> Any:
+def _read_only(value: Any) -> Any:
     """The same, with views of its arrays that cannot be written to."""
-    if isinstance(given, np.ndarray):
-        view = given.view()
+    if isinstance(value, np.ndarray):
+        view = value.view()
         view.flags.writeable = False
         return view
-    if isinstance(given, dict):
-        return {name: _read_only(each) for name, each in given.items()}
-    if isinstance(given, Seen | Bank | Calibration | Head):
-        own = {each.name: getattr(given, each.name) for each in fields(given)}
-        return replace(given, **{name: _read_only(each) for name, each in own.items()})
-    return given
+    if isinstance(value, dict):
+        return {name: _read_only(item) for name, item in value.items()}
+    if isinstance(value, Seen | Bank | Calibration | Head):
+        values = {item.name: getattr(value, item.name) for item in fields(value)}
+        return replace(value, **{name: _read_only(item) for name, item in values.items()})
+    return value
 
 
-def _state(found: Any, _: int) -> str:
+def _state(state: Any, _: int) -> str:
     """What is wrong with a fitted state; empty where nothing is."""
-    if isinstance(found, dict) and all(
-        isinstance(name, str) and isinstance(each, np.ndarray) and each.dtype.kind in "biuf"
-        for name, each in found.items()
+    if isinstance(state, dict) and all(
+        isinstance(name, str) and isinstance(array, np.ndarray) and array.dtype.kind in "biuf"
+        for name, array in state.items()
     ):
         return ""
-    return f"{_described(found)}, expected a dict of arrays of numbers by name"
+    return f"{_described(state)}, expected a dict of arrays of numbers by name"
 
 
-def _score(found: Any, records: int) -> str:
-    held = found if isinstance(found, np.ndarray) else np.empty(())
-    if held.shape == (records,) and held.dtype.kind == "f":
+def _score(scores: Any, records: int) -> str:
+    array = scores if isinstance(scores, np.ndarray) else np.empty(())
+    if array.shape == (records,) and array.dtype.kind == "f":
         return ""
-    return f"{_described(found)}, expected an array of floating-point numbers of shape ({records},)"
+    return (
+        f"{_described(scores)}, expected an array of floating-point numbers of shape ({records},)"
+    )
 
 
-def _rows(found: Any, records: int) -> str:
-    held: npt.NDArray[Any] = found if isinstance(found, np.ndarray) else np.empty(())
-    if held.ndim and len(held) == records and held.dtype.kind in "biuf":
+def _rows(rows: Any, records: int) -> str:
+    array: npt.NDArray[Any] = rows if isinstance(rows, np.ndarray) else np.empty(())
+    if array.ndim and len(array) == records and array.dtype.kind in "biuf":
         return ""
-    return f"{_described(found)}, expected an array of numbers of shape ({records}, …)"
+    return f"{_described(rows)}, expected an array of numbers of shape ({records}, …)"
 
 
-def _described(found: Any) -> str:
-    if isinstance(found, np.ndarray):
-        return f"an array of {found.dtype} of shape {found.shape}"
-    return f"a value of the type {type(found).__name__}"
+def _described(value: Any) -> str:
+    if isinstance(value, np.ndarray):
+        return f"an array of {value.dtype} of shape {value.shape}"
+    return f"a value of the type {type(value).__name__}"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from benchmd_ray.benchmarks.ood.methods import knn, mahalanobis
-from benchmd_ray.benchmarks.ood.methods.method import Bank, Floats, Head, Method, Seen, State
+from benchmd_ray.benchmarks.ood.methods.method import Bank, Detector, Floats, Head, Seen, State
 
 NAME = "pretrained"
 """Quantity: features of the pretrained encoder, as it was before the transfer."""
@@ -15,40 +15,38 @@ def _own(seen: Seen) -> Seen:
     return Seen(seen.more[NAME], seen.logits)
 
 
-def fit_knn(bank: Bank, *, neighbours: int = knn.NEIGHBOURS) -> State:
+def _fit_knn(bank: Bank, *, neighbours: int = knn.NEIGHBOURS) -> State:
     """What deep nearest neighbours fit."""
     return knn.fit(Bank(_own(bank.seen), bank.targets, bank.head), neighbours=neighbours)
 
 
-def score_knn(state: State, seen: Seen, head: Head) -> Floats:
-    """(records,)."""
+def _score_knn(state: State, seen: Seen, head: Head) -> Floats:
     return knn.score(state, _own(seen), head)
 
 
-def fit_gaussian(bank: Bank) -> State:
+def _fit_gaussian(bank: Bank) -> State:
     """Mean and root of the precision of all records together."""
     return mahalanobis.fitted(bank.seen.more[NAME], {"all": np.arange(len(bank.seen))})
 
 
-def score_gaussian(state: State, seen: Seen, head: Head) -> Floats:
-    """(records,)."""
+def _score_gaussian(state: State, seen: Seen, head: Head) -> Floats:
     return mahalanobis.nearest(state, seen.more[NAME])
 
 
 METHODS = (
-    Method(
+    Detector(
         "pretrained-knn",
         "pretrained KNN",
-        fit_knn,
-        score_knn,
+        _fit_knn,
+        _score_knn,
         "Sun et al., ICML 2022, before the transfer",
         needs=(NAME,),
     ),
-    Method(
+    Detector(
         "pretrained-mahalanobis",
         "pretrained Mahalanobis",
-        fit_gaussian,
-        score_gaussian,
+        _fit_gaussian,
+        _score_gaussian,
         "Sehwag, Chiang and Mittal, ICLR 2021, with one cluster",
         needs=(NAME,),
     ),

@@ -4,29 +4,23 @@ from __future__ import annotations
 
 import numpy as np
 
-from benchmd_ray.benchmarks.ood.methods.method import (
-    Bank,
-    Floats,
-    Head,
-    Method,
-    Seen,
-    State,
-    free_energy,
-)
+from benchmd_ray.benchmarks.ood.methods.formulas import free_energy
+from benchmd_ray.benchmarks.ood.methods.method import Bank, Detector, Floats, Head, Seen, State
 
 PERCENTILE = 90
 
 
-def fit(bank: Bank, *, percentile: float = PERCENTILE) -> State:
+def _fit(bank: Bank, *, percentile: float = PERCENTILE) -> State:
     """Where features are clipped."""
     return {"most": np.array(np.percentile(bank.seen.features, percentile))}
 
 
-def score(state: State, seen: Seen, head: Head) -> Floats:
-    """(records,)."""
+def _score(state: State, seen: Seen, head: Head) -> Floats:
     f = np.asarray(seen.features, np.float64)
     logits = np.minimum(f, state["most"]) @ head.weight.T + head.bias
     return -free_energy(logits, head.exclusive)
 
 
-METHOD = Method("react", "ReAct", fit, score, "Sun, Guo and Li, NeurIPS 2021", non_negative=True)
+METHOD = Detector(
+    "react", "ReAct", _fit, _score, "Sun, Guo and Li, NeurIPS 2021", non_negative=True
+)

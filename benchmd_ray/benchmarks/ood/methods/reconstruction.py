@@ -7,19 +7,18 @@ from __future__ import annotations
 
 import numpy as np
 
-from benchmd_ray.benchmarks.ood.methods.method import Floats, Head, Method, Seen, State, nothing
+from benchmd_ray.benchmarks.ood.methods.method import Detector, Floats, Head, Seen, State, nothing
 
 
-def score(_: State, seen: Seen, head: Head) -> Floats:
-    """(records,)."""
+def _score(_: State, seen: Seen, head: Head) -> Floats:
     return np.asarray(seen.more["mae loss"], np.float64).reshape(len(seen))
 
 
-METHOD = Method(
+METHOD = Detector(
     "mae-loss",
     "MAE reconstruction",
     nothing,
-    score,
+    _score,
     "the objective of He et al., CVPR 2022",
     needs=("mae loss",),
 )

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from benchmd_ray.benchmarks.ood.methods.method import Bank, Floats, Head, Method, Seen, State
+from benchmd_ray.benchmarks.ood.methods.method import Bank, Detector, Floats, Head, Seen, State
 
 FLAT = 1e-6
 """Of the largest singular value of a head: weights in float32 say nothing below that."""
@@ -21,12 +21,7 @@ def dimensions(width: int, records: int) -> int:
 
 
 def fit(bank: Bank, *, share: float = 1.0) -> State:
-    """The origin (width,), and a basis of the residual space (width, dimensions).
-
-    Args:
-        bank: The records.
-        share: What the principal space has, in units of `dimensions`.
-    """
+    """The origin (width,), and a basis of the residual space (width, dimensions)."""
     head = bank.head
     origin = -np.linalg.pinv(head.weight, rcond=FLAT) @ head.bias
     moved = np.asarray(bank.seen.features, np.float64) - origin
@@ -42,4 +37,4 @@ def score(state: State, seen: Seen, head: Head) -> Floats:
     return np.asarray(np.linalg.norm(moved @ state["basis"], axis=1))
 
 
-METHOD = Method("residual", "residual", fit, score, "Wang et al., CVPR 2022")
+METHOD = Detector("residual", "residual", fit, score, "Wang et al., CVPR 2022")

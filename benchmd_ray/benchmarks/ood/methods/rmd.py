@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 
 from benchmd_ray.benchmarks.ood.methods import mahalanobis
-from benchmd_ray.benchmarks.ood.methods.method import Bank, Floats, Head, Method, Seen, State
+from benchmd_ray.benchmarks.ood.methods.method import Bank, Detector, Floats, Head, Seen, State
 
 
-def fit(bank: Bank) -> State:
+def _fit(bank: Bank) -> State:
     """What `mahalanobis.fitted` gives, of the classes and of one class of all."""
     everything = {"all": np.arange(len(bank.seen))}
     parts = {"class": bank.groups(), "all": everything}
@@ -19,8 +19,7 @@ def fit(bank: Bank) -> State:
     }
 
 
-def score(state: State, seen: Seen, head: Head) -> Floats:
-    """(records,)."""
+def _score(state: State, seen: Seen, head: Head) -> Floats:
     near, overall = (
         mahalanobis.nearest({key: state[f"{part}/{key}"] for key in ("means", "root")}, f)
         for part, f in (("class", seen.features), ("all", seen.features))
@@ -28,4 +27,4 @@ def score(state: State, seen: Seen, head: Head) -> Floats:
     return near - overall
 
 
-METHOD = Method("rmd", "relative Mahalanobis", fit, score, "Ren et al., arXiv 2106.09022")
+METHOD = Detector("rmd", "relative Mahalanobis", _fit, _score, "Ren et al., arXiv 2106.09022")

@@ -4,28 +4,18 @@ from __future__ import annotations
 
 import numpy as np
 
-from benchmd_ray.benchmarks.ood.methods.method import (
-    Bank,
-    Floats,
-    Head,
-    Method,
-    Seen,
-    State,
-    cut,
-    free_energy,
-)
+from benchmd_ray.benchmarks.ood.methods.formulas import cut, free_energy
+from benchmd_ray.benchmarks.ood.methods.method import Bank, Detector, Floats, Head, Seen, State
 
 PERCENTILE = 85
 """Of a record's features, above which they count as active."""
 
 
-def fit(_: Bank, *, percentile: float = PERCENTILE) -> State:
-    """The hyperparameter."""
+def _fit(_: Bank, *, percentile: float = PERCENTILE) -> State:
     return {"percentile": np.array(percentile)}
 
 
-def score(state: State, seen: Seen, head: Head) -> Floats:
-    """(records,)."""
+def _score(state: State, seen: Seen, head: Head) -> Floats:
     f = np.asarray(seen.features, np.float64)
     large = np.where(f >= cut(f, float(state["percentile"])), f, 0.0)
     whole, active = f.sum(axis=1, keepdims=True), large.sum(axis=1, keepdims=True)
@@ -34,4 +24,4 @@ def score(state: State, seen: Seen, head: Head) -> Floats:
     return -free_energy(logits, head.exclusive)
 
 
-METHOD = Method("scale", "SCALE", fit, score, "Xu et al., ICLR 2024", non_negative=True)
+METHOD = Detector("scale", "SCALE", _fit, _score, "Xu et al., ICLR 2024", non_negative=True)

@@ -7,31 +7,30 @@ from sklearn.svm import LinearSVC
 from benchmd_ray.benchmarks.ood.methods.linear import applied, learned
 from benchmd_ray.benchmarks.ood.methods.method import (
     Calibration,
+    Detector,
     Floats,
     Head,
-    Method,
     Seen,
     State,
     nothing,
 )
 
 
-def calibrate(state: State, given: Calibration, _: Calibration, head: Head) -> State:
-    """Learn the direction."""
+def _calibrate(state: State, calibration: Calibration, _: Calibration, head: Head) -> State:
     model = LinearSVC(class_weight="balanced", max_iter=20_000, random_state=0)
-    return state | learned(model, given.seen.logits, given.out)
+    return state | learned(model, calibration.seen.logits, calibration.out)
 
 
-def score(state: State, seen: Seen, head: Head) -> Floats:
+def _score(state: State, seen: Seen, head: Head) -> Floats:
     """(records,): above 0 is out."""
     return applied(state, seen.logits)
 
 
-METHOD = Method(
+METHOD = Detector(
     "score-svm",
     "score SVM",
     nothing,
-    score,
+    _score,
     "Shafaei et al., BMVC 2019",
-    calibrate=calibrate,
+    calibrate=_calibrate,
 )

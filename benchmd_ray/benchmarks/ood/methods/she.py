@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from benchmd_ray.benchmarks.ood.methods.method import Bank, Floats, Head, Method, Seen, State
+from benchmd_ray.benchmarks.ood.methods.method import Bank, Detector, Floats, Head, Seen, State
 
 
 def predicted(logits: npt.ArrayLike, exclusive: bool) -> npt.NDArray[np.intp]:
@@ -19,7 +19,7 @@ def predicted(logits: npt.ArrayLike, exclusive: bool) -> npt.NDArray[np.intp]:
     return np.asarray(chosen if exclusive else np.where(z.max(axis=1) > 0, chosen, z.shape[1]))
 
 
-def fit(bank: Bank) -> State:
+def _fit(bank: Bank) -> State:
     """(classes, or labels and none, width); of one without records the mean of all."""
     f = np.asarray(bank.seen.features, np.float64)
     guess = predicted(bank.seen.logits, bank.head.exclusive)
@@ -32,10 +32,9 @@ def fit(bank: Bank) -> State:
     return {"means": means}
 
 
-def score(state: State, seen: Seen, head: Head) -> Floats:
-    """(records,)."""
+def _score(state: State, seen: Seen, head: Head) -> Floats:
     means = state["means"][predicted(seen.logits, head.exclusive)]
     return -np.asarray((np.asarray(seen.features, np.float64) * means).sum(axis=1))
 
 
-METHOD = Method("she", "SHE", fit, score, "Zhang et al., ICLR 2023")
+METHOD = Detector("she", "SHE", _fit, _score, "Zhang et al., ICLR 2023")

@@ -9,13 +9,13 @@ import numpy as np
 from scipy.optimize import minimize_scalar
 
 from benchmd_ray.benchmarks.ood.methods import msp
-from benchmd_ray.benchmarks.ood.methods.method import Bank, Floats, Head, Method, Seen, State
+from benchmd_ray.benchmarks.ood.methods.method import Bank, Detector, Floats, Head, Seen, State
 
 RANGE = (0.05, 20.0)
 """Temperatures that are looked at."""
 
 
-def fit(bank: Bank) -> State:
+def _fit(bank: Bank) -> State:
     """The temperature; without validation records that of the records trained on."""
     seen, targets = bank.validation, bank.validation_targets
     if seen is None or targets is None or not len(seen):
@@ -29,20 +29,19 @@ def fit(bank: Bank) -> State:
             return -float(scaled[targets == 1].sum())
         return float(np.logaddexp(0, np.where(targets == 1, -scaled, scaled))[targets >= 0].sum())
 
-    found = minimize_scalar(loss, bounds=tuple(np.log(RANGE)), method="bounded")
-    return {"temperature": np.array(np.exp(found.x))}
+    optimum = minimize_scalar(loss, bounds=tuple(np.log(RANGE)), method="bounded")
+    return {"temperature": np.array(np.exp(optimum.x))}
 
 
-def score(state: State, seen: Seen, head: Head) -> Floats:
-    """(records,)."""
+def _score(state: State, seen: Seen, head: Head) -> Floats:
     logits = np.asarray(seen.logits, np.float64) / state["temperature"]
     return msp.score({}, Seen(seen.features, logits), head)  # type: ignore[arg-type]
 
 
-METHOD = Method(
+METHOD = Detector(
     "temperature",
     "temperature scaling",
-    fit,
-    score,
+    _fit,
+    _score,
     "Guo et al., ICML 2017",
 )

@@ -5,21 +5,14 @@ from __future__ import annotations
 import numpy as np
 
 from benchmd_ray.benchmarks.ood.methods import residual
-from benchmd_ray.benchmarks.ood.methods.method import (
-    Bank,
-    Floats,
-    Head,
-    Method,
-    Seen,
-    State,
-    free_energy,
-)
+from benchmd_ray.benchmarks.ood.methods.formulas import free_energy
+from benchmd_ray.benchmarks.ood.methods.method import Bank, Detector, Floats, Head, Seen, State
 
 LEAST = 1e-6
 """Of a mean residual, as a share of the mean length: rounding leaves one of a flat space, too."""
 
 
-def fit(bank: Bank, *, share: float = 1.0) -> State:
+def _fit(bank: Bank, *, share: float = 1.0) -> State:
     """The residual's state, and what scales it: mean largest logit by mean residual."""
     state = residual.fit(bank, share=share)
     length = float(residual.score(state, bank.seen, bank.head).mean())
@@ -29,10 +22,9 @@ def fit(bank: Bank, *, share: float = 1.0) -> State:
     return state | {"scale": np.array(abs(largest) / length if length > 0 else 0.0)}
 
 
-def score(state: State, seen: Seen, head: Head) -> Floats:
-    """(records,)."""
+def _score(state: State, seen: Seen, head: Head) -> Floats:
     length = residual.score(state, seen, head)
     return np.asarray(state["scale"] * length - free_energy(seen.logits, head.exclusive))
 
 
-METHOD = Method("vim", "ViM", fit, score, "Wang et al., CVPR 2022")
+METHOD = Detector("vim", "ViM", _fit, _score, "Wang et al., CVPR 2022")

@@ -1,0 +1,50 @@
+"""Formulas that several detectors share."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+from scipy.special import expit, logsumexp, softmax
+from scipy.stats import rankdata
+
+Floats = npt.NDArray[np.float64]
+
+
+def probabilities(logits: npt.ArrayLike, exclusive: bool) -> Floats:
+    """(records, classes): of the one class, which sum to 1, or of each label by itself."""
+    z = np.asarray(logits, np.float64)
+    return np.asarray(softmax(z, axis=1) if exclusive else expit(z), np.float64)
+
+
+def free_energy(logits: npt.ArrayLike, exclusive: bool) -> Floats:
+    """(records,): log Σ exp z of the classes; of labels Σ log(1 + exp z), their joint energy."""
+    z = np.asarray(logits, np.float64)
+    return np.asarray(logsumexp(z, axis=1) if exclusive else np.logaddexp(0, z).sum(axis=1))
+
+
+def unit(features: npt.ArrayLike) -> Floats:
+    """Rows divided by their Euclidean norms; a row of zeros stays as it is."""
+    f = np.asarray(features, np.float64)
+    norm = np.linalg.norm(f, axis=1, keepdims=True)
+    return np.asarray(f / np.where(norm == 0, 1, norm))
+
+
+def cut(features: Floats, percentile: float) -> Floats:
+    """Of each record the least of its features that count as active: (records, 1).
+
+    As in the code of ASH and SCALE, of n features n − round(n · percentile / 100) are.
+    """
+    place = min(round(features.shape[1] * percentile / 100), features.shape[1] - 1)
+    return np.asarray(np.partition(features, place, axis=1)[:, place, None])
+
+
+def auroc(inside: Floats, outside: Floats) -> float:
+    """Share of pairs in which the out record scores more; ties count a half."""
+    ranks = rankdata(np.concatenate([inside, outside]))[len(inside) :]
+    least = len(outside) * (len(outside) + 1) / 2
+    return float((ranks.sum() - least) / (len(inside) * len(outside)))
+
+
+def drawn(records: int, most: int) -> npt.NDArray[np.intp]:
+    """Rows of at most so many records, ascending, drawn by a fixed seed."""
+    return np.sort(np.random.default_rng(0).permutation(records)[:most])
