@@ -37,7 +37,7 @@ from benchmd_ray.training.selection import crossed
 from benchmd_ray.tuning.limits import Budget
 from benchmd_ray.tuning.method import Method
 from benchmd_ray.tuning.spaces import applied
-from benchmd_ray.tuning.trial import Arm, Reached, Transfer, Work, run_trial
+from benchmd_ray.tuning.trial import Arm, Reached, Transfer, TrialContext, run_trial
 from speed import measure
 
 TOLERANCE = 5e-3
@@ -144,7 +144,7 @@ class Compared:
             times.append(time.perf_counter())
 
         folder = self.folder / f"single-{next(self.rounds)}"
-        run_trial(Work("scratch", Transfer(), (arm,), folder, (1, 2)), 0, {}, report)
+        run_trial(TrialContext("scratch", Transfer(), (arm,), folder, (1, 2)), 0, {}, report)
         steps = -(-self.inner.rows("train") // transfer.batch_size)
         return (times[1] - times[0]) / steps
 

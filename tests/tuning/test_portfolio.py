@@ -12,8 +12,8 @@ from benchmd_ray.tuning.method import Method
 from benchmd_ray.tuning.portfolio import (
     VERSION,
     Candidate,
-    Kind,
     Portfolio,
+    SearchKind,
     chosen_settings,
     complementary,
     read_portfolio,
@@ -31,7 +31,7 @@ SPACE = Space(
         Parameter("transfer.batch_size", "int", 64, low=16, high=256, when={SCHEDULE: ("cosine",)}),
     ),
 )
-KIND = Kind(1, pretrained=True, mode="linear", metric="auroc")
+KIND = SearchKind(1, pretrained=True, mode="linear", metric="auroc")
 
 
 def candidate(dataset, values, gains, kind=KIND):
@@ -167,8 +167,8 @@ def test_a_value_is_taken_as_the_space_has_it():
     [
         ([candidate("one", {}, {})] * 3001, "has 3,001 settings, expected 3,000 at most"),
         ([candidate(f"d{i}", {}, {}) for i in range(301)], "has 301 datasets, expected 300 at"),
-        ([candidate("\x1b]0;one", {}, {})], "names a dataset .*no plain name"),
-        ([candidate("one", {}, {"a\nb": 0.1})], "names a dataset 'a.*no plain name"),
+        ([candidate("\x1b]0;one", {}, {})], "names a dataset .*not a plain name"),
+        ([candidate("one", {}, {"a\nb": 0.1})], "names a dataset 'a.*not a plain name"),
     ],
 )
 def test_a_portfolio_is_bounded_and_names_can_be_shown(tmp_path, candidates, said):
