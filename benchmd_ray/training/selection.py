@@ -67,7 +67,7 @@ class TransferData:
     """That ranks what is scored, as torch names it."""
 
     def scores(self, logits: npt.NDArray[Any]) -> dict[str, float]:
-        """Mean AUROC of the validation split and its halves from logits (rows, classes), by name."""
+        """Mean AUROC of the validation split and its halves, by name, of logits (rows, classes)."""
         scores = probabilities(logits, self.task)
         if self.into is not None:
             np.save(self.into, scores.astype(np.float32), allow_pickle=False)
