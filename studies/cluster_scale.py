@@ -47,7 +47,7 @@ from benchmd_ray.tuning.method import Method
 from benchmd_ray.tuning.search import search
 from benchmd_ray.tuning.spaces import Parameter, Space
 from benchmd_ray.tuning.study import Study
-from benchmd_ray.tuning.trial import Arm, Setup, Stage, Work
+from benchmd_ray.tuning.trial import Arm, Setup, Stage, TrialContext
 from speed import measure
 from speed.sources import raw_ecgs
 
@@ -212,7 +212,7 @@ class Sleeping(Stage):
         """One."""
         return 1
 
-    def train(self, work: Work, setup: Setup) -> float:
+    def train(self, work: TrialContext, setup: Setup) -> float:
         """Sleep."""
         time.sleep(self._seconds)
         return 0.5
@@ -234,7 +234,7 @@ def searched(
         place.mkdir(parents=True)
     study = Study(place / "journal", space, method)
     arm = Arm("ecg", {0: catalog.path}, Settings())
-    work = Work("scratch", Sleeping(chosen.sleep), (arm,), place, ())
+    work = TrialContext("scratch", Sleeping(chosen.sleep), (arm,), place, ())
     trials = chosen.trials * count
     nodes = Place(float(CPUS), 0.0, count)
     limits = Limits(study, Budget(trials=trials), nodes, lambda: False, SilentBoard())

@@ -78,12 +78,10 @@ class _SearchPath(list[str]):
     """
 
     def extend(self, folders: Iterable[str]) -> None:
-        """Add folders."""
         super().extend(folder for folder in folders if folder != os.path.abspath(os.curdir))
 
 
 def _job() -> Any:
-    """Configuration of this driver at Ray."""
     from ray.job_config import JobConfig
 
     job = JobConfig()
@@ -297,12 +295,12 @@ def _asked_for(nodes: list[dict[str, float]]) -> Iterator[None]:
         echo(f"waiting up to {NODES_SECONDS:g} s for the nodes of {NODES}", err=True)
         deadline = time.monotonic() + NODES_SECONDS
         while time.monotonic() < deadline:
-            there = ray.cluster_resources()
-            if all(there.get(name, 0) >= amount for name, amount in wanted.items()):
+            resources = ray.cluster_resources()
+            if all(resources.get(name, 0) >= amount for name, amount in wanted.items()):
                 break
             time.sleep(1)
-        there = ray.cluster_resources()
-        if none := sorted(name for name in wanted if not there.get(name)):
+        resources = ray.cluster_resources()
+        if none := sorted(name for name in wanted if not resources.get(name)):
             raise BenchmdError(
                 f"no node with {', '.join(none)} came within {NODES_SECONDS:g} s: look at the "
                 "autoscaler (`ray status`), its limits and the cloud's, or ask for other nodes."
@@ -322,9 +320,9 @@ def free_reserved() -> None:
     from ray.util.placement_group import PlacementGroup, remove_placement_group
 
     identifier = private_part("ray._raylet", "PlacementGroupID")
-    own = ray.get_runtime_context().get_job_id()
+    job = ray.get_runtime_context().get_job_id()
     for name, about in ray.util.placement_group_table().items():
-        if name.endswith(own) and about["state"] != "REMOVED":  # its end names the program
+        if name.endswith(job) and about["state"] != "REMOVED":  # its end names the program
             remove_placement_group(PlacementGroup(identifier(bytes.fromhex(name))))
 
 
@@ -344,8 +342,10 @@ def require_shared(folder: Path) -> None:
     probe.touch()
     try:
         look = ray.remote(num_cpus=0, max_retries=0)(_is_file)
-        there = [NodeAffinitySchedulingStrategy(node, soft=False) for node in nodes]
-        seen = ray.get([look.options(scheduling_strategy=node).remote(probe) for node in there])
+        strategies = [NodeAffinitySchedulingStrategy(node, soft=False) for node in nodes]
+        seen = ray.get(
+            [look.options(scheduling_strategy=node).remote(probe) for node in strategies]
+        )
     finally:
         probe.unlink(missing_ok=True)
     if not all(seen):

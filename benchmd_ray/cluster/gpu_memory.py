@@ -15,8 +15,7 @@ EXHAUSTED = (
 def take_share(share: float) -> None:
     """Let this process have so much of its GPU's memory: what it takes beyond fails in it alone.
 
-    Args:
-        share: Of a GPU, as a plan or a search gives it; 0, 1 and more limit nothing.
+    A share of 0, 1 and more limits nothing.
     """
     if not torch.cuda.is_available():
         return
@@ -27,17 +26,13 @@ def take_share(share: float) -> None:
 
 
 def is_exhausted(error: BaseException) -> bool:
-    """Whether an error says that a GPU has no memory left, which libraries say in their own ways.
-
-    Args:
-        error: Of PyTorch, or of what it calls.
-    """
-    said = str(error).lower()
-    return isinstance(error, torch.OutOfMemoryError) or any(word in said for word in EXHAUSTED)
+    """Whether an error of PyTorch or a CUDA library says that a GPU has no memory left."""
+    message = str(error).lower()
+    return isinstance(error, torch.OutOfMemoryError) or any(word in message for word in EXHAUSTED)
 
 
 def room(device: torch.device) -> int:
     """Bytes that this process can still take."""
     free, total = torch.cuda.mem_get_info(device)
-    own = torch.cuda.get_per_process_memory_fraction(device.index) * total
-    return min(free, int(own) - torch.cuda.memory_reserved(device))
+    share = torch.cuda.get_per_process_memory_fraction(device.index) * total
+    return min(free, int(share) - torch.cuda.memory_reserved(device))

@@ -85,10 +85,10 @@ def _cpu_model() -> str:
     """Virtual machines often have a general name such as ``AMD EPYC``: the numbers tell more."""
     text = CPU_INFO.read_text("utf-8", "replace") if CPU_INFO.is_file() else ""
     pairs = (line.partition(":") for line in text.partition("\n\n")[0].splitlines())
-    said = {name.strip(): " ".join(value.split()) for name, _, value in pairs}
-    name = said.get("model name") or platform.processor() or platform.machine()
-    if "cpu family" in said and "model" in said:
-        return f"{name} (family {said['cpu family']}, model {said['model']})"
+    fields = {name.strip(): " ".join(value.split()) for name, _, value in pairs}
+    name = fields.get("model name") or platform.processor() or platform.machine()
+    if "cpu family" in fields and "model" in fields:
+        return f"{name} (family {fields['cpu family']}, model {fields['model']})"
     return name
 
 
@@ -98,8 +98,8 @@ def _cpu_instructions() -> list[str]:
 
     config: Any = np.show_config(mode="dicts")
     extensions = config.get("SIMD Extensions", {})  # without what would be empty
-    found = extensions.get("found") or extensions.get("baseline") or ["no extensions"]
-    chosen = [f"PyTorch {torch.backends.cpu.get_cpu_capability()}", f"NumPy {found[-1]}"]
+    simd = extensions.get("found") or extensions.get("baseline") or ["no extensions"]
+    chosen = [f"PyTorch {torch.backends.cpu.get_cpu_capability()}", f"NumPy {simd[-1]}"]
     limits = ((name, os.environ.get(name, "")) for name in LIMITS)
     return chosen + [f"{k}={v}" for k, v in limits if re.fullmatch(r"[A-Za-z0-9_,]{1,40}", v)]
 
@@ -107,6 +107,6 @@ def _cpu_instructions() -> list[str]:
 def _threads() -> str:
     import torch
 
-    own = str(torch.get_num_threads())
+    threads = str(torch.get_num_threads())
     openmp = re.search(r"omp_get_max_threads\(\) : (\d+)", torch.__config__.parallel_info())
-    return own if openmp is None or openmp[1] == own else f"{own} (OpenMP {openmp[1]})"
+    return threads if openmp is None or openmp[1] == threads else f"{threads} (OpenMP {openmp[1]})"

@@ -38,11 +38,7 @@ def last_words(take: Callable[[str], None]) -> Iterator[None]:
 
 @contextmanager
 def watched(address: str) -> Iterator[None]:
-    """Within, end this process with a clear message once the head has been silent for too long.
-
-    Args:
-        address: host:port of the head, which this process is connected to.
-    """
+    """Within, end this process with a clear message once the head has been silent for too long."""
     patience = float(os.environ.get(VARIABLE) or PATIENCE) * (1 - BEFORE)
     heard, warned = time.monotonic(), False
 

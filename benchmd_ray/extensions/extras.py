@@ -56,10 +56,8 @@ def is_installed(package: str) -> bool:
 def require(purpose: str, *packages: str, instead: str = "") -> None:
     """Refuse work before it begins where a package that it needs is not installed.
 
-    Args:
-        purpose: What needs them, as a message begins.
-        packages: Of `EXTRAS`.
-        instead: A sentence on what does without them.
+    ``purpose`` begins the message; ``instead`` is a sentence on what works without the
+    packages.
 
     Raises:
         MissingExtra: One is not there; the message names the extra.
@@ -73,10 +71,7 @@ def require(purpose: str, *packages: str, instead: str = "") -> None:
 def importing(package: str, purpose: str, instead: str = "") -> Iterator[None]:
     """Within, a package of an extra is imported.
 
-    Args:
-        package: Of `EXTRAS`.
-        purpose: What needs it, as a message begins.
-        instead: A sentence on what does without it.
+    See `require`.
 
     Raises:
         MissingExtra: It is not installed, or cannot be imported; the message names the extra.

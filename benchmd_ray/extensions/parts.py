@@ -67,11 +67,9 @@ PARTS: Mapping[str, Part] = {
         (
             "training/averaging.py",
             "training/engine.py",
-            "training/decay.py",
-            "training/freezing.py",
+            "training/layers.py",
             "training/seeds.py",
             "training/steps.py",
-            "training/stochastic_depth.py",
             "training/zero.py",
         ),
     ),
@@ -143,20 +141,16 @@ def versions_of(names: Iterable[str]) -> dict[str, int]:
     return {name: PARTS[name].version for name in sorted({*names} & PARTS.keys())}
 
 
-def older(held: Mapping[str, object]) -> list[str]:
-    """Parts whose version is not that of the code now: ``mae 1, now 2``.
-
-    Args:
-        held: Versions that a run states, by part.
-    """
+def older(stated: Mapping[str, object]) -> list[str]:
+    """Parts whose version is not that of the code now: ``mae 1, now 2``."""
     now = {name: part.version for name, part in PARTS.items()}
-    changed = [name for name in sorted(held) if held[name] != now.get(name)]
-    return [f"{name} {held[name]}, now {now.get(name, 'gone')}" for name in changed]
+    changed = [name for name in sorted(stated) if stated[name] != now.get(name)]
+    return [f"{name} {stated[name]}, now {now.get(name, 'gone')}" for name in changed]
 
 
 @cache
 def package_versions() -> Mapping[str, str]:
     """Versions of the packages that compute; looking them up takes milliseconds."""
     packages = ("torch", "deepspeed", "ray", "numpy", "pyarrow", "monai", "transformers")
-    found = {name: version(name) for name in packages if is_installed(name)}
-    return {"benchmd_ray": __version__, **found}
+    versions = {name: version(name) for name in packages if is_installed(name)}
+    return {"benchmd_ray": __version__, **versions}

@@ -39,8 +39,7 @@ IMPORT_PATH = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*(\.[^\W\d]\w*)*")
 def allow(*names: str) -> None:
     """Let this process, and those that it starts, import these plug-ins.
 
-    Args:
-        names: Import paths that the user chose; names of entry points need no permission.
+    Names of entry points need no permission.
     """
     chosen = [name for name in names if IMPORT_PATH.fullmatch(name)]
     os.environ[ALLOWED] = ",".join(dict.fromkeys([*allowed(), *chosen]))
@@ -68,14 +67,14 @@ def plugin(
     """
     entry = _entry(kind, name, known)
     source = _source(kind, entry)
-    if recorded is not None and (held := sha256(source)) != recorded:
+    if recorded is not None and (digest := sha256(source)) != recorded:
         raise BenchmdError(
             f"the source of the {kind} {name} ({source}) is not the one that the run was made "
-            f"with: its SHA-256 is {held[:16]}…, recorded is {recorded[:16]}…. Restore that "
+            f"with: its SHA-256 is {digest[:16]}…, recorded is {recorded[:16]}…. Restore that "
             "source, or train again with the new one."
         )
     try:
-        found = entry.load()
+        loaded = entry.load()
     except (ImportError, AttributeError) as error:
         raise _not_importable(kind, name, error) from error
     except Exception as error:  # whatever a module of the user does
@@ -83,10 +82,10 @@ def plugin(
             f"the {kind} {name} cannot be imported: {source} fails with {type(error).__name__}: "
             f"{first_line(error)}. Correct it and run again."
         ) from error
-    if not callable(found):
-        raise BenchmdError(f"the {kind} {name} is {found!r}, expected a class or a function.")
-    _require_defined_in(source, found, kind, name)
-    return found  # type: ignore[no-any-return]
+    if not callable(loaded):
+        raise BenchmdError(f"the {kind} {name} is {loaded!r}, expected a class or a function.")
+    _require_defined_in(source, loaded, kind, name)
+    return loaded  # type: ignore[no-any-return]
 
 
 def plugin_source(kind: str, name: str, known: Iterable[str] = ()) -> str:
@@ -133,10 +132,10 @@ def _source(kind: str, entry: EntryPoint) -> Path:
 
 def find_module(name: str) -> ModuleSpec | None:
     """Where a module is, found without importing anything; None where it is not."""
-    spec, path, found = None, None, ""
+    spec, path, module = None, None, ""
     for part in name.split("."):
-        found = f"{found}.{part}".lstrip(".")
-        spec = _spec(found, path)
+        module = f"{module}.{part}".lstrip(".")
+        spec = _spec(module, path)
         if spec is None:
             return None
         path = spec.submodule_search_locations
@@ -165,10 +164,10 @@ def _not_importable(kind: str, name: str, why: object) -> BenchmdError:
     )
 
 
-def _require_defined_in(source: Path, found: Callable[..., Any], kind: str, name: str) -> None:
+def _require_defined_in(source: Path, loaded: Callable[..., Any], kind: str, name: str) -> None:
     """Refuse what another file than the named module defines: its source would not be compared."""
     try:
-        defined = inspect.getsourcefile(found)
+        defined = inspect.getsourcefile(loaded)
     except TypeError:
         defined = None
     if defined is None or not Path(defined).samefile(source):

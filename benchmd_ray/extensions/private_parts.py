@@ -1,4 +1,4 @@
-"""Parts of other packages that those do not promise to keep, and what to do where they are gone."""
+"""Private APIs of other packages, and errors that name the versions which have them."""
 
 from __future__ import annotations
 
@@ -13,10 +13,6 @@ from benchmd_ray.errors import BenchmdError
 
 def private_part(module: str, name: str) -> Any:
     """A module's attribute that is not part of its package's interface.
-
-    Args:
-        module: Import path of the module.
-        name: The attribute.
 
     Raises:
         BenchmdError: It is not there; the message says which versions have it.
@@ -34,11 +30,6 @@ def private_part(module: str, name: str) -> Any:
 @contextmanager
 def replaced(module: str, name: str, instead: Any) -> Iterator[None]:
     """Put something in the place of such an attribute for the time being.
-
-    Args:
-        module: Import path of the module.
-        name: The attribute.
-        instead: Its value within.
 
     Raises:
         BenchmdError: As `private_part`.
@@ -62,5 +53,5 @@ def _version(package: str) -> str:
 def _required(package: str) -> str:
     """What this package asks for of another: ``ray<2.61,>=2.60``."""
     stated = (text.split(";")[0].strip() for text in requires("benchmd-ray") or ())
-    own = (text for text in stated if text.startswith(package))
-    return next(own, f"another version of {package}")
+    requirements = (text for text in stated if text.startswith(package))
+    return next(requirements, f"another version of {package}")

@@ -23,10 +23,21 @@ from benchmd_ray.models.hub_networks import HubNetwork
 from benchmd_ray.models.monai_networks import MONAI_NETWORKS, MonaiNetwork
 from benchmd_ray.models.networks import KIND, NETWORK, TRANSFORMERS
 from benchmd_ray.models.patch import patchify
-from benchmd_ray.models.resnet import RESNETS, ResNet
-from benchmd_ray.models.segmentation_networks import SEGMENTATION_NETWORKS, SegmentationNetwork
-from benchmd_ray.models.xresnet import XRESNETS, XResNet
-from benchmd_ray.settings.definition import EncoderSettings
+from benchmd_ray.models.resnet import (
+    RESNETS,
+    ResNet,
+    require_axes,
+    require_resnet_signals,
+    resnet_options,
+)
+from benchmd_ray.models.segmentation_networks import (
+    SEGMENTATION_NETWORKS,
+    SegmentationNetwork,
+    require_segmentation_option,
+)
+from benchmd_ray.models.xresnet import AXES as XRESNET_AXES
+from benchmd_ray.models.xresnet import XRESNETS, XResNet, XResNetOptions
+from benchmd_ray.settings.definition import EncoderSettings, updated
 
 
 class Block(nn.Module):
@@ -80,11 +91,7 @@ class Encoder(nn.Module):
         return patchify(signals, self.signal.patch)
 
     def embed(self, signals: torch.Tensor) -> torch.Tensor:
-        """Token embeddings without positions: (batch, tokens, width).
-
-        Args:
-            signals: (batch, *signal.input_shape), normalised.
-        """
+        """Token embeddings without positions: (batch, tokens, width)."""
         tokens: torch.Tensor = self.patch_embedding(self.patches(signals))
         return tokens
 
@@ -146,7 +153,7 @@ def make_encoder(signal: Signal, size: EncoderSettings, *, recorded: str | None 
         return NETWORKS[size.network](signal, size)  # type: ignore[return-value]
     make = plugin(KIND, size.network, NETWORKS, recorded=recorded)
     try:
-        made = make(signal, size)
+        network = make(signal, size)
     except BenchmdError:
         raise
     except Exception as error:  # whatever a module of the user does
@@ -154,17 +161,17 @@ def make_encoder(signal: Signal, size: EncoderSettings, *, recorded: str | None 
             f"the encoder network {size.network} cannot be made: it is called with a signal and "
             f"the encoder's settings, and fails with {type(error).__name__}: {first_line(error)}."
         ) from error
-    if not isinstance(made, nn.Module):
+    if not isinstance(network, nn.Module):
         raise BenchmdError(
-            f"the encoder network {size.network} made a {type(made).__name__}: expected a torch "
+            f"the encoder network {size.network} made a {type(network).__name__}: expected a torch "
             "module."
         )
-    made.signal = signal  # type: ignore[assignment]
-    made.width = _width(made, signal, size.network)  # type: ignore[assignment]
-    return made  # type: ignore[return-value]
+    network.signal = signal  # type: ignore[assignment]
+    network.width = _width(network, signal, size.network)  # type: ignore[assignment]
+    return network  # type: ignore[return-value]
 
 
-def _width(made: nn.Module, signal: Signal, name: str) -> int:
+def _width(network: nn.Module, signal: Signal, name: str) -> int:
     """Number of features that a network makes of a signal, which is tried on zeros.
 
     It leaves modes, random states and running statistics as they are.
@@ -172,23 +179,23 @@ def _width(made: nn.Module, signal: Signal, name: str) -> int:
     Raises:
         BenchmdError: It makes no features of a signal.
     """
-    place = next((p.device for p in made.parameters()), torch.device("cpu"))
+    place = next((p.device for p in network.parameters()), torch.device("cpu"))
     try:
-        with evaluating(made):
-            found = made(torch.zeros(2, *signal.input_shape, device=place))
+        with evaluating(network):
+            features = network(torch.zeros(2, *signal.input_shape, device=place))
     except Exception as error:  # whatever a module of the user does
         raise BenchmdError(
             f"the encoder network {name} cannot take signals of shape "
             f"(batch, {', '.join(map(str, signal.input_shape))}): {type(error).__name__}: "
             f"{first_line(error)}."
         ) from error
-    shape = tuple(found.shape) if isinstance(found, torch.Tensor) else type(found).__name__
-    if not isinstance(found, torch.Tensor) or found.ndim != 2 or len(found) != 2:
+    shape = tuple(features.shape) if isinstance(features, torch.Tensor) else type(features).__name__
+    if not isinstance(features, torch.Tensor) or features.ndim != 2 or len(features) != 2:
         raise BenchmdError(
             f"the encoder network {name} makes {shape} of two signals, expected features of shape "
             "(2, width)."
         )
-    return found.shape[1]
+    return features.shape[1]
 
 
 def require_fitting(signal: Signal, size: EncoderSettings) -> None:
@@ -204,6 +211,36 @@ def require_fitting(signal: Signal, size: EncoderSettings) -> None:
             make_encoder(signal, size)
 
 
+def require_signals(signal: Signal, network: str) -> None:
+    """Refuse signals that a ResNet or xresnet does not take, without making it.
+
+    Nothing is known of other networks.
+
+    Raises:
+        BenchmdError: The signal has other axes or channels.
+    """
+    if network in RESNETS:
+        require_resnet_signals(signal, network, network.partition("-")[2])
+    elif network in XRESNETS:
+        require_axes(signal, network, XRESNET_AXES)
+
+
+def require_option(network: str, name: str, value: object) -> None:
+    """Refuse an entry of ``encoder.options`` that a ResNet, xresnet or segmentation network lacks.
+
+    Nothing is known of other networks.
+
+    Raises:
+        BenchmdError: There is no such option, or it refuses the value.
+    """
+    if network in RESNETS:
+        resnet_options(network, {name: value})
+    elif network in XRESNETS:
+        updated(XResNetOptions(), {name: value}, "encoder.options.")
+    elif network in SEGMENTATION_NETWORKS:
+        require_segmentation_option(network, name, value)
+
+
 def require_tokens(signal: Signal, size: EncoderSettings, technique: str) -> None:
     """Refuse a network without tokens for a technique that works on them.
 
@@ -213,8 +250,8 @@ def require_tokens(signal: Signal, size: EncoderSettings, technique: str) -> Non
     if size.network == NETWORK:
         return
     with torch.device("meta"):
-        made = make_encoder(signal, size)
-    if any(not hasattr(made, name) for name in TOKENS):
+        network = make_encoder(signal, size)
+    if any(not hasattr(network, name) for name in TOKENS):
         raise BenchmdError(
             f"{technique} works on the tokens of an encoder, and encoder.network is "
             f"{size.network}, which has none: fine-tune it from random weights (scratch), or take "

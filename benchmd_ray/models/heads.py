@@ -39,16 +39,16 @@ def classification_loss(
             both answers, so that 1 becomes 1 − s/2 and 0 becomes s/2.
     """
     if task in EXCLUSIVE and targets.is_floating_point():
-        each = functional.cross_entropy(
+        losses = functional.cross_entropy(
             logits.float(), targets.clamp(min=0), reduction="none", label_smoothing=smoothing
         )
-        return each * (targets != UNKNOWN).all(dim=1)
+        return losses * (targets != UNKNOWN).all(dim=1)
     if task in EXCLUSIVE:
-        each = functional.cross_entropy(
+        losses = functional.cross_entropy(
             logits.float(), targets.argmax(dim=1), reduction="none", label_smoothing=smoothing
         )
-        return each * (targets == 1).any(dim=1)
-    known = (targets != UNKNOWN).float()
+        return losses * (targets == 1).any(dim=1)
+    is_known = (targets != UNKNOWN).float()
     wanted = targets.clamp(min=0).float() * (1 - smoothing) + smoothing / 2
-    each = functional.binary_cross_entropy_with_logits(logits.float(), wanted, reduction="none")
-    return (each * known).sum(dim=1) / known.sum(dim=1).clamp(min=1)
+    losses = functional.binary_cross_entropy_with_logits(logits.float(), wanted, reduction="none")
+    return (losses * is_known).sum(dim=1) / is_known.sum(dim=1).clamp(min=1)

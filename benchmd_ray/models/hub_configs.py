@@ -1,4 +1,4 @@
-"""Configs of networks of transformers, of which only numbers and short words are believed.
+"""Configs of networks of transformers, of which only numbers and short words are read.
 
 Which class of transformers a config is of is said by its ``model_type``; only that class's own
 fields are read, so that nothing else in it can name code, files or places. Its numbers are bounded
@@ -68,14 +68,14 @@ def config_of(text: str, where: str = "encoder.options.config") -> PreTrainedCon
     try:
         if len(text) > LARGEST_CONFIG:
             raise ValueError("it is too long")
-        given = json.loads(text)
-        if not isinstance(given, dict):
+        content = json.loads(text)
+        if not isinstance(content, dict):
             raise ValueError("it is not a JSON object")
     except (ValueError, RecursionError) as error:
         raise BenchmdError(
             f"{where} is {shown(text)}, expected the content of a config.json: {first_line(error)}."
         ) from error
-    kind = SAME_AS.get(str(given.get("model_type")), given.get("model_type"))
+    kind = SAME_AS.get(str(content.get("model_type")), content.get("model_type"))
     if kind is None:
         raise BenchmdError(f"{where} has no model_type: expected that of a network, such as 'vit'.")
     with quiet() as transformers:
@@ -86,18 +86,20 @@ def config_of(text: str, where: str = "encoder.options.config") -> PreTrainedCon
                 "as 'vit'. Code in a folder is not run."
             )
         try:
-            made = transformers.CONFIG_MAPPING[kind]
-            own = made().to_dict().keys() - transformers.PreTrainedConfig().to_dict().keys()
-            stated = {key: value for key, value in given.items() if key in own}
+            config_class = transformers.CONFIG_MAPPING[kind]
+            fields = (
+                config_class().to_dict().keys() - transformers.PreTrainedConfig().to_dict().keys()
+            )
+            stated = {key: value for key, value in content.items() if key in fields}
             _require_bounded(stated, where)
             plain = {key: value for key, value in stated.items() if _is_plain(value)}
             allowed = {key: value for key, value in plain.items() if not BARRED.search(key)}
-            config: PreTrainedConfig = made(**allowed)
+            config: PreTrainedConfig = config_class(**allowed)
         except BenchmdError:
             raise
         except Exception as error:  # whatever a class of transformers does with values
             raise BenchmdError(
-                f"{where} is none that transformers' {kind} takes: {first_line(error)}."
+                f"{where} is not valid for transformers' {kind}: {first_line(error)}."
             ) from error
     return config
 

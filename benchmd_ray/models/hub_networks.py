@@ -106,11 +106,7 @@ class HubNetwork(nn.Module):
             ) from error
 
     def forward(self, signals: torch.Tensor) -> torch.Tensor:
-        """Features (batch, width).
-
-        Args:
-            signals: (batch, *signal.input_shape), normalised.
-        """
+        """Features (batch, width) of normalised signals (batch, *input_shape)."""
         return self._features(self.network, self._adapted(signals))
 
     def _adapted(self, signals: torch.Tensor) -> torch.Tensor:
@@ -149,15 +145,15 @@ def hub_settings(folder: Path) -> EncoderSettings:
         raise BenchmdError(f"{path} has more than {LARGEST_CONFIG:,} bytes: expected a config.")
     config = config_of(path.read_text("utf-8-sig", errors="replace"), str(path))
     text = text_of(config)
-    held = sum((folder / name).stat().st_size for name in _files_of(folder))
+    size = sum((folder / name).stat().st_size for name in _files_of(folder))
     try:
         count = _weights_of(text)
     except BenchmdError as error:
         raise BenchmdError(f"{path}: {error}") from error
-    if held and count > held:
+    if size and count > size:
         raise BenchmdError(
             f"{path} describes a network of {count:,} weights, and the folder's safetensors have "
-            f"{held:,} bytes, too few for them: expected the {CONFIG} that belongs to the weights. "
+            f"{size:,} bytes, too few for them: expected the {CONFIG} that belongs to the weights. "
             "Save both by save_pretrained, or download both again."
         )
     return EncoderSettings(network=TRANSFORMERS, options={"config": text})
@@ -166,20 +162,16 @@ def hub_settings(folder: Path) -> EncoderSettings:
 def load_hub_weights(network: HubNetwork, folder: Path) -> None:
     """Take the weights of a folder, all of them.
 
-    Args:
-        network: Made by the settings of `hub_settings`.
-        folder: Holds `WEIGHTS`, or their parts and `INDEX`.
-
     Raises:
         BenchmdError: There are none, they are of another network, some are missing, NaN or
             infinite, or the network gives other features of the same image each time.
     """
-    own = network.network
-    with _staged(folder, own.config) as staged, quiet() as transformers:  # type: ignore[arg-type]
+    module = network.network
+    with _staged(folder, module.config) as staged, quiet() as transformers:  # type: ignore[arg-type]
         try:
             loaded, info = transformers.AutoModel.from_pretrained(
                 staged,
-                config=own.config,
+                config=module.config,
                 local_files_only=True,
                 trust_remote_code=False,
                 use_safetensors=True,
@@ -189,29 +181,23 @@ def load_hub_weights(network: HubNetwork, folder: Path) -> None:
             )
         except Exception as error:  # whatever a class of transformers does with weights
             raise _unreadable(folder, error) from error
-    _require_all(own, info, folder)
-    own.load_state_dict(_without_pooling(loaded).state_dict())
+    _require_all(module, info, folder)
+    module.load_state_dict(_without_pooling(loaded).state_dict())
     _require_repeatable(network, folder)
 
 
 def _require_all(network: nn.Module, info: Mapping[str, Any], folder: Path) -> None:
-    """Refuse weights that are not those of the network.
-
-    Args:
-        network: Made by the folder's config.
-        info: What transformers says of loading them.
-        folder: Where they are, for messages.
-    """
+    """Refuse weights that are not those of the network."""
     wanted = network.state_dict()
     remedy = (
         f"expected the {CONFIG} that belongs to the weights. Save both by save_pretrained, or "
         "download both again."
     )
-    if other := sorted(each for each in info["mismatched_keys"] if each[0] in wanted):
-        name, held, described = other[0]
+    if other := sorted(key for key in info["mismatched_keys"] if key[0] in wanted):
+        name, stored, described = other[0]
         raise BenchmdError(
             f"{folder} holds {len(other)} of {len(wanted)} weights of other sizes than its "
-            f"{CONFIG} describes, such as {name}: {tuple(held)} in {WEIGHTS}, {tuple(described)} "
+            f"{CONFIG} describes, such as {name}: {tuple(stored)} in {WEIGHTS}, {tuple(described)} "
             f"by {CONFIG}; {remedy}"
         )
     if missing := sorted(set(info["missing_keys"]) & set(wanted)):
@@ -258,11 +244,11 @@ def _staged(folder: Path, config: PreTrainedConfig) -> Iterator[Path]:
         raise _unreadable(folder, FileNotFoundError(f"no {WEIGHTS}"))
     if names != [WEIGHTS]:
         names = [INDEX, *names]
-    with tempfile.TemporaryDirectory() as made:
+    with tempfile.TemporaryDirectory() as staging:
         for name in names:
-            (Path(made) / name).symlink_to((folder / name).resolve())
-        (Path(made) / CONFIG).write_text(text_of(config), "utf-8")
-        yield Path(made)
+            (Path(staging) / name).symlink_to((folder / name).resolve())
+        (Path(staging) / CONFIG).write_text(text_of(config), "utf-8")
+        yield Path(staging)
 
 
 def _files_of(folder: Path) -> list[str]:
@@ -273,7 +259,6 @@ def _files_of(folder: Path) -> list[str]:
 
 
 def _parts_of(index: Path) -> list[str]:
-    """Names of the files that an index names."""
     try:
         if index.stat().st_size > 64 * LARGEST_CONFIG:
             raise ValueError("it is too large")
@@ -291,7 +276,7 @@ def _require_images(signal: Signal) -> None:
     if not signal.is_image:
         raise BenchmdError(
             f"networks of transformers are for images here, and {signal.name} has the axes "
-            f"{', '.join(signal.axes)}: bring a torch module of your own (docs/own_method.md)."
+            f"{', '.join(signal.axes)}: bring a custom torch module (docs/own_method.md)."
         )
 
 
@@ -332,7 +317,6 @@ def _without_values(config: PreTrainedConfig) -> nn.Module:
 
 @functools.lru_cache(maxsize=16)
 def _weights_of(text: str) -> int:
-    """Weights of the network of a config."""
     return sum(value.numel() for value in _without_values(config_of(text)).state_dict().values())
 
 

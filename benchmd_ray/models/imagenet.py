@@ -119,9 +119,7 @@ def require_imagenet_patches(signal: Signal, encoder: EncoderSettings) -> None:
 def imagenet_weights(path: Path | None, signal: Signal) -> StartWeights:
     """ImageNet weights for the images of a signal.
 
-    Args:
-        path: The weights file; None takes the hub's, which is downloaded once.
-        signal: Of images.
+    Without a path they are downloaded from the hub once.
 
     Raises:
         BenchmdError: The signal is not an image, the file is missing or not of this network,
@@ -164,7 +162,7 @@ def read_imagenet(path: Path, signal: Signal) -> StartWeights:
     if not path.is_file():
         raise BenchmdError(f"there is no weights file {path}. {GET}")
     try:
-        held = load_file(path)
+        weights = load_file(path)
     except (OSError, SafetensorError) as error:
         raise BenchmdError(
             f"{path} is not a whole safetensors file ({error}); others, such as PyTorch's "
@@ -174,10 +172,10 @@ def read_imagenet(path: Path, signal: Signal) -> StartWeights:
         empty = Encoder(signal, ENCODERS["vit-tiny"]).state_dict()
     wanted = {_name_in_file(name): tuple(value.shape) for name, value in empty.items()}
     wanted[PROJECTION] = (len(empty["cls"][0, 0]), COLOURS, *signal.patch)
-    skipped = tuple(sorted(name for name in held if name.startswith(CLASSIFIER)))
-    _require_exactly(path, {k: v for k, v in held.items() if k not in skipped}, wanted)
-    tensors = {name: held[_name_in_file(name)].float() for name in empty}
-    tensors["patch_embedding.weight"] = patch_filters(held[PROJECTION], signal.input_shape[0])
+    skipped = tuple(sorted(name for name in weights if name.startswith(CLASSIFIER)))
+    _require_exactly(path, {k: v for k, v in weights.items() if k not in skipped}, wanted)
+    tensors = {name: weights[_name_in_file(name)].float() for name in empty}
+    tensors["patch_embedding.weight"] = patch_filters(weights[PROJECTION], signal.input_shape[0])
     return StartWeights(path.name, sha256(path), tensors, skipped, ENCODERS["vit-tiny"])
 
 
@@ -198,22 +196,22 @@ def patch_filters(filters: torch.Tensor, channels: int) -> torch.Tensor:
 
 def _name_in_file(name: str) -> str:
     """The file's name of an encoder's parameter."""
-    found = PARAMETER.fullmatch(name)
-    assert found is not None  # every name has this form
-    block, part, kind = found.groups("")
+    match = PARAMETER.fullmatch(name)
+    assert match is not None  # every name has this form
+    block, part, kind = match.groups("")
     return f"{block}{NAMES.get(part, part)}{kind}"
 
 
 def _require_exactly(
-    path: Path, held: dict[str, torch.Tensor], wanted: dict[str, tuple[int, ...]]
+    path: Path, tensors: dict[str, torch.Tensor], wanted: dict[str, tuple[int, ...]]
 ) -> None:
     """Refuse a file with other names, shapes or types than the network's."""
-    missing = [f"{name} is missing" for name in wanted if name not in held]
-    foreign = [f"{name} {_foreign(name)}" for name in held if name not in wanted]
+    missing = [f"{name} is missing" for name in wanted if name not in tensors]
+    foreign = [f"{name} {_foreign(name)}" for name in tensors if name not in wanted]
     wrong = [
         f"{name} is {value.dtype} {tuple(value.shape)}, expected numbers with a point {shape}"
         for name, shape in wanted.items()
-        if (value := held.get(name)) is not None
+        if (value := tensors.get(name)) is not None
         and (tuple(value.shape) != shape or not value.is_floating_point())
     ]
     if missing or foreign or wrong:

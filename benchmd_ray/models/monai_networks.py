@@ -56,7 +56,7 @@ class MonaiOptions:
 
 
 @dataclass(frozen=True)
-class Kind:
+class MonaiArchitecture:
     """One of MONAI's networks."""
 
     make: Callable[[Any, int, int], tuple[nn.Module, int]]
@@ -95,10 +95,10 @@ def _seresnet50(nets: Any, dimensions: int, channels: int) -> tuple[nn.Module, i
     return network, width
 
 
-KINDS: dict[str, Kind] = {
-    "monai-densenet121": Kind(_densenet121, 32, (64, 256, 512, 1024, 1024)),
-    "monai-efficientnet-b0": Kind(_efficientnet_b0, 32, (96, 144, 240, 672, 1280)),
-    "monai-seresnet50": Kind(_seresnet50, 3, (64, 256, 512, 1024, 2048)),
+ARCHITECTURES: dict[str, MonaiArchitecture] = {
+    "monai-densenet121": MonaiArchitecture(_densenet121, 32, (64, 256, 512, 1024, 1024)),
+    "monai-efficientnet-b0": MonaiArchitecture(_efficientnet_b0, 32, (96, 144, 240, 672, 1280)),
+    "monai-seresnet50": MonaiArchitecture(_seresnet50, 3, (64, 256, 512, 1024, 2048)),
 }
 """By the name that ``encoder.network`` takes."""
 
@@ -109,13 +109,8 @@ class MonaiNetwork(nn.Module):
     They are (channel, time), (channel, y, x) or (channel, z, y, x), with any number of channels.
     """
 
-    def __init__(self, signal: Signal, size: EncoderSettings, kind: Kind) -> None:
+    def __init__(self, signal: Signal, size: EncoderSettings, kind: MonaiArchitecture) -> None:
         """Make it with random weights, as MONAI draws them.
-
-        Args:
-            signal: What it encodes.
-            size: Of which ``options`` are read, see `MonaiOptions`.
-            kind: One of `KINDS`.
 
         Raises:
             BenchmdError: The signal has too few pixels or samples, an option does not exist or is
@@ -140,11 +135,7 @@ class MonaiNetwork(nn.Module):
         halving rounded up."""
 
     def forward(self, signals: torch.Tensor) -> torch.Tensor:
-        """Features: (batch, width).
-
-        Args:
-            signals: (batch, *signal.input_shape), normalised.
-        """
+        """Features (batch, width) of normalised signals (batch, *input_shape)."""
         if self._resized:  # nearest-exact takes the pixel that Pillow takes
             signals = functional.interpolate(signals, self._extents, mode="nearest-exact")
         features: torch.Tensor = self.dropout(self.network(signals))
@@ -163,7 +154,6 @@ def monai_nets(network: str) -> Any:
 
 
 def _require_extents(signal: Signal, network: str, extents: list[int], least: int) -> None:
-    """Refuse signals that are too small."""
     if min(extents) >= least:
         return
     larger, unit = "make them larger, such as by encoder.options.resize=64, or ", "pixels"
@@ -177,6 +167,6 @@ def _require_extents(signal: Signal, network: str, extents: list[int], least: in
 
 
 MONAI_NETWORKS: dict[str, Callable[[Signal, EncoderSettings], MonaiNetwork]] = {
-    name: partial(MonaiNetwork, kind=kind) for name, kind in KINDS.items()
+    name: partial(MonaiNetwork, kind=kind) for name, kind in ARCHITECTURES.items()
 }
 """By the name that ``encoder.network`` takes."""

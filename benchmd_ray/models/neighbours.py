@@ -18,7 +18,7 @@ LEAST = 1e-6
 """Share of the votes, at least, and at most 1 less this: a logit is finite."""
 
 
-class Neighbours(nn.Module):
+class NearestNeighbours(nn.Module):
     """Features to the logits of the shares of their neighbours' votes."""
 
     features: torch.Tensor
@@ -59,5 +59,5 @@ class Neighbours(nn.Module):
 
     def _prevalence(self) -> torch.Tensor:
         """Share of the positives among the known labels of each class, (classes,)."""
-        positive, known = (self.targets == 1).sum(dim=0), (self.targets != UNKNOWN).sum(dim=0)
-        return positive / known.clamp(min=1)
+        positive, labelled = (self.targets == 1).sum(dim=0), (self.targets != UNKNOWN).sum(dim=0)
+        return positive / labelled.clamp(min=1)

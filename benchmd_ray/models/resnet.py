@@ -112,12 +112,10 @@ class AcsConv(nn.Conv2d):
         return torch.cat(planes, dim=1)
 
 
-def _planar(inputs: int, outputs: int, kernel: int, stride: int) -> nn.Module:
-    return nn.Conv2d(inputs, outputs, kernel, stride, kernel // 2, bias=False)
-
-
-def _acs(inputs: int, outputs: int, kernel: int, stride: int) -> nn.Module:
-    return AcsConv(inputs, outputs, kernel, stride, kernel // 2, bias=False)
+def _padded(
+    layer: type[nn.Module], inputs: int, outputs: int, kernel: int, stride: int
+) -> nn.Module:
+    return layer(inputs, outputs, kernel, stride, kernel // 2, bias=False)
 
 
 def _slices(inputs: int, outputs: int, kernel: int, stride: int) -> nn.Module:
@@ -125,20 +123,12 @@ def _slices(inputs: int, outputs: int, kernel: int, stride: int) -> nn.Module:
     return nn.Conv3d(inputs, outputs, (1, kernel, kernel), stride, around, bias=False)
 
 
-def _cubes(inputs: int, outputs: int, kernel: int, stride: int) -> nn.Module:
-    return nn.Conv3d(inputs, outputs, kernel, stride, kernel // 2, bias=False)
-
-
-def _along_time(inputs: int, outputs: int, kernel: int, stride: int) -> nn.Module:
-    return nn.Conv1d(inputs, outputs, kernel, stride, kernel // 2, bias=False)
-
-
 CONVOLUTIONS: dict[str, Convolution] = {
-    "": _planar,
+    "": partial(_padded, nn.Conv2d),
     "2.5d": _slices,
-    "3d": _cubes,
-    "acs": _acs,
-    TIME: _along_time,
+    "3d": partial(_padded, nn.Conv3d),
+    "acs": partial(_padded, AcsConv),
+    TIME: partial(_padded, nn.Conv1d),
 }
 """By name; that of images has none."""
 POOLS = {1: nn.MaxPool1d, 2: nn.MaxPool2d, 3: nn.MaxPool3d}
@@ -171,11 +161,11 @@ def replace_norms(module: nn.Module) -> None:
     """
     for name, part in module.named_children():
         if isinstance(part, _BatchNorm):
-            own = BatchNorm(
+            norm = BatchNorm(
                 part.num_features, part.eps, part.momentum, part.affine, part.track_running_stats
             )
-            own.load_state_dict(part.state_dict())
-            setattr(module, name, own)
+            norm.load_state_dict(part.state_dict())
+            setattr(module, name, norm)
         else:
             replace_norms(part)
 
@@ -217,18 +207,12 @@ class ResNet(nn.Module):
     def __init__(self, signal: Signal, size: EncoderSettings, layers: int, kind: str) -> None:
         """Make it with random weights.
 
-        Args:
-            signal: What it encodes; images and volumes have 1 or 3 channels.
-            size: Of which ``options`` are read, see `ResNetOptions`.
-            layers: 18 or 50.
-            kind: One of `CONVOLUTIONS`.
-
         Raises:
             BenchmdError: The signal has other axes or channels, or an option does not exist.
         """
         super().__init__()
-        _require_fitting(signal, size.network, kind)
-        options = _read(size.network, size.options)
+        require_resnet_signals(signal, size.network, kind)
+        options = resnet_options(size.network, size.options)
         convolution, expansion = CONVOLUTIONS[kind], EXPANSION if layers == BOTTLENECK else 1
         self.signal, self._resized = signal, bool(options.resize)
         self._inputs = signal.input_shape[0] if kind == TIME else COLOURS
@@ -256,11 +240,7 @@ class ResNet(nn.Module):
                 _draw(module.weight, small=small)
 
     def forward(self, signals: torch.Tensor) -> torch.Tensor:
-        """Features: (batch, width), the mean over all places of the last stage.
-
-        Args:
-            signals: (batch, *signal.input_shape), normalised.
-        """
+        """Features (batch, width), means over the last stage, of signals (batch, *input_shape)."""
         x = signals.expand(-1, self._inputs, *signals.shape[2:])
         if self._resized:  # nearest-exact takes the pixel that Pillow takes
             x = functional.interpolate(x, self._extents, mode="nearest-exact")
@@ -272,11 +252,11 @@ def _blocks(convolution: Convolution, width: int, layers: int) -> nn.Sequential:
     """The residual blocks of all stages; every stage but the first begins with a stride of 2."""
     blocks, inputs, bottleneck = [], width, layers == BOTTLENECK
     for stage, depth in enumerate(DEPTHS[layers]):
-        own = width * 2**stage
+        channels = width * 2**stage
         for number in range(depth):
             stride = 2 if stage and not number else 1
-            blocks.append(Residual(convolution, inputs, own, stride, bottleneck=bottleneck))
-            inputs = own * EXPANSION if bottleneck else own
+            blocks.append(Residual(convolution, inputs, channels, stride, bottleneck=bottleneck))
+            inputs = channels * EXPANSION if bottleneck else channels
     return nn.Sequential(*blocks)
 
 
@@ -292,9 +272,8 @@ def _stem(
 def places_after(stride: int, extents: Iterable[int]) -> int:
     """Places of a map after strides, which round up.
 
-    Args:
-        stride: All strides before it, multiplied.
-        extents: Of the signal, along all axes but the channel's.
+    The strides before it are multiplied; ``extents`` are the signal's along all axes but the
+    channel's.
     """
     return math.prod(-(-extent // stride) for extent in extents)
 
@@ -318,8 +297,12 @@ def _draw(weight: torch.Tensor, *, small: bool) -> None:
     weight.copy_(flat.unsqueeze(2).expand_as(weight) / depth if volumes else flat)
 
 
-def _require_fitting(signal: Signal, network: str, kind: str) -> None:
-    """Refuse signals with other axes or channels than a network takes."""
+def require_resnet_signals(signal: Signal, network: str, kind: str) -> None:
+    """Refuse signals with other axes or channels than a ResNet takes, without making it.
+
+    Raises:
+        BenchmdError: The message says which networks take the signal.
+    """
     wanted = {"": ("channel", "y", "x"), TIME: ("channel", "time")}
     require_axes(signal, network, wanted.get(kind, ("channel", "z", "y", "x")))
     if kind != TIME and signal.input_shape[0] not in (1, COLOURS):
@@ -342,16 +325,16 @@ def require_axes(signal: Signal, network: str, axes: tuple[str, ...]) -> None:
         )
 
 
-def _read(network: str, options: Mapping[str, Any]) -> ResNetOptions:
-    """Options of a ResNet.
+def resnet_options(network: str, options: Mapping[str, Any]) -> ResNetOptions:
+    """Options of a ResNet, checked.
 
     Raises:
         BenchmdError: One does not exist, or the network refuses its value.
     """
-    found = updated(ResNetOptions(), options, "encoder.options.")
+    chosen = updated(ResNetOptions(), options, "encoder.options.")
     if network.endswith(f"-{TIME}"):
-        refuse_resizing(network, found.resize)
-    return found
+        refuse_resizing(network, chosen.resize)
+    return chosen
 
 
 def refuse_resizing(network: str, resize: int) -> None:
@@ -369,35 +352,6 @@ def refuse_resizing(network: str, resize: int) -> None:
             "they are, since the nearest samples would alias: leave it at 0; another length or "
             "rate is for the signal's card to say."
         )
-
-
-def require_signals(signal: Signal, network: str) -> None:
-    """Refuse signals that a ResNet does not take, without making it.
-
-    Args:
-        signal: What it encodes.
-        network: As ``encoder.network`` names it; of others than ResNets nothing is known.
-
-    Raises:
-        BenchmdError: The signal has other axes or channels.
-    """
-    if network in RESNETS:
-        _require_fitting(signal, network, network.partition("-")[2])
-
-
-def require_option(network: str, name: str, value: object) -> None:
-    """Refuse an option that a ResNet does not read; of other networks nothing is known.
-
-    Args:
-        network: As ``encoder.network`` names it.
-        name: Of the option.
-        value: Its value.
-
-    Raises:
-        BenchmdError: There is no such option, or it refuses the value.
-    """
-    if network in RESNETS:
-        _read(network, {name: value})
 
 
 RESNETS: dict[str, Callable[[Signal, EncoderSettings], ResNet]] = {

@@ -85,7 +85,7 @@ class _Size:
 
 
 @dataclass(frozen=True)
-class Kind:
+class SegmentationArchitecture:
     """One of MONAI's networks."""
 
     make: Callable[[Any, _Size], nn.Module]
@@ -172,11 +172,11 @@ def _swin_unetr(nets: Any, size: _Size) -> nn.Module:
     return network  # type: ignore[no-any-return]
 
 
-KINDS: dict[str, Kind] = {
-    "monai-unet": Kind(_unet, width=16, of=1, halvings=0, depth=4),
-    "monai-segresnet": Kind(_segresnet, width=16, of=8, halvings=0, depth=4),
-    "monai-unetr": Kind(_unetr, width=16, of=1, halvings=4, hidden=768),
-    "monai-swinunetr": Kind(_swin_unetr, width=24, of=12, halvings=5),
+ARCHITECTURES: dict[str, SegmentationArchitecture] = {
+    "monai-unet": SegmentationArchitecture(_unet, width=16, of=1, halvings=0, depth=4),
+    "monai-segresnet": SegmentationArchitecture(_segresnet, width=16, of=8, halvings=0, depth=4),
+    "monai-unetr": SegmentationArchitecture(_unetr, width=16, of=1, halvings=4, hidden=768),
+    "monai-swinunetr": SegmentationArchitecture(_swin_unetr, width=24, of=12, halvings=5),
 }
 """By the name that ``encoder.network`` takes."""
 
@@ -184,37 +184,30 @@ KINDS: dict[str, Kind] = {
 class SegmentationNetwork(nn.Module):
     """Windows of images (channel, y, x) or volumes (channel, z, y, x) to maps as large."""
 
-    def __init__(self, signal: Signal, size: EncoderSettings, kind: Kind) -> None:
+    def __init__(
+        self, signal: Signal, size: EncoderSettings, kind: SegmentationArchitecture
+    ) -> None:
         """Make it with random weights, as MONAI draws them.
-
-        Args:
-            signal: An image or a volume.
-            size: ``network`` and ``options``.
-            kind: The network.
 
         Raises:
             BenchmdError: MONAI is not installed, the options are not its own, or the signal is of
                 other axes or cannot be halved as often.
         """
         super().__init__()
-        made = _sized(signal, size, kind)
-        self.signal, self.window, self.width = signal, made.window, made.width
+        shape = _sized(signal, size, kind)
+        self.signal, self.window, self.width = signal, shape.window, shape.width
         """What it is of; extents of what it sees at once; its maps."""
-        self.network = kind.make(monai_nets(size.network), made)
-        self.largest_map = 2 * made.width * math.prod(signal.input_shape[1:])
+        self.network = kind.make(monai_nets(size.network), shape)
+        self.largest_map = 2 * shape.width * math.prod(signal.input_shape[1:])
         """Values of the largest map of one example, its skip connection among them."""
 
     def forward(self, signals: torch.Tensor) -> torch.Tensor:
-        """Maps: (batch, width, *extents).
-
-        Args:
-            signals: (batch, channel, *extents), normalised; the extents are those of its window.
-        """
+        """Maps (batch, width, *window) of normalised signals (batch, channel, *window)."""
         maps: torch.Tensor = self.network(signals)
         return maps
 
 
-def _sized(signal: Signal, size: EncoderSettings, kind: Kind) -> _Size:
+def _sized(signal: Signal, size: EncoderSettings, kind: SegmentationArchitecture) -> _Size:
     """The size that settings choose.
 
     Raises:
@@ -251,19 +244,17 @@ def _sized(signal: Signal, size: EncoderSettings, kind: Kind) -> _Size:
 
 
 def require_segmentation_option(network: str, name: str, value: object) -> None:
-    """Refuse an option that a network of this module does not read; of others nothing is known.
+    """Refuse an option that a segmentation network does not read.
 
     Raises:
         BenchmdError: There is no such option, or it refuses the value.
     """
-    if network not in KINDS:
-        return
     updated(SegmentationOptions(), {name: value}, "encoder.options.")
-    if name in ("depth", "hidden") and not getattr(KINDS[network], name):
+    if name in ("depth", "hidden") and not getattr(ARCHITECTURES[network], name):
         raise unknown_name(f"option of {network}", name, ("width", "patch", "dropout"))
 
 
 SEGMENTATION_NETWORKS: dict[str, Callable[[Signal, EncoderSettings], SegmentationNetwork]] = {
-    name: partial(SegmentationNetwork, kind=kind) for name, kind in KINDS.items()
+    name: partial(SegmentationNetwork, kind=kind) for name, kind in ARCHITECTURES.items()
 }
 """By the name that ``encoder.network`` takes."""

@@ -83,8 +83,8 @@ def segmentation_loss(
         logits, masks, reduction="none", label_smoothing=smoothing
     ).flatten(1)
     truth = functional.one_hot(masks, logits.shape[1]).movedim(-1, 1).flatten(2).float()
-    found = logits.softmax(dim=1).flatten(2)
-    both = (truth * found).sum(dim=2)
-    sums = truth.sum(dim=2) + found.sum(dim=2)
+    probabilities = logits.softmax(dim=1).flatten(2)
+    both = (truth * probabilities).sum(dim=2)
+    sums = truth.sum(dim=2) + probabilities.sum(dim=2)
     dice = 1 - (2 * both + SMOOTHING) / (sums + SMOOTHING)
     return dice.mean(dim=1) + entropy.mean(dim=1)

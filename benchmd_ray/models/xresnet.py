@@ -75,13 +75,6 @@ class Bottleneck(nn.Module):
     """ReLU of a body and a shortcut, added."""
 
     def __init__(self, inputs: int, width: int, stride: int) -> None:
-        """Make it.
-
-        Args:
-            inputs: Channels before it; after it there are `EXPANSION` times ``width``.
-            width: Channels within.
-            stride: 1, or 2 to halve the signal.
-        """
         super().__init__()
         outputs = width * EXPANSION
         last, norm, _ = _convolved(width, outputs, 1)  # the ReLU is after the sum
@@ -121,10 +114,6 @@ class XResNet(nn.Module):
     def __init__(self, signal: Signal, size: EncoderSettings) -> None:
         """Make it with random weights.
 
-        Args:
-            signal: What it encodes, with any number of channels and samples.
-            size: Of which ``options`` are read, see `XResNetOptions`.
-
         Raises:
             BenchmdError: The signal has other axes, or an option does not exist.
         """
@@ -140,10 +129,10 @@ class XResNet(nn.Module):
         )
         widths = [width * options.growth**stage for stage in range(len(DEPTHS))]
         blocks, inputs = [], width
-        for stage, (depth, own) in enumerate(zip(DEPTHS, widths, strict=True)):
+        for stage, (depth, channels) in enumerate(zip(DEPTHS, widths, strict=True)):
             for number in range(depth):
-                blocks.append(Bottleneck(inputs, own, 2 if stage and not number else 1))
-                inputs = own * EXPANSION
+                blocks.append(Bottleneck(inputs, channels, 2 if stage and not number else 1))
+                inputs = channels * EXPANSION
         self.blocks = nn.Sequential(*blocks)
         self.dropout = nn.Dropout(options.dropout)
         self.width = inputs
@@ -155,33 +144,9 @@ class XResNet(nn.Module):
         """Values of the largest map of one example."""
 
     def forward(self, signals: torch.Tensor) -> torch.Tensor:
-        """Features: (batch, width), the mean over time of the last stage.
-
-        Args:
-            signals: (batch, *signal.input_shape), normalised.
-        """
+        """Features (batch, width), means over time, of normalised signals (batch, *input_shape)."""
         pooled: torch.Tensor = self.dropout(self.blocks(self.stem(signals)).mean(dim=2))
         return pooled
-
-
-def require_xresnet_signals(signal: Signal, network: str) -> None:
-    """Refuse signals that a network of this module does not take; of others nothing is known.
-
-    Raises:
-        BenchmdError: The signal has other axes.
-    """
-    if network in XRESNETS:
-        require_axes(signal, network, AXES)
-
-
-def require_xresnet_option(network: str, name: str, value: object) -> None:
-    """Refuse an option that a network of this module does not read; of others nothing is known.
-
-    Raises:
-        BenchmdError: There is no such option, or it refuses the value.
-    """
-    if network in XRESNETS:
-        updated(XResNetOptions(), {name: value}, "encoder.options.")
 
 
 XRESNETS: dict[str, Callable[[Signal, EncoderSettings], XResNet]] = {"xresnet1d101": XResNet}

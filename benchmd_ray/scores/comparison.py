@@ -30,7 +30,7 @@ Targets = npt.NDArray[np.int8]
 Patients = npt.NDArray[np.intp]
 
 LEVEL = 0.05
-"""Techniques, groups or values are said to differ where p is below it."""
+"""Level of significance of differences between techniques, groups or values."""
 _ROUNDING = 1e-12
 """Differences and standard errors below this are rounding: metrics lie between 0 and 1."""
 EXCHANGES, AT_A_TIME = 20_000, 1_000
@@ -164,9 +164,9 @@ def exchange_shares(
     Raises:
         BenchmdError: The arrays do not fit together or a score is not finite.
     """
-    known, a, b, patient = _checked(targets, scores_a, scores_b, groups)
+    labels, a, b, patient = _checked(targets, scores_a, scores_b, groups)
     shares, scored = np.zeros(int(patient.max(initial=-1)) + 1), 0
-    for target, *scores in zip(known.T, a.T, b.T, strict=True):
+    for target, *scores in zip(labels.T, a.T, b.T, strict=True):
         positive, negative = target == 1, target == 0
         pairs = np.count_nonzero(positive) * np.count_nonzero(negative)
         if not pairs:
@@ -177,8 +177,10 @@ def exchange_shares(
         ranks[:, rows] = [rankdata(score[rows]) for score in scores]
         for side, other, sign in ((positive, negative, 1), (negative, positive, -1)):
             both = np.sort(ranks[:, other].ravel())
-            own = ranks[:, side]
-            twice = np.searchsorted(both, own, "left") + np.searchsorted(both, own, "right")
+            side_ranks = ranks[:, side]
+            twice = np.searchsorted(both, side_ranks, "left") + np.searchsorted(
+                both, side_ranks, "right"
+            )
             gained = sign * (twice[1] - twice[0]) / (4 * pairs)
             shares += np.bincount(patient[side], gained, minlength=len(shares))
     return shares / scored if scored else np.empty(0)
@@ -225,12 +227,12 @@ def delong(
         BenchmdError: The arrays do not fit together or a score is not finite.
     """
     rows = np.arange(len(np.asarray(targets))) if groups is None else groups
-    known, a, b, patient = _checked(targets, scores_a, scores_b, rows)
-    parts = _each_class(known, a, b, patient)
+    labels, a, b, patient = _checked(targets, scores_a, scores_b, rows)
+    parts = _each_class(labels, a, b, patient)
     if not parts:
         return DeLong(math.nan, math.nan, math.nan, math.nan)
     difference = float(np.mean([part.difference for part in parts]))
-    degrees = support(known, patient).basis("auroc").degrees
+    degrees = support(labels, patient).basis("auroc").degrees
     if not any(part.differs for part in parts):
         return DeLong(0.0, 0.0, degrees, 1.0)
     sums = np.array([part.up + part.down for part in parts])
@@ -256,11 +258,7 @@ def delong_shares(
     is on average not above the square of that. Shares in several differences on overlapping
     patients add up, so that the variance of their mean follows.
 
-    Args:
-        targets: As in `delong`, and the others too.
-        scores_a: (rows, classes).
-        scores_b: (rows, classes).
-        groups: (rows,), the patient of each row.
+    Arguments are those of `delong`.
 
     Returns:
         Patients in sorted order; empty where no class can be scored.
@@ -287,11 +285,11 @@ class _Parts:
     """(patients,): what each moves the difference by, see `delong_shares`."""
 
 
-def _each_class(known: Targets, a: Floats, b: Floats, patient: Patients) -> list[_Parts]:
+def _each_class(labels: Targets, a: Floats, b: Floats, patient: Patients) -> list[_Parts]:
     """Differences of the classes that can be scored."""
     return [
         _parts(target, score_a, score_b, patient)
-        for target, score_a, score_b in zip(known.T, a.T, b.T, strict=True)
+        for target, score_a, score_b in zip(labels.T, a.T, b.T, strict=True)
         if (target == 1).any() and (target == 0).any()
     ]
 
@@ -305,8 +303,8 @@ def _parts(target: Targets, a: Floats, b: Floats, patient: Patients) -> _Parts:
     difference, count = float(up.mean()), int(patient.max()) + 1
     of_up, of_down = patient[positive], patient[negative]
     ups, downs = (
-        np.asarray(np.bincount(rows, each, minlength=count), np.float64)
-        for rows, each in ((of_up, (up - difference) / m), (of_down, (down - difference) / n))
+        np.asarray(np.bincount(rows, share, minlength=count), np.float64)
+        for rows, share in ((of_up, (up - difference) / m), (of_down, (down - difference) / n))
     )
     has_up = np.bincount(of_up, minlength=count) > 0
     has_down = np.bincount(of_down, minlength=count) > 0
@@ -362,6 +360,6 @@ def _clustered(
 def _checked(
     targets: npt.ArrayLike, scores_a: npt.ArrayLike, scores_b: npt.ArrayLike, groups: npt.ArrayLike
 ) -> tuple[Targets, Floats, Floats, Patients]:
-    known, a = checked_predictions(targets, scores_a)
+    labels, a = checked_predictions(targets, scores_a)
     _, b = checked_predictions(targets, scores_b)
-    return known, a, b, checked_groups(groups, len(known))
+    return labels, a, b, checked_groups(groups, len(labels))

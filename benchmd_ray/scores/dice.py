@@ -21,8 +21,7 @@ BOTH, PREDICTED, REFERENCE = 0, 1, 2
 def dice(counts: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
     """Dice similarity coefficient, without smoothing: NaN where the reference is empty.
 
-    Args:
-        counts: (…, 3), voxels in both, in the prediction, and in the reference.
+    The counts (…, 3) are voxels in both, in the prediction, and in the reference.
 
     Returns:
         (…), 0 to 1.
@@ -34,11 +33,7 @@ def dice(counts: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
 
 
 def presence(counts: npt.NDArray[np.int64]) -> npt.NDArray[np.str_]:
-    """Where a class is, see `Presence`: (…).
-
-    Args:
-        counts: As in `dice`.
-    """
+    """Where a class is, see `Presence`: (…)."""
     predicted, reference = counts[..., PREDICTED] > 0, counts[..., REFERENCE] > 0
     names = np.array([["absent", "spurious"], ["missed", "both"]])
     return np.asarray(names[reference.astype(int), predicted.astype(int)])

@@ -31,7 +31,7 @@ from scipy.stats import norm
 COVERAGE = 0.95
 """Nominal coverage of the intervals."""
 SMALLEST = 1e-200
-"""No p is said to be smaller."""
+"""Smallest p that is reported."""
 _ROUNDING = 1e-12
 """Differences and standard errors below this are rounding: metrics lie between 0 and 1."""
 
@@ -137,7 +137,8 @@ def equality_p(estimates: Sequence[Estimate]) -> float:
     """
     count = len(estimates)
     usable = all(
-        _ROUNDING < one.value < 1 - _ROUNDING and one.error.se > _ROUNDING for one in estimates
+        _ROUNDING < estimate.value < 1 - _ROUNDING and estimate.error.se > _ROUNDING
+        for estimate in estimates
     )
     if count < 2 or not usable:
         return math.nan

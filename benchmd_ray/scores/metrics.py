@@ -68,10 +68,10 @@ def metric(name: str, targets: npt.ArrayLike, scores: npt.ArrayLike, task: TaskK
             target values, a score is not finite or, where that matters, no probability, or a
             single-label row has two positives.
     """
-    how, known, finite = checked_metric(name, targets, scores, task)
+    how, labels, finite = checked_metric(name, targets, scores, task)
     if isinstance(how, ranking.Ranked):
-        return _ranked_values(how.per_class(known, finite))
-    values = how.values(sums.totals_of(how, known, finite, task)[None], task)[0]
+        return _ranked_values(how.per_class(labels, finite))
+    values = how.values(sums.totals_of(how, labels, finite, task)[None], task)[0]
     return _values(float(values[0]), values[1:])
 
 
@@ -84,17 +84,17 @@ def checked_metric(
     if task not in get_args(TaskKind):
         raise unknown_name("task", task, get_args(TaskKind))
     how = METRICS[name].how
-    known, finite = checked_predictions(targets, scores)
+    labels, finite = checked_predictions(targets, scores)
     if isinstance(how, sums.Sums):
-        several = np.count_nonzero((known == 1).sum(axis=1) > 1) if task in EXCLUSIVE else 0
+        several = np.count_nonzero((labels == 1).sum(axis=1) > 1) if task in EXCLUSIVE else 0
         if several:
             raise BenchmdError(
-                f"{several} of {len(known)} rows have several positive classes, but the task is "
+                f"{several} of {len(labels)} rows have several positive classes, but the task is "
                 "single-label: expected at most one 1 in a row of targets"
             )
         if how.needs_probabilities:
             finite = _probabilities_only(finite, METRICS[name].title)
-    return how, known, finite
+    return how, labels, finite
 
 
 def _probabilities_only(scores: Floats, title: str) -> Floats:
@@ -142,9 +142,7 @@ def auroc_per_class(targets: npt.ArrayLike, scores: npt.ArrayLike) -> Floats:
 
     NaN where a class has no positive or no negative among its known targets.
 
-    Args:
-        targets: (rows, classes), integers: 1, 0, or -1 for unknown, which is masked per class.
-        scores: (rows, classes), higher means more likely positive.
+    Arguments are those of `auroc`.
 
     Raises:
         BenchmdError: The arrays do not fit together, hold other target values, or a score is
@@ -170,10 +168,10 @@ def _each_class(
     known_targets, finite_scores = checked_predictions(targets, scores)
     values = np.full(known_targets.shape[1], np.nan)
     for index, (target, score) in enumerate(zip(known_targets.T, finite_scores.T, strict=True)):
-        known = target >= 0
+        is_known = target >= 0
         positives = np.count_nonzero(target == 1)
-        if 0 < positives < np.count_nonzero(known):
-            values[index] = score_class(target[known], score[known])
+        if 0 < positives < np.count_nonzero(is_known):
+            values[index] = score_class(target[is_known], score[is_known])
     return values
 
 

@@ -46,13 +46,13 @@ class Segmentation:
         whole = _foreground(self.kinds)
         if whole is None:
             return [None] * self.members.shape[1]
-        found: list[Box | None] = ndimage.find_objects(
+        kind_boxes: list[Box | None] = ndimage.find_objects(
             self.kinds[whole], max_label=len(self.members) - 1
         )
         around = []
         for number in range(self.members.shape[1]):
-            own = [found[kind - 1] for kind in np.flatnonzero(self.members[:, number])]
-            around.append(_union([box for box in own if box is not None], whole))
+            class_boxes = [kind_boxes[kind - 1] for kind in np.flatnonzero(self.members[:, number])]
+            around.append(_union([box for box in class_boxes if box is not None], whole))
         return around
 
 
@@ -91,10 +91,10 @@ class Masks:
             ValueError: Voxels have more than `MOST_KINDS` different sets of classes.
         """
         here = self._kinds[mask]
-        there = np.flatnonzero(np.bincount(here, minlength=1))
+        kinds = np.flatnonzero(np.bincount(here, minlength=1))
         sets = {kind: members for members, kind in self._sets.items()}
         table = np.zeros(len(sets), np.int64)
-        for kind in map(int, there):
+        for kind in map(int, kinds):
             with_it = sets[kind] | {number}
             table[kind] = self._sets.setdefault(with_it, len(self._sets))
         if len(self._sets) > MOST_KINDS:
@@ -107,8 +107,8 @@ class Masks:
     def segmentation(self) -> Segmentation:
         """What was added."""
         members = np.zeros((len(self._sets), self._classes), bool)
-        for own, kind in self._sets.items():
-            members[kind, list(own)] = True
+        for members_of_kind, kind in self._sets.items():
+            members[kind, list(members_of_kind)] = True
         return Segmentation(self._kinds, members)
 
 
@@ -118,14 +118,14 @@ def voxels(reference: Segmentation, prediction: Segmentation) -> npt.NDArray[np.
     Raises:
         ValueError: They are of different shapes or numbers of classes.
     """
-    own, other = reference.members.astype(np.int64), prediction.members.astype(np.int64)
-    if reference.kinds.shape != prediction.kinds.shape or own.shape[1] != other.shape[1]:
+    first, second = reference.members.astype(np.int64), prediction.members.astype(np.int64)
+    if reference.kinds.shape != prediction.kinds.shape or first.shape[1] != second.shape[1]:
         raise ValueError("segmentations of different shapes or classes cannot be compared")
-    joint = joint_histogram(reference.kinds, prediction.kinds, len(own), len(other))
-    counts = np.empty((own.shape[1], 3), np.int64)
-    counts[:, BOTH] = np.einsum("kl,kc,lc->c", joint, own, other)
-    counts[:, PREDICTED] = joint.sum(axis=0) @ other
-    counts[:, REFERENCE] = joint.sum(axis=1) @ own
+    joint = joint_histogram(reference.kinds, prediction.kinds, len(first), len(second))
+    counts = np.empty((first.shape[1], 3), np.int64)
+    counts[:, BOTH] = np.einsum("kl,kc,lc->c", joint, first, second)
+    counts[:, PREDICTED] = joint.sum(axis=0) @ second
+    counts[:, REFERENCE] = joint.sum(axis=1) @ first
     return counts
 
 
@@ -141,11 +141,11 @@ def joint_histogram(first: Kinds, second: Kinds, rows: int, columns: int) -> npt
     left, right = first.reshape(-1), second.reshape(-1)
     joint = np.zeros(rows * columns, np.int64)
     for start in range(0, left.size, BLOCK):
-        own, other = left[start : start + BLOCK], right[start : start + BLOCK]
-        some = np.flatnonzero(own | other)
-        joint[0] += own.size - some.size
+        left_block, right_block = left[start : start + BLOCK], right[start : start + BLOCK]
+        some = np.flatnonzero(left_block | right_block)
+        joint[0] += left_block.size - some.size
         # In 64 bits: a product in those of the labels would wrap around.
-        pairs = own[some].astype(np.int64) * columns + other[some]
+        pairs = left_block[some].astype(np.int64) * columns + right_block[some]
         joint += np.bincount(pairs, minlength=joint.size)
     return joint.reshape(rows, columns)
 
@@ -166,7 +166,7 @@ def _foreground(kinds: Kinds) -> Box | None:
     )
     if not along[0].any():
         return None
-    ends = [np.flatnonzero(each)[[0, -1]] for each in along]
+    ends = [np.flatnonzero(axis)[[0, -1]] for axis in along]
     z, y, x = (slice(int(first), int(last) + 1) for first, last in ends)
     return z, y, x
 

@@ -60,8 +60,8 @@ def rank(target: Targets, score: Floats, patients: Places) -> Ranking:
         score: (rows,).
         patients: (rows,) column of each row's patient in the weights.
     """
-    known = np.flatnonzero(target >= 0)
-    order = known[np.argsort(score[known], kind="stable")]
+    labelled = np.flatnonzero(target >= 0)
+    order = labelled[np.argsort(score[labelled], kind="stable")]
     ascending, positives = score[order], order[target[order] == 1]
     levels, counts = np.unique(score[positives], return_counts=True)
     return Ranking(
@@ -115,9 +115,9 @@ def weighted_average_precision(ranking: Ranking, weights: Weights) -> Floats:
     rows = _cumulative(weights, ranking.rows)
     at_level = _positives_at_levels(ranking, weights)
     total = rows[:, -1:]
-    found = np.cumsum(at_level[:, ::-1], axis=1, dtype=rows.dtype)[:, ::-1]
+    positives_above = np.cumsum(at_level[:, ::-1], axis=1, dtype=rows.dtype)[:, ::-1]
     called = total - rows.take(ranking.below, axis=1, mode="clip")
-    precision = found / np.maximum(called, 1)  # where nothing is called, nothing is added
+    precision = positives_above / np.maximum(called, 1)  # where nothing is called, nothing is added
     positives = at_level.sum(axis=1, dtype=np.int64)
     added = np.einsum("ij,ij->i", precision, at_level)
     return np.where(positives < total[:, 0], ratio(added, positives), np.nan)

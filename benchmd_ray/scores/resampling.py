@@ -86,19 +86,19 @@ def resampled(
     Raises:
         BenchmdError: As `metrics.metric`, or `groups` does not fit or `resamples` is less than 1.
     """
-    how, known, finite = checked_metric(name, targets, scores, task)
-    patient = checked_groups(groups, len(known))
+    how, labels, finite = checked_metric(name, targets, scores, task)
+    patient = checked_groups(groups, len(labels))
     if resamples < 1:
         raise BenchmdError(f"resamples must be at least 1, but got {resamples}")
     patients = int(patient.max(initial=-1)) + 1
     if patients < 2:
-        return np.full((resamples, 1 + known.shape[1]), np.nan)
+        return np.full((resamples, 1 + labels.shape[1]), np.nan)
     workers = max(1, min(threads or usual_threads(), _MOST_THREADS))
     if isinstance(how, Ranked):
-        fill = _ranked(how, known, finite, patient, seed)
-        most = _RANKED_ELEMENTS // len(known)
+        fill = _ranked(how, labels, finite, patient, seed)
+        most = _RANKED_ELEMENTS // len(labels)
     else:
-        fill = _summed(how, known, finite, patient, task, seed)
+        fill = _summed(how, labels, finite, patient, task, seed)
         most = _SUMMED_ELEMENTS // (patients * workers)
     return _in_portions(fill, resamples, most, workers)
 
@@ -138,17 +138,17 @@ def resampled_means(
     Raises:
         BenchmdError: `groups` does not fit or `resamples` is less than 1.
     """
-    held = np.asarray(values, np.float64)
-    patient = checked_groups(groups, len(held))
+    rows = np.asarray(values, np.float64)
+    patient = checked_groups(groups, len(rows))
     if resamples < 1:
         raise BenchmdError(f"resamples must be at least 1, but got {resamples}")
     patients = int(patient.max(initial=-1)) + 1
     if patients < 2:
-        return np.full((resamples, held.shape[1]), np.nan)
-    there = ~np.isnan(held)
-    sums, counts = np.zeros((2, patients, held.shape[1]))
-    np.add.at(sums, patient, np.where(there, held, 0.0))
-    np.add.at(counts, patient, there)
+        return np.full((resamples, rows.shape[1]), np.nan)
+    is_valid = ~np.isnan(rows)
+    sums, counts = np.zeros((2, patients, rows.shape[1]))
+    np.add.at(sums, patient, np.where(is_valid, rows, 0.0))
+    np.add.at(counts, patient, is_valid)
     drawn = _weights(patients, range(resamples), seed).astype(np.float64)
     return ratio(drawn @ sums, drawn @ counts)
 
@@ -162,8 +162,8 @@ def _ranked(how: Ranked, targets: Targets, scores: Floats, patient: Places, seed
 
     def fill(draws: range) -> Floats:
         weights = _weights(patients, draws, seed)
-        each = np.stack([how.weighted(ranking, weights) for ranking in rankings], axis=1)
-        return np.concatenate((mean_over_classes(each)[:, None], each), axis=1)
+        per_class = np.stack([how.weighted(ranking, weights) for ranking in rankings], axis=1)
+        return np.concatenate((mean_over_classes(per_class)[:, None], per_class), axis=1)
 
     return fill
 
@@ -236,9 +236,9 @@ def _in_portions(fill: Fill, resamples: int, most: int, threads: int) -> Floats:
 
 def usual_threads() -> int:
     """Threads that NumPy's own products would use: Ray sets the variable to a task's CPUs."""
-    said = os.environ.get("OMP_NUM_THREADS", "")
-    if said.isdecimal() and int(said):
-        return int(said)
+    variable = os.environ.get("OMP_NUM_THREADS", "")
+    if variable.isdecimal() and int(variable):
+        return int(variable)
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1

@@ -187,8 +187,8 @@ def difference_over_seeds(
         by_t = error.p(mean)
     untested = basis.no_test or (reason or basis.rough if exact is None else "")
     p = math.nan if untested else by_t if exact is None else exact
-    said = caution(basis.rough, interval=reason, p=untested)
-    return Difference(mean, low, high, p, said)
+    notes = caution(basis.rough, interval=reason, p=untested)
+    return Difference(mean, low, high, p, notes)
 
 
 def unpaired_difference(a: OverSeeds, b: OverSeeds, *, same_models: bool) -> Difference:
@@ -207,29 +207,27 @@ def unpaired_difference(a: OverSeeds, b: OverSeeds, *, same_models: bool) -> Dif
         No p without an interval or with a rough one.
     """
     basis, common = weaker(a.basis, b.basis), None
-    one, other = a.estimate, b.estimate
+    first, second = a.estimate, b.estimate
     if same_models and (count := len(a.values)) > 1:
-        one, other = a.of_patients, b.of_patients
+        first, second = a.of_patients, b.of_patients
         between = float((a.values - b.values).var(ddof=1)) / count
         common = StandardError(math.sqrt(between), ((between, count - 1),))
-    difference, low, high, p = one.value - other.value, math.nan, math.nan, math.nan
+    difference, low, high, p = first.value - second.value, math.nan, math.nan, math.nan
     if math.isnan(difference):
         return Difference(difference, low, high, p, "")
     if not (reason := basis.no_interval):
-        low, high, p = independent_difference(one, other, common)
+        low, high, p = independent_difference(first, second, common)
         reason = "" if low <= high else "the resamples do not differ"
     untested = basis.no_test or reason or basis.rough
-    said = caution(basis.rough, interval=reason, p=untested)
-    return Difference(difference, low, high, math.nan if untested else p, said)
+    notes = caution(basis.rough, interval=reason, p=untested)
+    return Difference(difference, low, high, math.nan if untested else p, notes)
 
 
 def error_over_seeds(point: Floats, draws: Floats, degrees: float) -> StandardError:
     """Standard error of the mean over seeds, as the module says.
 
-    Args:
-        point: (seeds,).
-        draws: (seeds, resamples).
-        degrees: Degrees of freedom of the patients' part.
+    ``point`` is (seeds,), ``draws`` (seeds, resamples); ``degrees`` are those of the patients'
+    part.
     """
     seeds, resamples = draws.shape
     if resamples < 2:
@@ -249,7 +247,7 @@ def _checked(values: Sequence[float], resampled: Sequence[npt.ArrayLike]) -> tup
     point = np.asarray(values, np.float64)
     if point.ndim != 1 or not len(point):
         raise BenchmdError(f"values have shape {point.shape}, expected (seeds,), at least one seed")
-    draws = [np.asarray(own, np.float64) for own in resampled]
+    draws = [np.asarray(draw, np.float64) for draw in resampled]
     shapes = {own.shape for own in draws}
     if len(draws) != len(point) or len(shapes) != 1 or draws[0].ndim != 1:
         raise BenchmdError(

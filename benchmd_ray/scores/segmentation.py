@@ -52,20 +52,20 @@ def scored(
     """
     counts = voxels(reference, prediction)
     overlap, codes = dice(counts).tolist(), presence(counts).tolist()
-    own, other = reference.boxes(), prediction.boxes()
+    boxes, predicted_boxes = reference.boxes(), prediction.boxes()
     volumes = counts * (math.prod(spacing) / 1000)
-    found = []
+    scores = []
     for number, tolerance in enumerate(tolerances):
-        there, predicted = own[number], other[number]
-        nsd, hd95 = (0.0, math.inf) if there else (math.nan, math.nan)
-        if there and predicted:
+        box, predicted = boxes[number], predicted_boxes[number]
+        nsd, hd95 = (0.0, math.inf) if box else (math.nan, math.nan)
+        if box and predicted:
             apart = distances(
-                surface(reference.mask(number, there), spacing, _start(there)),
+                surface(reference.mask(number, box), spacing, _start(box)),
                 surface(prediction.mask(number, predicted), spacing, _start(predicted)),
                 spacing,
             )
             nsd, hd95 = apart.surface_dice(tolerance), apart.hausdorff(PERCENT)
-        found.append(
+        scores.append(
             ClassScores(
                 overlap[number],
                 nsd,
@@ -75,7 +75,7 @@ def scored(
                 codes[number],
             )
         )
-    return found
+    return scores
 
 
 def _start(box: Box) -> tuple[int, int, int]:

@@ -49,27 +49,27 @@ def signed_rank(differences: npt.ArrayLike, *, exact: int = EXACT) -> SignedRank
     Raises:
         BenchmdError: They are not one-dimensional.
     """
-    held = np.asarray(differences, np.float64)
-    if held.ndim != 1:
-        raise BenchmdError(f"differences have shape {held.shape}, expected (cases,)")
-    held = np.round(held[~np.isnan(held)], _DIGITS)
-    if not held.size:
+    values = np.asarray(differences, np.float64)
+    if values.ndim != 1:
+        raise BenchmdError(f"differences have shape {values.shape}, expected (cases,)")
+    values = np.round(values[~np.isnan(values)], _DIGITS)
+    if not values.size:
         return SignedRank(math.nan, math.nan)
-    nonzero = held[held != 0]
+    nonzero = values[values != 0]
     if not nonzero.size:
         return SignedRank(1.0, 1.0)
-    found = rankdata(np.abs(nonzero))
+    rank = rankdata(np.abs(nonzero))
     if len(nonzero) <= exact:
-        return _exact(found, nonzero > 0)
+        return _exact(rank, nonzero > 0)
     count = len(nonzero)
-    _, tied = np.unique(found, return_counts=True)
+    _, tied = np.unique(rank, return_counts=True)
     variance = count * (count + 1) * (2 * count + 1) / 24 - float((tied**3 - tied).sum()) / 48
-    above = (float(found[nonzero > 0].sum()) - count * (count + 1) / 4) / math.sqrt(variance)
+    above = (float(rank[nonzero > 0].sum()) - count * (count + 1) / 4) / math.sqrt(variance)
     return SignedRank(float(norm.sf(above)), float(norm.sf(-above)))
 
 
-def _exact(found: Floats, positive: npt.NDArray[np.bool_]) -> SignedRank:
-    doubled = np.rint(2 * found).astype(np.int64)  # mid-ranks as integers
+def _exact(absolute_ranks: Floats, positive: npt.NDArray[np.bool_]) -> SignedRank:
+    doubled = np.rint(2 * absolute_ranks).astype(np.int64)  # mid-ranks as integers
     total, above = int(doubled.sum()), int(doubled[positive].sum())
     share = np.zeros(total + 1)
     share[0] = 1.0
@@ -91,18 +91,18 @@ def ordered_pairs(values: npt.ArrayLike) -> Floats:
     Raises:
         BenchmdError: The values are not two-dimensional.
     """
-    held = np.asarray(values, np.float64)
-    if held.ndim != 2:
-        raise BenchmdError(f"values have shape {held.shape}, expected (cases, techniques)")
-    count = held.shape[1]
-    found = np.full((count, count), np.nan)
+    table = np.asarray(values, np.float64)
+    if table.ndim != 2:
+        raise BenchmdError(f"values have shape {table.shape}, expected (cases, techniques)")
+    count = table.shape[1]
+    p_values = np.full((count, count), np.nan)
     for a in range(count):
         for b in range(a + 1, count):
-            found[a, b], found[b, a] = signed_rank(held[:, a] - held[:, b])
-    return found
+            p_values[a, b], p_values[b, a] = signed_rank(table[:, a] - table[:, b])
+    return p_values
 
 
 def holm_together(families: npt.ArrayLike) -> Floats:
     """P-values of any shape corrected as one family (`comparison.holm`); NaN is no test."""
-    held = np.asarray(families, np.float64)
-    return holm(held.ravel()).reshape(held.shape)
+    p_values = np.asarray(families, np.float64)
+    return holm(p_values.ravel()).reshape(p_values.shape)

@@ -32,7 +32,7 @@ from benchmd_ray.scores.signed_rank import signed_rank
 Floats = npt.NDArray[np.float64]
 
 
-class Place(NamedTuple):
+class RankInterval(NamedTuple):
     """A rank and its 95 % interval; NaN where there is none."""
 
     rank: float
@@ -46,7 +46,7 @@ class Stability:
 
     order: tuple[str, ...]
     """Techniques, best first, on all patients; those that tie in the order given."""
-    rank: dict[str, Place]
+    rank: dict[str, RankInterval]
     """Rank of each on all patients (1 is best, ties averaged) and its interval, in that order."""
     tau: float
     """Mean over the resamples of Kendall's τ-b of their ranking with that of all patients. 1 is the
@@ -69,9 +69,9 @@ def ranks(values: npt.ArrayLike) -> Floats:
         raise BenchmdError(f"values have shape {array.shape}, expected (resamples, techniques)")
     if not array.size:
         return np.empty(array.shape)
-    found = np.asarray(rankdata(-array, axis=1), np.float64)
-    found[np.isnan(array).any(axis=1)] = np.nan
-    return found
+    placed = np.asarray(rankdata(-array, axis=1), np.float64)
+    placed[np.isnan(array).any(axis=1)] = np.nan
+    return placed
 
 
 def ranking_stability(
@@ -103,7 +103,7 @@ def ranking_stability(
     scored = agreement[~np.isnan(agreement)]
     return Stability(
         order=tuple(names[i] for i in order),
-        rank={names[i]: Place(float(full[i]), *_places(names[i], values, p)) for i in order},
+        rank={names[i]: RankInterval(float(full[i]), *_places(names[i], values, p)) for i in order},
         tau=float(scored.mean()) if scored.size else math.nan,
     )
 
@@ -146,28 +146,26 @@ def drawn_ranks(values: npt.ArrayLike, resampled: npt.ArrayLike) -> DrawnRanks:
 
     Resamples in which a technique has no value are skipped.
 
-    Args:
-        values: (techniques,), higher is better.
-        resampled: (resamples, techniques).
+    Values are (techniques,), higher is better, and resamples (resamples, techniques).
 
     Raises:
         BenchmdError: Shapes do not fit together.
     """
-    own, drawn = np.asarray(values, np.float64), np.asarray(resampled, np.float64)
-    if own.ndim != 1 or drawn.ndim != 2 or drawn.shape[1] != len(own):
+    point, drawn = np.asarray(values, np.float64), np.asarray(resampled, np.float64)
+    if point.ndim != 1 or drawn.ndim != 2 or drawn.shape[1] != len(point):
         raise BenchmdError(
-            f"values have shape {own.shape} and resamples {drawn.shape}, expected (techniques,) "
+            f"values have shape {point.shape} and resamples {drawn.shape}, expected (techniques,) "
             "and (resamples, techniques)"
         )
-    full = ranks(own[None])[0]
+    full = ranks(point[None])[0]
     drawn = drawn[~np.isnan(drawn).any(axis=1)]
     if not len(drawn) or np.isnan(full).any():
-        nothing = np.full(len(own), np.nan)
-        return DrawnRanks(full, nothing, nothing, np.full((len(own),) * 2, np.nan), np.empty(0))
+        nothing = np.full(len(point), np.nan)
+        return DrawnRanks(full, nothing, nothing, np.full((len(point),) * 2, np.nan), np.empty(0))
     first, last = (rankdata(-drawn, method=way, axis=1) for way in ("min", "max"))
     shares = [
         (((first <= rank) & (rank <= last)) / (last - first + 1)).mean(axis=0)
-        for rank in range(1, len(own) + 1)
+        for rank in range(1, len(point) + 1)
     ]
     placed = ranks(drawn)
     low, high = np.quantile(placed, (0.025, 0.975), axis=0, method="inverted_cdf")
@@ -225,21 +223,21 @@ def critical_difference(
     values = _checked_table(table, names, sources, level)
     usable = ~np.isnan(values).any(axis=1)
     source = np.unique(np.asarray(sources, np.str_)[usable], return_inverse=True)[1]
-    placed, each = (_means(cells, source) for cells in (ranks(values[usable]), values[usable]))
+    placed, means = (_means(cells, source) for cells in (ranks(values[usable]), values[usable]))
     mean = placed.mean(axis=0) if len(placed) else np.full(len(names), np.nan)
     order = np.argsort(mean, kind="stable")
-    ordered, each = tuple(names[i] for i in order), each[:, order]
+    ordered, means = tuple(names[i] for i in order), means[:, order]
     indices = list(combinations(range(len(ordered)), 2))
     skipped = int(np.count_nonzero(~usable))
-    note = _too_few(len(each), skipped, len(indices), level)
-    statistic, p = (math.nan, math.nan) if note else _friedman(each)
-    raw = [math.nan if note else _signed_rank(each[:, a] - each[:, b]) for a, b in indices]
+    note = _too_few(len(means), skipped, len(indices), level)
+    statistic, p = (math.nan, math.nan) if note else _friedman(means)
+    raw = [math.nan if note else _signed_rank(means[:, a] - means[:, b]) for a, b in indices]
     corrected = dict(zip(indices, holm(raw).tolist(), strict=True))
     return CriticalDifference(
         names=ordered,
         mean_ranks=tuple(mean[order].tolist()),
         cells=len(source),
-        sources=len(each),
+        sources=len(means),
         skipped=skipped,
         friedman=statistic,
         p=p,
@@ -287,12 +285,12 @@ def _tau(drawn: Floats, full: Floats) -> Floats:
     ties (0), over the geometric mean of the numbers of pairs that each does not tie.
     """
     first, second = np.triu_indices(len(full), 1)
-    own = np.sign(drawn[:, first] - drawn[:, second])
-    other = np.sign(full[first] - full[second])
-    untied = np.sqrt((own != 0).sum(axis=1) * np.count_nonzero(other))
-    found = np.full(len(drawn), np.nan)
-    np.divide(own @ other, untied, out=found, where=untied > 0)
-    return found
+    signs = np.sign(drawn[:, first] - drawn[:, second])
+    full_signs = np.sign(full[first] - full[second])
+    untied = np.sqrt((signs != 0).sum(axis=1) * np.count_nonzero(full_signs))
+    taus = np.full(len(drawn), np.nan)
+    np.divide(signs @ full_signs, untied, out=taus, where=untied > 0)
+    return taus
 
 
 def _checked_table(
@@ -343,11 +341,11 @@ def _cliques(
     names: Sequence[str], p: Mapping[tuple[int, int], float], level: float
 ) -> tuple[tuple[str, ...], ...]:
     """Longest runs of neighbours without a significant pair, two or more long."""
-    found: list[tuple[int, int]] = []
+    runs: list[tuple[int, int]] = []
     for start in range(len(names)):
         end = start + 1
         while end < len(names) and all(p[i, end] > level for i in range(start, end)):
             end += 1
-        if end - start > 1 and (not found or end > found[-1][1]):
-            found.append((start, end))
-    return tuple(tuple(names[start:end]) for start, end in found)
+        if end - start > 1 and (not runs or end > runs[-1][1]):
+            runs.append((start, end))
+    return tuple(tuple(names[start:end]) for start, end in runs)

@@ -135,10 +135,10 @@ def by_subgroup(
     Raises:
         BenchmdError: The arrays do not fit together or the task is unknown.
     """
-    known = checked_predictions(targets, scores[0])[0]
-    each = [checked_predictions(targets, one)[1] for one in scores]
+    checked = checked_predictions(targets, scores[0])[0]
+    seed_scores = [checked_predictions(targets, one)[1] for one in scores]
     patients, named = np.asarray(groups), _named(labels)
-    _check(patients, named, len(known))
+    _check(patients, named, len(checked))
     counts = {str(name): len(np.unique(patients[named == name])) for name in np.unique(named)}
     unknown = counts.pop(UNKNOWN_GROUP, 0)
     large = [name for name, count in counts.items() if count >= TEST_PATIENTS]
@@ -146,8 +146,8 @@ def by_subgroup(
 
     def of_group(name: str) -> _Group:
         inside = named == name
-        inner = [one[inside] for one in each]
-        return _group(name, known[inside], inner, patients[inside], task, resamples, seed)
+        inner = [one[inside] for one in seed_scores]
+        return _group(name, checked[inside], inner, patients[inside], task, resamples, seed)
 
     groups_of = [of_group(name) for name in large]
     pairs = list(combinations(groups_of, 2))
@@ -251,12 +251,12 @@ def compared_groups(
     Raises:
         BenchmdError: The arrays do not fit together.
     """
-    held, people, named = np.asarray(values, np.float64), np.asarray(patients), _named(labels)
-    _check(people, named, len(held))
-    there = ~np.isnan(held)
-    held, people, named = held[there], people[there], named[there]
-    known = [str(name) for name in np.unique(named) if name != UNKNOWN_GROUP]
-    samples = _one_value_per_patient(held, people, named, known, seed)
+    rows, people, named = np.asarray(values, np.float64), np.asarray(patients), _named(labels)
+    _check(people, named, len(rows))
+    is_valid = ~np.isnan(rows)
+    rows, people, named = rows[is_valid], people[is_valid], named[is_valid]
+    names = [str(name) for name in np.unique(named) if name != UNKNOWN_GROUP]
+    samples = _one_value_per_patient(rows, people, named, names, seed)
     small = [(name, len(one)) for name, one in samples.items() if len(one) < least]
     samples = {name: one for name, one in samples.items() if len(one) >= least}
     unknown = len(np.unique(people[named == UNKNOWN_GROUP]))
@@ -287,7 +287,7 @@ def _group(
     resamples: int,
     seed: int,
 ) -> _Group:
-    values = [metric("auroc", targets, one, task).per_class for one in scores]
+    values = [metric("auroc", targets, seed_scores, task).per_class for seed_scores in scores]
     draws = [
         resampled("auroc", targets, one, patients, task, resamples=resamples, seed=seed, threads=1)
         for one in scores
@@ -295,18 +295,18 @@ def _group(
     return _Group(name, targets, patients, np.array(values), np.array(draws)[:, :, 1:])
 
 
-def _subgroup(one: _Group) -> Subgroup:
-    basis = support(one.targets, one.patients).basis("auroc")
-    values, draws = mean_over_classes(one.values), mean_over_classes(one.draws)
+def _subgroup(group: _Group) -> Subgroup:
+    basis = support(group.targets, group.patients).basis("auroc")
+    values, draws = mean_over_classes(group.values), mean_over_classes(group.draws)
     pooled = pooled_seeds(values.tolist(), list(draws), basis)
     return Subgroup(
-        name=one.name,
-        rows=len(one.targets),
-        patients=support(one.targets, one.patients).patients,
+        name=group.name,
+        rows=len(group.targets),
+        patients=support(group.targets, group.patients).patients,
         value=pooled.mean,
         low=pooled.low,
         high=pooled.high,
-        unscored=tuple(np.flatnonzero(~one.scored).tolist()),
+        unscored=tuple(np.flatnonzero(~group.scored).tolist()),
         caution=pooled.caution,
     )
 
@@ -329,11 +329,11 @@ def _one_value_per_patient(
     if not rows.size:
         return {}
     # a random share below one row decides between groups with as many rows
-    own = (rows + np.random.default_rng(seed).random(rows.shape) * (rows > 0)).argmax(axis=1)
+    assigned = (rows + np.random.default_rng(seed).random(rows.shape) * (rows > 0)).argmax(axis=1)
     every = np.arange(len(names))
     # means of equal values must be equal: ranks would turn rounding into an order
-    values = np.round(sums[every, own] / rows[every, own], 12)
-    return {name: values[own == i] for i, name in enumerate(large) if (own == i).any()}
+    values = np.round(sums[every, assigned] / rows[every, assigned], 12)
+    return {name: values[assigned == i] for i, name in enumerate(large) if (assigned == i).any()}
 
 
 def _kruskal(samples: Sequence[Floats]) -> tuple[float, float]:
@@ -341,14 +341,14 @@ def _kruskal(samples: Sequence[Floats]) -> tuple[float, float]:
         return math.nan, math.nan
     if np.ptp(np.concatenate(samples)) == 0:
         return 0.0, 1.0  # all tie, where the statistic is 0 / 0
-    found = kruskal(*samples)
-    return float(found.statistic), float(found.pvalue)
+    test = kruskal(*samples)
+    return float(test.statistic), float(test.pvalue)
 
 
 def _posthoc(samples: dict[str, Floats]) -> tuple[tuple[str, str, float, float], ...]:
     pairs = list(combinations(samples, 2))
-    found = []
+    tests = []
     for a, b in pairs:
         test = mannwhitneyu(samples[a], samples[b], alternative="two-sided")
-        found.append((a, b, float(test.statistic), min(1.0, float(test.pvalue) * len(pairs))))
-    return tuple(found)
+        tests.append((a, b, float(test.statistic), min(1.0, float(test.pvalue) * len(pairs))))
+    return tuple(tests)

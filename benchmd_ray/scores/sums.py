@@ -47,8 +47,8 @@ class Sums:
 def mean_over_classes(values: Floats) -> Floats:
     """Unweighted mean over the classes that have a value, (...,), such as of each resample.
 
-    Args:
-        values: (..., classes). A class that is NaN is excluded; the mean is NaN when all are.
+    The values are (..., classes). A class that is NaN is excluded; the mean is NaN when all
+    are.
     """
     scored = ~np.isnan(values)
     return ratio(np.where(scored, values, 0.0).sum(axis=-1), scored.sum(axis=-1))
@@ -85,47 +85,47 @@ def confusion(targets: Targets, scores: Floats, task: TaskKind) -> Floats:
 def accuracy(totals: Floats, task: TaskKind) -> Floats:
     """Share of right decisions: of the rows' classes, or of each label and their mean."""
     tp, fp, fn, tn = np.moveaxis(totals, -1, 0)
-    each = ratio(tp + tn, tp + fp + fn + tn)
+    per_class = ratio(tp + tn, tp + fp + fn + tn)
     if task in EXCLUSIVE:
-        return _with_overall(ratio(tp.sum(axis=1), (tp + fn).sum(axis=1)), each)
-    return _with_overall(mean_over_classes(each), each)
+        return _with_overall(ratio(tp.sum(axis=1), (tp + fn).sum(axis=1)), per_class)
+    return _with_overall(mean_over_classes(per_class), per_class)
 
 
 def balanced_accuracy(totals: Floats, task: TaskKind) -> Floats:
     """Mean recall of the classes present, or the labels' mean of sensitivity and specificity."""
     tp, fp, fn, tn = np.moveaxis(totals, -1, 0)
     recall = ratio(tp, tp + fn)
-    each = (recall + ratio(tn, tn + fp)) / 2
-    return _with_overall(mean_over_classes(recall if task in EXCLUSIVE else each), each)
+    per_class = (recall + ratio(tn, tn + fp)) / 2
+    return _with_overall(mean_over_classes(recall if task in EXCLUSIVE else per_class), per_class)
 
 
 def f1(totals: Floats, task: TaskKind) -> Floats:
     """F1 of the classes that have a positive, and its unweighted mean (macro)."""
     tp, fp, fn, _ = np.moveaxis(totals, -1, 0)
-    each = np.where(tp + fn > 0, ratio(2 * tp, 2 * tp + fp + fn), np.nan)
-    return _with_overall(mean_over_classes(each), each)
+    per_class = np.where(tp + fn > 0, ratio(2 * tp, 2 * tp + fp + fn), np.nan)
+    return _with_overall(mean_over_classes(per_class), per_class)
 
 
 def squared_errors(targets: Targets, scores: Floats, task: TaskKind) -> Floats:
     """Squared error of each score and whether its target is known: (rows, classes, 2)."""
-    known = targets >= 0
-    return np.stack((np.where(known, (scores - targets) ** 2, 0.0), known), axis=-1)
+    is_known = targets >= 0
+    return np.stack((np.where(is_known, (scores - targets) ** 2, 0.0), is_known), axis=-1)
 
 
 def brier(totals: Floats, task: TaskKind) -> Floats:
     """Mean squared error of each class's probability, and its mean over classes (Brier 1950)."""
-    each = ratio(totals[..., 0], totals[..., 1])
-    return _with_overall(mean_over_classes(each), each)
+    per_class = ratio(totals[..., 0], totals[..., 1])
+    return _with_overall(mean_over_classes(per_class), per_class)
 
 
 def binned_gaps(targets: Targets, scores: Floats, task: TaskKind) -> Floats:
     """Target minus score in the score's bin, then whether it is known: (rows, classes, 16)."""
-    known = targets >= 0
+    is_known = targets >= 0
     terms = np.zeros((*scores.shape, BINS + 1))
     place = np.minimum((scores * BINS).astype(np.intp), BINS - 1)
-    gap = np.where(known, targets - scores, 0.0)
+    gap = np.where(is_known, targets - scores, 0.0)
     np.put_along_axis(terms, place[..., None], gap[..., None], axis=2)
-    terms[..., BINS] = known
+    terms[..., BINS] = is_known
     return terms
 
 
@@ -134,9 +134,9 @@ def calibration_error(totals: Floats, task: TaskKind) -> Floats:
 
     A bin's share times its gap is the absolute sum of its rows' gaps over all rows.
     """
-    each = ratio(np.abs(totals[..., :BINS]).sum(axis=-1), totals[..., BINS])
-    return _with_overall(mean_over_classes(each), each)
+    per_class = ratio(np.abs(totals[..., :BINS]).sum(axis=-1), totals[..., BINS])
+    return _with_overall(mean_over_classes(per_class), per_class)
 
 
-def _with_overall(overall: Floats, each: Floats) -> Floats:
-    return np.concatenate((overall[:, None], each), axis=1)
+def _with_overall(overall: Floats, per_class: Floats) -> Floats:
+    return np.concatenate((overall[:, None], per_class), axis=1)

@@ -72,20 +72,22 @@ def support(targets: npt.ArrayLike, groups: npt.ArrayLike) -> Support:
     Raises:
         BenchmdError: There is not one patient for each row.
     """
-    known = np.asarray(targets)
-    patient = checked_groups(groups, len(known))
+    labels = np.asarray(targets)
+    patient = checked_groups(groups, len(labels))
     rarer = [
         min(effective(np.bincount(patient[target == side])) for side in (0, 1))
-        for target in known.T
+        for target in labels.T
     ]
     two = np.flatnonzero(rarer)
-    opposite = len(two) == 2 and bool((known[:, two].sum(axis=1) == 1).all())
-    whole = np.bincount(patient[(known != UNKNOWN).any(axis=1)])
-    each = tuple(effective(np.bincount(patient[target != UNKNOWN])) for target in known.T)
+    opposite = len(two) == 2 and bool((labels[:, two].sum(axis=1) == 1).all())
+    whole = np.bincount(patient[(labels != UNKNOWN).any(axis=1)])
+    effective_patients = tuple(
+        effective(np.bincount(patient[target != UNKNOWN])) for target in labels.T
+    )
     return Support(
         patients=int(np.count_nonzero(whole)),
         effective=effective(whole),
-        known=each,
+        known=effective_patients,
         rarer=tuple(rarer),
         mirrored=opposite,
     )

@@ -50,7 +50,7 @@ def _vectors() -> npt.NDArray[np.int64]:
     vectors = np.zeros((256, 3, 3), np.int64)
     for inside, triangles in NEIGHBOURHOODS:
         for axes in itertools.permutations(range(3)):
-            own = np.array(triangles)[:, axes]
+            turned = np.array(triangles)[:, axes]
             for flips in itertools.product((0, 1), repeat=3):
                 code = 0
                 for corner in inside.split():
@@ -58,17 +58,16 @@ def _vectors() -> npt.NDArray[np.int64]:
                         int(corner[axis]) ^ flip for axis, flip in zip(axes, flips, strict=True)
                     ]
                     code |= 1 << (place[0] + 2 * place[1] + 4 * place[2])
-                for each in (code, 255 - code):
-                    vectors[each, : len(own)] = own
-                    vectors[each, len(own) :] = 0
+                for mirrored in (code, 255 - code):
+                    vectors[mirrored, : len(turned)] = turned
+                    vectors[mirrored, len(turned) :] = 0
     return vectors
 
 
 def areas(spacing: Sequence[float]) -> Numbers:
     """(256,): mm² of the surface in a neighbourhood of each code.
 
-    Args:
-        spacing: mm between voxels along each axis.
+    The spacing is in mm along each axis.
     """
     a, b, c = spacing
     seen = _vectors() * np.array([b * c, a * c, a * b]) / 8
@@ -139,13 +138,7 @@ class Distances:
 
 
 def distances(reference: Surface, prediction: Surface, spacing: Sequence[float]) -> Distances:
-    """Exact Euclidean distances between two surfaces, neither of which is empty.
-
-    Args:
-        reference: One.
-        prediction: The other.
-        spacing: mm between voxels along each axis.
-    """
+    """Exact Euclidean distances between two surfaces, neither of which is empty."""
     low = np.minimum(reference.cells.min(axis=0), prediction.cells.min(axis=0))
     high = np.maximum(reference.cells.max(axis=0), prediction.cells.max(axis=0))
     shape = tuple((high - low + 1).tolist())
@@ -167,10 +160,10 @@ def _by_tree(
     shape: tuple[int, ...],
 ) -> Numbers:
     """Distances of cells to the nearest of others, by a k-d tree: of a surface there are few."""
-    there = np.sort(np.ravel_multi_index(tuple(others.T), shape))
-    own = np.ravel_multi_index(tuple(cells.T), shape)
-    found = np.searchsorted(there, own)
-    apart = there[np.minimum(found, len(there) - 1)] != own
+    other_numbers = np.sort(np.ravel_multi_index(tuple(others.T), shape))
+    cell_numbers = np.ravel_multi_index(tuple(cells.T), shape)
+    places = np.searchsorted(other_numbers, cell_numbers)
+    apart = other_numbers[np.minimum(places, len(other_numbers) - 1)] != cell_numbers
     nearest = np.zeros(len(cells))
     if apart.any():
         tree = KDTree(others * spacing, balanced_tree=False, compact_nodes=False)

@@ -17,11 +17,7 @@ class Units:
     """(units,) the first row of each, ascending: the order of the units."""
 
     def __init__(self, names: Sequence[str] | npt.NDArray[np.str_]) -> None:
-        """Find the rows of each unit, once for all that is pooled later.
-
-        Args:
-            names: (rows,) what each row belongs to.
-        """
+        """Find the rows of each unit, once for all that is pooled later."""
         _, first, member = np.unique(
             np.asarray(names, np.str_), return_index=True, return_inverse=True
         )
@@ -44,19 +40,15 @@ class Units:
         return np.where(positive, 1, np.where(unknown, UNKNOWN, 0)).astype(np.int8)
 
     def scores(self, scores: npt.ArrayLike) -> npt.NDArray[np.float64]:
-        """Of units (units, classes): the maximum over a unit's rows.
-
-        Args:
-            scores: (rows, classes).
-        """
+        """Of units (units, classes): the maximum over a unit's rows."""
         rows = np.asarray(scores, np.float64)
         if len(self.first) == len(rows):
             return rows
-        found: npt.NDArray[np.float64] = np.maximum.reduceat(rows[self._rows], self._starts)
-        return found
+        pooled: npt.NDArray[np.float64] = np.maximum.reduceat(rows[self._rows], self._starts)
+        return pooled
 
     def _any(self, rows: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
         if len(self.first) == len(rows):
             return rows
-        found: npt.NDArray[np.bool_] = np.logical_or.reduceat(rows[self._rows], self._starts)
-        return found
+        pooled: npt.NDArray[np.bool_] = np.logical_or.reduceat(rows[self._rows], self._starts)
+        return pooled

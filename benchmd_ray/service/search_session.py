@@ -36,10 +36,10 @@ from benchmd_ray.tuning.records import STATES, read_plan, read_trials
 from benchmd_ray.tuning.sampling import sampled
 from benchmd_ray.tuning.search import search
 from benchmd_ray.tuning.study import Study
-from benchmd_ray.tuning.trial import Arm, Work
+from benchmd_ray.tuning.trial import Arm, TrialContext
 from benchmd_ray.tuning.trial_files import MOST_SECONDS, TRIALS, leave_only
 from benchmd_ray.tuning.written import (
-    Outcome,
+    SearchOutcome,
     best_settings,
     trial_row,
     write_result,
@@ -64,7 +64,7 @@ class Searched:
     plan: SearchPlan
     folder: Path
     trials: tuple[Trial, ...]
-    chosen: Outcome | None
+    chosen: SearchOutcome | None
     """What it chose; None where there is nothing to choose."""
     changes: Mapping[str, Any]
     """By group, what the chosen settings change of the fixed protocol; empty without any."""
@@ -94,7 +94,7 @@ class Searched:
         lines += self._choice(self.chosen)
         return [*lines, f"    written: {shown(self.folder)}"]
 
-    def _choice(self, chosen: Outcome) -> list[str]:
+    def _choice(self, chosen: SearchOutcome) -> list[str]:
         """What was chosen, and why."""
         name, best, decision = self.plan.metric.upper(), chosen.trial, chosen.decision
         values = [f"        {name}: {value}" for name, value in best.values.items()]
@@ -155,7 +155,7 @@ class Session:
         self.folder = folder = store / SEARCHES / plan.name
         self.room, self.stop, self.observer, self.say = room, stop, observer, say
         self.place, self.log, self.alone = room.place, log, alone
-        self.work = Work(
+        self.work = TrialContext(
             technique=plan.technique,
             stage=plan.stage,
             arms=arms,
@@ -233,7 +233,7 @@ class Session:
             return nullcontext()
         return locked(self.work.local / "locks" / "search", f"the search {self.plan.name}")
 
-    def _note(self, limits: Limits) -> Outcome | None:
+    def _note(self, limits: Limits) -> SearchOutcome | None:
         """Write what is known by now: the trials and, where it is settled, what was chosen."""
         limits.look()
         decision = limits.study.judge()
@@ -356,7 +356,7 @@ class Session:
         interrupted = bool(self.stop.number) or limits.trouble is not None
         return interrupted and self.plan.method.choosing == "confirmed"
 
-    def _result(self, limits: Limits, decision: Decision | None) -> Outcome | None:
+    def _result(self, limits: Limits, decision: Decision | None) -> SearchOutcome | None:
         """Write what the search has found so far."""
         names = [arm.upstream.name for arm in self.work.arms if arm.upstream is not None]
         upstream = [read_run(self.store / name) for name in names]

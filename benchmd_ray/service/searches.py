@@ -38,7 +38,14 @@ from benchmd_ray.ssl import SCRATCH, method_source, technique_named
 from benchmd_ray.tuning.limits import Budget
 from benchmd_ray.tuning.method import Method
 from benchmd_ray.tuning.parameters import NETWORK
-from benchmd_ray.tuning.portfolio import FEWEST, Given, Kind, Portfolio, chosen_settings, learned
+from benchmd_ray.tuning.portfolio import (
+    FEWEST,
+    Portfolio,
+    PortfolioSettings,
+    SearchKind,
+    chosen_settings,
+    learned,
+)
 from benchmd_ray.tuning.racing import usual_evaluations
 from benchmd_ray.tuning.records import FORMAT, read_searches
 from benchmd_ray.tuning.spaces import PRETRAIN, SETTINGS, Space, shared, space_for, starting_at
@@ -93,7 +100,7 @@ class SearchPlan:
     """What the first trial takes for each source, device and precision settled."""
     space: Space
     method: Method
-    portfolio: tuple[Given, ...] = ()
+    portfolio: tuple[PortfolioSettings, ...] = ()
     """What is tried right after the start."""
 
     @property
@@ -327,7 +334,9 @@ def _planned(
     return SearchPlan(technique, setting, tuple(group), tuple(starts), space, method)
 
 
-def _given(portfolio: Portfolio, plan: SearchPlan, targets: Sequence[Dataset]) -> tuple[Given, ...]:
+def _given(
+    portfolio: Portfolio, plan: SearchPlan, targets: Sequence[Dataset]
+) -> tuple[PortfolioSettings, ...]:
     """Of a portfolio, what a search on one source tries.
 
     Not what was learned on its source, or on a target that its choice is scored on, or on another
@@ -346,9 +355,9 @@ def _given(portfolio: Portfolio, plan: SearchPlan, targets: Sequence[Dataset]) -
     return chosen_settings(portfolio, kind, plan.space, usable)
 
 
-def kind_of(technique: str, setting: str, signal: Signal, metric: str) -> Kind:
+def kind_of(technique: str, setting: str, signal: Signal, metric: str) -> SearchKind:
     """What searches must have in common to learn from one another."""
-    return Kind(len(signal.axes) - 1, technique != SCRATCH, setting.split("-")[0], metric)
+    return SearchKind(len(signal.axes) - 1, technique != SCRATCH, setting.split("-")[0], metric)
 
 
 def learned_in(

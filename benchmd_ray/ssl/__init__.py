@@ -67,9 +67,7 @@ KIND = "pretraining technique"
 def technique_named(name: str, *, also: Sequence[str] = ()) -> Technique:
     """A technique, built in or a user's method; `SCRATCH` is none of pretraining.
 
-    Args:
-        name: Its name.
-        also: Names that are valid where it is asked for, for the message.
+    ``also`` are further names for the message.
 
     Raises:
         BenchmdError: It does not exist; the message lists the valid names and the nearest.
@@ -90,8 +88,8 @@ def method_named(name: str) -> MakeMethod:
     """
     if name not in METHODS:
         return plugin(KIND, name, METHODS)
-    module, made = METHODS[name]
-    method: MakeMethod = getattr(import_module(f"{__name__}.{module}"), made)
+    module, name_in_module = METHODS[name]
+    method: MakeMethod = getattr(import_module(f"{__name__}.{module}"), name_in_module)
     return method
 
 

@@ -67,12 +67,7 @@ def start_weights(
 ) -> StartWeights | None:
     """The weights that a technique starts from, or takes as they are; None for random ones.
 
-    Args:
-        technique: Its name.
-        path: File of ImageNet weights, for the techniques that start from them; None downloads
-            them.
-        signal: What is encoded.
-        encoder: Settings of the encoder, of a technique whose weights were trained elsewhere.
+    Without a path, ImageNet weights are downloaded.
 
     Raises:
         BenchmdError: The weights are missing, or do not fit.

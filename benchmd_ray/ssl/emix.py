@@ -38,9 +38,9 @@ def emix_loss(
         mixed = functional.normalize(mixed.float(), dim=1)
         plain = functional.normalize(plain.float(), dim=1)
         logits = mixed @ plain.T / temperature
-        one = functional.cross_entropy(logits, first, reduction="none")
-        other = functional.cross_entropy(logits, second, reduction="none")
-        return (ratio * one + (1 - ratio) * other).mean()
+        first_loss = functional.cross_entropy(logits, first, reduction="none")
+        second_loss = functional.cross_entropy(logits, second, reduction="none")
+        return (ratio * first_loss + (1 - ratio) * second_loss).mean()
 
 
 class EMix(nn.Module):
@@ -57,9 +57,9 @@ class EMix(nn.Module):
     def draw(self, batch: int, generator: torch.Generator) -> Draws:
         """λ ~ Beta(α, α), the larger of λ and 1 − λ, and a permutation of the batch."""
         alpha = torch.full((batch,), self.alpha, dtype=torch.float64)
-        one = torch._standard_gamma(alpha, generator=generator)
-        other = torch._standard_gamma(alpha, generator=generator)
-        ratio = one / (one + other)
+        gamma = torch._standard_gamma(alpha, generator=generator)
+        other_gamma = torch._standard_gamma(alpha, generator=generator)
+        ratio = gamma / (gamma + other_gamma)
         return {
             "ratio": torch.maximum(ratio, 1 - ratio).float(),
             "first": torch.arange(batch),

@@ -76,8 +76,8 @@ class InUnit(nn.Module):
             sizes = whole.expand(len(signals), -1)
         ones = torch.ones(len(signals), device=signals.device)
         seen = self._normalise(signals, ones, sizes)
-        found: torch.Tensor = evaluated(self.module, self._shape)(seen)
-        return found
+        outputs: torch.Tensor = evaluated(self.module, self._shape)(seen)
+        return outputs
 
 
 class Applied:
@@ -87,12 +87,6 @@ class Applied:
         self, folder: Path, module: nn.Module, encoder: nn.Module, device: str | torch.device
     ) -> None:
         """Take the model of a run.
-
-        Args:
-            folder: Of the run.
-            module: Takes what the encoder sees.
-            encoder: The encoder in it.
-            device: ``auto``, ``cpu`` or ``cuda``.
 
         Raises:
             BenchmdError: There is no such device.
@@ -119,12 +113,12 @@ class Applied:
         _require_alike(self.signal, rate, channels)
         taken = _records(signals, self.signal)
         _require_grey_levels(taken, self.signal)
-        held = _sizes(sizes, len(taken), self.signal)
+        valid_sizes = _sizes(sizes, len(taken), self.signal)
         with torch.no_grad():
             parts = [
                 self.module(
                     _in_stored_shape(taken[start : start + self._batch], self.signal, self.device),
-                    held[start : start + self._batch].to(self.device),
+                    valid_sizes[start : start + self._batch].to(self.device),
                 )
                 for start in range(0, len(taken), self._batch)
             ]
@@ -136,10 +130,6 @@ class FeatureEncoder(Applied):
 
     def __init__(self, folder: Path, device: str | torch.device = "auto") -> None:
         """Load it.
-
-        Args:
-            folder: Of a finished pretraining or transfer run.
-            device: ``auto``, ``cpu`` or ``cuda``.
 
         Raises:
             BenchmdError: The folder holds no model, or one that segments.
@@ -191,10 +181,6 @@ class SignalClassifier(Applied):
     def __init__(self, folder: Path, device: str | torch.device = "auto") -> None:
         """Load it.
 
-        Args:
-            folder: Of a finished transfer run.
-            device: ``auto``, ``cpu`` or ``cuda``.
-
         Raises:
             BenchmdError: The folder holds no model, or one without a head or for masks.
         """
@@ -232,15 +218,15 @@ class SignalClassifier(Applied):
         Raises:
             BenchmdError: See `FeatureEncoder.features`.
         """
-        found = probabilities(self.outputs(signals, rate, channels, sizes), self.task)
+        scores = probabilities(self.outputs(signals, rate, channels, sizes), self.task)
         if card is not None:
             if card.task != self.task:
                 raise BenchmdError(
                     f"{card.name} is of another task than the model: its classes are "
                     f"{shown(card.task.classes)}, the model's {shown(self.classes)}."
                 )
-            found = found @ torch.from_numpy(merging(card)).to(found)
-        return _alike(signals, found)
+            scores = scores @ torch.from_numpy(merging(card)).to(scores)
+        return _alike(signals, scores)
 
 
 def probabilities(logits: torch.Tensor, task: Task) -> torch.Tensor:
@@ -255,9 +241,9 @@ def _require_alike(signal: Signal, rate: float | None, channels: Sequence[str] |
         BenchmdError: They differ from the model's.
     """
     if rate is not None and (signal.rate is None or _ratio(rate) != _ratio(signal.rate)):
-        own = "has no rate" if signal.rate is None else f"takes {signal.rate:g} Hz"
+        takes = "has no rate" if signal.rate is None else f"takes {signal.rate:g} Hz"
         raise BenchmdError(
-            f"the signals have {rate:g} Hz, and the model {own}: resample them, such as with "
+            f"the signals have {rate:g} Hz, and the model {takes}: resample them, such as with "
             "scipy.signal.resample_poly."
         )
     if channels is not None and tuple(channels) != signal.channels:
@@ -278,24 +264,30 @@ def _records(signals: Signals, signal: Signal) -> npt.NDArray[Any] | torch.Tenso
     Raises:
         BenchmdError: They are no real numbers, or of another shape.
     """
-    held = signals if isinstance(signals, torch.Tensor) else np.asarray(signals)
-    real = not held.is_complex() if isinstance(held, torch.Tensor) else held.dtype.kind in "biuf"
+    values = signals if isinstance(signals, torch.Tensor) else np.asarray(signals)
+    real = (
+        not values.is_complex() if isinstance(values, torch.Tensor) else values.dtype.kind in "biuf"
+    )
     if not real:
-        raise BenchmdError(f"the signals are of type {held.dtype}, expected real numbers.")
+        raise BenchmdError(f"the signals are of type {values.dtype}, expected real numbers.")
     shapes = (signal.stored_shape, signal.input_shape)
-    if tuple(held.shape) in shapes:
-        held = held[None]
-    if held.ndim != len(signal.axes) + 1 or tuple(held.shape[1:]) not in shapes or not len(held):
+    if tuple(values.shape) in shapes:
+        values = values[None]
+    if (
+        values.ndim != len(signal.axes) + 1
+        or tuple(values.shape[1:]) not in shapes
+        or not len(values)
+    ):
         expected = " or ".join(dict.fromkeys(str((*shape,)) for shape in shapes))
         raise BenchmdError(
-            f"the signals have the shape {(*held.shape,)}, and the model takes {expected} "
+            f"the signals have the shape {(*values.shape,)}, and the model takes {expected} "
             f"({', '.join(signal.axes)}; in {signal.unit}) of one record, or several of them along "
             "a first axis."
         )
-    return held
+    return values
 
 
-def _require_grey_levels(held: npt.NDArray[Any] | torch.Tensor, signal: Signal) -> None:
+def _require_grey_levels(values: npt.NDArray[Any] | torch.Tensor, signal: Signal) -> None:
     """Refuse grey levels that were scaled to [0, 1]; records that are black throughout are fine.
 
     Raises:
@@ -303,7 +295,7 @@ def _require_grey_levels(held: npt.NDArray[Any] | torch.Tensor, signal: Signal) 
     """
     if signal.dtype != "uint8" or signal.unit != "grey level":
         return
-    low, high = float(held.min()), float(held.max())
+    low, high = float(values.min()), float(values.max())
     if low >= 0 and 0 < high <= 1:
         raise BenchmdError(
             f"the signals have values from {low:g} to {high:g}, and the model takes grey levels "
@@ -322,13 +314,13 @@ def _in_stored_shape(
     """
     if not isinstance(part, torch.Tensor):
         part = torch.from_numpy(np.array(part, np.float32, order="C"))  # of any strides and order
-    held = part.to(device, torch.float32)
-    if not torch.isfinite(held).all():
+    values = part.to(device, torch.float32)
+    if not torch.isfinite(values).all():
         raise BenchmdError("the signals have NaN or infinite values: fill them in, or leave out.")
     around: list[int] = []
-    for stored, seen in zip(signal.stored_shape[:0:-1], reversed(held.shape[2:]), strict=True):
+    for stored, seen in zip(signal.stored_shape[:0:-1], reversed(values.shape[2:]), strict=True):
         around += [(stored - seen) // 2] * 2
-    return functional.pad(held, around) if any(around) else held
+    return functional.pad(values, around) if any(around) else values
 
 
 def _sizes(
@@ -342,17 +334,17 @@ def _sizes(
     whole = torch.tensor(signal.stored_shape[1:])
     if sizes is None:
         return whole.expand(records, -1)
-    held = np.asarray(sizes.cpu() if isinstance(sizes, torch.Tensor) else sizes)
-    found = held[None] if held.ndim == 1 and records == 1 else held
-    fits = found.dtype.kind in "iu" and found.shape == (records, len(whole))
-    if not fits or not ((found >= 1) & (found <= whole.numpy())).all():
+    stated = np.asarray(sizes.cpu() if isinstance(sizes, torch.Tensor) else sizes)
+    rows = stated[None] if stated.ndim == 1 and records == 1 else stated
+    fits = rows.dtype.kind in "iu" and rows.shape == (records, len(whole))
+    if not fits or not ((rows >= 1) & (rows <= whole.numpy())).all():
         raise BenchmdError(
-            f"the sizes are {held.dtype} of shape {held.shape}, expected whole numbers of shape "
-            f"{(records, len(whole))}: extents along {', '.join(signal.axes[1:])} from 1 to "
+            f"the sizes are {stated.dtype} of shape {stated.shape}, expected whole numbers of "
+            f"shape {(records, len(whole))}: extents along {', '.join(signal.axes[1:])} from 1 to "
             f"{', '.join(map(str, whole.tolist()))}."
         )
-    return torch.from_numpy(found.astype(np.int64))
+    return torch.from_numpy(rows.astype(np.int64))
 
 
-def _alike(given: Signals, found: torch.Tensor) -> Any:
-    return found if isinstance(given, torch.Tensor) else found.cpu().numpy()
+def _alike(signals: Signals, outputs: torch.Tensor) -> Any:
+    return outputs if isinstance(signals, torch.Tensor) else outputs.cpu().numpy()

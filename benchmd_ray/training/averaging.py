@@ -57,11 +57,11 @@ class Average:
         decay = min(self._decay, (1 + step) / (10 + step))
         average = get_ema_multi_avg_fn(decay)  # type: ignore[no-untyped-call]
         average(*self._averaged, None)
-        for value, own in self._counts:
-            value.copy_(own)
+        for value, count in self._counts:
+            value.copy_(count)
 
     @contextmanager
-    def shown(self) -> Iterator[None]:
+    def in_use(self) -> Iterator[None]:
         """The module has the average within, and its own weights again afterwards."""
         self._swap()
         try:
@@ -71,9 +71,9 @@ class Average:
 
     @torch.no_grad()
     def _swap(self) -> None:
-        for name, own in self._own.items():
-            kept = own.clone()
-            own.copy_(self._values[name])
+        for name, tensor in self._own.items():
+            kept = tensor.clone()
+            tensor.copy_(self._values[name])
             self._values[name].copy_(kept)
 
     def save(self, path: Path) -> None:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
@@ -45,7 +45,7 @@ logger = logging.getLogger(__name__)
 def save_checkpoint(
     run: Path,
     step: int,
-    engine: Saved,
+    engine: Engine | _EngineCopy,
     position: dict[str, Any],
     files: Mapping[str, Callable[[Path], None]] | None = None,
 ) -> None:
@@ -80,15 +80,12 @@ def save_checkpoint(
 
 
 class Saver:
-    """Saves the checkpoints of a run; of one worker on a GPU while training goes on."""
+    """Saves the checkpoints of a run; with one worker on a GPU while training continues."""
 
     def __init__(self, run: Path, engine: Engine, *, later: bool | None = None) -> None:
         """Nothing is saved yet.
 
-        Args:
-            run: Folder of the run.
-            engine: Its model and optimiser are saved.
-            later: Whether files are written while training goes on; None: on a GPU.
+        With ``later``, files are written while training continues; None: on a GPU.
         """
         self._run, self._engine = run, engine
         if later is None:
@@ -103,8 +100,8 @@ class Saver:
             save_checkpoint(self._run, step, self._engine, position)
             return
         assert isinstance(self._engine, TorchEngine)
-        held = _Copied(self._engine.worker, self._engine.snapshot().save)
-        self._pending = self._pool.submit(save_checkpoint, self._run, step, held, position)
+        copy = _EngineCopy(self._engine.worker, self._engine.snapshot().save)
+        self._pending = self._pool.submit(save_checkpoint, self._run, step, copy, position)
 
     def finish(self) -> None:
         """Wait until all is written.
@@ -131,23 +128,11 @@ class Saver:
 
 
 @dataclass(frozen=True)
-class _Copied:
+class _EngineCopy:
     """What `Saver` writes in the place of an engine."""
 
     worker: Worker
     save: Callable[[Path], None]
-
-
-class Saved(Protocol):
-    """What a checkpoint is made of."""
-
-    @property
-    def worker(self) -> Worker:
-        """Who saves."""
-
-    @property
-    def save(self) -> Callable[[Path], None]:
-        """Writes model and optimiser into a folder."""
 
 
 def _replace_oldest(partial: Path, final: Path) -> None:
@@ -175,7 +160,7 @@ def _aside(checkpoint: Path) -> Path:
 def _complete(
     partial: Path,
     step: int,
-    engine: Saved,
+    engine: Engine | _EngineCopy,
     position: dict[str, Any],
     files: Mapping[str, Callable[[Path], None]],
 ) -> None:
@@ -197,11 +182,11 @@ def checkpoints(run: Path) -> list[Path]:
 
     One that was put aside counts where no other has its step: a process ended amid two renames.
     """
-    found: dict[int, Path] = {}
+    folders: dict[int, Path] = {}
     for prefix in (ASIDE, ""):
         for path in (run / CHECKPOINTS).glob(f"{prefix}{STEP}/{CHECKPOINT}"):
-            found[_step_of(path.parent)] = path.parent
-    return [found[step] for step in sorted(found, reverse=True)]
+            folders[_step_of(path.parent)] = path.parent
+    return [folders[step] for step in sorted(folders, reverse=True)]
 
 
 def latest_checkpoint(run: Path) -> Path | None:
@@ -211,8 +196,8 @@ def latest_checkpoint(run: Path) -> Path | None:
 
 def checkpoint_step(folder: Path) -> int:
     """Steps or epochs done at a run's newest checkpoint; 0 where there is none."""
-    held = latest_checkpoint(folder)
-    return 0 if held is None else _step_of(held)
+    checkpoint = latest_checkpoint(folder)
+    return 0 if checkpoint is None else _step_of(checkpoint)
 
 
 def _run_of(checkpoint: Path) -> Path:
@@ -256,15 +241,15 @@ def load_checkpoint(run: Path, engine: Engine) -> Checkpoint | None:
 
 def _undamaged_step(run: Path) -> int:
     """Step of the newest undamaged checkpoint, -1 where there is none; names damaged ones."""
-    found = checkpoints(run)
-    for number, folder in enumerate(found):
+    folders = checkpoints(run)
+    for number, folder in enumerate(folders, 1):
         try:
             for name, stated in _description(folder)["files"].items():
                 require_sha256(folder / Path(name).name, str(stated), "")
         except Damaged as error:
-            then = "the start" if number + 1 == len(found) else "the checkpoint before it"
-            said = "the checkpoint %s is damaged (%s): training resumes from %s"
-            logger.warning(said, folder, error.why, then)
+            start = "the start" if number == len(folders) else "the checkpoint before it"
+            message = "the checkpoint %s is damaged (%s): training resumes from %s"
+            logger.warning(message, folder, error.why, start)
         else:
             return _step_of(folder)
     return -1

@@ -32,18 +32,13 @@ def collect(
 ) -> npt.NDArray[np.float32]:
     """Outputs of every row in row order, without gradients; every worker gets all of them.
 
-    Args:
-        forward: (batch, *input_shape) → (batch, width); its module is in eval mode.
-        feed: Gives the rows.
-        batch_size: Examples of a step, all workers together; see `evaluation_batch`.
-
     Returns:
         (rows, width) float32.
     """
-    found: npt.NDArray[np.float32] = gathered(
+    outputs: npt.NDArray[np.float32] = gathered(
         lambda batch: forward(batch.signals).float(), feed, batch_size
     )
-    return found
+    return outputs
 
 
 def gathered(
@@ -51,26 +46,21 @@ def gathered(
 ) -> npt.NDArray[Any]:
     """What a function gives of every row in row order, without gradients; for every worker.
 
-    Args:
-        work: A batch to a tensor (batch, …).
-        feed: Gives the rows.
-        batch_size: Examples of a step, all workers together.
-
     Returns:
         (rows, …).
     """
-    rows, outputs = _Copied(), _Copied()
+    rows, outputs = _HostBuffer(), _HostBuffer()
     with torch.inference_mode():
         for batch in feed.ordered(batch_size):
             outputs.append(gather(work(batch)))
-            own = torch.from_numpy(batch.rows)
-            rows.append(own if alone() else gather(own.to(batch.signals.device)))
+            batch_rows = torch.from_numpy(batch.rows)
+            rows.append(batch_rows if alone() else gather(batch_rows.to(batch.signals.device)))
     row, output = rows.whole(), outputs.whole()
-    known = np.flatnonzero(row >= 0)
-    return output[known[np.argsort(row[known], kind="stable")]]
+    valid = np.flatnonzero(row >= 0)
+    return output[valid[np.argsort(row[valid], kind="stable")]]
 
 
-class _Copied:
+class _HostBuffer:
     """Tensors of a device, joined and copied to the host many at a time.
 
     Each copy waits for all that the device has to do.

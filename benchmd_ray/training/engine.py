@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Callable, Iterable, Mapping
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 import torch
 import torch.distributed as dist
@@ -45,7 +46,7 @@ Captures = Literal["", "passes", "step"]
 """Nothing; forward and backward pass, as the update exchanges gradients; or all of it."""
 
 
-class Engine(Protocol):
+class Engine(ABC):
     """Steps a module's parameters."""
 
     module: nn.Module
@@ -54,13 +55,15 @@ class Engine(Protocol):
     """Who this process is."""
     captures: Captures
     """What of a step a CUDA graph can hold."""
+    _optimiser: Any
+    _state: Held
+    """Where parameters and moments are."""
 
+    @abstractmethod
     def __call__(self, *inputs: Any) -> Any:
         """The module's forward pass, in the precision of the settings."""
 
-    def set_lr(self, lr: float) -> None:
-        """Set the learning rate of the steps to come."""
-
+    @abstractmethod
     def backward(self, loss: torch.Tensor, *, last: bool = True) -> None:
         """Backward pass; its gradients are added to those that `update` has not used yet.
 
@@ -69,26 +72,37 @@ class Engine(Protocol):
             last: Whether `update` follows, and no other backward pass.
         """
 
+    @abstractmethod
     def update(self) -> None:
         """One step of the optimiser, which uses the gradients up."""
+
+    def set_lr(self, lr: float) -> None:
+        """Set the learning rate of the steps to come."""
+        set_lr(self._optimiser, lr)
 
     def tensors(self) -> list[torch.Tensor]:
         """All that a step changes: parameters, buffers and AdamW's moments.
 
         Only where `captures` names something.
         """
+        states = self._optimiser.state.values()
+        moments = [state[name] for state in states for name in MOMENTS]
+        return [*self.module.parameters(), *self.module.buffers(), *moments]
 
     def save(self, folder: Path) -> None:
         """Write model and optimiser into a folder; every worker calls it."""
+        save_state(self.module, self._state, folder if self.worker.rank == 0 else None)
 
     def load(self, folder: Path) -> None:
         """Read what `save` wrote."""
+        load_state(self.module, self._state, folder)
 
     def weights(self) -> dict[str, torch.Tensor]:
         """Copies of all parameters and buffers on the CPU; every worker calls it.
 
         The first worker gets them, the others none.
         """
+        return weights(self.module, self._state, keep=self.worker.rank == 0)
 
 
 def choose_device(choice: str, local_rank: int = 0) -> torch.device:
@@ -145,19 +159,19 @@ def adamw(
 ) -> torch.optim.AdamW:
     """AdamW in one pass over parameters, or groups of them; on a GPU a graph may hold its step."""
     on_gpu = device.type == "cuda"
-    made = torch.optim.AdamW(
+    optimiser = torch.optim.AdamW(
         parameters,
         lr=settings.lr,
         weight_decay=settings.weight_decay,
         fused=True,
         capturable=on_gpu,
     )
-    for group in made.param_groups if on_gpu else ():
+    for group in optimiser.param_groups if on_gpu else ():
         group["lr"] = torch.tensor(settings.lr, device=device)
-    return made
+    return optimiser
 
 
-class TorchEngine:
+class TorchEngine(Engine):
     """Plain PyTorch, one process."""
 
     captures: Captures = "step"
@@ -174,16 +188,12 @@ class TorchEngine:
         self.worker = worker
         self._precision = execution.precision
         self._optimiser = adamw(parameter_groups(module, factors), optimiser, worker.device)
-        self._held = HeldWhole(self._optimiser)
+        self._state = HeldWhole(self._optimiser)
 
     def __call__(self, *inputs: Any) -> Any:
         """See `Engine`."""
         with autocast(self.worker.device, self._precision):
             return self.module(*inputs)
-
-    def set_lr(self, lr: float) -> None:
-        """See `Engine`."""
-        set_lr(self._optimiser, lr)
 
     def backward(self, loss: torch.Tensor, *, last: bool = True) -> None:
         """See `Engine`."""
@@ -196,26 +206,10 @@ class TorchEngine:
 
     def snapshot(self) -> Snapshot:
         """Copies of what `save` writes, which the steps to come leave alone."""
-        return Snapshot(self.module, self._held)
-
-    def tensors(self) -> list[torch.Tensor]:
-        """See `Engine`."""
-        return _changed(self.module, self._optimiser)
-
-    def save(self, folder: Path) -> None:
-        """See `Engine`."""
-        save_state(self.module, self._held, folder)
-
-    def load(self, folder: Path) -> None:
-        """See `Engine`."""
-        load_state(self.module, self._held, folder)
-
-    def weights(self) -> dict[str, torch.Tensor]:
-        """See `Engine`."""
-        return cpu_copy(self.module)
+        return Snapshot(self.module, self._state)
 
 
-class DeepSpeedEngine:
+class DeepSpeedEngine(Engine):
     """DeepSpeed, any number of workers, any ZeRO stage.
 
     Without ZeRO the module itself is called, and DeepSpeed does what follows the backward pass.
@@ -240,21 +234,18 @@ class DeepSpeedEngine:
             model_parameters=parameter_groups(self.module, factors),
             config=deepspeed_config(optimiser, execution, values),
         )
+        self._optimiser = self._engine.optimizer
         splits = execution.zero_stage > 0
         # DeepSpeed's hooks on the module that it was given wait for the device.
         self._forward: nn.Module = self._engine if splits else _Autocast(*about)
-        self.captures: Captures = "" if splits else "passes"
-        self._held: Held = (
-            HeldByZero(self._engine, worker.rank) if splits else HeldWhole(self._engine.optimizer)
+        self.captures = "" if splits else "passes"
+        self._state = (
+            HeldByZero(self._engine, worker.rank) if splits else HeldWhole(self._optimiser)
         )
 
     def __call__(self, *inputs: Any) -> Any:
         """See `Engine`."""
         return self._forward(*inputs)
-
-    def set_lr(self, lr: float) -> None:
-        """See `Engine`."""
-        set_lr(self._engine.optimizer, lr)
 
     def backward(self, loss: torch.Tensor, *, last: bool = True) -> None:
         """See `Engine`."""
@@ -269,28 +260,6 @@ class DeepSpeedEngine:
         if self.captures:
             self._engine.allreduce_gradients()
         self._engine.step()
-
-    def tensors(self) -> list[torch.Tensor]:
-        """See `Engine`."""
-        return _changed(self.module, self._engine.optimizer)
-
-    def save(self, folder: Path) -> None:
-        """See `Engine`."""
-        save_state(self.module, self._held, folder if self.worker.rank == 0 else None)
-
-    def load(self, folder: Path) -> None:
-        """See `Engine`."""
-        load_state(self.module, self._held, folder)
-
-    def weights(self) -> dict[str, torch.Tensor]:
-        """See `Engine`."""
-        return weights(self.module, self._held, keep=self.worker.rank == 0)
-
-
-def _changed(module: nn.Module, optimiser: torch.optim.Optimizer) -> list[torch.Tensor]:
-    """Parameters, buffers and AdamW's moments."""
-    moments = [held[name] for held in optimiser.state.values() for name in MOMENTS]
-    return [*module.parameters(), *module.buffers(), *moments]
 
 
 class _Autocast(nn.Module):
@@ -315,19 +284,11 @@ def make_engine(
 ) -> Engine:
     """The engine of the settings: DeepSpeed with several workers or ZeRO, else PyTorch.
 
-    Args:
-        module: What is trained.
-        optimiser: Settings of AdamW.
-        execution: Engine, precision, ZeRO stage.
-        worker: Who this process is.
-        factors: What the learning rate of each parameter is multiplied with, by its name; None: the
-            same rate for all.
+    ``factors`` multiply the learning rate of each parameter, by its name; None: the same rate
+    for all.
     """
-    engines: dict[str, Callable[..., Engine]] = {
-        "torch": TorchEngine,
-        "deepspeed": DeepSpeedEngine,
-    }
-    return engines[_chosen(execution, worker.world)](module, optimiser, execution, worker, factors)
+    kind = DeepSpeedEngine if _chosen(execution, worker.world) == "deepspeed" else TorchEngine
+    return kind(module, optimiser, execution, worker, factors)
 
 
 def _chosen(execution: ExecutionSettings, workers: int) -> str:
@@ -367,13 +328,7 @@ def import_deepspeed(device: torch.device) -> Any:
 def deepspeed_config(
     optimiser: OptimiserSettings, execution: ExecutionSettings, parameters: int
 ) -> dict[str, Any]:
-    """DeepSpeed's configuration, derived from the settings.
-
-    Args:
-        optimiser: Settings of AdamW.
-        execution: ZeRO stage.
-        parameters: Number of values that are trained.
-    """
+    """DeepSpeed's configuration, derived from the settings."""
     limits = (
         "reduce_bucket_size",
         "allgather_bucket_size",
@@ -425,9 +380,7 @@ def trainable(module: nn.Module) -> list[nn.Parameter]:
 def parameter_groups(module: nn.Module, factors: Mapping[str, float] | None) -> list[Any]:
     """What an optimiser is given: the parameters, or a group of them for each factor.
 
-    Args:
-        module: Its parameters that take gradients.
-        factors: What the learning rate of each is multiplied with, by its name; None: no groups.
+    ``factors`` are as in `make_engine`.
     """
     if factors is None:
         return trainable(module)

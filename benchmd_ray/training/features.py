@@ -55,11 +55,8 @@ class FeatureStore:
 
         Of several processes that want the same at once, one encodes and the others wait.
 
-        Args:
-            split: The split.
-            rows: Its rows, in the order of the features.
-            encode: Encodes them.
-            streaming: Whether ``encode`` reads a streaming feed, whose batches round otherwise.
+        ``streaming``: whether ``encode`` reads a streaming feed, whose batches round
+        otherwise.
 
         Returns:
             (rows, width), mapped from the file; what is written to it never reaches the file.
@@ -72,27 +69,19 @@ class FeatureStore:
         name = digest(about)[:32]
         path, shape = self.folder / f"{name}.npy", (len(rows), self.width)
         with locked(self.folder / f"{name}.lock", f"the features {path}", wait=True):
-            held = _kept(path, shape, about)
-            if held is None:
+            features = _kept(path, shape, about)
+            if features is None:
                 _keep(path, encode(), about)
-                held = _kept(path, shape, about)
-        if held is None:
+                features = _kept(path, shape, about)
+        if features is None:
             raise RuntimeError(f"{path} is not what was just written")  # a disk that loses data
-        return held
+        return features
 
 
 def feature_store(
     folder: Path, encoder: nn.Module, settings: Settings, catalog: Catalog, device: torch.device
 ) -> FeatureStore:
-    """The kept features of an encoder.
-
-    Args:
-        folder: Where they are kept.
-        encoder: The frozen encoder.
-        settings: Its architecture, and the precision that it works in.
-        catalog: Whose records are encoded.
-        device: Where it works: rounding differs between kinds of hardware.
-    """
+    """The kept features of an encoder."""
     size = as_dict(settings.encoder)
     for name in ("dropout", "embedding_dropout"):  # at rest in a frozen encoder
         del size[name]
@@ -113,12 +102,11 @@ def feature_store(
 
 
 def _keep(path: Path, features: Features, about: dict[str, Any]) -> None:
-    """Write features, and then what says that they are whole."""
     with replacing(path) as partial, partial.open("wb") as file:
         np.save(file, np.ascontiguousarray(features, np.float32), allow_pickle=False)
         file.flush()
-        held = sha256(partial)
-    write_hashed_json(path.with_suffix(".json"), {"features": held, **about})
+        content_hash = sha256(partial)
+    write_hashed_json(path.with_suffix(".json"), {"features": content_hash, **about})
 
 
 def _kept(path: Path, shape: tuple[int, int], about: dict[str, Any]) -> Features | None:
@@ -128,7 +116,7 @@ def _kept(path: Path, shape: tuple[int, int], about: dict[str, Any]) -> Features
         require_sha256(path, stated.pop("features"), "")
         if digest(stated) != digest(about):
             return None
-        held: Features = mapped(path, "c", "")
+        features: Features = mapped(path, "c", "")
     except Damaged:
         return None
-    return held if held.shape == shape and held.dtype == np.float32 else None
+    return features if features.shape == shape and features.dtype == np.float32 else None

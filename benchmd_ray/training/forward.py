@@ -45,7 +45,7 @@ def graphed(forward: Pass, worker: Worker, settings: Settings, batches: int = 0)
 
 
 @dataclass(frozen=True)
-class _Held:
+class _CapturedPass:
     graph: Graph
     signals: torch.Tensor
     outputs: torch.Tensor
@@ -63,7 +63,7 @@ class Graphed:
         self._plain, self._graphing = forward, True
         self._forward = compiled(forward) if compiles else forward
         self._graph = graph or cuda_graphs()
-        self._held: dict[Any, _Held | None] = {}
+        self._held: dict[Any, _CapturedPass | None] = {}
 
     def __call__(self, signals: torch.Tensor) -> torch.Tensor:
         """Outputs of signals; the caller takes no gradients."""
@@ -71,16 +71,16 @@ class Graphed:
         if not self._graphing or shape not in self._held:
             self._held[shape] = None
             return self._plain(signals)
-        held = self._held[shape]
-        return self._compared(signals) if held is None else _replayed(held, signals)
+        captured = self._held[shape]
+        return self._compared(signals) if captured is None else _replayed(captured, signals)
 
     def _compared(self, signals: torch.Tensor) -> torch.Tensor:
         """Outputs by a new graph, or directly where these are others."""
         direct, why = self._plain(signals), "it gives other outputs"
         try:
-            found = self._captured(signals)
-            if _close(found, direct):
-                return found
+            outputs = self._captured(signals)
+            if _close(outputs, direct):
+                return outputs
         except Exception as error:
             why = first_line(error.__context__ or error)
         logger.warning("forward passes cannot be captured and are executed one by one: %s", why)
@@ -88,19 +88,19 @@ class Graphed:
         return direct
 
     def _captured(self, signals: torch.Tensor) -> torch.Tensor:
-        own = signals.clone()
-        self._forward(own)  # compiles, and makes what is made only once
+        inputs = signals.clone()
+        self._forward(inputs)  # compiles, and makes what is made only once
         graph = self._graph()
-        held = _Held(graph, own, graph.capture(lambda: self._forward(own)))
-        found = _replayed(held, signals)
-        self._held[signals.shape, signals.dtype] = held
-        return found
+        captured = _CapturedPass(graph, inputs, graph.capture(lambda: self._forward(inputs)))
+        outputs = _replayed(captured, signals)
+        self._held[signals.shape, signals.dtype] = captured
+        return outputs
 
 
-def _replayed(held: _Held, signals: torch.Tensor) -> torch.Tensor:
-    held.signals.copy_(signals)
-    held.graph.replay()
-    return held.outputs.clone()
+def _replayed(captured: _CapturedPass, signals: torch.Tensor) -> torch.Tensor:
+    captured.signals.copy_(signals)
+    captured.graph.replay()
+    return captured.outputs.clone()
 
 
 def _close(one: torch.Tensor, other: torch.Tensor) -> bool:

@@ -26,5 +26,5 @@ def record_hardware(folder: Path, worker: Worker) -> None:
 def hardware_of_workers(worker: Worker) -> list[Hardware]:
     """The hardware of each worker, in order of rank; every worker calls it."""
     text = hardware(worker.device).to_json().encode()
-    own = torch.tensor([list(text.ljust(LONGEST))], dtype=torch.uint8, device=worker.device)
-    return [from_json(bytes(row.tolist()).decode()) for row in gather(own)]
+    encoded = torch.tensor([list(text.ljust(LONGEST))], dtype=torch.uint8, device=worker.device)
+    return [from_json(bytes(row.tolist()).decode()) for row in gather(encoded)]

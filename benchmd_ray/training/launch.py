@@ -20,7 +20,6 @@ from benchmd_ray.runs.training_log import METRICS
 from benchmd_ray.settings.definition import ExecutionSettings
 from benchmd_ray.training.checkpoints import checkpoint_step
 from benchmd_ray.training.engine import choose_device
-from benchmd_ray.training.following import following, tell_loss, tell_restart
 from benchmd_ray.training.hardware import record_hardware
 from benchmd_ray.training.jobs import PretrainJob, TransferJob
 from benchmd_ray.training.notice import heeding, noted
@@ -28,8 +27,8 @@ from benchmd_ray.training.pretrain import require_pretrainable
 from benchmd_ray.training.ray_train import (
     CORES,
     ERROR,
+    ERROR_FIELDS,
     LOOK_SECONDS,
-    SAID,
     STOP,
     Job,
     reporter_of,
@@ -37,7 +36,13 @@ from benchmd_ray.training.ray_train import (
     unless_stopped,
 )
 from benchmd_ray.training.reporter import Reporter
-from benchmd_ray.training.restarts import Lost, lost
+from benchmd_ray.training.restarts import (
+    JobEnd,
+    end_of,
+    following,
+    record_end,
+    record_restart,
+)
 from benchmd_ray.training.transfer import require_transferable
 
 SHORTEST_WAIT = 2.0
@@ -67,7 +72,7 @@ def launch(job: Job, *, on_ray: bool = False, reporter: Reporter | None = None) 
     """
     if reporter is not None and (on_ray or job.settings.execution.workers > 1):
         raise BenchmdError(
-            "your own reporter is notified only of work in this process, and the job is for "
+            "a custom reporter is only called for work in this process, and the job is for "
             f"{count_of(job.settings.execution.workers, 'worker')} on Ray: expected "
             "execution.workers=1."
         )
@@ -120,22 +125,24 @@ def _launch_on_ray(job: Job) -> None:
             before, step = step, checkpoint_step(job.folder)
             failures = 0 if step > before else failures
             failures += ended.event not in ("preempted", "growing")
-            tell_loss(job, ended, workers)
+            record_end(job, ended, workers)
             if failures > execution.max_failures:
                 raise Transient(
                     f"the Ray Train job in {job.folder} failed: {ended.reason}. Run the command "
                     "again: it resumes from the newest checkpoint."
                 )
             workers = _room(job, gpus)
-            tell_restart(job, step, workers)
+            record_restart(job, step, workers)
 
 
-def _with_room(job: Job, workers: int, gpus: int) -> Lost | None:
+def _with_room(job: Job, workers: int, gpus: int) -> JobEnd | None:
     """Run one Ray Train job, with so many workers until there is room for all; see `_attempt`."""
     if workers == job.settings.execution.workers:
         return _attempt(job, gpus)
+    execution = replace(job.settings.execution, workers=workers)
+    smaller = replace(job, settings=replace(job.settings, execution=execution))
     with _Growth(job, workers, gpus) as growth:
-        return _attempt(_on_workers(job, workers), gpus, growth.possible)
+        return _attempt(smaller, gpus, growth.possible)
 
 
 class _Growth:
@@ -186,12 +193,12 @@ def _gpus_of_worker(job: Job) -> int:
     """
     import ray
 
-    execution, held = job.settings.execution, ray.cluster_resources().get("GPU", 0)
-    if execution.device == "cpu" or (execution.device == "auto" and not held):
+    execution, gpus = job.settings.execution, ray.cluster_resources().get("GPU", 0)
+    if execution.device == "cpu" or (execution.device == "auto" and not gpus):
         return 0
-    if held < (fewest := _possible(job)[-1]):
+    if gpus < (fewest := _possible(job)[-1]):
         raise NoRoom(
-            f"{fewest} workers need as many GPUs and the cluster has {held:g}. Take fewer workers "
+            f"{fewest} workers need as many GPUs and the cluster has {gpus:g}. Take fewer workers "
             "or --set execution.device=cpu."
         )
     return 1
@@ -205,12 +212,6 @@ def _possible(job: Job) -> list[int]:
     fewest = execution.least_workers or execution.workers
     numbers = range(execution.workers, fewest - 1, -1)
     return [n for n in numbers if batch % (n * execution.accumulation) == 0]
-
-
-def _on_workers(job: Job, workers: int) -> Job:
-    settings = job.settings
-    execution = replace(settings.execution, workers=workers)
-    return replace(job, settings=replace(settings, execution=execution))
 
 
 def _room(job: Job, gpus: int) -> int:
@@ -260,7 +261,6 @@ def _reservable(workers: int, execution: ExecutionSettings, gpus: int) -> bool:
 
 
 def _bundle(execution: ExecutionSettings, gpus: int) -> dict[str, float]:
-    """What a worker holds."""
     return {"CPU": float(execution.cpus_per_worker), "GPU": float(gpus)}
 
 
@@ -269,19 +269,16 @@ def _holds(workers: int, execution: ExecutionSettings, gpus: int) -> bool:
     import ray
 
     nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
-    each = {"CPU": execution.cpus_per_worker} | ({"GPU": gpus} if gpus else {})
-    places = [min(node.get(name, 0) // count for name, count in each.items()) for node in nodes]
+    bundle = {"CPU": execution.cpus_per_worker} | ({"GPU": gpus} if gpus else {})
+    places = [min(node.get(name, 0) // count for name, count in bundle.items()) for node in nodes]
     cpus = sum(node.get("CPU", 0) for node in nodes)
     return bool(sum(places) >= workers and cpus > workers * execution.cpus_per_worker)
 
 
-def _attempt(job: Job, gpus: int, room: Callable[[], bool] = lambda: False) -> Lost | None:
+def _attempt(job: Job, gpus: int, room: Callable[[], bool] = lambda: False) -> JobEnd | None:
     """Run one Ray Train job.
 
-    Args:
-        job: With the workers that it is to have.
-        gpus: Of each.
-        room: Says whether there is room for more; then they are told to end.
+    ``room`` says whether there is room for more workers; then these are told to end.
 
     Returns:
         None where the work is done.
@@ -304,9 +301,9 @@ def _attempt(job: Job, gpus: int, room: Callable[[], bool] = lambda: False) -> L
     except ray.train.TrainingFailedError as error:
         _stop_if_noted()  # the machine that ends may take the workers with it
         if (job.folder / ERROR).is_file():
-            failed = read_hashed_json(job.folder / ERROR, "Run the command again.", SAID)
+            failed = read_hashed_json(job.folder / ERROR, "Run the command again.", ERROR_FIELDS)
             raise BenchmdError(failed["message"]) from error
-        return lost(error, job.settings.execution.workers)
+        return end_of(error, job.settings.execution.workers)
     except Exception as error:  # whatever becomes of Ray Train's own processes
         _stop_if_noted()
         raise Transient(
@@ -320,6 +317,6 @@ def _attempt(job: Job, gpus: int, room: Callable[[], bool] = lambda: False) -> L
         return None
     _stop_if_noted()
     if grown:
-        return Lost("growing", "there is room for all workers again")
+        return JobEnd("growing", "there is room for all workers again")
     name = signal.Signals(result.return_value).name
-    return Lost("preempted", f"a worker was told to end ({name})")
+    return JobEnd("preempted", f"a worker was told to end ({name})")

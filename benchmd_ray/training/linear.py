@@ -16,7 +16,7 @@ from benchmd_ray.data.feed import whole_split_feed
 from benchmd_ray.data.sizes import streams
 from benchmd_ray.modality.tasks import TaskKind
 from benchmd_ray.models.heads import Classifier, classification_loss
-from benchmd_ray.models.neighbours import Neighbours
+from benchmd_ray.models.neighbours import NearestNeighbours
 from benchmd_ray.settings.definition import Settings
 from benchmd_ray.training.collect import EVALUATION_BATCH, collect, evaluating, evaluation_batch
 from benchmd_ray.training.engine import TorchEngine, cpu_copy
@@ -39,15 +39,9 @@ def linear_evaluation(
 ) -> Best:
     """Train the head on features that are encoded once by the frozen encoder in eval mode.
 
-    Args:
-        settings: Settings of the run. ``transfer.layer_decay`` plays no part: nothing but the head
-            is trained.
-        catalog: The source's catalog.
-        data: The labels.
-        model: Its encoder stays as it is.
-        worker: This process.
-        reporter: Is notified of every epoch.
-        kept: Folder in which the features are kept for other runs, and taken from.
+    The features are stored in the folder ``kept`` for other runs, and taken from it.
+
+    ``transfer.layer_decay`` plays no part: nothing but the head is trained.
 
     Returns:
         The best epoch, with the weights of head and encoder.
@@ -56,7 +50,7 @@ def linear_evaluation(
     training, validation = frozen_features(settings, catalog, data, model.encoder, worker, kept)
     features = torch.from_numpy(training).to(worker.device)
     # A copy is in memory alike wherever the features came from: the same bits come out.
-    held = torch.from_numpy(validation).clone().to(worker.device)
+    validation_features = torch.from_numpy(validation).clone().to(worker.device)
     targets = torch.from_numpy(data.columns.targets[data.rows]).to(worker.device)
     head, best = model.head.to(worker.device), Best()
     steps = head_steps(head, settings, len(features), worker, catalog.task.kind)
@@ -65,7 +59,7 @@ def linear_evaluation(
     for epoch in range(transfer.epochs):
         loss = head_epoch(steps, features, targets, settings, epoch)
         with torch.inference_mode():
-            scores = data.scores(head(held).cpu().numpy())
+            scores = data.scores(head(validation_features).cpu().numpy())
         best.offer(scores["validation_auroc"], epoch, partial(cpu_copy, head))
         reporter.report(epoch + 1, {"loss": loss, **scores})
     reporter.finish()
@@ -86,14 +80,7 @@ def nearest_neighbours(
 ) -> Best:
     """Let the chosen training records vote by their features; nothing is trained.
 
-    Args:
-        settings: Settings of the run, of which ``transfer.neighbours`` is read.
-        catalog: The source's catalog.
-        data: The labels.
-        model: Its encoder stays as it is; its head becomes a `Neighbours`.
-        worker: This process.
-        reporter: Is notified of the score.
-        kept: Folder in which the features are kept for other runs, and taken from.
+    The features are stored in the folder ``kept`` for other runs, and taken from it.
 
     Returns:
         The score, with the weights of the encoder and the training records' features.
@@ -102,7 +89,7 @@ def nearest_neighbours(
     reporter.start("nearest neighbours", 1, "epochs", 0)
     targets = torch.from_numpy(data.columns.targets[data.rows])
     nearest = settings.transfer.neighbours
-    head = Neighbours(torch.from_numpy(training), targets, catalog.task.kind, nearest)
+    head = NearestNeighbours(torch.from_numpy(training), targets, catalog.task.kind, nearest)
     model.head = head.to(worker.device)
     with torch.inference_mode():
         parts = [
@@ -150,45 +137,26 @@ def frozen_features(
 def head_steps(
     head: nn.Module, settings: Settings, rows: int, worker: Worker, task: TaskKind
 ) -> Steps:
-    """The steps of a head on encoded features, in float32.
-
-    Args:
-        head: The head.
-        settings: Optimiser, epochs, label smoothing, and how steps are executed.
-        rows: That it is trained on.
-        worker: The device.
-        task: Single-label or multi-label.
-    """
+    """The steps of a head on encoded features, in float32."""
     transfer = settings.transfer
     engine = TorchEngine(head, transfer.optimiser, settings.execution, worker)
 
     def loss(inputs: Inputs) -> tuple[torch.Tensor, torch.Tensor]:
         logits = head(inputs["features"])
-        each = classification_loss(logits, inputs["targets"], task, transfer.label_smoothing)
-        return each.mean(), each.sum()
+        losses = classification_loss(logits, inputs["targets"], task, transfer.label_smoothing)
+        return losses.mean(), losses.sum()
 
     count = -(-rows // min(transfer.batch_size, rows)) * transfer.epochs
     chosen = choose_step(settings.execution, engine, count, built_in=True)
     if chosen.way == "captured":  # so small a step takes longer to compile than all of them
         chosen = replace(chosen, compiles=False, why="not compiled: only a head")
-    return Steps(engine, loss, _draws_nothing, chosen)
-
-
-def _draws_nothing(step: int) -> None:
-    """A head has no dropout."""
+    return Steps(engine, loss, lambda step: None, chosen)  # a head has no dropout to seed
 
 
 def head_epoch(
     steps: Steps, features: torch.Tensor, targets: torch.Tensor, settings: Settings, epoch: int
 ) -> float:
     """One epoch of a head on encoded features.
-
-    Args:
-        steps: Of the head.
-        features: (rows, width).
-        targets: (rows, classes).
-        settings: Batch size, schedule, seed.
-        epoch: Number of the epoch.
 
     Returns:
         Mean loss over the rows.

@@ -24,11 +24,8 @@ class Losses:
     ) -> None:
         """Begin a session.
 
-        Args:
-            earlier: Of all workers, of the steps that an earlier session did not report.
-            worker: This worker.
-            settings: The run's.
-            reporter: Takes the mean of an interval, and the learning rate of its last step.
+        ``earlier`` are the losses, over all workers, of steps that an earlier session did
+        not report.
         """
         self._earlier, self._own = list(earlier), list[torch.Tensor]()
         self._worker, self._settings, self._reporter = worker, settings, reporter
@@ -40,9 +37,6 @@ class Losses:
 
     def report(self, done: int) -> None:
         """Report the interval that ends with a step; every worker calls it.
-
-        Args:
-            done: Steps done.
 
         Raises:
             BenchmdError: A loss is not finite; the message names the step.
@@ -65,8 +59,8 @@ class Losses:
         return self._earlier
 
     def _over_workers(self, done: int) -> _Underway:
-        own = gather(torch.stack(self._own).float()[None]).mean(dim=0)
-        return _Underway(own, self._earlier, done)
+        means = gather(torch.stack(self._own).float()[None]).mean(dim=0)
+        return _Underway(means, self._earlier, done)
 
     def _settle(self) -> None:
         underway, self._underway = self._underway, None
@@ -77,9 +71,9 @@ class Losses:
 
     def _checked(self, underway: _Underway) -> torch.Tensor:
         """Each step's loss, (steps,), on the host."""
-        each = underway.arrived()
-        require_finite(each, underway.done - len(each) + 1, self._lr)
-        return each
+        losses = underway.arrived()
+        require_finite(losses, underway.done - len(losses) + 1, self._lr)
+        return losses
 
     def _lr(self, step: int) -> float:
         chosen = self._settings.pretrain
@@ -89,19 +83,18 @@ class Losses:
 class _Underway:
     """Losses on their way to the host."""
 
-    def __init__(self, own: torch.Tensor, earlier: Sequence[float], done: int) -> None:
-        self.done, self._earlier = done, torch.tensor(earlier, dtype=own.dtype)
+    def __init__(self, losses: torch.Tensor, earlier: Sequence[float], done: int) -> None:
+        self.done, self._earlier = done, torch.tensor(earlier, dtype=losses.dtype)
         self._arrived: torch.cuda.Event | None = None
-        if own.device.type == "cuda":
-            self._own = torch.empty(own.shape, dtype=own.dtype, pin_memory=True)
-            self._own.copy_(own, non_blocking=True)
+        if losses.device.type == "cuda":
+            self._own = torch.empty(losses.shape, dtype=losses.dtype, pin_memory=True)
+            self._own.copy_(losses, non_blocking=True)
             self._arrived = torch.cuda.Event()  # type: ignore[no-untyped-call]
             self._arrived.record()
         else:
-            self._own = own
+            self._own = losses
 
     def arrived(self) -> torch.Tensor:
-        """All of them, (steps,)."""
         if self._arrived is not None:
             self._arrived.synchronize()
         return torch.cat([self._earlier, self._own])

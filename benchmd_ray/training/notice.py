@@ -72,7 +72,6 @@ class Agreement:
     """
 
     def __init__(self, worker: Worker) -> None:
-        """Start before the first step."""
         self._worker = worker
         self._steps = self._left = 1
         self._looked = time.monotonic()
@@ -85,8 +84,8 @@ class Agreement:
         if self._left:
             return 0
         now = time.monotonic()
-        own = torch.tensor([[float(noted()), now - self._looked]], device=self._worker.device)
-        number, seconds = gather(own).max(dim=0).values.tolist()
+        message = torch.tensor([[float(noted()), now - self._looked]], device=self._worker.device)
+        number, seconds = gather(message).max(dim=0).values.tolist()
         # All have seen the same numbers, so all look again after the same number of steps.
         self._steps = max(1, min(MOST_STEPS, int(self._steps * LOOK_SECONDS / max(seconds, 1e-3))))
         self._left, self._looked = self._steps, now

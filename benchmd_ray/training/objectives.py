@@ -49,8 +49,8 @@ def objective_of(kind: TaskKind) -> Objective:
 
 def model_of(encoder: Encoder, task: Task) -> Model:
     """An encoder with a new head for a task."""
-    made = Segmenter if task.segments else Classifier
-    return made(encoder, len(task.classes))
+    kind = Segmenter if task.segments else Classifier
+    return kind(encoder, len(task.classes))
 
 
 def _signals(

@@ -31,12 +31,6 @@ from benchmd_ray.training.weights import described, load_classifier, model_descr
 def classified(run: Path, catalog: Catalog, settings: Settings, worker: Worker) -> pa.Table:
     """Scores and targets of the evaluation splits of a catalog by a run's model.
 
-    Args:
-        run: Folder of a finished transfer run.
-        catalog: The source's own or a target's (zero-shot).
-        settings: Precision and feed.
-        worker: The device.
-
     Returns:
         The table of `Predictions`.
 
@@ -44,8 +38,22 @@ def classified(run: Path, catalog: Catalog, settings: Settings, worker: Worker) 
         BenchmdError: The model is of another signal or task, or the catalog has nothing to score.
     """
     model = load_classifier(run)
-    about = model_description(run)
-    signal, task = described(about, run)
+    about = description_for(run, catalog)
+    parts = [
+        _split_table(model, about, catalog, split, settings, worker)
+        for split in catalog.evaluation_splits
+    ]
+    return pa.concat_tables(parts)
+
+
+def description_for(run: Path, catalog: Catalog) -> dict[str, Any]:
+    """What `export_model` says of the model of a run that scores a catalog.
+
+    Raises:
+        BenchmdError: The model is of another signal or task, or the catalog has nothing to score.
+    """
+    description = model_description(run)
+    signal, task = described(description, run)
     if signal != catalog.signal or task != catalog.task:
         other = "of other classes" if signal == catalog.signal else f"of {catalog.signal.name}"
         raise BenchmdError(
@@ -58,11 +66,7 @@ def classified(run: Path, catalog: Catalog, settings: Settings, worker: Worker) 
             f"the catalog {catalog.path} has no record in its evaluation splits "
             f"{', '.join(catalog.card.evaluation_splits[catalog.manifest['policy']])}."
         )
-    parts = [
-        _split_table(model, about, catalog, split, settings, worker)
-        for split in catalog.evaluation_splits
-    ]
-    return pa.concat_tables(parts)
+    return description
 
 
 def _split_table(
@@ -76,8 +80,8 @@ def _split_table(
     size = evaluation_batch(model.encoder)
     feed = whole_split_feed(catalog, split, settings, worker, about["statistics"])
     direct = evaluating(model, worker, settings.execution.precision)
-    shown = evaluated(direct, about["augmentation"]["shape"])
-    logits = collect(graphed(shown, worker, settings, -(-feed.rows // size)), feed, size)
+    forward = evaluated(direct, about["augmentation"]["shape"])
+    logits = collect(graphed(forward, worker, settings, -(-feed.rows // size)), feed, size)
     scores = probabilities(logits, catalog.task.kind) @ merging(catalog.card)
     table = split_table(catalog, split, [*IDENTIFIERS, "target", *PERSON])
     classes = scores.shape[1]
@@ -90,6 +94,6 @@ def merging(card: DatasetCard) -> npt.NDArray[np.float64]:
 
     A class that merges several has the sum of their scores (decision D12).
     """
-    own = card.task.classes
+    classes = card.task.classes
     members = [card.merged_classes.get(name, (name,)) for name in card.classes]
-    return np.array([[float(name in merged) for merged in members] for name in own])
+    return np.array([[float(name in merged) for merged in members] for name in classes])

@@ -67,7 +67,7 @@ def require_pretrainable(job: PretrainJob, catalog: Catalog) -> None:
     if job.settings.pretrain.options and not technique.plugged_in:
         raise BenchmdError(
             f"pretrain.options is {job.settings.pretrain.options}, which {job.technique} does not "
-            "read: leave it out, only a method of your own reads it."
+            "read: omit it, only a custom method reads it."
         )
     if technique.method in METHODS:
         require_tokens(catalog.signal, job.settings.encoder, job.technique)
@@ -152,9 +152,13 @@ def pretrain(job: PretrainJob, worker: Worker, reporter: Reporter) -> None:
     torch.manual_seed(derived_seed(WEIGHTS, settings.seed))
     method = _method(job, make_encoder(catalog.signal, settings.encoder))
     engine = make_engine(method, settings.pretrain.optimiser, settings.execution, worker)
-    held = load_checkpoint(job.folder, engine)
-    first = 0 if held is None else held.step
-    _require_ahead(job, first)
+    checkpoint = load_checkpoint(job.folder, engine)
+    first = 0 if checkpoint is None else checkpoint.step
+    if first > job.last:
+        raise BenchmdError(
+            f"the checkpoint in {job.folder} is of step {first}, beyond step {job.last} at which "
+            "to stop: name a later step, or another folder to start anew."
+        )
     feed = whole_split_feed(catalog, "train", settings, worker, catalog.statistics)
     built_in = technique_named(job.technique).method in METHODS
     built_in = built_in and settings.encoder.network in NETWORKS
@@ -173,7 +177,9 @@ def pretrain(job: PretrainJob, worker: Worker, reporter: Reporter) -> None:
     reporter.start(title, job.last, "steps", first)
     engine.module.train()
     batches = feed.endless(settings.pretrain.batch_size, first)
-    losses = Losses([] if held is None else held.position["losses"], worker, settings, reporter)
+    losses = Losses(
+        [] if checkpoint is None else checkpoint.position["losses"], worker, settings, reporter
+    )
     agreement = Agreement(worker)
     with Saver(job.folder, engine) as saver:
         for step in range(first, job.last):
@@ -196,15 +202,6 @@ def pretrain(job: PretrainJob, worker: Worker, reporter: Reporter) -> None:
         export_model(job.folder, weights, *about)
 
 
-def _require_ahead(job: PretrainJob, first: int) -> None:
-    """Refuse to export weights of more steps than asked for."""
-    if first > job.last:
-        raise BenchmdError(
-            f"the checkpoint in {job.folder} is of step {first}, beyond step {job.last} at which "
-            "to stop: name a later one, or another folder to start anew."
-        )
-
-
 def _method(job: PretrainJob, encoder: Encoder) -> Any:
     """The technique's method on an encoder, which takes the weights to start from, if any."""
     technique = technique_named(job.technique)
@@ -213,29 +210,22 @@ def _method(job: PretrainJob, encoder: Encoder) -> Any:
     if technique.imagenet:
         start = job.folder / START
         load_weights(encoder, start, stated_sha256(start, made_again(job.folder)))
-    made = method_named(technique.method)(encoder, job.settings.pretrain)
-    if not isinstance(made, nn.Module) or not hasattr(made, "draw"):
+    method = method_named(technique.method)(encoder, job.settings.pretrain)
+    if not isinstance(method, nn.Module) or not hasattr(method, "draw"):
         raise BenchmdError(
-            f"the technique {job.technique} made a {type(made).__name__}, expected a torch module "
-            "with draw and encoder, as benchmd_ray.ssl.method.Method describes."
+            f"the technique {job.technique} made a {type(method).__name__}, expected a torch "
+            "module with draw and encoder, as benchmd_ray.ssl.method.Method describes."
         )
-    return made
+    return method
 
 
 def _inputs(stored: Stored, draws: Draws) -> dict[str, torch.Tensor]:
-    """What a step is given."""
-    held = {"signals": stored.signals, "scales": stored.scales, "sizes": stored.sizes}
-    return held | {f"{DRAWN}{name}": x for name, x in draws.items()}
+    signals = {"signals": stored.signals, "scales": stored.scales, "sizes": stored.sizes}
+    return signals | {f"{DRAWN}{name}": x for name, x in draws.items()}
 
 
 def pretraining_loss(engine: Engine, normalise: Normalise, parts: int) -> Loss:
-    """A part's share of the mean loss of a worker's batch.
-
-    Args:
-        engine: Its module is the method.
-        normalise: Stored signals to what the encoder sees.
-        parts: That the batch is cut into.
-    """
+    """A part's share of the mean loss of a worker's batch."""
 
     def loss(inputs: Inputs) -> tuple[torch.Tensor, torch.Tensor]:
         signals = normalise(inputs["signals"], inputs["scales"], inputs["sizes"])
@@ -252,5 +242,5 @@ def step_draws(engine: Engine, settings: Settings, step: int) -> Draws:
     draws = engine.module.draw(size, generator(DRAWS, settings.seed, step))  # type: ignore[operator]
     share = size // worker.world
     start = worker.rank * share
-    own = {name: x[start : start + share] for name, x in draws.items()}
-    return {name: to_device(x.numpy(), worker.device) for name, x in own.items()}
+    shares = {name: x[start : start + share] for name, x in draws.items()}
+    return {name: to_device(x.numpy(), worker.device) for name, x in shares.items()}

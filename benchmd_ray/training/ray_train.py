@@ -15,7 +15,6 @@ from typing import Any
 import torch
 from torch.distributed import distributed_c10d
 
-from benchmd_ray.cluster.telemetry import Measured
 from benchmd_ray.console.repeating import repeating
 from benchmd_ray.data.batches import Worker
 from benchmd_ray.errors import BenchmdError, Stopped, Transient
@@ -25,14 +24,14 @@ from benchmd_ray.training.hardware import record_hardware
 from benchmd_ray.training.jobs import PretrainJob, TransferJob
 from benchmd_ray.training.notice import note, noted
 from benchmd_ray.training.pretrain import pretrain
-from benchmd_ray.training.reporter import Reporter, RunReporter, SilentReporter
+from benchmd_ray.training.reporter import MeteredReporter, Reporter, RunReporter, SilentReporter
 from benchmd_ray.training.transfer import transfer
 
 Job = PretrainJob | TransferJob
 Core = Callable[[Any, Worker, Reporter], None]
 CORES: dict[type[Job], Core] = {PretrainJob: pretrain, TransferJob: transfer}
 ERROR = "error.json"
-SAID = {"message": str}
+ERROR_FIELDS = {"message": str}
 """What it holds."""
 STOP = "stop"
 """In a run's folder: its workers are to write a checkpoint and stop."""
@@ -43,7 +42,7 @@ LOOK_SECONDS = 0.5
 def reporter_of(job: Job, *, silent: bool = False) -> Reporter:
     """Writes the metrics of a job's run, and tells Prometheus where this is a process of Ray."""
     samples = job.settings.pretrain.batch_size if isinstance(job, PretrainJob) else 0
-    return Measured(RunReporter(job.folder, silent=silent), job.folder.name, samples)
+    return MeteredReporter(RunReporter(job.folder, silent=silent), job.folder.name, samples)
 
 
 def trainer_of(job: Job, gpus: int, storage: Path) -> Any:
@@ -85,7 +84,7 @@ def _process_group(stall_seconds: float) -> Any:
             worker_group.execute(_prepare, backend_config.timeout_s)
 
         def on_shutdown(self, worker_group: Any, backend_config: Any) -> None:
-            """Nothing: the processes end, and one that stands still would be waited for."""
+            """Nothing: the processes end, and one that hangs would be waited for."""
 
     class Config(TorchConfig):  # type: ignore[misc]
         @property
@@ -114,11 +113,6 @@ def unless_stopped(
     """Do the work in another thread, and tell the workers to stop where there is a reason.
 
     In this thread Ray Train would take Ctrl-C for itself, and end the workers at once.
-
-    Args:
-        work: Runs the Ray Train job.
-        folder: Of the run.
-        room: Says whether there is room for more workers.
 
     Returns:
         What the work gave, and whether it was stopped for that room.

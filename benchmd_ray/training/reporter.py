@@ -10,6 +10,7 @@ from typing import Protocol
 
 import torch
 
+from benchmd_ray.cluster.telemetry import count, gauge
 from benchmd_ray.console.progress import Progress, SilentProgress, progress
 from benchmd_ray.errors import BenchmdError
 from benchmd_ray.files.atomic import append_text, replacing
@@ -41,7 +42,7 @@ class RunReporter:
 
     def start(self, what: str, total: int, unit: str, done: int) -> None:
         """Drop what an interrupted run reported after its last checkpoint, and show progress."""
-        kept = [held for held in read_metrics(self._path.parent) if held["done"] <= done]
+        kept = [entry for entry in read_metrics(self._path.parent) if entry["done"] <= done]
         with replacing(self._path) as partial:
             partial.write_text("".join(map(line, kept)), "utf-8")
         if not self._silent:
@@ -72,6 +73,40 @@ class SilentReporter:
 
     def finish(self) -> None:
         """Nothing."""
+
+
+class MeteredReporter:
+    """Hands everything on to a reporter, and exports it to Prometheus."""
+
+    def __init__(self, reporter: Reporter, run: str, samples: int = 0) -> None:
+        """Hand on to a reporter.
+
+        ``samples`` is what each unit of work trains on; 0 where that is not known.
+        """
+        self._reporter, self._run, self._samples = reporter, run, samples
+        self._unit, self._before = "", (0, 0.0)
+
+    def start(self, what: str, total: int, unit: str, done: int) -> None:
+        """Work of ``total`` units begins, of which ``done`` were done before."""
+        self._reporter.start(what, total, unit, done)
+        self._unit, self._before = unit, (done, time.monotonic())
+
+    def report(self, done: int, values: Mapping[str, float]) -> None:
+        """``done`` units are done; ``values`` are the current metrics."""
+        self._reporter.report(done, values)
+        (before, then), now = self._before, time.monotonic()
+        self._before = (done, now)
+        labels = {"run": self._run, "unit": self._unit}
+        gauge("benchmd_training_units", done, **labels)
+        rate = (done - before) / max(now - then, 1e-9)
+        gauge("benchmd_training_units_per_second", rate, **labels)
+        count("benchmd_training_samples_total", self._samples * (done - before), run=self._run)
+        if "loss" in values:
+            gauge("benchmd_training_loss", values["loss"], **labels)
+
+    def finish(self) -> None:
+        """The work is done."""
+        self._reporter.finish()
 
 
 def require_finite(losses: torch.Tensor, first_step: int, lr_of: Callable[[int], float]) -> None:

@@ -19,15 +19,7 @@ from benchmd_ray.training.seeds import PATCHES
 
 
 def patches(batch: Batch, window: Sequence[int], seed: int, step: int, worker: Worker) -> Batch:
-    """A patch of each example of a worker's share of a step, at a place that is drawn uniformly.
-
-    Args:
-        batch: Whole signals with their masks; the other workers' shares are as long.
-        window: Extents of a patch.
-        seed: Of the run.
-        step: Number of the step.
-        worker: Whose share it is.
-    """
+    """A patch of each example of a worker's share of a step, at a place that is drawn uniformly."""
     extents, share = batch.signals.shape[2:], len(batch.signals)
     free = np.array(extents) - np.array(window)
     if not free.any():
@@ -61,30 +53,19 @@ def overlaps(labels: torch.Tensor, masks: torch.Tensor, classes: int) -> torch.T
 def collect_overlaps(
     forward: Callable[[torch.Tensor], torch.Tensor], feed: Feed, batch_size: int, classes: int
 ) -> npt.NDArray[np.int64]:
-    """Overlaps of every row in row order: (rows, classes, 3); every worker gets all of them.
-
-    Args:
-        forward: (batch, *input_shape) → logits (batch, classes, *extents); in eval mode.
-        feed: Gives the rows.
-        batch_size: Examples of a step, all workers together.
-        classes: How many there are.
-    """
+    """Overlaps of every row in row order: (rows, classes, 3); every worker gets all of them."""
 
     def counted(batch: Batch) -> torch.Tensor:
         return overlaps(forward(batch.signals).argmax(dim=1), batch.targets, classes)
 
-    found: npt.NDArray[np.int64] = gathered(counted, feed, batch_size)
-    return found
+    counts: npt.NDArray[np.int64] = gathered(counted, feed, batch_size)
+    return counts
 
 
 def mean_dice(counts: npt.NDArray[np.int64]) -> float:
-    """Mean over the classes but the background of the mean DSC of the cases that have the class.
-
-    Args:
-        counts: (cases, classes, 3), as `overlaps` gives them.
-    """
-    each = dice(counts[:, 1:])
-    present = ~np.isnan(each)
+    """Mean over the classes but the background of the mean DSC of the cases that have the class."""
+    values = dice(counts[:, 1:])
+    present = ~np.isnan(values)
     cases = present.sum(axis=0)
-    sums = np.where(present, each, 0.0).sum(axis=0)
+    sums = np.where(present, values, 0.0).sum(axis=0)
     return float((sums[cases > 0] / cases[cases > 0]).mean()) if cases.any() else float("nan")

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +27,7 @@ from benchmd_ray.data.records import PERSON, targets_of
 from benchmd_ray.data.resident import split_table
 from benchmd_ray.errors import BenchmdError
 from benchmd_ray.files.atomic import remove
-from benchmd_ray.modality.signals import differing_in, valid_area
+from benchmd_ray.modality.signals import valid_area
 from benchmd_ray.modality.tasks import SEGMENTATION
 from benchmd_ray.runs.predictions import (
     IDENTIFIERS,
@@ -39,8 +39,9 @@ from benchmd_ray.scores.dice import CODES, PREDICTED, REFERENCE, dice, presence
 from benchmd_ray.settings.definition import Settings
 from benchmd_ray.training.augmentation.evaluation import evaluated
 from benchmd_ray.training.collect import evaluating, evaluation_batch
+from benchmd_ray.training.predict import description_for
 from benchmd_ray.training.segmentation import overlaps
-from benchmd_ray.training.weights import described, load_segmenter, model_description
+from benchmd_ray.training.weights import load_segmenter
 
 BASELINE = "mean mask"
 """What needs no model: of each voxel of the catalog's grid the class that most masks of its
@@ -70,28 +71,13 @@ UNSAFE = re.compile(r"[^\w.-]|^\.", re.ASCII)
 def segmented(run: Path, catalog: Catalog, settings: Settings, worker: Worker) -> pa.Table:
     """Segment the evaluation splits of a catalog by a run's model, and write the masks.
 
-    Args:
-        run: Folder of a finished transfer run.
-        catalog: The source's own or a target's.
-        settings: Precision and feed.
-        worker: The device.
-
     Returns:
         The table with `COLUMNS`.
 
     Raises:
         BenchmdError: The model is of another signal or task, or the catalog has nothing to score.
     """
-    about = model_description(run)
-    signal, task = described(about, run)
-    if signal != catalog.signal or task != catalog.task:
-        raise BenchmdError(
-            f"{run} is a model of {signal.name}, the catalog {catalog.path} is of "
-            f"{catalog.signal.name}{differing_in(signal, catalog.signal)}, or of other classes: "
-            "name a catalog of the same signal and task."
-        )
-    if not catalog.evaluation_splits:
-        raise BenchmdError(f"the catalog {catalog.path} has no record in its evaluation splits.")
+    description = description_for(run, catalog)
     table = predictions_path(run, catalog.dataset, SEGMENTATION)
     folders = {method: mask_folder(table, method) for method in ("", BASELINE)}
     for folder in folders.values():  # they may have masks of another catalog of this name
@@ -100,9 +86,11 @@ def segmented(run: Path, catalog: Catalog, settings: Settings, worker: Worker) -
     rows: list[dict[str, Any]] = []
     written: set[str] = set()
     for split in catalog.evaluation_splits:
-        for known, geometry, mask, reference in _masks(run, catalog, split, settings, worker):
-            area = valid_area(mask.shape, known.pop("valid_size"))
-            name = f"{UNSAFE.sub('_', known['record_id'])}.nii.gz"
+        for record, geometry, mask, reference in _masks(
+            run, description, catalog, split, settings, worker
+        ):
+            area = valid_area(mask.shape, record.pop("valid_size"))
+            name = f"{UNSAFE.sub('_', record['record_id'])}.nii.gz"
             if name in written:
                 raise BenchmdError(
                     f"two records of {catalog.path} would have one file of masks, {name}: give "
@@ -111,27 +99,25 @@ def segmented(run: Path, catalog: Catalog, settings: Settings, worker: Worker) -
             written.add(name)
             outside = np.ones(mask.shape, bool)
             outside[area] = False
-            for method, made in (("", mask), (BASELINE, common)):
-                if made is None:
+            for method, labels in (("", mask), (BASELINE, common)):
+                if labels is None:
                     continue
-                made = np.where(outside, 0, made).astype(np.uint8)
+                labels = np.where(outside, 0, labels).astype(np.uint8)
                 path = folders[method] / name
-                write_nifti(in_file(made, geometry), path)
+                write_nifti(in_file(labels, geometry), path)
                 file = {
                     "file": path.relative_to(table.parent).as_posix(),
                     "sha256": hashlib.sha256(path.read_bytes()).hexdigest(),
                 }
-                own = {**known, "split": split, "method": method, **file}
-                rows += _rows(own, made, reference, geometry, catalog)
+                fields = {**record, "split": split, "method": method, **file}
+                rows += _rows(fields, labels, reference, geometry, catalog)
     return pa.Table.from_pylist(rows, schema=pa.schema(list(COLUMNS.items())))
 
 
 def mask_folder(table: Path, method: str = "") -> Path:
     """Folder of the masks of a method, next to the table that names them.
 
-    Args:
-        table: Path of the predictions.
-        method: Empty for the model, or `BASELINE`.
+    ``method`` is empty for the model, or `BASELINE`.
     """
     suffix = f".{method.replace(' ', '-')}" if method else ""  # no dataset's name has a full stop
     return table.with_name(f"{table.stem}{suffix}")
@@ -149,21 +135,26 @@ def _common_mask(catalog: Catalog) -> npt.NDArray[np.uint8]:
     return np.asarray(counts.argmax(axis=0), np.uint8)
 
 
-Found = tuple[dict[str, Any], Geometry, npt.NDArray[np.uint8], npt.NDArray[np.uint8]]
+MaskedRecord = tuple[dict[str, Any], Geometry, npt.NDArray[np.uint8], npt.NDArray[np.uint8]]
 """What is known of a record, its geometry, the predicted mask and the reference, as stored."""
 
 
 def _masks(
-    run: Path, catalog: Catalog, split: str, settings: Settings, worker: Worker
-) -> Iterator[Found]:
+    run: Path,
+    about: Mapping[str, Any],
+    catalog: Catalog,
+    split: str,
+    settings: Settings,
+    worker: Worker,
+) -> Iterator[MaskedRecord]:
     """Each record of a split with its predicted mask."""
-    model, about = load_segmenter(run), model_description(run)
+    model = load_segmenter(run)
     forward = evaluated(
         evaluating(model, worker, settings.execution.precision), about["augmentation"]["shape"]
     )
     feed = whole_split_feed(catalog, split, settings, worker, about["statistics"])
     columns = ["record_id", "unit_id", "group_id", *PERSON, "valid_size", "geometry"]
-    known = split_table(catalog, split, columns).to_pylist()
+    records = split_table(catalog, split, columns).to_pylist()
     with torch.inference_mode():
         for batch in feed.ordered(evaluation_batch(model.encoder)):
             labels = forward(batch.signals).argmax(dim=1).to(torch.uint8).cpu().numpy()
@@ -171,18 +162,17 @@ def _masks(
             for row, label, reference in zip(batch.rows, labels, masks, strict=True):
                 if row < 0:  # padding
                     continue
-                held = dict(known[row])
-                yield held, geometry_of(held.pop("geometry")), label, reference
+                record = dict(records[row])
+                yield record, geometry_of(record.pop("geometry")), label, reference
 
 
 def _rows(
-    known: dict[str, Any],
+    record: dict[str, Any],
     mask: npt.NDArray[np.uint8],
     reference: npt.NDArray[np.uint8],
     geometry: Geometry,
     catalog: Catalog,
 ) -> Iterator[dict[str, Any]]:
-    """A row for each class but the background."""
     classes = catalog.card.classes
     ours, truth = (torch.from_numpy(np.array(each))[None] for each in (mask, reference))
     counts = overlaps(ours, truth, len(classes))[0].numpy()
@@ -190,7 +180,7 @@ def _rows(
     values, codes = dice(counts), presence(counts)
     for label, name in enumerate(classes[1:], 1):
         yield {
-            **known,
+            **record,
             "class": name,
             "dsc": float(values[label]),
             "code": str(codes[label]),

@@ -67,22 +67,18 @@ class TransferData:
     """That ranks what is scored, as torch names it."""
 
     def scores(self, logits: npt.NDArray[Any]) -> dict[str, float]:
-        """Mean AUROC on the validation split, by the name that metrics give it; and on its halves.
-
-        Args:
-            logits: (rows of the validation split, classes).
-        """
+        """Mean AUROC of the validation split and its halves, by name, of logits (rows, classes)."""
         scores = probabilities(logits, self.task)
         if self.into is not None:
             np.save(self.into, scores.astype(np.float32), allow_pickle=False)
         targets = self.validation_units.targets(self.validation_targets)
         scores = self.validation_units.scores(scores)
-        found = {"validation_auroc": self._auroc(targets, scores)}
+        metrics = {"validation_auroc": self._auroc(targets, scores)}
         if self.second_half is not None:
             second = self.second_half[self.validation_units.first]
             for name, half in zip(HALVES, (~second, second), strict=True):
-                found[name] = self._auroc(targets[half], scores[half])
-        return found
+                metrics[name] = self._auroc(targets[half], scores[half])
+        return metrics
 
     def _auroc(self, targets: Targets, scores: Floats) -> float:
         if self.device == "cpu":
@@ -91,13 +87,7 @@ class TransferData:
 
 
 def auroc_on(device: str, target: Targets, score: Floats) -> float:
-    """AUROC of one class, sorted on a device: the number of `benchmd_ray.scores.ranking.auroc`.
-
-    Args:
-        device: It sorts; as torch names it.
-        target: (rows,) 1 or 0, both at least once.
-        score: (rows,).
-    """
+    """AUROC of one class, sorted on a device: the number of `benchmd_ray.scores.ranking.auroc`."""
     rows = torch.as_tensor(score, dtype=torch.float64, device=device)
     positive = rows[torch.as_tensor(target, device=device) == 1]
     ascending, several = rows.sort().values, len(positive)
@@ -110,10 +100,7 @@ def auroc_on(device: str, target: Targets, score: Floats) -> float:
 def transfer_data(settings: Settings, catalog: Catalog, *, halved: bool = False) -> TransferData:
     """Rows and targets of the label setting, checked.
 
-    Args:
-        settings: Of the run.
-        catalog: The source's.
-        halved: Whether the halves of the validation split are scored, too.
+    ``halved`` scores halves of the validation split, too.
 
     Raises:
         BenchmdError: The validation split has no class that can be scored, or a segmentation is
@@ -147,9 +134,9 @@ def _second_half(catalog: Catalog, targets: npt.NDArray[np.int8]) -> npt.NDArray
     patients = np.array(table["group_id"].to_pylist(), np.str_)
     if len(np.unique(patients)) < FEWEST:
         return None
-    found = np.zeros(len(patients), bool)
-    found[balanced_folds(patients, rarest_class(targets == 1), 2, seed=0)[1]] = True
-    return found
+    second = np.zeros(len(patients), bool)
+    second[balanced_folds(patients, rarest_class(targets == 1), 2, seed=0)[1]] = True
+    return second
 
 
 def crossed(lines: Sequence[Mapping[str, float]]) -> float:
@@ -159,16 +146,13 @@ def crossed(lines: Sequence[Mapping[str, float]]) -> float:
     mean of both is taken: the highest of many noisy scores would be too high, the more so the
     longer and the less steadily a model is trained.
 
-    Args:
-        lines: Metrics of each epoch.
-
     Returns:
         NaN where the halves were not scored.
     """
-    found = crossing(lines)
-    if found is None:
+    places = crossing(lines)
+    if places is None:
         return float("nan")
-    first, second = (lines[place] for place in found)
+    first, second = (lines[place] for place in places)
     return (first[HALVES[1]] + second[HALVES[0]]) / 2
 
 
@@ -199,8 +183,8 @@ def _mask_data(settings: Settings, catalog: Catalog, columns: Columns) -> Transf
                 f"transfer.{name} is {getattr(transfer, name)}, and the task of {catalog.dataset} "
                 f"is a segmentation: expected {expected}."
             )
-    shown = catalog.manifest["splits"]["validation"]["classes"]
-    if not any(shown[name] for name in catalog.card.classes[1:]):
+    counts = catalog.manifest["splits"]["validation"]["classes"]
+    if not any(counts[name] for name in catalog.card.classes[1:]):
         raise BenchmdError(
             f"{catalog.path}, split validation, shows none of "
             f"{', '.join(catalog.card.classes[1:])}, so no epoch could be chosen: expected a mask "
@@ -256,8 +240,8 @@ def class_odds(targets: npt.NDArray[Any], balance: float) -> Odds:
     counts = members.sum(axis=0)
     rarest = np.where(members, counts, len(targets)).min(axis=1)
     weights = rarest.astype(np.float64) ** -balance
-    found: Odds = weights / weights.sum()
-    return found
+    odds: Odds = weights / weights.sum()
+    return odds
 
 
 def require_balanceable(settings: Settings, catalog: Catalog, data: TransferData) -> None:

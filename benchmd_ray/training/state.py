@@ -60,8 +60,8 @@ class HeldWhole:
         """See `Held`."""
         if part == PARAMETERS:
             return tensor.detach()
-        found: torch.Tensor | None = self._optimiser.state.get(tensor, {}).get(part)
-        return found
+        moment: torch.Tensor | None = self._optimiser.state.get(tensor, {}).get(part)
+        return moment
 
     def take(
         self,
@@ -72,10 +72,12 @@ class HeldWhole:
         for tensor, value in values:
             tensor.data.copy_(value)
         self._optimiser.state.clear()
-        for parameter, held in moments:
-            own = {name: torch.empty_like(parameter.data).copy_(held[name]) for name in MOMENTS[1:]}
-            step = held["step"].to(parameter.device, copy=True)  # where a fused AdamW counts
-            self._optimiser.state[parameter] = {"step": step, **own}
+        for parameter, state in moments:
+            means = {
+                name: torch.empty_like(parameter.data).copy_(state[name]) for name in MOMENTS[1:]
+            }
+            step = state["step"].to(parameter.device, copy=True)  # where a fused AdamW counts
+            self._optimiser.state[parameter] = {"step": step, **means}
 
 
 def save_state(module: nn.Module, held: Held, folder: Path | None) -> None:
@@ -146,17 +148,14 @@ def load_state(module: nn.Module, held: Held, folder: Path) -> None:
 def weights(module: nn.Module, held: Held, *, keep: bool) -> dict[str, torch.Tensor]:
     """Copies of all parameters and buffers on the CPU; every worker calls it.
 
-    Args:
-        module: Whose.
-        held: Where they are.
-        keep: Whether this worker wants them; else it gets none.
+    A worker with ``keep`` gets them, others none.
     """
-    found = {}
+    copies = {}
     for name, tensor in module.state_dict(keep_vars=True).items():
         value = held.whole(tensor, PARAMETERS)
         if keep and value is not None:
-            found[name] = value.cpu().clone().contiguous()
-    return found
+            copies[name] = value.cpu().clone().contiguous()
+    return copies
 
 
 def differences(expected: Mapping[str, torch.Size], found: Mapping[str, torch.Size]) -> list[str]:
@@ -193,7 +192,6 @@ def _file(folder: Path, part: str) -> Path:
 
 
 def _faults(named: Mapping[str, torch.Tensor], files: Mapping[str, Any]) -> list[str]:
-    """In what the files differ from the module."""
     # A parameter that ZeRO stage 3 splits is empty itself and knows its shape.
     shapes = {name: getattr(tensor, "ds_shape", tensor.shape) for name, tensor in named.items()}
     faults = differences(shapes, _shapes(files[PARAMETERS]))

@@ -110,7 +110,7 @@ def choose_step(
             return Chosen("eager", False, why)
     for holds, why in (
         (able, "not compiled: no compiler"),
-        (built_in, "not compiled: a method or network of your own"),
+        (built_in, "not compiled: a custom method or network"),
         (steps >= COMPILED_FROM, f"not compiled: {steps} steps end sooner than compiling"),
     ):
         if not holds:
@@ -130,10 +130,10 @@ def compiled(work: Callable[..., T]) -> Callable[..., T]:
     """What does the same, compiled as a whole when it is first called with inputs of a shape."""
     # Else all trainings of a process share a limit of eight shapes.
     how: dict[str, Any] = {"isolate_recompiles": True}
-    made: Callable[..., T] = torch.compile(
+    compiled_work: Callable[..., T] = torch.compile(
         work, fullgraph=True, dynamic=False, backend=BACKEND, **how
     )
-    return made
+    return compiled_work
 
 
 class Graph(Protocol):
@@ -197,13 +197,9 @@ class Steps:
     ) -> None:
         """Compile, if so; nothing is executed yet.
 
-        Args:
-            engine: Steps the module that the loss is of.
-            loss: Of inputs.
-            seed: Seeds this process's generators for a step by its number.
-            chosen: How they are executed.
-            parts: That a batch is cut into (``execution.accumulation``).
-            graph: Makes a graph; None: a CUDA graph.
+        ``seed`` seeds this process's generators for a step by its number, ``parts`` are
+        those that a batch is cut into (``execution.accumulation``), and ``graph`` makes a
+        graph, by default a CUDA graph.
         """
         self._engine, self._parts, self._seed = engine, parts, seed
         self._eager = self._loss = loss
@@ -219,11 +215,6 @@ class Steps:
 
     def __call__(self, number: int, inputs: Inputs, lr: float) -> torch.Tensor:
         """One step: backward pass and optimiser.
-
-        Args:
-            number: Of the step, from 0.
-            inputs: Of this worker's share; nothing of them is kept.
-            lr: The learning rate.
 
         Returns:
             What is reported of the loss, detached, on the device.
@@ -241,10 +232,9 @@ class Steps:
         return self._direct(number, inputs)
 
     def _direct(self, number: int, inputs: Inputs) -> torch.Tensor:
-        """A step, executed directly."""
-        found = self._direct_passes(number, inputs)
+        loss = self._direct_passes(number, inputs)
         self._engine.update()
-        return found
+        return loss
 
     def _direct_passes(self, number: int, inputs: Inputs) -> torch.Tensor:
         """Passes of a step; those that cannot be compiled for such inputs are executed eagerly.
@@ -255,10 +245,10 @@ class Steps:
         self._seed(number)
         if self._loss is self._eager or shapes in self._proven:
             return self._passes(inputs)
-        found, why = torch.zeros(()), ""
+        loss, why = torch.zeros(()), ""
         try:
             before = _State(self._engine)
-            found = self._passes(inputs)
+            loss = self._passes(inputs)
         except Exception as error:
             why = first_line(error)
         if why := self._of_all(why):
@@ -269,7 +259,7 @@ class Steps:
             self._seed(number)
             return self._passes(inputs)
         self._proven.add(shapes)
-        return found
+        return loss
 
     def _of_all(self, why: str) -> str:
         """Why something failed, here or else with another worker: what one gives up, all do."""
@@ -280,29 +270,28 @@ class Steps:
         return why or ("another worker failed" if any_failed else "")
 
     def _work(self, inputs: Inputs) -> torch.Tensor:
-        """A step, executed directly."""
-        found = self._passes(inputs)
+        loss = self._passes(inputs)
         self._engine.update()
-        return found
+        return loss
 
     def _passes(self, inputs: Inputs) -> torch.Tensor:
-        """Forward and backward passes of a step."""
         pieces = [inputs] if self._parts == 1 else _cut(inputs, self._parts)
-        told = []
+        losses = []
         for place, piece in enumerate(pieces, 1):
             loss, reported = self._loss(piece)
             self._engine.backward(loss, last=place == len(pieces))
-            told.append(reported.detach())
-        return told[0] if len(told) == 1 else torch.stack(told).sum()
+            losses.append(reported.detach())
+        return losses[0] if len(losses) == 1 else torch.stack(losses).sum()
 
     def _by_graph(self, number: int, inputs: Inputs) -> torch.Tensor:
         """A step by the graph for inputs of such shapes."""
-        held = self._captured.get(_shapes(inputs))
-        if held is not None and not self._left:
-            return self._replayed(held, number, inputs)
+        captured = self._captured.get(_shapes(inputs))
+        if captured is not None and not self._left:
+            self._replay(captured, number, inputs)
+            return self._finished(captured)
         before = self._attempted(partial(_State, self._engine))
         try:
-            found = self._rehearsed(held, before, number, inputs)
+            loss = self._rehearsed(captured, before, number, inputs)
         except _NotCaptured:
             before.restore()
             raise
@@ -310,11 +299,11 @@ class Steps:
         if not self._left and self._stream is not None:
             self._stream = None
             torch.cuda.empty_cache()  # what direct steps worked in
-        return found
+        return loss
 
     def _rehearsed(
         self,
-        held: _Captured | None,
+        captured: _Captured | None,
         before: _State,
         number: int,
         inputs: Inputs,
@@ -329,30 +318,30 @@ class Steps:
         moved = before.distance()
         by_hand = self._attempted(partial(_State, self._engine))
         before.restore()
-        held = held or self._attempted(partial(self._capture, inputs))
-        self._attempted(partial(self._replay, held, number, inputs))
-        found = self._finished(held)
+        captured = captured or self._attempted(partial(self._capture, inputs))
+        self._attempted(partial(self._replay, captured, number, inputs))
+        loss = self._finished(captured)
         apart, why = by_hand.distance(), ""
-        if not _close(found, direct) or apart > APART * moved:
+        if not _close(loss, direct) or apart > APART * moved:
             why = (
-                f"the loss is {float(found):g} by a graph and {float(direct):g} directly, and the "
+                f"the loss is {float(loss):g} by a graph and {float(direct):g} directly, and the "
                 f"weights end {apart / max(moved, 1e-30):.2g} of a step apart"
             )
         if why := self._of_all(why):
             raise _NotCaptured(why)
-        return found
+        return loss
 
     def _attempted(self, work: Callable[[], T]) -> T:
         """What work gives that may fail, here or with another worker."""
-        found, why = None, ""
+        result, why = None, ""
         try:
-            found = work()
+            result = work()
         except (RuntimeError, NotImplementedError) as error:
             # Of a capture that failed the first error says why, the last that it did.
             why = first_line(error.__context__ or error)
         if why := self._of_all(why):
             raise _NotCaptured(why)
-        return cast("T", found)
+        return cast("T", result)
 
     def _on_a_side_stream(self, work: Callable[[], torch.Tensor]) -> torch.Tensor:
         """What work gives that makes, before a capture, all that is made only once."""
@@ -370,35 +359,31 @@ class Steps:
             now.wait_stream(self._stream)
 
     def _capture(self, inputs: Inputs) -> _Captured:
-        own = {name: x.clone() for name, x in inputs.items()}
+        buffers = {name: x.clone() for name, x in inputs.items()}
         whole = self._engine.captures == "step"
         graph = self._graph()
-        loss = graph.capture(lambda: (self._work if whole else self._passes)(own))
+        loss = graph.capture(lambda: (self._work if whole else self._passes)(buffers))
         parameters = [] if whole else self._engine.module.parameters()
         gradients = [(each, each.grad) for each in parameters if each.grad is not None]
         for parameter, _ in gradients:
             parameter.grad = None
-        made = _Captured(graph, own, loss, gradients)
-        self._captured[_shapes(inputs)] = made
-        return made
+        captured = _Captured(graph, buffers, loss, gradients)
+        self._captured[_shapes(inputs)] = captured
+        return captured
 
-    def _replayed(self, held: _Captured, number: int, inputs: Inputs) -> torch.Tensor:
-        self._replay(held, number, inputs)
-        return self._finished(held)
-
-    def _replay(self, held: _Captured, number: int, inputs: Inputs) -> None:
+    def _replay(self, captured: _Captured, number: int, inputs: Inputs) -> None:
         for name, x in inputs.items():
-            held.inputs[name].copy_(x)
+            captured.inputs[name].copy_(x)
         self._seed(number)
-        held.graph.replay()
+        captured.graph.replay()
 
-    def _finished(self, held: _Captured) -> torch.Tensor:
+    def _finished(self, captured: _Captured) -> torch.Tensor:
         """What a replay gave, after an update that is no part of the graph."""
         if self._engine.captures != "step":
-            for parameter, gradient in held.gradients:
+            for parameter, gradient in captured.gradients:
                 parameter.grad = gradient
             self._engine.update()
-        return held.loss.clone()
+        return captured.loss.clone()
 
 
 class _NotCaptured(Exception):
@@ -420,11 +405,11 @@ class _State:
         """
         for parameter in self._engine.module.parameters():
             parameter.grad = None
-        known = {id(x) for x, _ in self._held}
+        copied = {id(x) for x, _ in self._held}
         for x, value in self._held:
             x.copy_(value)
         for x in self._engine.tensors():
-            if id(x) not in known:
+            if id(x) not in copied:
                 x.zero_()
 
     @torch.no_grad()
@@ -443,7 +428,7 @@ def _shapes(inputs: Inputs) -> Shapes:
 
 
 def first_line(error: BaseException) -> str:
-    """What an error says, in one line."""
+    """Type and first line of an error."""
     lines = str(error).splitlines()
     return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
 
@@ -461,12 +446,12 @@ def _close(one: torch.Tensor, other: torch.Tensor) -> bool:
 
 def cuda_graphs() -> Callable[[], Graph]:
     """What makes CUDA graphs that share their memory: no two of them are replayed at once."""
-    held: list[tuple[Any, torch.cuda.Stream]] = []
+    shared: list[tuple[Any, torch.cuda.Stream]] = []
 
     def made() -> Graph:
-        if not held:
+        if not shared:
             stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
-            held.append((torch.cuda.graph_pool_handle(), stream))
-        return CudaGraph(*held[0])
+            shared.append((torch.cuda.graph_pool_handle(), stream))
+        return CudaGraph(*shared[0])
 
     return made

@@ -40,11 +40,16 @@ from benchmd_ray.training.augmentation import evaluated, require_applicable
 from benchmd_ray.training.averaging import Average, require_averageable
 from benchmd_ray.training.checkpoints import load_checkpoint, save_checkpoint
 from benchmd_ray.training.collect import evaluation_batch
-from benchmd_ray.training.decay import layer_factors
 from benchmd_ray.training.engine import Engine, gather, make_engine, require_engine
 from benchmd_ray.training.forward import graphed
-from benchmd_ray.training.freezing import freeze, frozen_parts, require_pretrained
 from benchmd_ray.training.jobs import RESULT, TransferJob, selected_by
+from benchmd_ray.training.layers import (
+    freeze,
+    frozen_parts,
+    layer_factors,
+    require_pretrained,
+    set_stochastic_depth,
+)
 from benchmd_ray.training.linear import linear_evaluation, nearest_neighbours
 from benchmd_ray.training.notice import Agreement
 from benchmd_ray.training.objectives import Model, model_of, objective_of
@@ -59,7 +64,6 @@ from benchmd_ray.training.selection import (
     transfer_data,
 )
 from benchmd_ray.training.steps import Inputs, Steps, choose_step
-from benchmd_ray.training.stochastic_depth import set_stochastic_depth
 from benchmd_ray.training.weights import described, export_model, load_weights, model_description
 
 BEST = "best.safetensors"
@@ -114,8 +118,8 @@ def require_transferable(job: TransferJob, catalog: Catalog) -> TransferData:
 
 
 def _require_same_architecture(job: TransferJob, upstream: Path, catalog: Catalog) -> None:
-    held = model_description(upstream)
-    signal, _ = described(held, upstream)
+    description = model_description(upstream)
+    signal, _ = described(description, upstream)
     if signal != catalog.signal:
         raise BenchmdError(
             f"{upstream} was pretrained on signals of {signal.name}, the catalog {catalog.path} "
@@ -123,10 +127,10 @@ def _require_same_architecture(job: TransferJob, upstream: Path, catalog: Catalo
             "same signal."
         )
     wanted = as_dict(job.settings.encoder)
-    encoder = as_dict(updated(EncoderSettings(), held["encoder"]))
-    own = catalog.signal.patch[-1]
+    encoder = as_dict(updated(EncoderSettings(), description["encoder"]))
+    patch = catalog.signal.patch[-1]
     for size in (wanted, encoder):
-        size["patch_size"] = size["patch_size"] or own  # 0 is another word for the same patches
+        size["patch_size"] = size["patch_size"] or patch  # 0 is another word for the same patches
     differing = [
         f"{name} is {encoder[name]} there and {value} here"
         for name, value in wanted.items()
@@ -210,15 +214,15 @@ def _finetune(
     factors = layer_factors(model, transfer.layer_decay, settings.encoder.network)
     engine = make_engine(model, transfer.optimiser, settings.execution, worker, factors)
     average = Average(engine.module, transfer.averaging) if transfer.averaging else None
-    held, best = load_checkpoint(job.folder, engine), Best()
+    checkpoint, best = load_checkpoint(job.folder, engine), Best()
     kept, objective = f"best_{catalog.task.selected_by}", objective_of(data.task)
-    position: Mapping[str, Any] = {} if held is None else held.position
-    if held is not None:
-        weights = load_file(held.folder / BEST) if worker.rank == 0 else {}  # who exports it
+    position: Mapping[str, Any] = {} if checkpoint is None else checkpoint.position
+    if checkpoint is not None:
+        weights = load_file(checkpoint.folder / BEST) if worker.rank == 0 else {}  # who exports it
         best = Best(position[kept], position["best_epoch"], weights)
         if average is not None:
-            average.load(held.folder / AVERAGE)
-    first = 0 if held is None else held.step
+            average.load(checkpoint.folder / AVERAGE)
+    first = 0 if checkpoint is None else checkpoint.step
     feed = training_feed(catalog, settings, worker, data)
     validation = whole_split_feed(catalog, "validation", settings, worker, catalog.statistics)
     batches = -(-feed.rows // min(transfer.batch_size, feed.rows))
@@ -232,11 +236,11 @@ def _finetune(
     agreement = Agreement(worker)
 
     def save(epochs: int, sums: list[float]) -> None:
-        held = {"best_epoch": best.epoch, kept: best.score, "sums": sums}
+        position = {"best_epoch": best.epoch, kept: best.score, "sums": sums}
         files: dict[str, Callable[[Path], None]] = {BEST: partial(save_file, best.weights)}
         if average is not None:
             files[AVERAGE] = average.save
-        save_checkpoint(job.folder, epochs, engine, held, files)
+        save_checkpoint(job.folder, epochs, engine, position, files)
 
     title = steps.chosen.titled("fine-tuning", worker.device)
     reporter.start(title, transfer.epochs, "epochs", first)
@@ -249,7 +253,7 @@ def _finetune(
             raise Stopped(stop)
         begun = []
         engine.module.eval()
-        with nullcontext() if average is None else average.shown():
+        with nullcontext() if average is None else average.in_use():
             scores = objective.scores(forward, validation, model, data)
             best.offer(scores[selected_by(catalog.task)], epoch, engine.weights)
         loss = float(sums.sum()) / feed.rows
@@ -278,16 +282,7 @@ def finetune_epoch(
 ) -> tuple[torch.Tensor, int]:
     """One epoch, from a batch on to its end or to a signal.
 
-    Args:
-        engine: Steps the model.
-        steps: Of the run, see `finetuning_steps`.
-        feed: The training records.
-        settings: The run's.
-        epoch: Number of the epoch.
-        task: Of the labels.
-        begun: Summed losses of the batches that an earlier session did of this epoch.
-        agreement: Says when to stop.
-        average: Takes the weights of each step in.
+    ``begun`` has the summed losses of the batches of this epoch that an earlier session did.
 
     Returns:
         The summed loss of each batch, (batches,), and the signal to stop for, 0 at the end.
@@ -310,8 +305,8 @@ def finetune_epoch(
         if stop := agreement.stop():
             break
     earlier = torch.tensor(begun, device=worker.device)
-    own = torch.stack(sums) if sums else earlier[:0]
-    losses = torch.cat([earlier, gather(own[None]).sum(dim=0)])
+    new = torch.stack(sums) if sums else earlier[:0]
+    losses = torch.cat([earlier, gather(new[None]).sum(dim=0)])
     total = count * transfer.epochs
     require_finite(losses, epoch * count + 1, lambda step: transfer.optimiser.lr_at(step, total))
     return losses, stop
@@ -329,20 +324,13 @@ def _inputs(batch: Batch, worker: Worker) -> dict[str, torch.Tensor]:
 
 
 def finetuning_steps(engine: Engine, settings: Settings, task: TaskKind, count: int) -> Steps:
-    """The steps of a fine-tuning.
-
-    Args:
-        engine: Steps the model.
-        settings: The run's.
-        task: Of the labels.
-        count: Steps of the whole of it.
-    """
+    """The steps of a fine-tuning."""
     parts, smoothing = settings.execution.accumulation, settings.transfer.label_smoothing
     objective = objective_of(task)
 
     def loss(inputs: Inputs) -> tuple[torch.Tensor, torch.Tensor]:
-        each = objective.loss(engine(inputs["signals"]), inputs["targets"], smoothing)
-        return (each * inputs["shares"]).sum(), (each * inputs["weights"]).sum()
+        losses = objective.loss(engine(inputs["signals"]), inputs["targets"], smoothing)
+        return (losses * inputs["shares"]).sum(), (losses * inputs["weights"]).sum()
 
     built_in = settings.encoder.network in NETWORKS
     chosen = choose_step(settings.execution, engine, count, built_in=built_in)

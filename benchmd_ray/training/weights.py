@@ -1,4 +1,4 @@
-"""Weights of a run: written once it has ended, and read back without being believed."""
+"""Weights of a finished run: written, and read and validated."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from benchmd_ray.modality.signals import Signal
 from benchmd_ray.modality.tasks import Task
 from benchmd_ray.models.encoder import NETWORKS, Encoder, make_encoder
 from benchmd_ray.models.heads import Classifier
-from benchmd_ray.models.neighbours import Neighbours
+from benchmd_ray.models.neighbours import NearestNeighbours
 from benchmd_ray.models.networks import network_source, require_task
 from benchmd_ray.models.segmenter import Segmenter
 from benchmd_ray.runs.files import MODEL, RUN
@@ -52,7 +52,7 @@ DESCRIBED: Kinds = {
 }
 """What it says: the architecture with the source of a custom network, the signals and what is done
 to them, the task of a model with a head, and the SHA-256 of the weights; where the head is a
-`models.neighbours.Neighbours` also how many of them vote, ``nearest``."""
+`models.neighbours.NearestNeighbours` also how many of them vote, ``nearest``."""
 
 
 def export_model(
@@ -67,16 +67,7 @@ def export_model(
 ) -> None:
     """Write float32 weights, what architecture they are of and how their input is made.
 
-    Args:
-        folder: Of the run.
-        weights: By name.
-        encoder: The architecture.
-        signal: What it encodes.
-        statistics: What normalises that.
-        task: What its head predicts; None where it has none.
-        augmentation: What they were trained with, which says what they are evaluated on; None for
-            none.
-        nearest: Neighbours that vote; None for a head that is trained, or none.
+    ``nearest`` is how many neighbours vote, if the head is not trained.
     """
     description = {
         "encoder": as_dict(encoder),
@@ -93,10 +84,6 @@ def export_model(
 
 def described(description: Mapping[str, Any], folder: Path) -> tuple[Signal, Task | None]:
     """What a model encodes and what its head predicts, None without one.
-
-    Args:
-        description: What `model_description` gives.
-        folder: Of the run.
 
     Raises:
         Damaged: There can be no such signal or task.
@@ -244,7 +231,9 @@ def _load_model(folder: Path) -> Classifier | Segmenter:
     return model
 
 
-def _neighbours(folder: Path, description: Mapping[str, Any], task: Task, width: int) -> Neighbours:
+def _neighbours(
+    folder: Path, description: Mapping[str, Any], task: Task, width: int
+) -> NearestNeighbours:
     """The head that holds the training records.
 
     Raises:
@@ -265,7 +254,7 @@ def _neighbours(folder: Path, description: Mapping[str, Any], task: Task, width:
         raise Damaged(path, f"it holds {what}, expected ({width} features) and {wanted}", remedy)
     if not torch.isin(targets, torch.tensor([-1.0, 0.0, 1.0])).all():
         raise Damaged(path, "it holds targets other than 1, 0 and -1", remedy)
-    return Neighbours(features, targets, task.kind, nearest)
+    return NearestNeighbours(features, targets, task.kind, nearest)
 
 
 def model_description(folder: Path) -> dict[str, Any]:
@@ -281,12 +270,14 @@ def model_description(folder: Path) -> dict[str, Any]:
             f"{folder} holds no exported model ({DESCRIPTION}): the run has not finished. Run its "
             "command again, which resumes it."
         )
-    found = read_hashed_json(path, made_again(folder), DESCRIBED)
+    description = read_hashed_json(path, made_again(folder), DESCRIBED)
     try:
-        found["augmentation"] = as_dict(updated(AugmentationSettings(), found["augmentation"]))
+        description["augmentation"] = as_dict(
+            updated(AugmentationSettings(), description["augmentation"])
+        )
     except BenchmdError as error:
         raise Damaged(path, f"augmentation: {error}".rstrip("."), made_again(folder)) from error
-    return found
+    return description
 
 
 def require_programs(folder: Path) -> None:
@@ -297,10 +288,10 @@ def require_programs(folder: Path) -> None:
     """
     programs = model_description(folder).get("programs")
     stated = programs.items() if isinstance(programs, dict) else ()
-    for name, held in stated:
+    for name, digest in stated:
         path = folder / Path(str(name)).name
         if path.is_file():
-            require_sha256(path, str(held), made_again(folder))
+            require_sha256(path, str(digest), made_again(folder))
 
 
 def is_exported(folder: Path) -> bool:

@@ -55,13 +55,13 @@ class HeldByZero:
         self._zero.refresh_fp32_params()
         state = self._zero.optimizer.state
         state.clear()
-        for parameter, held in moments:
+        for parameter, whole in moments:
             if not state:
                 self._make_moments()
-            for own in state.values():
-                own["step"].copy_(torch.maximum(own["step"], held["step"]))
+            for flat in state.values():
+                flat["step"].copy_(torch.maximum(flat["step"], whole["step"]))
             for name in MOMENTS[1:]:
-                self._set(parameter, name, held[name])
+                self._set(parameter, name, whole[name])
 
     def _flat(self) -> list[torch.Tensor]:
         """What the optimiser steps: this worker's share of the parameters, joined."""

@@ -84,11 +84,7 @@ class Decision:
 
 
 def cuts(evaluations: int) -> int:
-    """Whole cuts that a finalist is evaluated on at most.
-
-    Args:
-        evaluations: Of a trial that goes to the end.
-    """
+    """Whole cuts that a finalist is evaluated on at most."""
     return CUTS if evaluations > 1 else 1
 
 
@@ -98,13 +94,7 @@ def share(place: int) -> float:
 
 
 def level_of(place: int, seen: int, most: int) -> float:
-    """Chance that a look at a trial may have to choose it where it is no better than the start.
-
-    Args:
-        place: The first, second, … trial that is compared with the start.
-        seen: Cuts that it was evaluated on.
-        most: Cuts at most.
-    """
+    """Chance that a look at a trial may have to choose it where it is no better than the start."""
     early = EARLY if most > 1 else 0.0
     return (early if seen < most else LEVEL - early) * share(place)
 
@@ -128,36 +118,34 @@ def decided(
         race: By trial, its differences to the start in the race: of how much they vary, and not of
             how large they are, by which the finalists were picked.
     """
-    found, bounds = [], {}
+    compared, bounds = [], {}
     for number, scores in sorted(finalists.items()):
-        own = np.array([score - start[each] for each, score in scores.items()])
-        known = (sampling or {}).get(number)
-        if known is None:
-            spread, freedom = _spread(own)
-            variance = (1 / len(own) + ratio) * spread
+        differences = np.array([score - start[e] for e, score in scores.items()])
+        count = len(differences)
+        patients = (sampling or {}).get(number)
+        if patients is None:
+            spread, freedom = _spread(differences)
+            variance = (1 / count + ratio) * spread
         else:
-            spread, freedom = _spread(own, np.array((race or {}).get(number, ())))
-            variance = known.of_mean + max(0.0, spread - known.of_each) / len(own)
-        error, difference = math.sqrt(variance), float(own.mean())
+            spread, freedom = _spread(differences, np.array((race or {}).get(number, ())))
+            variance = patients.of_mean + max(0.0, spread - patients.of_each) / count
+        error, difference = math.sqrt(variance), float(differences.mean())
         bound = float(student.ppf(1 - levels[number], freedom)) * error
         bounds[number] = bound
-        score = math.fsum(scores.values()) / len(own)
-        found.append(Finalist(number, score, error, difference, difference - bound))
-    found.sort(key=lambda one: (-one.difference, one.number))
-    better = [one.number for one in found if one.low > 0]
-    number = better[0] if better else 0
-    counted = finalists[number] if number else start
-    begun = math.fsum(start[each] for each in counted) / len(counted)
-    gain = 0.0
-    if number:
-        one = next(one for one in found if one.number == number)
-        gain = corrected(one.difference, one.error, bounds[number])
-    return Decision(number, tuple(found), begun, begun + gain)
+        score = math.fsum(scores.values()) / count
+        compared.append(Finalist(number, score, error, difference, difference - bound))
+    compared.sort(key=lambda finalist: (-finalist.difference, finalist.number))
+    best = next((finalist for finalist in compared if finalist.low > 0), None)
+    number = best.number if best else 0
+    counted = finalists[number] if best else start
+    mean = math.fsum(start[e] for e in counted) / len(counted)
+    gain = corrected(best.difference, best.error, bounds[number]) if best else 0.0
+    return Decision(number, tuple(compared), mean, mean + gain)
 
 
 def _spread(*phases: np.ndarray) -> tuple[float, int]:
     """Variance of differences around the mean of their own phase, and its degrees of freedom."""
-    squares = sum(float(((own - own.mean()) ** 2).sum()) for own in phases if len(own))
+    squares = sum(float(((phase - phase.mean()) ** 2).sum()) for phase in phases if len(phase))
     freedom = sum(len(own) - 1 for own in phases if len(own))
     return squares / freedom, freedom
 

@@ -12,9 +12,8 @@ from typing import Any
 
 from benchmd_ray.errors import BenchmdError, shown, unknown_name
 from benchmd_ray.modality.modalities import Modality
+from benchmd_ray.models.encoder import require_signals
 from benchmd_ray.models.networks import network_source
-from benchmd_ray.models.resnet import require_signals
-from benchmd_ray.models.xresnet import require_xresnet_signals
 from benchmd_ray.settings.definition import EncoderSettings, Settings, default_settings, updated
 from benchmd_ray.settings.in_use import (
     AUGMENTATION,
@@ -81,12 +80,12 @@ def read_entries(entries: Mapping[str, Any], scope: Scope) -> tuple[Parameter, .
     Raises:
         BenchmdError: An entry is not valid.
     """
-    found: dict[str, Parameter] = {}
+    parameters: dict[str, Parameter] = {}
     for name, entry in entries.items():
         kind = _setting_type(name, scope)
         reader = _Reader(name, kind, scope)
-        found[name] = reader.parameter(entry, found, entries)
-    return tuple(found.values())
+        parameters[name] = reader.parameter(entry, parameters, entries)
+    return tuple(parameters.values())
 
 
 def _setting_type(name: str, scope: Scope) -> Any:
@@ -129,7 +128,7 @@ def _barred_in_pretraining(name: str, group: str, technique: str) -> str | None:
     if technique in BUILT_IN and technique not in readers:
         return f"{technique} does not read it, only {' and '.join(readers)}"
     if technique in BUILT_IN and name.startswith("pretrain.options."):
-        return f"{technique} reads no options, only a method of your own"
+        return f"{technique} reads no options, only a custom method does"
     if name == NETWORK:
         return "pretraining is searched for one network, which --set or --settings choose"
     if technique == "imagenet+mae" and group == "encoder" and name not in DROPOUT:
@@ -164,28 +163,24 @@ class _Reader:
     def parameter(
         self, entry: Any, earlier: Mapping[str, Parameter], names: Mapping[str, Any]
     ) -> Parameter:
-        """The entry as a parameter.
-
-        Args:
-            entry: As the file has it.
-            earlier: Parameters that stand before it.
-            names: All names of the file.
-        """
+        """The entry as a parameter."""
         kind = self._kind(entry)
         default = entry["default"] if "default" in entry else self._protocol()
         default = self._value(default, kind, "default")
         if kind == "choice":
-            found = Parameter(self.name, kind, default, values=self._values(entry["values"]))
+            parameter = Parameter(self.name, kind, default, values=self._values(entry["values"]))
         else:
-            found = self._range(entry, kind, default)
-        if not found.holds(default):
+            parameter = self._range(entry, kind, default)
+        if not parameter.holds(default):
             if "default" in entry or self.scope.built_in:
                 raise self.error(
-                    f"the default {shown(default)} is outside, expected {found.range}."
+                    f"the default {shown(default)} is outside, expected {parameter.range}."
                 )
             # A search starts at its settings, see `spaces.starting_at`.
-            found = replace(found, default=found.values[0] if found.values else found.low)
-            default = found.default
+            parameter = replace(
+                parameter, default=parameter.values[0] if parameter.values else parameter.low
+            )
+            default = parameter.default
         fixed = value_of(self.scope.fixed, self.name, default)  # options are not part of it
         if self.scope.built_in and default != fixed:
             raise self.error(
@@ -194,7 +189,7 @@ class _Reader:
                 f"{shown(fixed)}."
             )
         when = self._conditions(entry["when"], earlier, names) if "when" in entry else {}
-        return replace(found, when=when)
+        return replace(parameter, when=when)
 
     def _protocol(self) -> Any:
         value = value_of(self.scope.fixed, self.name)
@@ -276,21 +271,21 @@ class _Reader:
             raise self.error(f"values is {shown(values)}, expected a list of two or more.")
         if len(values) > MOST_VALUES:
             raise self.error(f"values are {len(values):,}, expected {MOST_VALUES:,} at most.")
-        found = tuple(self._value(value, "choice", "values") for value in values)
-        kinds = {float if type(value) is int else type(value) for value in found}
+        choices = tuple(self._value(value, "choice", "values") for value in values)
+        kinds = {float if type(value) is int else type(value) for value in choices}
         if len(kinds) > 1 or kinds == {type(None)}:
             raise self.error(
                 f"values is {shown(values)}, expected texts alone, numbers alone, or true and "
                 "false: a table of trials has one column for them."
             )
         if self.name == "encoder.patch_size":
-            self._require_patches(found)
+            self._require_patches(choices)
         if self.name == NETWORK:
-            self._require_networks(found)
-        for i, value in enumerate(found):
-            if value in found[:i]:
+            self._require_networks(choices)
+        for i, value in enumerate(choices):
+            if value in choices[:i]:
                 raise self.error(f"values has {shown(value)} twice, expected each once.")
-        return found
+        return choices
 
     def _require_patches(self, sizes: tuple[int, ...]) -> None:
         signal = self.scope.modality.signal
@@ -307,7 +302,6 @@ class _Reader:
             try:
                 network_source(EncoderSettings(network=name))  # refuses one that is not there
                 require_signals(self.scope.modality.signal, name)
-                require_xresnet_signals(self.scope.modality.signal, name)
             except BenchmdError as error:
                 raise self.error(f"values: {error}") from error
 
@@ -321,23 +315,23 @@ class _Reader:
                 raise self.error(f"low is {low:g}, and a logarithmic scale begins above 0.")
             if step is not None:
                 raise self.error("step is not a key of a logarithmic scale: leave it out.")
-        found = Parameter(self.name, kind, default, low, high, step)
-        if step is not None and not (fitting_step(low, high, step) and found.holds(high)):
+        parameter = Parameter(self.name, kind, default, low, high, step)
+        if step is not None and not (fitting_step(low, high, step) and parameter.holds(high)):
             raise self.error(
                 f"step is {step:g}, expected one above 0 that leads from {low:g} to {high:g}, in "
                 f"{MOST_STEPS:,} steps at most."
             )
-        return found
+        return parameter
 
     def _conditions(
         self, when: Any, earlier: Mapping[str, Parameter], names: Mapping[str, Any]
     ) -> dict[str, tuple[Any, ...]]:
         if not isinstance(when, Mapping) or not when:
             raise self.error(f"when is {shown(when)}, expected a setting and a list of its values.")
-        found = {}
+        conditions = {}
         for other, allowed in ((str(o), a) for o, a in when.items()):
             if other not in earlier and other in names:
-                raise self.error(f"when names {other}, expected one that stands before it.")
+                raise self.error(f"when names {other}, expected a setting above it in the file.")
             if other not in earlier:
                 label = f"setting in {self.scope.where}, {self.name}, when:"
                 raise unknown_name(label, other, earlier)
@@ -351,8 +345,8 @@ class _Reader:
                     f"when has {other}: {shown(allowed)}, expected a list of its values: "
                     f"{_list(earlier[other].values)}."
                 )
-            found[other] = tuple(values)
-        return found
+            conditions[other] = tuple(values)
+        return conditions
 
 
 def _list(values: typing.Iterable[object]) -> str:

@@ -7,19 +7,16 @@ from collections.abc import Sequence
 import optuna
 from optuna.trial import create_trial
 
-from benchmd_ray.tuning.samplers import Shown
+from benchmd_ray.tuning.samplers import SamplerTrial
 
 IMPORTANCE_TRIALS = 10
 """Trials with a score below which nothing is said."""
 
 
-def importance(trials: Sequence[Shown]) -> tuple[dict[str, float], str]:
+def importance(trials: Sequence[SamplerTrial]) -> tuple[dict[str, float], str]:
     """Share of each searched setting in the variance of the score, by fANOVA; or why not.
 
     Of trials with a score, and of settings that all of these have: conditional ones are excluded.
-
-    Args:
-        trials: All that did not fail.
     """
     from optuna.importance import FanovaImportanceEvaluator, get_param_importances
 
@@ -36,7 +33,7 @@ def importance(trials: Sequence[Shown]) -> tuple[dict[str, float], str]:
         for trial, score in scored
     )
     try:
-        found = get_param_importances(study, evaluator=FanovaImportanceEvaluator(seed=0))
+        shares = get_param_importances(study, evaluator=FanovaImportanceEvaluator(seed=0))
     except (RuntimeError, ValueError) as error:
         return {}, str(error)
-    return {name: float(share) for name, share in found.items()}, ""
+    return {name: float(share) for name, share in shares.items()}, ""

@@ -22,20 +22,14 @@ if TYPE_CHECKING:
 
 RESULT = "result"
 """Metric with all that a trial gave, as JSON."""
-Work = Callable[[Mapping[str, Any], Any], Mapping[str, Any]]
+TrialFunction = Callable[[Mapping[str, Any], Any], Mapping[str, Any]]
 """From values by name, and what all trials read, to plain values."""
 
 
 def tried(
-    work: Work, given: Any, parameters: Sequence[Parameter], trials: int
+    work: TrialFunction, given: Any, parameters: Sequence[Parameter], trials: int
 ) -> list[dict[str, Any]]:
     """What each trial gave; the first has the parameters' defaults.
-
-    Args:
-        work: A function of a module, which other processes import.
-        given: What all trials read.
-        parameters: What they vary.
-        trials: How many.
 
     Raises:
         BenchmdError: This is a Ray task, in which trials have no room, or all of them failed, or
@@ -53,14 +47,14 @@ def tried(
 
 
 def _tune(
-    work: Work, given: Any, parameters: Sequence[Parameter], trials: int, folder: str
+    work: TrialFunction, given: Any, parameters: Sequence[Parameter], trials: int, folder: str
 ) -> list[dict[str, Any]]:
     import optuna
     from ray import tune
     from ray.tune.search import ConcurrencyLimiter
     from ray.tune.search.optuna import OptunaSearch
 
-    defaults = {each.name: each.default for each in parameters}
+    defaults = {parameter.name: parameter.default for parameter in parameters}
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     search = OptunaSearch(
         partial(_suggest, parameters),
@@ -82,14 +76,14 @@ def _tune(
 
 
 def in_order(
-    made: Sequence[Mapping[str, Any]], defaults: Mapping[str, Any]
+    results: Sequence[Mapping[str, Any]], defaults: Mapping[str, Any]
 ) -> list[dict[str, Any]]:
     """What trials gave, the one of the defaults first.
 
     Raises:
         BenchmdError: All failed, or that one did.
     """
-    ended = [metrics for metrics in made if RESULT in metrics]
+    ended = [metrics for metrics in results if RESULT in metrics]
     ended.sort(key=lambda metrics: bool(metrics["config"] != defaults))
     if not ended:
         raise BenchmdError("no trial of the search ended: see Ray's log for the reason.")
@@ -99,12 +93,11 @@ def in_order(
 
 
 def _suggest(parameters: Sequence[Parameter], trial: BaseTrial) -> None:
-    for each in parameters:
-        each.suggest(trial)
+    for parameter in parameters:
+        parameter.suggest(trial)
 
 
-def _trial(config: dict[str, Any], work: Work, given: Any) -> None:
-    """One trial, in a process of Ray Tune."""
+def _trial(config: dict[str, Any], work: TrialFunction, given: Any) -> None:
     from ray import tune
 
     tune.report({"number": 0.0, RESULT: json.dumps(work(config, given))})

@@ -23,7 +23,7 @@ from benchmd_ray.files.atomic import remove
 from benchmd_ray.files.integrity import MAX_LOG_BYTES, Damaged, checked, line, read_line, unchecked
 from benchmd_ray.storage.location import Address, Location, log_at
 
-REMEDY = "Put a copy in its place, or remove the search's folder to begin it anew."
+REMEDY = "Restore it from a copy, or remove the search's folder to start it anew."
 FAULTS = (
     *(ValueError, KeyError, IndexError, TypeError, AttributeError, AssertionError),
     *(OverflowError, RecursionError),
@@ -33,9 +33,6 @@ FAULTS = (
 
 def journal_at(place: Location) -> Journal | LoggedJournal:
     """A journal, which may not be there yet.
-
-    Args:
-        place: The file, or the address below which its objects lie.
 
     Raises:
         Damaged: It is not a regular file, too long, or not what was written.
@@ -65,10 +62,10 @@ class Journal(JournalFileBackend):
             Damaged: One is not what was written.
         """
         for number, log in enumerate(super().read_logs(log_number_from), log_number_from + 1):
-            if (held := unchecked(log)) is None:
+            if (entry := unchecked(log)) is None:
                 why = f"line {number} is not what was written"
                 raise Damaged(self.path, why, REMEDY)
-            yield held
+            yield entry
 
     def together(self) -> contextlib.AbstractContextManager[None]:
         """Lines that are appended within are written one by one: a file takes them at once."""
@@ -115,10 +112,10 @@ class LoggedJournal(BaseJournalBackend):
         """
         self._require_written()
         for number, text in enumerate(self._lines[log_number_from:], log_number_from + 1):
-            if (held := read_line(text)) is None:
+            if (entry := read_line(text)) is None:
                 why = f"line {number} is not what was written"
                 raise Damaged(self.path, why, REMEDY)
-            yield held
+            yield entry
 
     @contextlib.contextmanager
     def together(self) -> Iterator[None]:

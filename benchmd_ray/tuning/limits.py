@@ -150,10 +150,10 @@ class Limits:
         finalists = self.study.finalists(self._budget)
         if method.choosing == "highest" or not finalists:
             return 0.0, 0
-        own = [trials[number] for number in (0, *finalists) if number < len(trials)]
-        done = sum(len(trial.evaluations) + len(trial.fresh) for trial in own)
-        each = sum(trial.device_hours for trial in own) / done if done else 0.0
-        return each, max(0, method.confirming - sum(len(trial.fresh) for trial in own))
+        compared = [trials[number] for number in (0, *finalists) if number < len(trials)]
+        done = sum(len(trial.evaluations) + len(trial.fresh) for trial in compared)
+        hours = sum(trial.device_hours for trial in compared) / done if done else 0.0
+        return hours, max(0, method.confirming - sum(len(trial.fresh) for trial in compared))
 
     @property
     def hours(self) -> float:

@@ -51,5 +51,5 @@ class Method:
 
     @property
     def confirming(self) -> int:
-        """Fresh evaluations of the start and finalists, about: often the first goes on."""
+        """Fresh evaluations of the start and finalists, about: often the first continues."""
         return 0 if self.choosing == "highest" else self.comparing + FOLDS

@@ -118,7 +118,7 @@ class Space:
     name: str
     """Name in messages: of its file and of the modality."""
     parameters: tuple[Parameter, ...]
-    """In their order; one that another depends on stands before it."""
+    """In order: a parameter comes after those that it depends on."""
 
     @property
     def start(self) -> dict[str, Any]:
@@ -158,21 +158,22 @@ def applied(settings: Settings, values: Mapping[str, Any]) -> Settings:
     Options of an encoder network belong to it: another network begins without them, unless both
     are ResNets, whose options are the same.
 
-    Args:
-        settings: The settings.
-        values: Values by name, such as ``{"transfer.optimiser.lr": 0.001}``.
-
     Raises:
         BenchmdError: A setting does not exist or refuses its value.
     """
-    changes: dict[str, Any] = {}
+    return updated(_with_network(settings, values.get(NETWORK)), nested(values))
+
+
+def nested(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Values by the full names of settings, by group: ``{"a.b": 1}`` as ``{"a": {"b": 1}}``."""
+    groups: dict[str, Any] = {}
     for name, value in values.items():
-        *groups, last = name.split(".", 2)
-        inner = changes
-        for group in groups:
+        *path, last = name.split(".", 2)
+        inner = groups
+        for group in path:
             inner = inner.setdefault(group, {})
         inner[last] = value
-    return updated(_with_network(settings, values.get(NETWORK)), changes)
+    return groups
 
 
 def _with_network(settings: Settings, network: str | None) -> Settings:
@@ -189,14 +190,14 @@ def value_of(settings: Settings, name: str, default: Any = None) -> Any:
     Raises:
         BenchmdError: There is no such setting.
     """
-    found: Any = settings
+    value: Any = settings
     for part in name.split(".", 2):
-        if isinstance(found, Mapping):
-            return found.get(part, default)
-        if not hasattr(found, part):
+        if isinstance(value, Mapping):
+            return value.get(part, default)
+        if not hasattr(value, part):
             raise BenchmdError(f"there is no setting {name}: see `benchmd settings`.")
-        found = getattr(found, part)
-    return value_of(settings, INHERITED[name]) if found is None and name in INHERITED else found
+        value = getattr(value, part)
+    return value_of(settings, INHERITED[name]) if value is None and name in INHERITED else value
 
 
 def fitting_step(low: float, high: float, step: float) -> bool:
@@ -217,12 +218,7 @@ def setting_types(group: type = Settings, prefix: str = "") -> Mapping[str, Any]
 
 
 def without(parameters: tuple[Parameter, ...], fixed: Mapping[str, Any]) -> tuple[Parameter, ...]:
-    """Parameters but those that keep one value, with the conditions on these settled.
-
-    Args:
-        parameters: Each after those that it depends on.
-        fixed: Values that are kept, by name.
-    """
+    """Parameters but those that keep one value, with the conditions on these settled."""
     settled = dict(fixed)
     left: list[Parameter] = []
     for p in parameters:

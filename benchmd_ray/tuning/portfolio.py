@@ -51,7 +51,7 @@ MOST_NUMBERS = 5_000_000
 
 
 @dataclass(frozen=True)
-class Kind:
+class SearchKind:
     """What searches must have in common for one to learn from the other."""
 
     axes: int
@@ -69,7 +69,7 @@ class Candidate:
 
     dataset: str
     """Of the search."""
-    kind: Kind
+    kind: SearchKind
     values: dict[str, Any]
     """By the full name of a setting."""
     gains: dict[str, float]
@@ -77,7 +77,7 @@ class Candidate:
 
 
 @dataclass(frozen=True)
-class Given:
+class PortfolioSettings:
     """Settings that a portfolio gives a search."""
 
     values: dict[str, Any]
@@ -150,15 +150,11 @@ def write_portfolio(place: Location, portfolio: Portfolio) -> None:
 
 
 def chosen_settings(
-    portfolio: Portfolio, kind: Kind, space: Space, usable: Callable[[str], bool]
-) -> tuple[Given, ...]:
+    portfolio: Portfolio, kind: SearchKind, space: Space, usable: Callable[[str], bool]
+) -> tuple[PortfolioSettings, ...]:
     """What a search tries right after its start, in this order.
 
-    Args:
-        portfolio: The portfolio.
-        kind: Of the search.
-        space: Its space, with its start.
-        usable: Whether what was learned on a dataset may be used.
+    ``usable`` says whether what was learned on a dataset may be used.
     """
 
     def allowed(dataset: str) -> bool:
@@ -169,11 +165,11 @@ def chosen_settings(
     if not own or not names:
         return ()
     gains = np.array([[each.gains.get(name, 0.0) for name in names] for each in own])
-    found: list[Given] = []
+    found: list[PortfolioSettings] = []
     for number in complementary(gains):
         values = space.filled(own[number].values)
         if values not in (space.start, *(given.values for given in found)):
-            found.append(Given(values, portfolio.origins(own[number].dataset)))
+            found.append(PortfolioSettings(values, portfolio.origins(own[number].dataset)))
         if len(found) == MOST:
             break
     return tuple(found)
@@ -182,8 +178,7 @@ def chosen_settings(
 def complementary(gains: np.ndarray) -> Iterator[int]:
     """Numbers of candidates, each of which adds most to the best of those before it.
 
-    Args:
-        gains: (candidates, datasets); what gains nothing anywhere is excluded.
+    The gains are (candidates, datasets); what gains nothing anywhere is excluded.
     """
     reached = np.zeros(gains.shape[1])
     while True:
@@ -195,13 +190,8 @@ def complementary(gains: np.ndarray) -> Iterator[int]:
         reached = np.maximum(reached, gains[best])
 
 
-def learned(records: Sequence[SearchRecord], kinds: Mapping[str, Kind]) -> Portfolio:
-    """A portfolio of finished searches on one source each.
-
-    Args:
-        records: The searches.
-        kinds: Of each search, by its name.
-    """
+def learned(records: Sequence[SearchRecord], kinds: Mapping[str, SearchKind]) -> Portfolio:
+    """A portfolio of finished searches on one source each."""
     models = {}
     for record in records:
         model = _Model.of(record)

@@ -27,11 +27,7 @@ trials or more: what is compared there has hardly learned."""
 
 
 def usual_evaluations(patients: int) -> int:
-    """How often a trial that goes to the end is evaluated: the less data, the more often.
-
-    Args:
-        patients: That the search sees.
-    """
+    """How often a trial that goes to the end is evaluated: the less data, the more often."""
     return min(MOST, -(-RECORDS // max(1, patients)))
 
 
@@ -39,9 +35,6 @@ def rungs(evaluations: int) -> tuple[int, ...]:
     """Numbers of evaluations at which trials are compared: 1, 3, 9, … and all.
 
     The last step at least doubles them, so that it is worth a comparison.
-
-    Args:
-        evaluations: Of a trial that goes to the end.
     """
     powers = (REDUCTION**power for power in range(evaluations))
     return (*(power for power in powers if 2 * power <= evaluations), evaluations)
@@ -51,10 +44,6 @@ def expected_evaluations(trials: int, evaluations: int) -> int:
     """Evaluations of a race of so many trials, about.
 
     Half of them are stopped within the first, and a third of the others earn more at each rung.
-
-    Args:
-        trials: The start among them, which has all evaluations.
-        evaluations: Of a trial that goes to the end.
     """
     left, before, total = float(trials - 1) / HALF, 0, float(evaluations)
     for rung in rungs(evaluations):
@@ -67,9 +56,6 @@ def steps_within(most: int) -> tuple[int, ...]:
     """Steps of the first evaluation at which a trial may be stopped: a ninth and a third of most.
 
     An earlier one would judge what has hardly begun to learn.
-
-    Args:
-        most: Steps of the longest trial.
     """
     first = max(1, most // REDUCTION**2)
     return tuple(step for step in (first, first * REDUCTION) if step < most)
@@ -78,7 +64,7 @@ def steps_within(most: int) -> tuple[int, ...]:
 def falls_behind(score: float, reached: Sequence[float], reduction: int, fewest: int = 2) -> bool:
     """Whether a trial is to stop at a step: it is not in the upper part of those that reached it.
 
-    Of fewer than ``reduction`` trials the best goes on.
+    Of fewer than ``reduction`` trials the best continues.
 
     Args:
         score: The trial's.

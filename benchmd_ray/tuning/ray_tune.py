@@ -20,7 +20,7 @@ from benchmd_ray.errors import Transient
 from benchmd_ray.files.atomic import remove
 from benchmd_ray.tuning.limits import LOSSES, LOST_NODES, Ended, Limits
 from benchmd_ray.tuning.study import Job
-from benchmd_ray.tuning.trial import Work
+from benchmd_ray.tuning.trial import TrialContext
 
 
 class _NotKept:
@@ -45,7 +45,7 @@ class Jobs(_NotKept, Searcher):  # type: ignore[misc]
             if job is not None:
                 whole = job.number in limits.study.whole
                 gpus = 1.0 if whole else limits.place.gpus
-                unfinished = [each.number for each in limits.study.unfinished()]
+                unfinished = [other.number for other in limits.study.unfinished()]
                 return {**vars(job), "whole": whole, "gpus": gpus, "unfinished": unfinished}
             drained = limits.draining and not limits.running
             waits = limits.running or limits.waiting or limits.full
@@ -72,7 +72,7 @@ class Judge(_NotKept, FIFOScheduler):  # type: ignore[misc]
     A job whose process was lost comes again as another one: Ray Tune itself starts none again.
     """
 
-    def __init__(self, limits: Limits, ended: Ended, work: Work) -> None:
+    def __init__(self, limits: Limits, ended: Ended, work: TrialContext) -> None:
         super().__init__()
         self._limits, self._ended, self._work = limits, ended, work
         self._newest: dict[int, tuple[int, int]] = {}
@@ -153,8 +153,8 @@ class Judge(_NotKept, FIFOScheduler):  # type: ignore[misc]
 
     def on_trial_error(self, tune_controller: Any, trial: Any) -> None:
         """A trial's process was lost."""
-        said, last = last_error(trial), last_reported(trial)
-        if GONE.search(said) or last.get("node") in dead_nodes():
+        error_text, last = last_error(trial), last_reported(trial)
+        if GONE.search(error_text) or last.get("node") in dead_nodes():
             begun = "seconds" in last
             reason = "its node was lost" if begun else "its node was lost before it began"
             self._lost(trial, reason, by_node=True)
@@ -164,10 +164,7 @@ class Judge(_NotKept, FIFOScheduler):  # type: ignore[misc]
     def _lost(self, trial: Any, reason: str, *, by_node: bool) -> None:
         """Let another process go on, unless it was too often.
 
-        Args:
-            trial: As Ray Tune holds it.
-            reason: Why it is needed.
-            by_node: Whether its node or what it works on went away.
+        ``by_node``: whether its node, or what it works on, went away.
         """
         number, limits = int(trial.config["number"]), self._limits
         with _noted(limits):

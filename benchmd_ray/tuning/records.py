@@ -100,12 +100,7 @@ ALL_LABELS = (
 
 
 def limits_of(policies: Iterable[str], settings: Iterable[str]) -> list[str]:
-    """What a reader must know of searches under these policies and of these settings.
-
-    Args:
-        policies: Names, or several of them joined by commas.
-        settings: Of transfer.
-    """
+    """What a reader must know of searches under these policies and of these settings."""
     names = {name.strip() for text in policies for name in text.split(",")}
     few = {f"-{name}" for name, count in LABEL_SETTINGS.items() if count is not None}
     lines = [OVERLAP] if "released" in names else []
@@ -209,8 +204,8 @@ class SearchRecord:
     @property
     def importance(self) -> dict[str, float]:
         """Importance of each searched setting, the largest first; empty where it is not known."""
-        found = {} if self.result is None else dict(self.result["importance"])
-        return dict(sorted(found.items(), key=lambda pair: (-pair[1], pair[0])))
+        shares = {} if self.result is None else dict(self.result["importance"])
+        return dict(sorted(shares.items(), key=lambda pair: (-pair[1], pair[0])))
 
     @property
     def importance_reason(self) -> str:
@@ -260,8 +255,8 @@ def _column_type(name: str, about: Mapping[str, Any]) -> pa.DataType:
     if kind != "choice":
         raise unknown_name(f"kind of the searched setting {name}", str(kind), (*NUMERIC, "choice"))
     kinds = {type(value) for value in about.get("values", ())}
-    for held, column in (({bool}, pa.bool_()), ({int}, pa.int64())):
-        if kinds == held:
+    for types, column in (({bool}, pa.bool_()), ({int}, pa.int64())):
+        if kinds == types:
             return column
     return pa.float64() if kinds and kinds <= {int, float} else pa.string()
 
@@ -276,7 +271,7 @@ def read_searches(stores: Sequence[Path]) -> Stored[SearchRecord]:
         for store in stores
         for path in sorted(store.glob(f"{SEARCHES}/*/{SEARCH}"))
     }
-    found: dict[str, SearchRecord] = {}
+    records: dict[str, SearchRecord] = {}
     damaged: dict[Path, str] = {}
     for folder in folders:
         if not is_name(folder.name):
@@ -289,10 +284,10 @@ def read_searches(stores: Sequence[Path]) -> Stored[SearchRecord]:
         except (BenchmdError, OSError) as error:
             damaged[folder] = str(error)
             continue
-        known = found.get(record.name)
-        if known is None or len(record.trials) > len(known.trials):
-            found[record.name] = record
-    return Stored([found[name] for name in sorted(found)], damaged)
+        copy = records.get(record.name)
+        if copy is None or len(record.trials) > len(copy.trials):
+            records[record.name] = record
+    return Stored([records[name] for name in sorted(records)], damaged)
 
 
 def read_plan(folder: Path) -> dict[str, Any]:
@@ -305,7 +300,7 @@ def read_plan(folder: Path) -> dict[str, Any]:
         raise BenchmdError(
             f"{folder} is not a search (no {SEARCH}). Name a folder that `benchmd tune` printed."
         )
-    path, remedy = folder / SEARCH, f"Move the folder {folder} out of the store to begin it anew."
+    path, remedy = folder / SEARCH, f"Move the folder {folder} out of the store to start it anew."
     plan = read_hashed_json(path, remedy)
     if plan.get("format") != FORMAT:
         raise BenchmdError(
@@ -321,13 +316,13 @@ def read_plan(folder: Path) -> dict[str, Any]:
         if name in COLUMNS or name.startswith(SCORE_OF):
             why = f"a searched setting is called {name}, as a column of all searches"
             raise Damaged(path, why, remedy)
-    given = plan["determinants"].get("portfolio")
-    if not isinstance(given, list):
+    portfolio = plan["determinants"].get("portfolio")
+    if not isinstance(portfolio, list):
         raise Damaged(path, "it does not say what a portfolio gave", remedy)
-    for one in given:
-        if fault := kinds_fault(one, {"values": dict, "datasets": list}, "what a portfolio gave"):
+    for entry in portfolio:
+        if fault := kinds_fault(entry, {"values": dict, "datasets": list}, "what a portfolio gave"):
             raise Damaged(path, fault, remedy)
-        if not all(map(is_name, one["datasets"])):
+        if not all(map(is_name, entry["datasets"])):
             raise Damaged(path, "a portfolio is of datasets without plain names", remedy)
     return plan
 
@@ -336,7 +331,7 @@ def read_search(folder: Path) -> SearchRecord:
     """Read the folder of a search, which may be running.
 
     Raises:
-        BenchmdError: It is none, or a file is damaged.
+        BenchmdError: It is not a search, or a file is damaged.
     """
     plan = read_plan(folder)
     modalities = [about["modality"] for about in plan["sources"]]
@@ -346,7 +341,7 @@ def read_search(folder: Path) -> SearchRecord:
     result = _read_result(folder / RESULT, trials)
     if result is not None and COST in plan["objectives"] and not result["front"]:
         raise Damaged(folder / RESULT, "it has no trial that none beats", _remedy(folder))
-    tuples, given = ("sources", "objectives", "settings"), plan["determinants"]["portfolio"]
+    tuples, portfolio = ("sources", "objectives", "settings"), plan["determinants"]["portfolio"]
     named: dict[str, Any] = {
         name: tuple(plan[name]) if name in tuples else plan[name]
         for name in PLAN
@@ -354,8 +349,8 @@ def read_search(folder: Path) -> SearchRecord:
     }
     return SearchRecord(
         folder=folder,
-        given=len(given),
-        taught=tuple(sorted({name for one in given for name in one["datasets"]})),
+        given=len(portfolio),
+        taught=tuple(sorted({name for entry in portfolio for name in entry["datasets"]})),
         trials=trials,
         result=result,
         **named,

@@ -22,7 +22,7 @@ Direction = Literal["maximize", "minimize"]
 
 
 @dataclass(frozen=True)
-class Shown:
+class SamplerTrial:
     """A trial as a sampler sees it."""
 
     values: Mapping[str, Any]
@@ -33,41 +33,35 @@ class Shown:
     """By step, of a trial that was stopped before it had a score."""
 
 
-def sampler_of(name: Sampler, seed: int) -> BaseSampler:
-    """A sampler whose draws depend on the seed and on what it is shown."""
-    if name == "random":
-        return RandomSampler(seed=seed)
-    return TPESampler(
-        seed=seed,
-        n_startup_trials=STARTUP_TRIALS,
-        multivariate=True,
-        group=True,
-        constant_liar=True,
-    )
-
-
 def proposed(
-    space: Space, name: Sampler, seed: int, trials: Sequence[Shown], directions: Sequence[Direction]
+    space: Space,
+    name: Sampler,
+    seed: int,
+    trials: Sequence[SamplerTrial],
+    directions: Sequence[Direction],
 ) -> FrozenTrial:
     """What a sampler proposes, as a trial with values and distributions.
 
-    Args:
-        space: What is searched.
-        name: The sampler.
-        seed: Of its draws.
-        trials: What it is shown; scores change with what other trials show, so it is shown all of
-            them anew.
-        directions: One for each objective.
+    Scores change with what other trials have reached, so all trials are passed anew.
     """
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # what is marked as experimental
-        study = optuna.create_study(sampler=sampler_of(name, seed), directions=directions)
+        warnings.simplefilter("ignore")  # experimental options of Optuna
+        sampler: BaseSampler = RandomSampler(seed=seed)
+        if name == "tpe":
+            sampler = TPESampler(
+                seed=seed,
+                n_startup_trials=STARTUP_TRIALS,
+                multivariate=True,
+                group=True,
+                constant_liar=True,
+            )
+        study = optuna.create_study(sampler=sampler, directions=directions)
         study.add_trials([_frozen(trial) for trial in trials])
         space.suggest(study.ask())
     return study.get_trials(deepcopy=False)[-1]
 
 
-def _frozen(trial: Shown) -> FrozenTrial:
+def _frozen(trial: SamplerTrial) -> FrozenTrial:
     about: dict[str, Any] = {
         "params": dict(trial.values),
         "distributions": dict(trial.distributions),

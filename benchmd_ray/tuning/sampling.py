@@ -25,7 +25,7 @@ from benchmd_ray.scores.units import Units
 from benchmd_ray.settings.definition import Settings
 from benchmd_ray.training.selection import transfer_data
 from benchmd_ray.tuning.confirm import SamplingVariance
-from benchmd_ray.tuning.trial import Work
+from benchmd_ray.tuning.trial import TrialContext
 from benchmd_ray.tuning.trial_files import get_scores
 
 Floats = npt.NDArray[np.float64]
@@ -34,7 +34,7 @@ logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
-class Records:
+class ValidationRecords:
     """Validation records of an evaluation."""
 
     units: npt.NDArray[np.str_]
@@ -46,7 +46,7 @@ class Records:
     """Rows that are scored by the epoch that was chosen on the others."""
 
     @classmethod
-    def of(cls, catalog: Catalog, settings: Settings) -> Records | None:
+    def of(cls, catalog: Catalog, settings: Settings) -> ValidationRecords | None:
         """Those of an inner catalog; None where there are no halves."""
         if catalog.task.segments:
             return None
@@ -59,47 +59,32 @@ class Records:
         return cls(units, patients, data.validation_targets, data.second_half)
 
     def shares(self, start: Floats, trial: Floats) -> dict[str, float]:
-        """What each patient moves the difference of an evaluation by, see `delong_shares`.
-
-        Args:
-            start: Scores of the start, (rows, classes).
-            trial: Of the trial.
-        """
-        found: dict[str, float] = {}
+        """What each patient moves the difference of an evaluation by, see `delong_shares`."""
+        shares: dict[str, float] = {}
         for half in (~self.second_half, self.second_half):
             units = Units(self.units[half])
             targets, patients = units.targets(self.targets[half]), self.patients[half][units.first]
-            begun, theirs = (units.scores(scores[half]) for scores in (start, trial))
-            each = delong_shares(targets, begun, theirs, patients) / 2
-            if len(each):  # none where the half has no class that can be scored
-                found |= dict(zip(np.unique(patients).tolist(), each.tolist(), strict=True))
-        return found
+            begun, trial_scores = (units.scores(scores[half]) for scores in (start, trial))
+            moved = delong_shares(targets, begun, trial_scores, patients) / 2
+            if len(moved):  # none where the half has no class that can be scored
+                shares |= dict(zip(np.unique(patients).tolist(), moved.tolist(), strict=True))
+        return shares
 
 
 def sampling_of(shares: Sequence[Mapping[str, float]]) -> SamplingVariance:
-    """Variance of differences that is due to the patients.
-
-    Args:
-        shares: Of each evaluation, what each of its patients moves the difference by.
-    """
+    """Variance of differences that is due to the patients."""
     together: dict[str, float] = {}
-    for one in shares:
-        for patient, share in one.items():
+    for evaluation_shares in shares:
+        for patient, share in evaluation_shares.items():
             together[patient] = together.get(patient, 0.0) + share / len(shares)
     each = [sum(share**2 for share in one.values()) for one in shares]
     return SamplingVariance(sum(share**2 for share in together.values()), float(np.mean(each)))
 
 
 def sampled(
-    work: Work, inner: Mapping[int, Catalog], number: int, evaluations: Sequence[int]
+    work: TrialContext, inner: Mapping[int, Catalog], number: int, evaluations: Sequence[int]
 ) -> SamplingVariance | None:
     """What is due to the patients in the fresh evaluations of a trial and of the start.
-
-    Args:
-        work: What all trials have in common.
-        inner: The inner catalogs.
-        number: The trial.
-        evaluations: That both have.
 
     Returns:
         None where the scores of records were not kept: of several modalities, of trials of several
@@ -117,23 +102,23 @@ def sampled(
 
 
 def _sampled(
-    work: Work, inner: Mapping[int, Catalog], number: int, evaluations: Sequence[int]
+    work: TrialContext, inner: Mapping[int, Catalog], number: int, evaluations: Sequence[int]
 ) -> SamplingVariance | None:
-    found = []
+    shares = []
     for evaluation in evaluations:
-        paths = [work.scores_file(one, evaluation) for one in (0, number)]
+        paths = [work.scores_file(trial, evaluation) for trial in (0, number)]
         for path in paths:
             get_scores(work.folder, path)
-        records = Records.of(inner[evaluation], work.arms[0].settings)
+        records = ValidationRecords.of(inner[evaluation], work.arms[0].settings)
         if records is None or not all(path.is_file() for path in paths):
             return None
         scores = []
         for path in paths:
             require_hash(path, REMEDY)
-            held = mapped(path, "r", REMEDY)
-            fits = held.dtype.kind == "f" and held.shape == records.targets.shape
-            if not fits or not np.isfinite(held).all():
+            array = mapped(path, "r", REMEDY)
+            fits = array.dtype.kind == "f" and array.shape == records.targets.shape
+            if not fits or not np.isfinite(array).all():
                 raise Damaged(path, "it is not of the evaluation's records", REMEDY)
-            scores.append(np.asarray(held, np.float64))
-        found.append(records.shares(*scores))
-    return sampling_of(found)
+            scores.append(np.asarray(array, np.float64))
+        shares.append(records.shares(*scores))
+    return sampling_of(shares)

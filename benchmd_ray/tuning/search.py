@@ -24,7 +24,7 @@ from benchmd_ray.files.atomic import is_disk_full, remove
 from benchmd_ray.tuning.limits import LOSSES, Ended, Limits
 from benchmd_ray.tuning.trial import (
     Reached,
-    Work,
+    TrialContext,
     on_workers,
     out_of_memory,
     run_trial,
@@ -49,15 +49,10 @@ AWAY_SECONDS = 5.0
 """Pause of a trial that found no room or no storage, before it is tried again."""
 
 
-def search(work: Work, limits: Limits, ended: Ended) -> None:
+def search(work: TrialContext, limits: Limits, ended: Ended) -> None:
     """Work on trials until the budget is used: first on those that an earlier session was at.
 
     Needs a Ray that this process is connected to.
-
-    Args:
-        work: What all trials have in common.
-        limits: The study, its budget and what shows progress.
-        ended: Is notified of each trial that ended, when the study knows it.
 
     Raises:
         Transient: Ray Tune itself fails again and again.
@@ -94,7 +89,9 @@ def search(work: Work, limits: Limits, ended: Ended) -> None:
 
 def _after_crash(limits: Limits, error: Exception | None, ended: Ended) -> None:
     """Fail the trials that were at work too often when Ray Tune gave up or forgot them."""
-    line = (str(error or "no word of it").strip().splitlines() or [type(error).__name__])[-1]
+    line = (str(error or "Ray Tune gave no reason").strip().splitlines() or [type(error).__name__])[
+        -1
+    ]
     lost = [job for job in limits.study.unfinished() if job.number in limits.running]
     if error is not None and not lost:
         raise Transient(f"Ray Tune failed: {line}. Run the same command again.") from error
@@ -123,7 +120,7 @@ def quiet_tune() -> Iterator[None]:
             logging.getLogger(name).setLevel(level)
 
 
-def _fit(work: Work, limits: Limits, ended: Ended, storage: Path) -> None:
+def _fit(work: TrialContext, limits: Limits, ended: Ended, storage: Path) -> None:
     """Let Ray Tune work until nothing more is proposed."""
     from ray import tune
 
@@ -132,8 +129,8 @@ def _fit(work: Work, limits: Limits, ended: Ended, storage: Path) -> None:
     place = limits.place
 
     def held(config: Mapping[str, Any]) -> Any:
-        own = {"CPU": place.cpus, "GPU": config["gpus"]}
-        return tune.PlacementGroupFactory([own if place.workers == 1 else WAITING])
+        resources = {"CPU": place.cpus, "GPU": config["gpus"]}
+        return tune.PlacementGroupFactory([resources if place.workers == 1 else WAITING])
 
     trainable = tune.with_resources(tune.with_parameters(trial_loop, work=work), held)
     tune.Tuner(
@@ -154,8 +151,8 @@ def _fit(work: Work, limits: Limits, ended: Ended, storage: Path) -> None:
     ).fit()
 
 
-def _told(error: Exception, work: Work) -> dict[str, Any]:
-    """What a trial reports of an error, and what becomes of the trial then."""
+def _failure_report(error: Exception, work: TrialContext) -> dict[str, Any]:
+    """What a trial reports about an error, and what happens to the trial."""
     from ray.exceptions import RayError
 
     away = isinstance(error, NoRoom | RayError) or getattr(error, "away", False)
@@ -173,7 +170,7 @@ def _told(error: Exception, work: Work) -> dict[str, Any]:
     }
 
 
-def trial_loop(config: Mapping[str, Any], work: Work) -> None:
+def trial_loop(config: Mapping[str, Any], work: TrialContext) -> None:
     """One trial, in a process of Ray Tune; whatever goes wrong in it is reported, not raised."""
     import ray
     from ray import tune
@@ -199,10 +196,10 @@ def trial_loop(config: Mapping[str, Any], work: Work) -> None:
         )
     except Exception as error:
         seconds = config["seconds"] + time.monotonic() - start
-        told = _told(error, work)
-        if told["away"]:
+        outcome = _failure_report(error, work)
+        if outcome["away"]:
             time.sleep(AWAY_SECONDS)
-        tune.report({**told, "seconds": seconds})
+        tune.report({**outcome, "seconds": seconds})
     finally:
         if torch.cuda.is_available():
             torch.cuda.empty_cache()  # the next trial may work next to others on this GPU

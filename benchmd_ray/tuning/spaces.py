@@ -15,10 +15,8 @@ from benchmd_ray.data.cards import cards
 from benchmd_ray.errors import BenchmdError, shown, unknown_name
 from benchmd_ray.files.atomic import resource_folder
 from benchmd_ray.modality.modalities import Modality, modalities
+from benchmd_ray.models.encoder import require_option
 from benchmd_ray.models.networks import NETWORK as TRANSFORMER
-from benchmd_ray.models.resnet import require_option
-from benchmd_ray.models.segmentation_networks import require_segmentation_option
-from benchmd_ray.models.xresnet import require_xresnet_option
 from benchmd_ray.schema.plain_yaml import read_yaml_file
 from benchmd_ray.settings.definition import LABEL_SETTINGS, Settings
 from benchmd_ray.ssl import SCRATCH
@@ -90,7 +88,7 @@ def _built_in(technique: str, setting: str, modality: Modality) -> Path:
     if stem is None:
         raise BenchmdError(
             f"there is no built-in search space for pretraining by {technique!r} (there are those "
-            f"of {', '.join(SPACES)}): give one of your own with --space FILE; its format is in "
+            f"of {', '.join(SPACES)}): give your own with --space FILE; its format is in "
             "search_spaces/README.md."
         )
     return resource_folder("search_spaces") / f"{stem}.yaml"
@@ -111,8 +109,8 @@ def _chosen_entries(content: Mapping[Any, Any], scope: Scope) -> dict[str, Any]:
     """Entries of a file with the changes for the scope's modality, setting and technique."""
     written = {str(name): entry for name, entry in content.items() if name not in OVERRIDES}
     entries = dict(written)
-    own = (scope.modality.signal.groups, (scope.setting,), (scope.technique,))
-    for key, chosen in zip(OVERRIDES, own, strict=True):
+    selected = (scope.modality.signal.groups, (scope.setting,), (scope.technique,))
+    for key, chosen in zip(OVERRIDES, selected, strict=True):
         groups = _mapping(content.get(key) or {}, f"{scope.where}, {key}")
         for group, changes in groups.items():
             _require_group(key, str(group), scope)
@@ -173,10 +171,7 @@ def _change(entries: dict[str, Any], name: str, change: Any, where: str) -> None
 def starting_at(space: Space, settings: Settings, held: Collection[str] = ()) -> Space:
     """The space with the settings that a search starts from as its start.
 
-    Args:
-        space: The space.
-        settings: What the first trial takes.
-        held: Names of settings that keep their value.
+    Settings named in ``held`` keep their value.
 
     Raises:
         BenchmdError: A held name is not in the space, nothing is left to search, or the search
@@ -236,8 +231,6 @@ def _require_options(space: Space, settings: Settings) -> None:
                 )
             for value in parameter.values or (parameter.low, parameter.high):
                 require_option(network, option, value)
-                require_segmentation_option(network, option, value)
-                require_xresnet_option(network, option, value)
 
 
 def _require_blocks(space: Space, settings: Settings) -> None:
@@ -276,9 +269,6 @@ def shared(spaces: Sequence[Space]) -> Space:
 
     It has the settings that all have, each with the values that all allow. One that is left with a
     single value is excluded, since every modality starts at it.
-
-    Args:
-        spaces: One per modality, each with its start.
 
     Raises:
         BenchmdError: The spaces share nothing, or differ in how they vary a setting, in its values

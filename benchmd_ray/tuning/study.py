@@ -65,7 +65,7 @@ from benchmd_ray.tuning.racing import (
     promoted,
     rungs,
 )
-from benchmd_ray.tuning.samplers import Direction, Shown, proposed
+from benchmd_ray.tuning.samplers import Direction, SamplerTrial, proposed
 from benchmd_ray.tuning.spaces import Space
 
 ASHA = (REDUCTION, REDUCTION - 1)
@@ -153,12 +153,12 @@ class Study:
         Raises:
             Damaged: It is noted of one.
         """
-        for trial in self._held:
+        for trial in self._frozen:
             if fault := noted_fault(trial, self.space):
                 raise Damaged(self._path, f"trial {trial.number} has {fault}", REMEDY)
 
     @property
-    def _held(self) -> list[FrozenTrial]:
+    def _frozen(self) -> list[FrozenTrial]:
         return self._study.get_trials(deepcopy=False)
 
     def _over(self) -> Over | None:
@@ -168,13 +168,15 @@ class Study:
 
     def unfinished(self) -> list[Job]:
         """Evaluations that were begun and whose end is not noted, in the order of their trials."""
-        found = (self._job(trial) for trial in self._held)
-        return [job for job in found if job is not None]
+        jobs = (self._job(trial) for trial in self._frozen)
+        return [job for job in jobs if job is not None]
 
     def _job(self, trial: FrozenTrial) -> Job | None:
         """What a trial was granted and has not done."""
         done = evaluations_of(trial)
-        left = tuple(each for each in trial.user_attrs[GRANTED] if each not in done)
+        left = tuple(
+            evaluation for evaluation in trial.user_attrs[GRANTED] if evaluation not in done
+        )
         if trial.state.is_finished() or not left:
             return None
         seconds = float(trial.user_attrs.get(SECONDS, 0.0))
@@ -182,13 +184,13 @@ class Study:
 
     def left(self, number: int) -> tuple[int, ...]:
         """Evaluations that a trial was granted and has not done."""
-        job = self._job(self._held[number])
+        job = self._job(self._frozen[number])
         return () if job is None else job.evaluations
 
     @property
     def begun(self) -> int:
         """Trials that were begun, however they ended."""
-        return len(self._held)
+        return len(self._frozen)
 
     def propose(self) -> Job:
         """Begin another trial: the start, then what comes first, then what the sampler proposes."""
@@ -196,19 +198,19 @@ class Study:
         method = self.method
         seed = derived_seed(method.seed, number) % 2**32
         if number < len(self._first):
-            made = fixed_trial(self.space, self._first[number])
+            proposal = fixed_trial(self.space, self._first[number])
         else:
-            made = proposed(self.space, method.sampler, seed, self._shown(), self._directions)
+            proposal = proposed(self.space, method.sampler, seed, self._shown(), self._directions)
         granted = self._rungs[0]
         self._study.add_trial(
             create_trial(
                 state=TrialState.RUNNING,
-                params=made.params,
-                distributions=made.distributions,
+                params=proposal.params,
+                distributions=proposal.distributions,
                 user_attrs={GRANTED: list(range(granted)), STARTED: _now()},
             )
         )
-        job = self._job(self._held[number])
+        job = self._job(self._frozen[number])
         assert job is not None  # it has just been granted
         return replace(job, resumed=False)
 
@@ -218,18 +220,18 @@ class Study:
         every = self.method.evaluations
         return rungs(every) if self.method.stopping == "racing" else (every,)
 
-    def _shown(self) -> list[Shown]:
+    def _shown(self) -> list[SamplerTrial]:
         """All trials as a sampler is to see them now."""
-        found = []
-        for trial, known in zip(self._held, self.trials(), strict=True):
-            if known.state == "failed" or not trial.params:
+        visible = []
+        for trial, summary in zip(self._frozen, self.trials(), strict=True):
+            if summary.state == "failed" or not trial.params:
                 continue
             score: tuple[float, ...] | None = None
-            if known.evaluations:
-                score = (known.score, known.cost) if self.method.cost else (known.score,)
-            curve = dict(known.curve) if trial.state is TrialState.PRUNED else None
-            found.append(Shown(trial.params, trial.distributions, score, curve))
-        return found
+            if summary.evaluations:
+                score = (summary.score, summary.cost) if self.method.cost else (summary.score,)
+            curve = dict(summary.curve) if trial.state is TrialState.PRUNED else None
+            visible.append(SamplerTrial(trial.params, trial.distributions, score, curve))
+        return visible
 
     def promote(self) -> Job | None:
         """Grant more evaluations to a trial that has earned them; None: none has.
@@ -239,7 +241,7 @@ class Study:
         granted = {number: self.granted(number) for number in range(self.begun)}
         most = max(granted.values(), default=0)
         for rung, following in reversed(list(itertools.pairwise(self._rungs))):
-            at = {t.number: t for t in self._held if self._goes_on(t, rung)}
+            at = {t.number: t for t in self._frozen if self._goes_on(t, rung)}
             number = promoted(self._goodness(at, rung), granted, rung)
             if 0 in at and granted[0] <= rung and (number is not None or most > rung):
                 number = 0
@@ -252,41 +254,37 @@ class Study:
 
     def granted(self, number: int) -> int:
         """Evaluations of the race that a trial was granted; none before it begins."""
-        held = self._held[number].user_attrs[GRANTED] if number < self.begun else ()
-        return sum(each < self.method.evaluations for each in held)
+        granted = self._frozen[number].user_attrs[GRANTED] if number < self.begun else ()
+        return sum(evaluation < self.method.evaluations for evaluation in granted)
 
     @staticmethod
     def _goes_on(trial: FrozenTrial, rung: int) -> bool:
         """Whether a trial has all evaluations of a rung."""
         done = evaluations_of(trial)
-        return not trial.state.is_finished() and all(each in done for each in range(rung))
+        return not trial.state.is_finished() and all(number in done for number in range(rung))
 
     def _goodness(self, trials: Mapping[int, FrozenTrial], rung: int) -> dict[int, float]:
         """Of trials at their first evaluations, so many as the rung has; the higher the better."""
-        found = {}
+        goodness = {}
         for number, trial in trials.items():
             done = evaluations_of(trial)
-            scores = [score for each in range(rung) for score in done[each].values()]
-            found[number] = math.fsum(scores) / len(scores)
-        return found
+            scores = [score for evaluation in range(rung) for score in done[evaluation].values()]
+            goodness[number] = math.fsum(scores) / len(scores)
+        return goodness
 
     def _grant(self, number: int, evaluations: Sequence[int]) -> Job | None:
         """Grant evaluations to a trial next to those that it has; None: it has them all."""
-        trial = self._held[number]
+        trial = self._frozen[number]
         granted = list(dict.fromkeys([*trial.user_attrs[GRANTED], *evaluations]))
         if granted != trial.user_attrs[GRANTED]:
             self._handle(number).set_user_attr(GRANTED, granted)
-        job = self._job(self._held[number])
+        job = self._job(self._frozen[number])
         return None if job is None else replace(job, resumed=False)
 
     def confirm(self, budget: Numbers = (), left: float = math.inf) -> Job | None:
         """Grant fresh evaluations, a cut at a time, to the start and to the finalists in turn.
 
         None: all have those that they need, or there is nothing to choose between, or nothing left.
-
-        Args:
-            budget: Whose race is over with that.
-            left: Evaluations that may be begun.
         """
         racing = (job.evaluations[0] < self.method.evaluations for job in self.unfinished())
         wanted = self._wanted(budget)
@@ -313,7 +311,7 @@ class Study:
         for finalist in self.finalists(budget):
             for batch in batches:
                 for number in (0, finalist):
-                    if not set(batch) <= set(self._held[number].user_attrs[GRANTED]):
+                    if not set(batch) <= set(self._frozen[number].user_attrs[GRANTED]):
                         return number, batch
                 if any(set(batch) & set(self.left(number)) for number in (0, finalist)):
                     return None  # whether it goes on is not known yet
@@ -327,9 +325,9 @@ class Study:
         """Evaluations that a cut takes: the start's is followed by that of a finalist."""
         if number == 0:
             return 2 * len(batch)
-        others = (t.user_attrs[GRANTED] for t in self._held if t.number not in (0, number))
-        known = any(set(batch) & set(granted) for granted in others)
-        return len(batch) if known else 0  # the start's was begun for this one
+        others = (t.user_attrs[GRANTED] for t in self._frozen if t.number not in (0, number))
+        is_begun = any(set(batch) & set(granted) for granted in others)
+        return len(batch) if is_begun else 0  # the start's was begun for this one
 
     def undecided(self, budget: Numbers = ()) -> bool:
         """Whether finalists have not had all evaluations that they need."""
@@ -340,10 +338,10 @@ class Study:
     def _has_had_its_turn(self, finalist: int, trials: Sequence[Trial]) -> bool:
         """Whether nothing more is to be evaluated of a trial that was compared with the start."""
         compared = [trial for trial in trials if trial.tested or trial.number == 0]
-        known = finalist, sum(len(trial.evaluations) + len(trial.fresh) for trial in compared)
-        if known not in self._turns:
-            self._turns[known] = self._looked_at(finalist, trials)
-        return self._turns[known]
+        turn = finalist, sum(len(trial.evaluations) + len(trial.fresh) for trial in compared)
+        if turn not in self._turns:
+            self._turns[turn] = self._looked_at(finalist, trials)
+        return self._turns[turn]
 
     def _looked_at(self, finalist: int, trials: Sequence[Trial]) -> bool:
         batches = self.method.batches
@@ -370,7 +368,7 @@ class Study:
 
     def _note_tested(self, number: int) -> None:
         """Note the position of a trial in the order in which they are compared with the start."""
-        tested = [int(trial.user_attrs.get(TESTED, 0)) for trial in self._held]
+        tested = [int(trial.user_attrs.get(TESTED, 0)) for trial in self._frozen]
         if number and not tested[number]:
             self._handle(number).set_user_attr(TESTED, max(tested) + 1)
 
@@ -387,21 +385,17 @@ class Study:
     def _above(self, number: int, evaluations: Sequence[int]) -> bool:
         """Whether a trial is above the start on fresh evaluations that both have."""
         trials = self.trials()
-        own, start = dict(trials[number].fresh), dict(trials[0].fresh)
-        return math.fsum(own.get(e, 0.0) - start.get(e, 0.0) for e in evaluations) > 0
+        scores, start = dict(trials[number].fresh), dict(trials[0].fresh)
+        return math.fsum(scores.get(e, 0.0) - start.get(e, 0.0) for e in evaluations) > 0
 
     @property
     def hopeless(self) -> bool:
         """Whether the start failed, with which all that is evaluated again is compared."""
-        failed = bool(self._held) and self._held[0].state is TrialState.FAIL
+        failed = bool(self._frozen) and self._frozen[0].state is TrialState.FAIL
         return failed and self.method.choosing == "confirmed"
 
     def finalists(self, budget: Numbers = ()) -> tuple[int, ...]:
-        """Numbers of the best few trials above the start: those with the most evaluations first.
-
-        Args:
-            budget: Of the race; those that had their turn after one before are none any more.
-        """
+        """Numbers of the best few trials above the start: those with the most evaluations first."""
         trials = self.trials()
         if not trials or not trials[0].evaluations or self.hopeless:
             return ()
@@ -419,15 +413,13 @@ class Study:
 
     def confirmed(self) -> dict[int, dict[int, float]]:
         """Fresh evaluations of the start and of finalists, by trial and number, in whole cuts."""
-        found: dict[int, dict[int, float]] = {}
+        confirmed: dict[int, dict[int, float]] = {}
         for trial in self.trials():
-            if trial.state == "failed":
-                continue
-            own = dict(trial.fresh)
-            whole = [batch for batch in self.method.batches if all(each in own for each in batch)]
-            if whole:
-                found[trial.number] = {each: own[each] for batch in whole for each in batch}
-        return found
+            fresh = dict(trial.fresh)
+            whole = [batch for batch in self.method.batches if fresh.keys() >= set(batch)]
+            if trial.state != "failed" and whole:
+                confirmed[trial.number] = {e: fresh[e] for batch in whole for e in batch}
+        return confirmed
 
     def decision(
         self,
@@ -436,32 +428,28 @@ class Study:
     ) -> Decision | None:
         """What is chosen by fresh evaluations; None while there are none to choose by.
 
-        Args:
-            ratio: Validation records over training records of an evaluation.
-            sampling: By trial, see `tuning.sampling`.
+        ``ratio``: validation records over training records of an evaluation.
         """
-        found = self.confirmed()
-        start = found.pop(0, None)
-        if start is None or not found or self.method.choosing == "highest":
+        fresh = self.confirmed()
+        start = fresh.pop(0, None)
+        if start is None or not fresh or self.method.choosing == "highest":
             return None
         common = {
-            number: {each: score for each, score in own.items() if each in start}
-            for number, own in found.items()
+            number: {e: score for e, score in scores.items() if e in start}
+            for number, scores in fresh.items()
         }
-        common = {number: own for number, own in common.items() if own}
+        common = {number: scores for number, scores in common.items() if scores}
         if not common:
             return None
-        held = {trial.number: dict(trial.evaluations) for trial in self.trials()}
+        trials = self.trials()
+        first = dict(trials[0].evaluations)
         race = {
-            number: [
-                score - held[0][each] for each, score in held[number].items() if each in held[0]
-            ]
+            number: [score - first[e] for e, score in trials[number].evaluations if e in first]
             for number in common
         }
-        tested = {trial.number: trial.tested for trial in self.trials()}
         levels = {
-            number: level_of(tested[number], len(own) // FOLDS, len(self.method.batches))
-            for number, own in common.items()
+            number: level_of(trials[number].tested, len(scores) // FOLDS, len(self.method.batches))
+            for number, scores in common.items()
         }
         return decided(start, common, ratio, levels, sampling, race)
 
@@ -473,54 +461,41 @@ class Study:
         The first trial, which is what the others are compared with, never is.
         """
         with self._together():
-            return self._reported(number, step, score, seconds)
-
-    def _reported(self, number: int, step: int, score: float, seconds: float) -> bool:
-        self.worked(number, seconds)
-        trial = self._held[number]
-        curve = list(trial.user_attrs.get(CURVE, []))
-        if any(point[0] == step for point in curve):  # by a process that was lost
-            return any(len(point) > 2 for point in curve)
-        stop = False
-        if number and self.method.stopping != "none":
-            every = [*curve_points(self._held), (step, score)]
-            scores = [own for at, own in every if at == step]
-            racing = self.method.stopping == "racing"
-            stop = falls_behind(score, scores, *((HALF, FEWEST) if racing else ASHA))
-        # In one line: a process may be killed after any.
-        point = [step, score, "stop"] if stop else [step, score]
-        self._handle(number).set_user_attr(CURVE, [*curve, point])
-        return stop
+            self.worked(number, seconds)
+            curve = list(self._frozen[number].user_attrs.get(CURVE, []))
+            if any(point[0] == step for point in curve):  # by a process that was lost
+                return any(len(point) > 2 for point in curve)
+            stop = False
+            if number and self.method.stopping != "none":
+                curves = [trial.user_attrs.get(CURVE, []) for trial in self._frozen]
+                scores = [value for points in curves for at, value, *_ in points if at == step]
+                racing = self.method.stopping == "racing"
+                rule = (HALF, FEWEST) if racing else ASHA
+                stop = falls_behind(score, [*scores, score], *rule)
+            # In one line: a process may be killed after any.
+            point = [step, score, "stop"] if stop else [step, score]
+            self._handle(number).set_user_attr(CURVE, [*curve, point])
+            return stop
 
     def evaluated(
         self, number: int, evaluation: int, scores: Mapping[str, float], seconds: float
     ) -> bool:
-        """Note the end of an evaluation; whether the trial can have more: a score of NaN fails it.
-
-        Args:
-            number: The trial.
-            evaluation: Which.
-            scores: By modality.
-            seconds: Worked on the trial in all.
-        """
+        """Note the end of an evaluation; False if a score of NaN ends the trial."""
         if not all(map(math.isfinite, scores.values())):
             self.ended(number, seconds=seconds, reason="its score is NaN")
             return False
         with self._together():
             self.worked(number, seconds)
-            trial, held = self._handle(number), self._held[number].user_attrs.get(EVALUATIONS, [])
-            if all(point[0] != evaluation for point in held):
-                trial.set_user_attr(EVALUATIONS, [*held, [evaluation, dict(scores)]])
+            trial, done = self._handle(number), self._frozen[number].user_attrs.get(EVALUATIONS, [])
+            if all(other != evaluation for other, _ in done):
+                trial.set_user_attr(EVALUATIONS, [*done, [evaluation, dict(scores)]])
             trial.set_user_attr(FINISHED, _now())
         return True
 
     def ended(self, number: int, *, seconds: float, reason: str = "") -> None:
         """Note that a trial failed or was stopped, and gets no further evaluation.
 
-        Args:
-            number: The trial.
-            seconds: Worked in all.
-            reason: Why it failed; empty of one that was stopped.
+        Without a reason it was stopped.
         """
         with self._together():
             self.worked(number, seconds)
@@ -532,37 +507,37 @@ class Study:
 
     def end_stopped(self) -> None:
         """End what was to stop when its process was lost, before it could be noted as ended."""
-        for trial in self._held:
+        for trial in self._frozen:
             curve = trial.user_attrs.get(CURVE, [])
             if not trial.state.is_finished() and any(len(point) > 2 for point in curve):
                 self.ended(trial.number, seconds=float(trial.user_attrs.get(SECONDS, 0.0)))
 
     def worked(self, number: int, seconds: float) -> None:
         """Note how long a trial has worked; what is new of it on the devices of this session."""
-        trial, held = self._handle(number), self._held[number].user_attrs
-        before = float(held.get(SECONDS, 0.0))
+        trial, attributes = self._handle(number), self._frozen[number].user_attrs
+        before = float(attributes.get(SECONDS, 0.0))
         more = max(0.0, seconds - before)
         if more:
             trial.set_user_attr(SECONDS, before + more)
             devices = 1.0 if number in self.whole else self.devices
-            trial.set_user_attr(HOURS, float(held.get(HOURS, 0.0)) + more / 3600 * devices)
+            trial.set_user_attr(HOURS, float(attributes.get(HOURS, 0.0)) + more / 3600 * devices)
 
     def crashed(self, number: int) -> int:
         """Note that a trial's process was lost; how often it was so far."""
-        times = int(self._held[number].user_attrs.get(CRASHES, 0)) + 1
+        times = int(self._frozen[number].user_attrs.get(CRASHES, 0)) + 1
         self._handle(number).set_user_attr(CRASHES, times)
         return times
 
     def _handle(self, number: int) -> optuna.Trial:
-        return optuna.Trial(self._study, self._held[number]._trial_id)
+        return optuna.Trial(self._study, self._frozen[number]._trial_id)
 
     # What is known.
 
     def trials(self) -> list[Trial]:
         """All trials that were begun, in their order."""
-        held = self._held
-        start = held[0] if held else None
-        return [known_trial(trial, start, self.method) for trial in held]
+        trials = self._frozen
+        start = trials[0] if trials else None
+        return [known_trial(trial, start, self.method) for trial in trials]
 
     def best(self) -> Trial | None:
         """The trial of the highest value, of those with the most evaluations; None: there is none.
@@ -576,11 +551,6 @@ class Study:
     def importance(self) -> tuple[dict[str, float], str]:
         """Share of each searched setting in the variance of the score; or why not."""
         return importance(self._shown())
-
-
-def curve_points(trials: Sequence[FrozenTrial]) -> list[tuple[int, float]]:
-    """Steps and scores that trials have reached within their first evaluation."""
-    return [(at, score) for t in trials for at, score, *_ in t.user_attrs.get(CURVE, [])]
 
 
 def fixed_trial(space: Space, values: Mapping[str, Any]) -> FrozenTrial:

@@ -64,7 +64,7 @@ class Arm:
 
 
 @dataclass(frozen=True)
-class Work:
+class TrialContext:
     """What the trials of a search have in common."""
 
     technique: str
@@ -140,7 +140,6 @@ class _Clock:
 
     @property
     def seconds(self) -> float:
-        """So far."""
         return self._before + time.monotonic() - self._start
 
     def tick(self) -> None:
@@ -157,7 +156,7 @@ class _Clock:
 
 
 def run_trial(
-    work: Work,
+    work: TrialContext,
     number: int,
     values: Mapping[str, Any],
     report: Report,
@@ -186,7 +185,7 @@ def run_trial(
     torch.set_num_threads(max(1, work.cpus))
     # A process of a driver that was killed may still be at it for seconds.
     lock = locked(work.local / "locks" / f"{number:05d}", f"trial {number}", wait=True)
-    opened = (arm.catalogs[each] for arm in work.arms for each in evaluations)
+    opened = (arm.catalogs[evaluation] for arm in work.arms for evaluation in evaluations)
     archive = Archive(work.folder, number)
     with lock, confined(opened), limited(work.memory_bytes):
         remove_idle(work.folder, number, unfinished)
@@ -199,9 +198,9 @@ def run_trial(
         for each in evaluations:
             folder = work.trial_folder(number) / f"{each:03d}"
             step, scores = _evaluated(work, values, each, folder, report, clock)
-            made = folder / "1" / OUT_OF_SAMPLE
-            if made.is_file():
-                _keep(made, work.scores_file(number, each))
+            scores_path = folder / "1" / OUT_OF_SAMPLE
+            if scores_path.is_file():
+                _keep(scores_path, work.scores_file(number, each))
                 put_scores(work.folder, work.scores_file(number, each))
             last = each == evaluations[-1]
             report(Reached(each, step, _mean(scores), scores, clock.seconds, True, last))
@@ -209,15 +208,14 @@ def run_trial(
                 remove(folder)
 
 
-def _keep(made: Path, path: Path) -> None:
-    """Keep the scores of an evaluation's records."""
+def _keep(source: Path, path: Path) -> None:
     path.parent.mkdir(exist_ok=True)
-    os.replace(made, path)
+    os.replace(source, path)
     write_hash(path)
 
 
 def _evaluated(
-    work: Work,
+    work: TrialContext,
     values: Mapping[str, Any],
     evaluation: int,
     folder: Path,
@@ -239,21 +237,16 @@ def _evaluated(
             applied(arm.settings, values), seed=seed_of(arm.settings.seed, evaluation)
         )
         inside = None if elsewhere or evaluation else reached
-        own = folder / str(place)  # a modality's name may be too long for an archive
-        one = Setup(arm, settings, arm.catalogs[evaluation], own, clock, inside, kept)
-        done[arm.modality] = work.stage.train(work, one)
+        arm_folder = folder / str(place)  # a modality's name may be too long for an archive
+        setup = Setup(arm, settings, arm.catalogs[evaluation], arm_folder, clock, inside, kept)
+        done[arm.modality] = work.stage.train(work, setup)
         if several and place < len(work.arms):
             reached(place, done)
     return (len(work.arms) if several else work.stage.last_step(settings)), done
 
 
 def seed_of(seed: int, evaluation: int) -> int:
-    """Seed of an evaluation: that of the search for the first, others for the next ones.
-
-    Args:
-        seed: Of the search.
-        evaluation: Its number.
-    """
+    """Seed of an evaluation: that of the search for the first, others for the next ones."""
     return seed if evaluation == 0 else derived_seed(seed, evaluation) % 2**31
 
 
@@ -299,7 +292,7 @@ class Stage(ABC):
         """Step at which a trial of one modality is complete."""
 
     @abstractmethod
-    def train(self, work: Work, one: Setup) -> float:
+    def train(self, work: TrialContext, setup: Setup) -> float:
         """Train; the score on the validation records."""
 
 
@@ -313,25 +306,25 @@ class Pretraining(Stage):
         """Steps of pretraining."""
         return settings.pretrain.steps
 
-    def train(self, work: Work, one: Setup) -> float:
+    def train(self, work: TrialContext, setup: Setup) -> float:
         """The AUROC at the end."""
-        total, folder, score = one.settings.pretrain.steps, one.folder / "pretrain", math.nan
+        total, folder, score = setup.settings.pretrain.steps, setup.folder / "pretrain", math.nan
         # Rungs before the checkpoint were reported by a process before this one.
         done = checkpoint_step(folder)
-        looked = work.rungs if one.reached is not None else ()
+        looked = work.rungs if setup.reached is not None else ()
         for until in (*(step for step in looked if done <= step < total), total):
             folder.mkdir(parents=True, exist_ok=True)
-            if (start := start_here(one.arm.start, work.folder)) is not None:
+            if (start := start_here(setup.arm.start, work.folder)) is not None:
                 copy_hashed(start, folder / START)
-            job = PretrainJob(one.settings, work.technique, one.catalog, folder, until=until)
-            _launched(job, one, _Ticking(one.clock))
-            linear = one.folder / f"linear-{until}"
-            alone = replace(one.settings.execution, workers=1, least_workers=0)
-            settings = replace(with_linear(one.settings), execution=alone)
-            score = _trained(TransferJob(settings, one.catalog, linear, folder), one)
+            job = PretrainJob(setup.settings, work.technique, setup.catalog, folder, until=until)
+            _launched(job, setup, _Ticking(setup.clock))
+            linear = setup.folder / f"linear-{until}"
+            alone = replace(setup.settings.execution, workers=1, least_workers=0)
+            settings = replace(with_linear(setup.settings), execution=alone)
+            score = _trained(TransferJob(settings, setup.catalog, linear, folder), setup)
             remove(linear)
             if until < total:
-                one.tell(until, score)
+                setup.tell(until, score)
         return score
 
 
@@ -344,19 +337,19 @@ class Transfer(Stage):
         """Epochs."""
         return settings.transfer.epochs
 
-    def train(self, work: Work, one: Setup) -> float:
+    def train(self, work: TrialContext, setup: Setup) -> float:
         """The score over the epochs."""
 
         def reached(epoch: int, score: float) -> None:
-            if epoch < one.settings.transfer.epochs:
-                one.tell(epoch, score)
+            if epoch < setup.settings.transfer.epochs:
+                setup.tell(epoch, score)
 
-        found = None if work.technique == SCRATCH else one.arm.upstream
-        upstream = weights_here(found, work.folder)
-        features, into = work.local / "features", one.folder / "transfer"
-        job = TransferJob(one.settings, one.catalog, into, upstream, features=features)
-        scores = one.folder / OUT_OF_SAMPLE if one.kept else None
-        return _trained(job, one, reached, scores)
+        upstream_run = None if work.technique == SCRATCH else setup.arm.upstream
+        upstream = weights_here(upstream_run, work.folder)
+        features, into = work.local / "features", setup.folder / "transfer"
+        job = TransferJob(setup.settings, setup.catalog, into, upstream, features=features)
+        scores = setup.folder / OUT_OF_SAMPLE if setup.kept else None
+        return _trained(job, setup, reached, scores)
 
 
 def stage_of(setting: str) -> Stage:
@@ -374,14 +367,14 @@ def on_workers(settings: Settings) -> bool:
     return settings.execution.workers > 1
 
 
-def _launched(job: PretrainJob | TransferJob, one: Setup, reporter: Reporter) -> None:
+def _launched(job: PretrainJob | TransferJob, setup: Setup, reporter: Reporter) -> None:
     """Run a job, in this process or on workers: there nothing reports before the end.
 
     Meanwhile its clock is looked at, too, as what is saved after an epoch has to be published
     before the next one ends. Nobody waits for that: who stops a trial begins the next one.
     """
-    with repeating(one.clock.tick, TICK_SECONDS, wait=False):
-        if on_workers(one.arm.settings):
+    with repeating(setup.clock.tick, TICK_SECONDS, wait=False):
+        if on_workers(setup.arm.settings):
             launch(job, on_ray=True)
         else:
             launch(job, reporter=reporter)
@@ -394,7 +387,6 @@ class _Ticking(SilentReporter):
         self._clock = clock
 
     def report(self, done: int, values: Mapping[str, float]) -> None:
-        """Look at the clock."""
         self._clock.tick()
 
 
@@ -405,16 +397,16 @@ chosen on the other half of the patients."""
 
 def _trained(
     job: TransferJob,
-    one: Setup,
+    setup: Setup,
     reached: Callable[[int, float], None] | None = None,
     scores: Path | None = None,
 ) -> float:
     """Run a transfer; its score on the validation records, which a file gets by record."""
     job.folder.mkdir(parents=True, exist_ok=True)
     job = replace(job, halved=True, scores_into=job.folder / LAST if scores else None)
-    watch = _Scored(job, selected_by(open_catalog(job.catalog).task), one.clock, reached)
-    _launched(job, one, watch)
-    if on_workers(one.arm.settings):
+    watch = _Scored(job, selected_by(open_catalog(job.catalog).task), setup.clock, reached)
+    _launched(job, setup, watch)
+    if on_workers(setup.arm.settings):
         watch.take(read_metrics(job.folder))
     if scores is not None:
         watch.write_scores(scores)
@@ -448,25 +440,25 @@ class _Scored(RunReporter):
     @property
     def score(self) -> float:
         """So far; NaN where no epoch could be scored."""
-        found = crossed(self._lines)
-        if math.isfinite(found):
-            return found
-        each = [line[self._name] for line in self._lines]
-        return max((score for score in each if math.isfinite(score)), default=math.nan)
+        mean = crossed(self._lines)
+        if math.isfinite(mean):
+            return mean
+        scores = [line[self._name] for line in self._lines]
+        return max((score for score in scores if math.isfinite(score)), default=math.nan)
 
     def _scores_of(self, place: int) -> Path:
         return self._folder / f"{place:06d}-{LAST}"
 
     def write_scores(self, path: Path) -> None:
         """Write what `OUT_OF_SAMPLE` holds, where there are halves."""
-        found = crossing(self._lines)
-        if found is None:
+        places = crossing(self._lines)
+        if places is None:
             return
         catalog = open_catalog(self._job.catalog)
         second = transfer_data(self._job.settings, catalog, halved=True).second_half
         assert second is not None  # halves have been scored
         first_best, second_best = (
-            np.load(self._scores_of(place), allow_pickle=False) for place in found
+            np.load(self._scores_of(place), allow_pickle=False) for place in places
         )
         np.save(path, np.where(second[:, None], first_best, second_best), allow_pickle=False)
 
@@ -486,11 +478,10 @@ class _Scored(RunReporter):
         self._lines = list(lines)
 
     def report(self, done: int, values: Mapping[str, float]) -> None:
-        """Take an epoch's values."""
         super().report(done, values)
         self._lines.append(values)
-        held = self._job.scores_into is not None
-        if held and len(self._lines) - 1 in (crossing(self._lines) or ()):
+        keeps_scores = self._job.scores_into is not None
+        if keeps_scores and len(self._lines) - 1 in (crossing(self._lines) or ()):
             os.replace(self._folder / LAST, self._scores_of(len(self._lines) - 1))
         self._clock.tick()
         if self._reached is not None and math.isfinite(self.score):

@@ -1,4 +1,4 @@
-"""Files of trials whose search is on S3: every machine works in a folder of its own.
+"""Files of trials whose search is on S3: every machine works in its own folder.
 
 A trial of a search in a folder leaves its files where the next process finds them. On S3 the scores
 of records are put at the search's address as they are made, and now and then all that a trial has
@@ -74,9 +74,7 @@ class Archive:
     def __init__(self, search: Location, number: int) -> None:
         """Nothing is asked of the bucket yet.
 
-        Args:
-            search: Folder or address of the search; with a folder, nothing here does anything.
-            number: Of the trial.
+        If the search is in a folder, nothing here does anything.
         """
         self._folder = local_folder(search) / TRIALS / f"{number:05d}"
         self._at = search / TRIALS / _name(number) if isinstance(search, Address) else None
@@ -93,7 +91,7 @@ class Archive:
             return
         self._folder.mkdir(parents=True, exist_ok=True)
         packed = self._folder.with_name(f"{TEMPORARY}{at.name}")
-        found = packed.with_suffix(".files")
+        unpacked = packed.with_suffix(".files")
         try:
             size = patiently(lambda: entries(at.parent)[0].get(at.name))
             if size is None:
@@ -101,17 +99,17 @@ class Archive:
             if 2 * size > shutil.disk_usage(self._folder).free:
                 logger.warning("there is no room for the %s bytes of %s", f"{size:,}", at)
             elif get_file(at, packed, size):
-                _unpack(packed, found)
-                if worked_seconds(found) > worked_seconds(self._folder):
+                _unpack(packed, unpacked)
+                if worked_seconds(unpacked) > worked_seconds(self._folder):
                     remove(self._folder)
-                    found.rename(self._folder)
+                    unpacked.rename(self._folder)
         except (tarfile.TarError, ValueError, OSError) as error:
             if isinstance(error, OSError) and is_disk_full(error, self._folder.parent):
                 raise
             logger.warning("%s is damaged (%s): the trial begins anew", at, error)
         finally:
             remove(packed)
-            remove(found)
+            remove(unpacked)
 
     def tick(self) -> None:
         """Put the trial's files there, if it is time; where that fails the trial continues."""
@@ -225,8 +223,8 @@ def put_scores(search: Location, path: Path) -> None:
         BucketError: The bucket cannot be reached.
     """
     if isinstance(search, Address):
-        for own in (hash_path(path), path):
-            patiently(partial(put_file, own, search / FRESH / own.name))
+        for file in (hash_path(path), path):
+            patiently(partial(put_file, file, search / FRESH / file.name))
 
 
 def get_scores(search: Location, path: Path) -> None:
@@ -236,16 +234,14 @@ def get_scores(search: Location, path: Path) -> None:
         BucketError: The bucket cannot be reached.
     """
     if isinstance(search, Address) and not path.is_file():
-        for own in (hash_path(path), path):
-            get_file(search / FRESH / own.name, own)
+        for file in (hash_path(path), path):
+            get_file(search / FRESH / file.name, file)
 
 
 def weights_here(run: Location | None, search: Location) -> Path | None:
     """Folder with the weights of a run that trials start from.
 
-    Args:
-        run: Its folder, or its address, whose weights are fetched once for all trials here.
-        search: The search.
+    Those at an address are fetched once for all trials on this machine.
 
     Raises:
         Gone: They are not there any more.
@@ -309,16 +305,12 @@ def leave_only(search: Location, numbers: Collection[int]) -> None:
 def remove_idle(search: Location, number: int, unfinished: Collection[int]) -> None:
     """Remove what other trials left on this machine for a search on S3: those that nobody needs.
 
-    Args:
-        search: The search.
-        number: The trial that works now.
-        unfinished: Trials that may go on; where nobody has worked on one for long, it works
-            elsewhere.
+    An unfinished trial that nobody has worked on for long here works elsewhere.
     """
     if isinstance(search, Path):
         return
     folder, now = local_folder(search), time.time()
-    needed = {f"{each:05d}" for each in unfinished}
+    needed = {f"{other_number:05d}" for other_number in unfinished}
     for path in (folder / TRIALS).glob("*"):
         other = path.name != f"{number:05d}" and not path.name.startswith(".")
         if other and (path.name not in needed or now - _noted(path) > IDLE_SECONDS):

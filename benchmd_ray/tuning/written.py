@@ -19,31 +19,25 @@ from benchmd_ray.settings.definition import Settings, as_dict
 from benchmd_ray.tuning.confirm import Decision
 from benchmd_ray.tuning.known import Trial
 from benchmd_ray.tuning.limits import Limits
+from benchmd_ray.tuning.parameters import applied, nested
 from benchmd_ray.tuning.records import SCORE_OF, STATES, trials_schema
-from benchmd_ray.tuning.spaces import applied
 from benchmd_ray.tuning.study import Study
-from benchmd_ray.tuning.trial import Work
+from benchmd_ray.tuning.trial import TrialContext
 
 AXES = {"seed", "tuned", "transfer.mode", "transfer.labels"}
 """Settings that a plan varies itself; a file of settings does not hold them."""
 
 
-def trial_row(trial: Trial, work: Work, chosen: Decision | None = None) -> dict[str, Any]:
-    """A trial as a row of ``trials.parquet``.
-
-    Args:
-        trial: The trial.
-        work: What all trials have in common.
-        chosen: What fresh evaluations say, once they do.
-    """
+def trial_row(trial: Trial, work: TrialContext, chosen: Decision | None = None) -> dict[str, Any]:
+    """A trial as a row of ``trials.parquet``."""
     several = len(work.arms) > 1
     settings = applied(work.arms[0].settings, trial.values)
     final = len(work.arms) if several else work.stage.last_step(settings)
     first = dict(trial.evaluations).get(0)
     curve = [*trial.curve, *([] if first is None else [(final, first)])]
     reached = curve[-1] if curve else (None, None)
-    finalists = {} if chosen is None else {one.number: one for one in chosen.finalists}
-    finalist = finalists.get(trial.number)
+    finalists = () if chosen is None else chosen.finalists
+    finalist = next((other for other in finalists if other.number == trial.number), None)
     fresh = [score for _, score in trial.fresh]
     return {
         "number": trial.number,
@@ -69,15 +63,8 @@ def trial_row(trial: Trial, work: Work, chosen: Decision | None = None) -> dict[
     }
 
 
-def write_trials(folder: Path, study: Study, work: Work, chosen: Decision | None) -> None:
-    """Write ``trials.parquet``, whole or not at all.
-
-    Args:
-        folder: Of the search.
-        study: Its trials.
-        work: What all trials have in common.
-        chosen: What fresh evaluations say, once they do.
-    """
+def write_trials(folder: Path, study: Study, work: TrialContext, chosen: Decision | None) -> None:
+    """Write ``trials.parquet``, whole or not at all."""
     modalities = [arm.modality for arm in work.arms] if len(work.arms) > 1 else []
     schema = trials_schema(study.space.as_dict(), modalities)
     schema = schema.with_metadata({OF: name_of(folder)})
@@ -87,7 +74,7 @@ def write_trials(folder: Path, study: Study, work: Work, chosen: Decision | None
 
 
 @dataclass(frozen=True)
-class Outcome:
+class SearchOutcome:
     """What a search chose."""
 
     trial: Trial
@@ -96,50 +83,35 @@ class Outcome:
     """By fresh evaluations; None where the highest value decides."""
 
 
-def outcome(study: Study, decision: Decision | None) -> Outcome | None:
-    """What a search chose so far; None while there is nothing to choose.
-
-    Args:
-        study: The trials.
-        decision: By fresh evaluations, once there is one.
-    """
+def outcome(study: Study, decision: Decision | None) -> SearchOutcome | None:
+    """What a search chose so far; None while there is nothing to choose."""
     if study.method.choosing == "highest":
         best = study.best()
-        return None if best is None else Outcome(best, None)
+        return None if best is None else SearchOutcome(best, None)
     if study.hopeless:
         return None
     trials = study.trials()
     if decision is not None:
-        return Outcome(trials[decision.number], decision)
-    return Outcome(trials[0], None) if trials and trials[0].evaluations else None
+        return SearchOutcome(trials[decision.number], decision)
+    return SearchOutcome(trials[0], None) if trials and trials[0].evaluations else None
 
 
 def write_result(
     folder: Path,
     limits: Limits,
-    work: Work,
+    work: TrialContext,
     bases: Sequence[Settings],
     spent: Mapping[str, float],
     decision: Decision | None = None,
-) -> Outcome | None:
-    """Write ``result.json`` and ``best.yaml`` once there is something to choose.
-
-    Args:
-        folder: Of the search.
-        limits: With its study.
-        work: What all trials have in common.
-        bases: The fixed protocol of each arm, from which ``best.yaml`` says what differs.
-        spent: ``seconds`` by the clock, of all sessions, and ``shared_seconds`` of what was done
-            once for all trials.
-        decision: By fresh evaluations, once there is one.
-    """
+) -> SearchOutcome | None:
+    """Write ``result.json`` and ``best.yaml`` once there is something to choose."""
     study = limits.study
     chosen = outcome(study, decision)
     if chosen is None:
         return None
     trials, best = study.trials(), chosen.trial
     shares, reason = study.importance()
-    found = [applied(arm.settings, best.values) for arm in work.arms]
+    chosen_settings = [applied(arm.settings, best.values) for arm in work.arms]
     content = {
         "best": best.number,
         "value": best.score,
@@ -151,7 +123,7 @@ def write_result(
         "importance": shares,
         "importance_reason": reason,
         "front": front(trials),
-        "settings": [as_dict(settings) for settings in found],
+        "settings": [as_dict(settings) for settings in chosen_settings],
     }
     write_hashed_json(folder / RESULT, content, of=folder)
     changes = best_settings(folder, work, bases, best)
@@ -161,17 +133,11 @@ def write_result(
 
 
 def best_settings(
-    folder: Path, work: Work, bases: Sequence[Settings], best: Trial
+    folder: Path, work: TrialContext, bases: Sequence[Settings], best: Trial
 ) -> dict[str, Any]:
     """What ``best.yaml`` says: by group, what differs from the fixed protocol.
 
     ``tuned`` names the search, unless it keeps its start: that is tuned by none.
-
-    Args:
-        folder: Of the search.
-        work: What all trials have in common.
-        bases: The fixed protocol of each arm.
-        best: The best trial.
     """
     tuned = folder.name if best.number else work.arms[0].settings.tuned
     changes: dict[str, Any] = {"tuned": tuned} if tuned else {}
@@ -206,45 +172,32 @@ def differing(base: Settings, settings: Settings) -> dict[str, Any]:
 
 
 def _flat(nested: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    found: dict[str, Any] = {}
+    flat: dict[str, Any] = {}
     for name, value in nested.items():
         if isinstance(value, Mapping):
-            found |= _flat(value, f"{prefix}{name}.")
+            flat |= _flat(value, f"{prefix}{name}.")
         else:
-            found[prefix + name] = value
-    return found
-
-
-def nested(flat: Mapping[str, Any]) -> dict[str, Any]:
-    """``{"a.b": 1}`` as ``{"a": {"b": 1}}``."""
-    found: dict[str, Any] = {}
-    for name, value in flat.items():
-        *groups, last = name.split(".")
-        inner = found
-        for group in groups:
-            inner = inner.setdefault(group, {})
-        inner[last] = value
-    return found
+            flat[prefix + name] = value
+    return flat
 
 
 def _yaml(
-    search: str, changes: Mapping[str, Any], work: Work, chosen: Outcome, first: Trial
+    search: str, changes: Mapping[str, Any], work: TrialContext, chosen: SearchOutcome, first: Trial
 ) -> str:
-    """Text of ``best.yaml``."""
     modalities = "".join(f" --modality {arm.modality}" for arm in work.arms)
     setting = work.arms[0].settings.transfer.setting
     metric, best, decision = work.metric.upper(), chosen.trial, chosen.decision
     if decision is not None:
-        said = (
+        summary = (
             f"# {metric} over fresh evaluations: {decision.expected:.4f} expected, the start "
             f"{decision.start:.4f}.\n"
         )
     else:
         start = "" if math.isnan(first.score) else f"; the start: {first.score:.4f}"
-        said = f"# {metric} on the search's validation records {best.score:.4f}{start}.\n"
+        summary = f"# {metric} on the search's validation records {best.score:.4f}{start}.\n"
     which = f"trial {best.number}" if best.number else "its start, which it keeps"
     return (
-        f"# The settings that the search {search} chose: {which}.\n{said}"
+        f"# The settings that the search {search} chose: {which}.\n{summary}"
         f"# benchmd run --catalog CATALOGS{modalities} --technique {work.technique} "
         f"--setting {setting} --settings best.yaml\n"
         + yaml.safe_dump(dict(changes), sort_keys=False, allow_unicode=True)

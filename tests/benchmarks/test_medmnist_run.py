@@ -35,7 +35,7 @@ from benchmd_ray.settings.definition import (
 )
 from benchmd_ray.tuning import trial
 from benchmd_ray.tuning.known import Trial
-from benchmd_ray.tuning.written import Outcome
+from benchmd_ray.tuning.written import SearchOutcome
 
 SMALL = updated(
     Settings(encoder=ENCODERS["tiny"]),
@@ -180,7 +180,7 @@ def test_the_winner_of_a_search_from_a_baseline_is_trained_without_its_recipe(ca
     about = {"scores": {}, "evaluations": (), "fresh": (), "curve": ()}
     times = {"seconds": 1.0, "device_hours": 0.1, "started": "", "finished": ""}
     best = Trial(3, "complete", {}, 0.9, 0.01, tested=0, reason="", **about, **times)
-    found = Searched(plan, tmp_path, (), Outcome(best, None), changes, 0.1, "CPU")
+    found = Searched(plan, tmp_path, (), SearchOutcome(best, None), changes, 0.1, "CPU")
     start, tuned = retraining_plan(tuning, [found], tmp_path, device="cpu", tflops=1.0).items
     assert start.settings.encoder.network == "resnet18"
     assert start.settings.transfer == plan.starts[0].transfer
@@ -248,7 +248,7 @@ def test_trials_of_every_network_train_and_can_open_no_test_image(catalogs, tmp_
     start = updated(SMALL, {"encoder": encoder, "transfer": {"epochs": 1}})
     start = updated(start, {"execution": {"device": "cpu", "precision": "float32"}})
     arm = trial.Arm("breastmnist", {0: inner.path}, start)
-    work = trial.Work("scratch", trial.Transfer(), (arm,), tmp_path, ())
+    work = trial.TrialContext("scratch", trial.Transfer(), (arm,), tmp_path, ())
     scores = []
     for number, values in enumerate(
         (

@@ -27,7 +27,7 @@ from benchmd_ray.tuning.limits import Budget, Limits, Place
 from benchmd_ray.tuning.method import Method
 from benchmd_ray.tuning.spaces import applied, starting_at
 from benchmd_ray.tuning.study import Study
-from benchmd_ray.tuning.trial import Arm, Transfer, Work
+from benchmd_ray.tuning.trial import Arm, Transfer, TrialContext
 from benchmd_ray.tuning.written import write_result
 
 SEARCH = ("scratch", "finetune-full")
@@ -156,7 +156,7 @@ def test_the_best_settings_load_as_they_were_whatever_the_network(start, winner,
         study.evaluated(proposal.number, 0, {kind.name: 0.75 if won else 0.5}, 1.0)
         best = proposal.values if won else None
     arm = Arm(kind.name, {0: tmp_path}, settings)
-    work = Work("scratch", Transfer(), (arm,), tmp_path, ())
+    work = TrialContext("scratch", Transfer(), (arm,), tmp_path, ())
     limits = Limits(study, Budget(), Place(1.0, 0.0, 1), lambda: False, SilentBoard())
     write_result(tmp_path, limits, work, [base], {"seconds": 1.0, "shared_seconds": 0.0})
     expected = applied(settings, best)

@@ -63,7 +63,7 @@ from benchmd_ray.service.searches import Tuning, planned_searches
 from benchmd_ray.settings.definition import updated
 from benchmd_ray.training.segmented import BASELINE, COLUMNS, fault, mask_folder
 from benchmd_ray.tuning.method import Method
-from benchmd_ray.tuning.trial import Arm, Transfer, Work, run_trial
+from benchmd_ray.tuning.trial import Arm, Transfer, TrialContext, run_trial
 
 pytest.importorskip("monai")
 
@@ -489,7 +489,11 @@ def test_a_search_varies_rate_width_patch_and_decay(catalog):
 def test_a_trial_is_scored_by_dice_on_the_inner_fold(catalog, tmp_path):
     inner = inner_catalog(catalog, tmp_path / "inner")
     arm = Arm("hippocampus-mr", {0: inner.path}, SMALL)
-    work, found, held = Work("scratch", Transfer(), (arm,), tmp_path / "search", (1,)), [], {}
+    work, found, held = (
+        TrialContext("scratch", Transfer(), (arm,), tmp_path / "search", (1,)),
+        [],
+        {},
+    )
     values = {"transfer.optimiser.lr": 3e-3, "encoder.options.width": 8}
     folder = tmp_path / "search" / "trials" / "00000" / "000" / "1" / "transfer"
 

@@ -1,12 +1,14 @@
 import json
 import re
 import sys
+import time
 from pathlib import Path
 
 import pytest
 
 from benchmd_ray.cluster import telemetry
-from benchmd_ray.cluster.telemetry import METRICS, Measured, exported
+from benchmd_ray.cluster.telemetry import METRICS, exported
+from benchmd_ray.training.reporter import MeteredReporter
 
 PROJECT = Path(__file__).resolve().parents[2]
 DASHBOARD = PROJECT / "docs" / "deploy" / "grafana.json"
@@ -25,16 +27,16 @@ class Kept:
 @pytest.fixture
 def kept(monkeypatch):
     found = {name: Kept() for name in METRICS}
-    monkeypatch.setattr(telemetry, "_connected", lambda: True)
-    monkeypatch.setattr(telemetry, "_made", found.__getitem__)
+    monkeypatch.setattr(telemetry, "connected_already", lambda: True)
+    monkeypatch.setattr(telemetry, "_metric", found.__getitem__)
     return found
 
 
 def test_a_loop_tells_its_reporter_everything_and_prometheus_its_rates(kept, monkeypatch):
     times = iter([10.0, 12.0])
-    monkeypatch.setattr(telemetry.time, "monotonic", lambda: next(times))
+    monkeypatch.setattr(time, "monotonic", lambda: next(times))
     reporter = Kept()
-    measured = Measured(reporter, "pretrain-a", samples=64)
+    measured = MeteredReporter(reporter, "pretrain-a", samples=64)
     measured.start("pretrain", 100, "steps", 20)
     measured.report(30, {"loss": 0.5, "lr": 1.0})
     measured.finish()
@@ -52,7 +54,7 @@ def test_a_loop_tells_its_reporter_everything_and_prometheus_its_rates(kept, mon
 
 def test_without_ray_nothing_is_told_and_ray_is_not_imported(monkeypatch):
     monkeypatch.delitem(sys.modules, "ray", raising=False)
-    monkeypatch.setattr(telemetry, "_made", lambda name: pytest.fail(f"{name} was told"))
+    monkeypatch.setattr(telemetry, "_metric", lambda name: pytest.fail(f"{name} was told"))
     telemetry.count("benchmd_records_built_total", 1, dataset="cpsc")
     telemetry.gauge("benchmd_plan_runs", 1, state="done")
     telemetry.observe("benchmd_run_seconds", 1, kind="pretrain")

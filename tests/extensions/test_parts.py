@@ -24,7 +24,7 @@ NO_RESULT = {
     "training/__init__.py",
     *(
         f"training/{name}.py"
-        for name in ("applied", "checkpoints", "following", "hardware", "jobs", "launch", "notice")
+        for name in ("applied", "checkpoints", "hardware", "jobs", "launch", "notice")
     ),
     *(f"training/{name}.py" for name in ("ray_train", "reporter", "restarts", "state", "weights")),
 }

@@ -13,7 +13,7 @@ from benchmd_ray.files.atomic import sha256
 from benchmd_ray.runs.files import MODEL
 from benchmd_ray.runs.history import read_history
 from benchmd_ray.service.logged import LOG
-from benchmd_ray.training.following import checkpoint_step
+from benchmd_ray.training.checkpoints import checkpoint_step
 from benchmd_ray.training.ray_train import STOP
 from benchmd_ray.training.reporter import read_metrics
 from benchmd_ray.training.restarts import RESTARTS

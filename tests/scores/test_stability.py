@@ -9,7 +9,7 @@ from scipy.stats import chi2, kendalltau, rankdata, wilcoxon
 
 from benchmd_ray.errors import BenchmdError
 from benchmd_ray.scores.stability import (
-    Place,
+    RankInterval,
     _cliques,
     critical_difference,
     drawn_ranks,
@@ -100,7 +100,7 @@ def test_ranks_of_techniques_that_a_test_tells_apart():
     assert certain.order == ("mae", "shed", "scratch")
     assert certain.rank == {"mae": (1, 1, 1), "shed": (2, 2, 2), "scratch": (3, 3, 3)}
     assert certain.tau == 1
-    assert isinstance(certain.rank["mae"], Place)
+    assert isinstance(certain.rank["mae"], RankInterval)
     p = {("mae", "scratch"): 0.01, ("mae", "shed"): 0.3, ("scratch", "shed"): 0.2}
     assert ranking_stability(values, drawn, p).rank == {
         "mae": (1, 1, 2), "shed": (2, 1, 3), "scratch": (3, 2, 3)

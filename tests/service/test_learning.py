@@ -19,8 +19,8 @@ from benchmd_ray.settings.definition import Settings, as_dict
 from benchmd_ray.storage.bucket import open_bucket
 from benchmd_ray.tuning.portfolio import (
     Candidate,
-    Kind,
     Portfolio,
+    SearchKind,
     _Model,
     chosen_settings,
     learned,
@@ -32,7 +32,7 @@ from benchmd_ray.tuning.spaces import Parameter, Space
 
 PROJECT = Path(__file__).resolve().parents[2]
 LR = "transfer.optimiser.lr"
-KIND = Kind(1, pretrained=True, mode="linear", metric="auroc")
+KIND = SearchKind(1, pretrained=True, mode="linear", metric="auroc")
 
 
 def made(store, source, modality, top, name, **more):

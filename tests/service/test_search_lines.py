@@ -7,7 +7,7 @@ import pytest
 
 from benchmd_ray.service.search_session import Searched
 from benchmd_ray.tuning.method import Method
-from benchmd_ray.tuning.written import Outcome
+from benchmd_ray.tuning.written import SearchOutcome
 
 
 @pytest.mark.parametrize(
@@ -27,6 +27,6 @@ def test_why_a_search_keeps_its_start(others, undecided, why):
     plan = SimpleNamespace(name="tune-ecg", metric="auroc", method=Method())
     start = SimpleNamespace(number=0, score=0.8, values={})
     found = Searched(
-        plan, Path("runs"), tuple(trials), Outcome(start, None), {}, 1.0, "CPU", undecided
+        plan, Path("runs"), tuple(trials), SearchOutcome(start, None), {}, 1.0, "CPU", undecided
     )
     assert f"    it keeps the start: {why}" in "\n".join(found.lines)

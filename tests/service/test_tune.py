@@ -38,8 +38,8 @@ from benchmd_ray.tuning.limits import Budget, Place
 from benchmd_ray.tuning.method import Method
 from benchmd_ray.tuning.racing import expected_evaluations
 from benchmd_ray.tuning.records import read_search
-from benchmd_ray.tuning.trial import Arm, Transfer, Work, run_trial
-from benchmd_ray.tuning.written import Outcome
+from benchmd_ray.tuning.trial import Arm, Transfer, TrialContext, run_trial
+from benchmd_ray.tuning.written import SearchOutcome
 
 SMALL = """
 encoder: tiny
@@ -216,7 +216,7 @@ def test_trials_are_scored_on_the_inner_catalog_alone(tuning, whole, tmp_path):
     arm = Arm("ecg", {0: first, 1: second}, plan.starts[0])
     for trial in whole.trials[:2]:
         told = []
-        work = Work("scratch", Transfer(), (arm,), tmp_path, ())
+        work = TrialContext("scratch", Transfer(), (arm,), tmp_path, ())
         run_trial(work, trial.number, trial.values, told.append, evaluations=(0, 1))
         whole_ones = [one for one in told if one.whole]
         assert tuple((one.evaluation, one.score) for one in whole_ones) == trial.evaluations
@@ -580,7 +580,7 @@ def test_retraining_shares_the_pretraining_that_was_not_searched(write_manifest,
     made = Tuning(choice)
     (plan,) = planned_searches(made, gpu=False)
     changes = {"tuned": "it", "transfer": {"epochs": 30}}
-    found = Searched(plan, tmp_path, (), Outcome(_trial(3), None), changes, 0.0, "CPU")
+    found = Searched(plan, tmp_path, (), SearchOutcome(_trial(3), None), changes, 0.0, "CPU")
     items = retraining_plan(made, [found], tmp_path, device="cpu", tflops=1.0).items
     kinds = pd.Series([item.kind for item in items]).value_counts().to_dict()
     assert kinds == {"pretrain": 2, "transfer": 4, "evaluate": 4}
@@ -592,7 +592,7 @@ def test_retraining_shares_the_pretraining_that_was_not_searched(write_manifest,
             tuned = item.name.startswith(plan.name)
             assert item.settings.tuned == ("it" if tuned else "")
             assert item.settings.transfer.epochs == (30 if tuned else 100)
-    start = replace(found, chosen=Outcome(_trial(0), None))
+    start = replace(found, chosen=SearchOutcome(_trial(0), None))
     assert len(retraining_plan(made, [start], tmp_path, device="cpu", tflops=1.0).items) == 6
     assert retraining_plan(made, [replace(found, chosen=None)], tmp_path, device="cpu") is None
 

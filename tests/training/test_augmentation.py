@@ -15,7 +15,7 @@ from benchmd_ray.data.batches import Worker
 from benchmd_ray.errors import BenchmdError
 from benchmd_ray.settings.definition import AugmentationSettings
 from benchmd_ray.training.augmentation import augmented, evaluated, require_applicable, values
-from benchmd_ray.training.augmentation.draws import Draws, normal
+from benchmd_ray.training.augmentation.draws import AugmentationDraws, normal
 from benchmd_ray.training.augmentation.movement import flipped, shifted, transformed
 from benchmd_ray.training.augmentation.values import (
     block,
@@ -145,7 +145,7 @@ def test_any_number_of_workers_sees_the_same(kind, together):
 
 
 def test_each_change_has_draws_of_its_own():
-    draws = Draws(4, 0, 0, Worker())
+    draws = AugmentationDraws(4, 0, 0, Worker())
     streams = [draws.uniform(3), *(draws.uniform(3, stream) for stream in range(1, 8))]
     for number, one in enumerate(streams):
         assert all(not torch.equal(one, other) for other in streams[:number])
@@ -220,7 +220,7 @@ def test_padding_counts_for_nothing_and_stays_0(kind):
     torch.testing.assert_close(values.spread(padded), values.spread(signals))
     for name in (*ALL[1:], *(OF_TIME if kind == "time" else ("blur",))):
         how = AugmentationSettings(**{name: 0.9})
-        changed = values.altered(padded, how, Draws(6, 3, 7, Worker()))
+        changed = values.altered(padded, how, AugmentationDraws(6, 3, 7, Worker()))
         assert not changed[..., signals.shape[-1] :].any(), name
         assert (changed[..., inside] != signals).any(), name
 

@@ -68,7 +68,7 @@ def test_the_average_follows_its_formula(decay):
         optimiser.zero_grad()
         average.update(step)
         history.append(copy.deepcopy(module.state_dict()))
-    with average.shown():
+    with average.in_use():
         shown = copy.deepcopy(module.state_dict())
     for name, value in shown.items():
         if value.is_floating_point():  # weights and running statistics
@@ -86,7 +86,7 @@ def test_the_module_has_its_weights_back_after_an_error():
     average, before = Average(module, 0.9), module.weight.detach().clone()
     with torch.no_grad():
         module.weight.add_(1)
-    with pytest.raises(ValueError, match="within"), average.shown():  # noqa: PT012
+    with pytest.raises(ValueError, match="within"), average.in_use():  # noqa: PT012
         assert torch.equal(module.weight, before)
         raise ValueError("within")
     assert torch.equal(module.weight, before + 1)
@@ -171,7 +171,7 @@ def test_deepspeed_averages_as_plain_torch_does(stage):
         engine = kind(nn.Linear(3, 2), OptimiserSettings(), execution, Worker())
         average = Average(engine.module, 0.6)
         stepped(engine, average)
-        with average.shown():
+        with average.in_use():
             found.append(engine.weights())
         found.append(stepped(engine, average).weights())  # as if it had not been shown
     for name in found[0]:

@@ -250,7 +250,7 @@ def test_what_workers_were_lost_of_is_told_in_a_line():
     def failed(**failures):
         error = ValueError("Training failed due to worker errors:\n…")
         error.worker_failures = {int(rank[1:]): failure for rank, failure in failures.items()}
-        return restarts.lost(error, 3)
+        return restarts.end_of(error, 3)
 
     class ActorDiedError(Exception):
         """As Ray's, by name."""
@@ -258,14 +258,14 @@ def test_what_workers_were_lost_of_is_told_in_a_line():
     died = ActorDiedError("The actor died.\n\tclass_name: W\n\tpid: 71\n\tip: 10.0.0.3\nand …")
     broken = RuntimeError("[tcp/pair.cc:534] Connection closed by peer\nmore")
     waited = RuntimeError("Timed out waiting 10000ms for recv operation to complete")
-    assert failed(r0=broken, r2=died) == restarts.Lost(
+    assert failed(r0=broken, r2=died) == restarts.JobEnd(
         "lost", "worker 2 of 3 is gone (pid 71, ip 10.0.0.3)"
     )
     assert failed(r1=broken).reason == "worker 1 of 3 lost the connection to another"
     assert failed(r0=ValueError("odd\n…")).reason == "worker 0 of 3 says 'odd'"
     assert failed(r0=waited, r1=broken).event == "stalled"
     assert failed(r0=waited, r1=died).event == "lost"  # the others waited for what is gone
-    assert restarts.lost(ValueError("no controller\n…"), 2).reason == "no controller"
+    assert restarts.end_of(ValueError("no controller\n…"), 2).reason == "no controller"
 
 
 def test_more_workers_than_gpus_are_refused(make_job):

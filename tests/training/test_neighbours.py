@@ -11,7 +11,7 @@ from benchmd_ray.data.batches import Worker
 from benchmd_ray.data.feed import read_columns
 from benchmd_ray.data.map_style import SplitDataset
 from benchmd_ray.errors import BenchmdError
-from benchmd_ray.models.neighbours import LEAST, TEMPERATURE, Neighbours
+from benchmd_ray.models.neighbours import LEAST, TEMPERATURE, NearestNeighbours
 from benchmd_ray.settings.definition import TransferSettings
 from benchmd_ray.training.jobs import TransferJob, transfer_result
 from benchmd_ray.training.predict import classified
@@ -35,7 +35,7 @@ def test_shares_of_votes_are_those_of_scikit_learn(nearest):
     features, seen = draws.normal(size=(40, 6)), draws.normal(size=(30, 6))
     classes = np.arange(40) % 3
     targets = torch.from_numpy(np.eye(3)[classes])
-    head = Neighbours(torch.from_numpy(features), targets, "single-label", nearest)
+    head = NearestNeighbours(torch.from_numpy(features), targets, "single-label", nearest)
     found = head(torch.from_numpy(seen)).softmax(dim=1).numpy()
     expected = peer(features, classes, nearest).predict_proba(seen)
     np.testing.assert_allclose(found, expected, atol=1e-5)
@@ -46,7 +46,9 @@ def test_an_unknown_label_has_no_vote_on_its_class():
     draws = np.random.default_rng(1)
     features, seen = draws.normal(size=(20, 4)), draws.normal(size=(7, 4))
     targets = draws.integers(-1, 2, (20, 2))
-    head = Neighbours(torch.from_numpy(features), torch.from_numpy(targets), "multi-label", 6)
+    head = NearestNeighbours(
+        torch.from_numpy(features), torch.from_numpy(targets), "multi-label", 6
+    )
     found = head(torch.from_numpy(seen)).sigmoid().numpy()
     for row, one in enumerate(seen):
         cosine = features @ one / np.linalg.norm(features, axis=1) / np.linalg.norm(one)
@@ -60,7 +62,7 @@ def test_an_unknown_label_has_no_vote_on_its_class():
 
 def test_a_class_that_no_neighbour_knows_has_the_share_of_all_records():
     targets = torch.tensor([[-1.0, 1.0, -1.0], [1.0, 0.0, -1.0], [0.0, 0.0, -1.0]])
-    head = Neighbours(torch.eye(3), targets, "multi-label", 1)
+    head = NearestNeighbours(torch.eye(3), targets, "multi-label", 1)
     share = head(torch.tensor([[1.0, 0.0, 0.0]])).sigmoid()
     assert share[0].tolist() == pytest.approx([0.5, 1 - LEAST, LEAST], rel=1e-3)
 
@@ -68,7 +70,7 @@ def test_a_class_that_no_neighbour_knows_has_the_share_of_all_records():
 def test_known_neighbours_vote_however_far_they_are():
     targets = torch.tensor([[-1.0], [1.0], [1.0]])
     features = torch.tensor([[1.0, 0.0], [-1.0, 0.0], [0.0, -1.0]])
-    head = Neighbours(features, targets, "multi-label", 3)
+    head = NearestNeighbours(features, targets, "multi-label", 3)
     assert head(features[:1]).sigmoid().item() == pytest.approx(1 - LEAST)
 
 

@@ -20,7 +20,7 @@ from benchmd_ray.models.resnet import CONVOLUTIONS, Residual
 from benchmd_ray.runs.files import MODEL
 from benchmd_ray.settings.definition import ENCODERS, EncoderSettings
 from benchmd_ray.training.jobs import TransferJob
-from benchmd_ray.training.stochastic_depth import set_stochastic_depth
+from benchmd_ray.training.layers import set_stochastic_depth
 from benchmd_ray.training.transfer import transfer
 
 TINY = replace(ENCODERS["tiny"], dropout=0.0)

@@ -12,8 +12,8 @@ from benchmd_ray.tuning.method import Method
 from benchmd_ray.tuning.portfolio import (
     VERSION,
     Candidate,
-    Kind,
     Portfolio,
+    SearchKind,
     chosen_settings,
     complementary,
     read_portfolio,
@@ -31,7 +31,7 @@ SPACE = Space(
         Parameter("transfer.batch_size", "int", 64, low=16, high=256, when={SCHEDULE: ("cosine",)}),
     ),
 )
-KIND = Kind(1, pretrained=True, mode="linear", metric="auroc")
+KIND = SearchKind(1, pretrained=True, mode="linear", metric="auroc")
 
 
 def candidate(dataset, values, gains, kind=KIND):

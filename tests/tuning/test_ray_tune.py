@@ -15,10 +15,10 @@ from benchmd_ray.settings.definition import Settings, updated
 from benchmd_ray.tuning.limits import Budget, Limits, Place
 from benchmd_ray.tuning.method import Method
 from benchmd_ray.tuning.ray_tune import LOST_NODES, Jobs, Judge, Watch
-from benchmd_ray.tuning.search import _after_crash, _told
+from benchmd_ray.tuning.search import _after_crash, _failure_report
 from benchmd_ray.tuning.spaces import Parameter, Space
 from benchmd_ray.tuning.study import Study
-from benchmd_ray.tuning.trial import Arm, Transfer, Work
+from benchmd_ray.tuning.trial import Arm, Transfer, TrialContext
 
 SPACE = Space("made", (Parameter("transfer.optimiser.lr", "log float", 1e-3, low=1e-5, high=0.1),))
 
@@ -36,7 +36,7 @@ def told():
 
 @pytest.fixture
 def judge(limits, told, tmp_path):
-    work = Work("mae", Transfer(), (), tmp_path, ())
+    work = TrialContext("mae", Transfer(), (), tmp_path, ())
     work.trial_folder(0).mkdir(parents=True)
     return Judge(limits, told.append, work)
 
@@ -146,7 +146,7 @@ def test_an_error_of_the_driver_ends_the_search_as_what_it_is(limits, tmp_path):
     def full(number):
         raise OSError(28, "No space left on device")
 
-    judge = Judge(limits, full, Work("mae", Transfer(), (), tmp_path, ()))
+    judge = Judge(limits, full, TrialContext("mae", Transfer(), (), tmp_path, ()))
     proposal = Jobs(limits).suggest("a")
     result = reported(failed="the loss became NaN")
     assert judge.on_trial_result(None, trial(proposal), result) == "STOP"
@@ -435,7 +435,7 @@ def test_a_trial_that_ends_ray_tune_itself_fails_the_second_time(limits, told):
     _after_crash(limits, RuntimeError("first\nit died"), told.append)
     assert limits.study.trials()[0].state == "unfinished"
     _after_crash(limits, None, told.append)
-    assert limits.study.trials()[0].reason == "its process was lost: no word of it"
+    assert limits.study.trials()[0].reason == "its process was lost: Ray Tune gave no reason"
     limits.running.clear()
     with pytest.raises(Transient, match="Ray Tune failed: it died"):
         _after_crash(limits, RuntimeError("it died"), told.append)
@@ -447,7 +447,7 @@ def test_what_follows_a_search_is_never_written_away_by_ray_tune(limits, tmp_pat
     with pytest.raises(RuntimeError, match="inheritance"):
         pickle.dumps(queue)
     for made in (
-        Judge(limits, queue.put, Work("mae", Transfer(), (), tmp_path, ())),
+        Judge(limits, queue.put, TrialContext("mae", Transfer(), (), tmp_path, ())),
         Jobs(limits),
         Watch(limits),
     ):
@@ -473,13 +473,13 @@ def test_what_follows_a_search_is_never_written_away_by_ray_tune(limits, tmp_pat
 )
 def test_what_is_wrong_around_a_trial_is_not_held_against_it(tmp_path, error, becomes):
     for folder in (tmp_path, tmp_path / "removed"):
-        found = _told(error, Work("mae", Transfer(), (), folder, ()))
+        found = _failure_report(error, TrialContext("mae", Transfer(), (), folder, ()))
         assert [name for name in ("trouble", "lost") if found[name]] == [becomes] * bool(becomes)
 
 
 def test_what_has_gone_is_gone_for_workers_too(tmp_path):
     arm = Arm("ecg", {}, updated(Settings(), {"execution": {"workers": 2}}))
-    work = Work("mae", Transfer(), (arm,), tmp_path, ())
+    work = TrialContext("mae", Transfer(), (arm,), tmp_path, ())
     for error, becomes in ((Transient("a worker was lost"), "lost"), (Gone("pruned"), "trouble")):
-        found = _told(error, work)
+        found = _failure_report(error, work)
         assert [name for name in ("trouble", "lost") if found[name]] == [becomes]

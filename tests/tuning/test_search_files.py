@@ -26,7 +26,7 @@ from benchmd_ray.tuning.method import Method
 from benchmd_ray.tuning.records import FORMAT, read_search
 from benchmd_ray.tuning.spaces import Parameter, Space, applied
 from benchmd_ray.tuning.study import Study
-from benchmd_ray.tuning.trial import Arm, Pretraining, Transfer, Work
+from benchmd_ray.tuning.trial import Arm, Pretraining, Transfer, TrialContext
 from benchmd_ray.tuning.written import differing, nested, write_result, write_trials
 
 LR, SCHEDULE = "transfer.optimiser.lr", "transfer.optimiser.schedule"
@@ -73,7 +73,7 @@ def make(tmp_path):
         )
         method = Method(**{"choosing": "highest"} | method)
         study = Study(folder / "study.log", SPACE, method, devices=DEVICES)
-        work = Work("mae", stage or Transfer(), arms, folder, (1, 2))
+        work = TrialContext("mae", stage or Transfer(), arms, folder, (1, 2))
         place = Place(DEVICES, 0.0, 1)
         limits = Limits(study, Budget(), place, lambda: False, SilentBoard())
         plan = {

@@ -410,8 +410,8 @@ def test_a_file_that_is_not_valid_is_refused(own, content, message):
     [
         ({}, "expected a setting and a list of its values"),
         ({"pretrain.optimiser.shedule": ["cosine"]}, "Did you mean 'pretrain.optimiser.schedule'"),
-        ({"pretrain.steps": [1]}, "pretrain.steps, expected one that stands before it"),
-        ({WARM_UP: [1]}, "expected one that stands before it"),
+        ({"pretrain.steps": [1]}, "pretrain.steps, expected a setting above it in the file"),
+        ({WARM_UP: [1]}, "expected a setting above it in the file"),
         ({LR: [1]}, "of the kind log float, expected a choice"),
         ({SCHEDULE: ["step"]}, "expected a list of its values: constant, cosine"),
         ({SCHEDULE: "cosine"}, "expected a list of its values"),

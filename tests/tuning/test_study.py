@@ -357,7 +357,7 @@ def test_a_line_that_was_cut_off_is_removed_and_damage_is_named(make, tmp_path):
     complete(make(), 1)
     assert len(make().trials()) == 3
     path.write_bytes(b"nonsense\n" + whole)
-    with pytest.raises(BenchmdError, match=r"study\.log is damaged: .*Put a copy in its place"):
+    with pytest.raises(BenchmdError, match=r"study\.log is damaged: .*Restore it from a copy"):
         make()
 
 

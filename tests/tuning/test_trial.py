@@ -21,12 +21,12 @@ from benchmd_ray.training.jobs import RESULT, PretrainJob, TransferJob
 from benchmd_ray.training.launch import launch
 from benchmd_ray.training.reporter import SilentReporter, read_metrics
 from benchmd_ray.training.selection import crossed
-from benchmd_ray.tuning.sampling import Records, sampled
+from benchmd_ray.tuning.sampling import ValidationRecords, sampled
 from benchmd_ray.tuning.spaces import applied
 from benchmd_ray.tuning.trial import (
     Pretraining,
     Transfer,
-    Work,
+    TrialContext,
     limited,
     run_trial,
     seed_of,
@@ -45,7 +45,9 @@ def work(tmp_path, arm):
     def make(*arms, stage=None, rungs=(1, 3), technique="mae", name="search", **changes):
         folder = tmp_path / name
         folder.mkdir(exist_ok=True)
-        return Work(technique, stage or Transfer(), arms or (arm(),), folder, rungs, **changes)
+        return TrialContext(
+            technique, stage or Transfer(), arms or (arm(),), folder, rungs, **changes
+        )
 
     return make
 
@@ -131,7 +133,7 @@ def test_scores_of_records_are_kept_of_fresh_evaluations(
     assert not (search.folder / "fresh").exists()
     run_trial(search, 3, {LR: 0.01}, told, evaluations=(5,))
     scores = np.load(search.scores_file(3, 5))
-    records = Records.of(inner[5], made.settings)
+    records = ValidationRecords.of(inner[5], made.settings)
     targets = records.targets
     halves = [
         np.mean(

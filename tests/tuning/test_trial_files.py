@@ -18,7 +18,7 @@ from benchmd_ray.storage.bucket import open_bucket
 from benchmd_ray.storage.location import Address
 from benchmd_ray.training.checkpoints import checkpoint_step
 from benchmd_ray.tuning import trial, trial_files
-from benchmd_ray.tuning.trial import Pretraining, Transfer, Work, run_trial
+from benchmd_ray.tuning.trial import Pretraining, Transfer, TrialContext, run_trial
 from benchmd_ray.tuning.trial_files import (
     Archive,
     get_scores,
@@ -70,7 +70,7 @@ def test_another_machine_goes_on_from_the_newest_checkpoint(
         bucket.write(name, (pretrained_ecg / name).read_bytes())
     own = arm(*FINETUNE, upstream=None if stage.pretrains else upstream)
     values = {LR: 1e-2}
-    work = Work("mae", stage, (own,), search, (1, 3))
+    work = TrialContext("mae", stage, (own,), search, (1, 3))
     calm = replace(work, folder=tmp_path / "calm", arms=(arm(*FINETUNE),))
     whole, first, second = Told(), Told(3), Told()
     run_trial(calm, 0, values, whole)
@@ -89,7 +89,8 @@ def test_another_machine_goes_on_from_the_newest_checkpoint(
 
 def test_a_short_trial_that_is_new_asks_nothing_of_the_bucket(arm, machine):
     """Where nothing listens, whatever is asked fails."""
-    work = Work("scratch", Transfer(), (arm(*FINETUNE),), Address("s3://no/study/searches/a"), ())
+    search = Address("s3://no/study/searches/a")
+    work = TrialContext("scratch", Transfer(), (arm(*FINETUNE),), search, ())
     told = Told()
     run_trial(work, 0, {}, told, resumed=False)
     assert told.scores[-1][-1]

@@ -13,7 +13,7 @@ from benchmd_ray.errors import BenchmdError
 from benchmd_ray.modality.signals import Signal
 from benchmd_ray.modality.tasks import Task
 from benchmd_ray.settings.definition import AugmentationSettings
-from benchmd_ray.training.augmentation.draws import Draws
+from benchmd_ray.training.augmentation.draws import AugmentationDraws
 from benchmd_ray.training.augmentation.evaluation import evaluated
 from benchmd_ray.training.augmentation.mixing import mixed
 from benchmd_ray.training.augmentation.movement import moved
@@ -34,31 +34,18 @@ def augmented(
 ) -> torch.Tensor:
     """A worker's signals of a training step, each changed by itself.
 
-    Args:
-        signals: (batch, *input_shape), normalised, on the worker's device: this worker's share of
-            the step; the others' are as long.
-        how: The strengths.
-        seed: Of the run.
-        step: Number of the step.
-        worker: Whose share it is.
+    The signals are normalised, (batch, *input_shape), and this worker's share of the step; the
+    other workers' shares are as long.
     """
-    draws = Draws(len(signals), seed, step, worker)
+    draws = AugmentationDraws(len(signals), seed, step, worker)
     return altered(moved(signals, how, draws), how, draws)
 
 
 def augmented_masks(
     masks: torch.Tensor, how: AugmentationSettings, seed: int, step: int, worker: Worker
 ) -> torch.Tensor:
-    """The masks of a worker's signals of a training step, moved as `augmented` moves these.
-
-    Args:
-        masks: (batch, *extents).
-        how: The strengths.
-        seed: Of the run.
-        step: Number of the step.
-        worker: Whose share it is.
-    """
-    draws = Draws(len(masks), seed, step, worker)
+    """The masks of a worker's signals of a training step, moved as `augmented` moves these."""
+    draws = AugmentationDraws(len(masks), seed, step, worker)
     return moved(masks[:, None], how, draws, nearest=True)[:, 0]
 
 

@@ -21,7 +21,7 @@ AFFINE, BLUR, INTENSITY, NOISE, MASKING, LEADS, WANDER, MIXING = range(1, 9)
 
 
 @dataclass(frozen=True)
-class Draws:
+class AugmentationDraws:
     """Draws for a worker's share of a training step."""
 
     share: int
@@ -37,8 +37,8 @@ class Draws:
         """Numbers in [0, 1): (share, numbers), on the worker's device."""
         drawn = np.random.default_rng([AUGMENTATION, self.seed, self.step, *stream])
         every = drawn.random((self.share * self.worker.world, numbers), np.float32)
-        own = every[self.worker.rank * self.share :][: self.share]
-        return to_device(np.ascontiguousarray(own), self.worker.device)
+        share = every[self.worker.rank * self.share :][: self.share]
+        return to_device(np.ascontiguousarray(share), self.worker.device)
 
     def together(self, how: AugmentationSettings) -> dict[str, torch.Tensor]:
         """Numbers of those of `TOGETHER` that are on: (share, numbers) each."""

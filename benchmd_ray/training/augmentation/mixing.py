@@ -17,7 +17,7 @@ from benchmd_ray.data.batches import Batch, Worker, to_device
 from benchmd_ray.modality.tasks import EXCLUSIVE, UNKNOWN, TaskKind
 from benchmd_ray.settings.definition import AugmentationSettings
 from benchmd_ray.training.augmentation.draws import AXES, MIXING
-from benchmd_ray.training.augmentation.movement import each
+from benchmd_ray.training.augmentation.movement import per_example
 from benchmd_ray.training.augmentation.values import block
 from benchmd_ray.training.engine import alone, gather
 from benchmd_ray.training.seeds import AUGMENTATION
@@ -50,12 +50,12 @@ def drawn_mixtures(
     """
     generator = np.random.default_rng([AUGMENTATION, seed, step, MIXING])
     cut = bool(how.cutmix) and (not how.mixup or bool(generator.random() < 0.5))
-    alpha, own = (how.cutmix if cut else how.mixup), np.flatnonzero(real)
+    alpha, rows = (how.cutmix if cut else how.mixup), np.flatnonzero(real)
     partners, shares = np.arange(len(real)), np.ones(len(real), np.float32)
     places = np.zeros((len(real), AXES), np.float32)
-    partners[own] = generator.permutation(own)
-    shares[own] = generator.beta(alpha, alpha, len(own))
-    places[own] = generator.random((len(own), AXES), np.float32)
+    partners[rows] = generator.permutation(rows)
+    shares[rows] = generator.beta(alpha, alpha, len(rows))
+    places[rows] = generator.random((len(rows), AXES), np.float32)
     return Mixtures(cut, partners, shares, places)
 
 
@@ -66,14 +66,6 @@ def mixed(
 
     Every worker calls it: the signals of a step are gathered, as a partner may be any of them.
 
-    Args:
-        batch: The share, whose targets are (batch, classes), 1, 0 or -1 (unknown).
-        how: The strengths.
-        kind: Of the task.
-        seed: Of the run.
-        step: Number of the step.
-        worker: Whose share it is.
-
     Returns:
         The share with targets between 0 and 1, or -1 where that of either is not known.
     """
@@ -82,9 +74,9 @@ def mixed(
     real = batch.rows >= 0 if alone() else gather(batch.weights).cpu().numpy() > 0
     drawn = drawn_mixtures(real, how, seed, step)
     start = worker.rank * len(batch.rows)
-    own, device = slice(start, start + len(batch.rows)), batch.signals.device
+    share, device = slice(start, start + len(batch.rows)), batch.signals.device
     partners, shares, places = (
-        to_device(values[own], device) for values in (drawn.partners, drawn.shares, drawn.places)
+        to_device(values[share], device) for values in (drawn.partners, drawn.shares, drawn.places)
     )
     others = gather(batch.signals)[partners]
     if drawn.cut:
@@ -92,7 +84,7 @@ def mixed(
         signals = torch.where(inside, others, batch.signals)
         shares = 1 - inside.flatten(1).float().mean(dim=1)  # the edges were rounded
     else:
-        signals = others + each(shares, others) * (batch.signals - others)
+        signals = others + per_example(shares, others) * (batch.signals - others)
     targets = mixed_targets(batch.targets, gather(batch.targets)[partners], shares, kind)
     return replace(batch, signals=signals, targets=targets)
 
@@ -112,9 +104,9 @@ def mixed_targets(
         float32 (batch, classes), -1 where either is not known.
     """
     if kind in EXCLUSIVE:
-        known = [(given == 1).any(dim=1, keepdim=True) for given in (targets, others)]
+        labelled = [(given == 1).any(dim=1, keepdim=True) for given in (targets, others)]
     else:
-        known = [given != UNKNOWN for given in (targets, others)]
-    own, other = (given.clamp(min=0).float() for given in (targets, others))
-    means = shares[:, None] * own + (1 - shares[:, None]) * other
-    return torch.where(known[0] & known[1], means, float(UNKNOWN))
+        labelled = [given != UNKNOWN for given in (targets, others)]
+    first, other = (given.clamp(min=0).float() for given in (targets, others))
+    means = shares[:, None] * first + (1 - shares[:, None]) * other
+    return torch.where(labelled[0] & labelled[1], means, float(UNKNOWN))

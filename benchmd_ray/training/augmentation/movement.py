@@ -10,7 +10,7 @@ from torch.nn import functional
 
 from benchmd_ray.data.batches import to_device
 from benchmd_ray.settings.definition import AugmentationSettings
-from benchmd_ray.training.augmentation.draws import AFFINE, AXES, Draws
+from benchmd_ray.training.augmentation.draws import AFFINE, AXES, AugmentationDraws
 
 ANGLE = math.pi / 6
 """Largest rotation in each plane, in radians: 30°."""
@@ -21,15 +21,16 @@ ROUNDING = 1e-6
 
 
 def moved(
-    signals: torch.Tensor, how: AugmentationSettings, draws: Draws, *, nearest: bool = False
+    signals: torch.Tensor,
+    how: AugmentationSettings,
+    draws: AugmentationDraws,
+    *,
+    nearest: bool = False,
 ) -> torch.Tensor:
     """Signals (batch, channel, *extents) with their values moved.
 
-    Args:
-        signals: Or masks, with a channel.
-        how: The strengths.
-        draws: Of the step.
-        nearest: Whether values between four places are the nearest one's, as labels of masks are.
+    With ``nearest``, values between places are those of the nearest one, as labels of masks
+    must be.
     """
     together = draws.together(how)
     if how.flip:
@@ -45,7 +46,7 @@ def moved(
 def flipped(signals: torch.Tensor, numbers: torch.Tensor, strength: float) -> torch.Tensor:
     """Each axis but the channel's mirrored where its number is below half the strength."""
     for axis in range(2, signals.dim()):
-        turned = each(numbers[:, axis - 2] < 0.5 * strength, signals)
+        turned = per_example(numbers[:, axis - 2] < 0.5 * strength, signals)
         signals = torch.where(turned, signals.flip(axis), signals)
     return signals
 
@@ -95,10 +96,10 @@ def transformed(
     theta = torch.cat([relative, relative.new_zeros(len(signals), axes, 1)], dim=2)
     grid = functional.affine_grid(theta, list(signals.shape), align_corners=False)
     mode = "nearest" if nearest else "bilinear"
-    found = functional.grid_sample(
+    moved_signals = functional.grid_sample(
         signals.float(), grid, mode=mode, padding_mode="border", align_corners=False
     )
-    return found.to(signals.dtype)
+    return moved_signals.to(signals.dtype)
 
 
 def _rotation(angles: torch.Tensor, a: int, b: int, axes: int) -> torch.Tensor:
@@ -110,6 +111,6 @@ def _rotation(angles: torch.Tensor, a: int, b: int, axes: int) -> torch.Tensor:
     return matrix
 
 
-def each(numbers: torch.Tensor, signals: torch.Tensor) -> torch.Tensor:
+def per_example(numbers: torch.Tensor, signals: torch.Tensor) -> torch.Tensor:
     """One number of each example (batch,), as broad as the signals."""
     return numbers.view(-1, *[1] * (signals.dim() - 1))

@@ -19,10 +19,10 @@ from benchmd_ray.training.augmentation.draws import (
     MASKING,
     NOISE,
     WANDER,
-    Draws,
+    AugmentationDraws,
     normal,
 )
-from benchmd_ray.training.augmentation.movement import each
+from benchmd_ray.training.augmentation.movement import per_example
 
 BLURRED = 2.0
 """Largest sd of the blur, in pixels."""
@@ -34,7 +34,9 @@ CYCLES = (0.5, 5.0)
 slow waves of sleep."""
 
 
-def altered(signals: torch.Tensor, how: AugmentationSettings, draws: Draws) -> torch.Tensor:
+def altered(
+    signals: torch.Tensor, how: AugmentationSettings, draws: AugmentationDraws
+) -> torch.Tensor:
     """Normalised signals (batch, channel, *extents) with their values changed.
 
     Padding, which is 0 in all channels (decision D3), stays so.
@@ -55,7 +57,7 @@ def altered(signals: torch.Tensor, how: AugmentationSettings, draws: Draws) -> t
     if signals is not before:
         signals = torch.where(valid(before), signals, 0.0)
     if how.shape:  # Yang et al., MedMNIST v2, section "Baseline Methods"
-        signals = signals * each(draws.together(how)["shape"][:, 0], signals)
+        signals = signals * per_example(draws.together(how)["shape"][:, 0], signals)
     return signals
 
 
@@ -66,11 +68,11 @@ def valid(signals: torch.Tensor) -> torch.Tensor:
 
 def spread(signals: torch.Tensor) -> torch.Tensor:
     """Standard deviation of each example over all its values but padding: (batch, 1, …)."""
-    held = valid(signals).expand_as(signals).flatten(1)
+    is_signal = valid(signals).expand_as(signals).flatten(1)
     values = signals.flatten(1)
-    count = held.sum(dim=1, keepdim=True).clamp(min=1)
-    deviations = (values - values.sum(dim=1, keepdim=True) / count) * held
-    return each((deviations.square().sum(dim=1) / count[:, 0]).sqrt(), signals)
+    count = is_signal.sum(dim=1, keepdim=True).clamp(min=1)
+    deviations = (values - values.sum(dim=1, keepdim=True) / count) * is_signal
+    return per_example((deviations.square().sum(dim=1) / count[:, 0]).sqrt(), signals)
 
 
 def means(signals: torch.Tensor) -> torch.Tensor:
@@ -88,7 +90,7 @@ def noisy(signals: torch.Tensor, numbers: torch.Tensor, strength: float) -> torc
         numbers: (batch, 3): of the noise's sd, and two that its values depend on.
         strength: Largest sd of the noise, over that of the example.
     """
-    deviation = strength * each(numbers[:, 0], signals) * spread(signals)
+    deviation = strength * per_example(numbers[:, 0], signals) * spread(signals)
     return signals + deviation * normal(signals.shape, numbers[:, 1:])
 
 
@@ -101,7 +103,7 @@ def scaled(signals: torch.Tensor, numbers: torch.Tensor, strength: float) -> tor
             times the example's sd.
         strength: Of both.
     """
-    factor, offset = (strength * (each(numbers[:, i], signals) - 0.5) for i in (0, 1))
+    factor, offset = (strength * (per_example(numbers[:, i], signals) - 0.5) for i in (0, 1))
     centre = means(signals)
     return centre + (signals - centre) * (1 + factor) + offset * spread(signals)
 
@@ -136,9 +138,9 @@ def block(signals: torch.Tensor, shares: torch.Tensor, places: torch.Tensor) -> 
         free = extent - length
         start = (places[:, axis] * (free + 1)).floor().minimum(free)
         place = torch.arange(extent, device=signals.device)
-        own = (place >= start[:, None]) & (place < (start + length)[:, None])
+        along = (place >= start[:, None]) & (place < (start + length)[:, None])
         shape = [extent if a == axis else 1 for a in range(len(extents))]
-        inside = inside & own.view(len(signals), 1, *shape)
+        inside = inside & along.view(len(signals), 1, *shape)
     return inside
 
 
@@ -156,12 +158,12 @@ def blurred(signals: torch.Tensor, numbers: torch.Tensor, strength: float) -> to
     weights = torch.exp(-0.5 * (steps / deviations).square())
     weights = weights / weights.sum(dim=1, keepdim=True)
     for axis in range(2, signals.dim()):
-        extent, found = signals.shape[axis], torch.zeros_like(signals)
+        extent, smoothed = signals.shape[axis], torch.zeros_like(signals)
         places = torch.arange(extent, device=signals.device)
         for number, step in enumerate(range(-reach, reach + 1)):
             neighbours = signals.index_select(axis, (places + step).clamp(0, extent - 1))
-            found = found + each(weights[:, number], signals) * neighbours
-        signals = found
+            smoothed = smoothed + per_example(weights[:, number], signals) * neighbours
+        signals = smoothed
     return signals
 
 

@@ -1,0 +1,145 @@
+"""What fine-tuning does by the depth of an encoder's blocks: learning rates, freezing, skipping.
+
+Sources: layer-wise decay of the learning rate, Bao et al., BEiT (https://arxiv.org/abs/2106.08254),
+appendix, and He et al., Masked Autoencoders (https://arxiv.org/abs/2111.06377), table 9, whose
+released code counts as here; frozen lower blocks, Yosinski et al. 2014
+(https://arxiv.org/abs/1411.1792): features next to the signal are the most general ones, and few
+records are too few to learn them anew; stochastic depth, see `models.drop_path`.
+"""
+
+from __future__ import annotations
+
+from torch import nn
+
+from benchmd_ray.errors import BenchmdError
+from benchmd_ray.models.drop_path import DropPath
+from benchmd_ray.models.heads import Classifier
+from benchmd_ray.models.segmenter import Segmenter
+
+FIRST = ("patch_embedding", "cls", "positions", "stem")
+"""Parts of an encoder below its first block."""
+ROUNDING = 1e-9
+"""What a share of the blocks may lack of a whole number: 0.7 of 10 are 7."""
+STOCHASTIC_DEPTH = "transfer.stochastic_depth"
+
+
+def layer_factors(
+    model: Classifier | Segmenter, decay: float, network: str
+) -> dict[str, float] | None:
+    """Factor of the learning rate of each parameter.
+
+    Of an encoder with D blocks, block i (from 0, the one next to the signal) has decay^(D − i);
+    patch embedding, CLS token and positions, or a ResNet's stem, have decay^(D + 1); head, final
+    norm and whatever else a network of your own has next to ``blocks`` have 1. AdamW multiplies
+    weight decay with the learning rate, so that it falls with it.
+
+    Returns:
+        Factors by the name of the parameter; None where all have the same rate (decay 1).
+
+    Raises:
+        BenchmdError: The encoder has no ``blocks`` in an order.
+    """
+    if decay == 1.0:
+        return None
+    blocks = blocks_of(model.encoder, "transfer.layer_decay", decay, network, off=1)
+    return {name: decay ** _below_head(name, len(blocks)) for name, _ in model.named_parameters()}
+
+
+def blocks_of(
+    encoder: nn.Module, setting: str, value: float, network: str, *, off: float
+) -> nn.ModuleList | nn.Sequential:
+    """The layers of an encoder, the first next to the signal.
+
+    ``off`` is the value of the setting that needs none.
+
+    Raises:
+        BenchmdError: The encoder has no ``blocks`` in an order.
+    """
+    blocks = getattr(encoder, "blocks", None)
+    if not isinstance(blocks, nn.ModuleList | nn.Sequential) or not len(blocks):
+        raise BenchmdError(
+            f"{setting} is {value:g} and the encoder network {network} has no `blocks` (a "
+            "torch.nn.ModuleList or Sequential of its layers, the first next to the signal): name "
+            f"them so, or leave {setting} at {off:g}."
+        )
+    return blocks
+
+
+def _below_head(name: str, depth: int) -> int:
+    """How many layers a parameter lies below the head: 0 for the head's own."""
+    whose, part, *rest = name.split(".")
+    if whose == "encoder" and part in FIRST:
+        return depth + 1
+    if whose == "encoder" and part == "blocks":
+        return depth - int(rest[0])
+    return 0
+
+
+def freeze(model: Classifier | Segmenter, share: float, network: str) -> None:
+    """Take the gradients of an encoder's lower part away.
+
+    Of D blocks the share · D next to the signal, rounded down, and what is below them: patch
+    embedding, CLS token and positions, or a ResNet's stem (`FIRST`).
+
+    Raises:
+        BenchmdError: The encoder has no ``blocks`` in an order.
+    """
+    if not share:
+        return
+    blocks_of(model.encoder, "transfer.freeze", share, network, off=0)
+    for part in frozen_parts(model, share):
+        part.requires_grad_(False)
+    for name, parameter in model.encoder.named_parameters(recurse=False):
+        if name in FIRST:
+            parameter.requires_grad_(False)
+
+
+def frozen_parts(model: nn.Module, share: float) -> list[nn.Module]:
+    """Modules that `freeze` freezes, which training leaves in eval mode.
+
+    So the running statistics of a batch normalisation stay as they are, and nothing is dropped
+    within. Embedded tokens are dropped as ever, above what is frozen.
+    """
+    if not share:
+        return []
+    encoder: nn.Module = model.encoder  # type: ignore[assignment]
+    first = [part for name, part in encoder.named_children() if name in FIRST]
+    blocks = list(encoder.blocks)  # type: ignore[arg-type]
+    return [*first, *blocks[: int(share * len(blocks) + ROUNDING)]]
+
+
+def require_pretrained(share: float, *, pretrained: bool) -> None:
+    """Refuse to keep random weights as they are.
+
+    Raises:
+        BenchmdError: It does not, and the share is above 0.
+    """
+    if share and not pretrained:
+        raise BenchmdError(
+            f"transfer.freeze is {share:g}, and the run starts from random weights (scratch), "
+            "which must be trained: expected 0, or a run that is pretrained."
+        )
+
+
+def set_stochastic_depth(model: Classifier | Segmenter, rate: float, network: str) -> None:
+    """Set the rates of an encoder's blocks, which rise linearly with depth.
+
+    Of D blocks, block i (from 0, the one next to the signal) has rate · (i + 1) / D (Huang et al.,
+    equation 4).
+
+    Raises:
+        BenchmdError: The encoder has no ``blocks`` in an order, or they have no `DropPath`.
+    """
+    if not rate:
+        return
+    blocks = blocks_of(model.encoder, STOCHASTIC_DEPTH, rate, network, off=0)
+    for number, block in enumerate(blocks, 1):
+        path = getattr(block, "drop_path", None)
+        if not isinstance(path, DropPath):
+            raise BenchmdError(
+                f"{STOCHASTIC_DEPTH} is {rate:g}, and a {type(block).__name__} of the encoder "
+                f"network {network} has no `drop_path`: pass its branch through a "
+                "benchmd_ray.models.drop_path.DropPath of that name before it is added, or leave "
+                f"{STOCHASTIC_DEPTH} at 0."
+            )
+        path.rate = rate * number / len(blocks)
