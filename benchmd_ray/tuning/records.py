@@ -21,7 +21,7 @@ from benchmd_ray.files.atomic import digest
 from benchmd_ray.files.integrity import (
     OF,
     Damaged,
-    Stored,
+    StoredItems,
     kinds_fault,
     read_hashed_json,
     require_hash,
@@ -266,7 +266,7 @@ def _column_type(name: str, about: Mapping[str, Any]) -> pa.DataType:
     return pa.float64() if kinds and kinds <= {int, float} else pa.string()
 
 
-def read_searches(stores: Sequence[Path]) -> Stored[SearchRecord]:
+def read_searches(stores: Sequence[Path]) -> StoredItems[SearchRecord]:
     """Searches of stores, each once; a store or run folder may have none.
 
     Of copies of one search in several stores the one with the most trials is taken.
@@ -292,7 +292,7 @@ def read_searches(stores: Sequence[Path]) -> Stored[SearchRecord]:
         known = found.get(record.name)
         if known is None or len(record.trials) > len(known.trials):
             found[record.name] = record
-    return Stored([found[name] for name in sorted(found)], damaged)
+    return StoredItems([found[name] for name in sorted(found)], damaged)
 
 
 def read_plan(folder: Path) -> dict[str, Any]:
