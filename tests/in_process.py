@@ -32,7 +32,7 @@ def build_in_process(patch: pytest.MonkeyPatch) -> None:
 
     def build_all(waiting: Sequence[chunks.Chunk]) -> Iterator[dict[str, Any]]:
         for chunk in waiting:
-            yield json.loads(building.build_row(building.as_row(chunk))["part"])
+            yield json.loads(building.build_row(building.as_row(chunk), chunk.card)["part"])
 
     patch.setattr(chunks, "PROCESS", Here(reading.answer))
     patch.setattr(building, "_map", build_all)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from benchmd_ray.errors import BenchmdError
-from benchmd_ray.files.integrity import Item, Stored
+from benchmd_ray.files.integrity import Item, StoredItems
 from benchmd_ray.runs.store import Run, read_stores
 from benchmd_ray.tuning.records import SearchRecord, read_searches
 
@@ -21,7 +21,7 @@ def searches(stores: Sequence[Path]) -> list[SearchRecord]:
     return whole(read_searches(stores))
 
 
-def whole(stored: Stored[Item]) -> list[Item]:
+def whole(stored: StoredItems[Item]) -> list[Item]:
     """All of them."""
     for why in stored.damaged.values():
         raise BenchmdError(why)

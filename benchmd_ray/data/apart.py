@@ -162,7 +162,7 @@ def _how(code: int) -> tuple[str, bool]:
         return f"took more than {CPU_SECONDS:g} s of processor time", False
     if code >= 0:
         return f"ended the process that read it (exit code {code})", False
-    name = next((one.name for one in signal.Signals if one == -code), f"signal {-code}")
+    name = next((s.name for s in signal.Signals if s == -code), f"signal {-code}")
     if name in ("SIGKILL", "SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT"):
         return f"was being read when the process was ended from outside ({name})", True
     return f"crashed the process that read it ({name})", False

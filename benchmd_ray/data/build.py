@@ -74,7 +74,7 @@ def build(
     cpus: int = 1,
     retry_quarantined: bool = False,
 ) -> Catalog:
-    """Build a catalog, or what is missing of it.
+    """Build a catalog, or the missing shards of an unfinished one.
 
     Args:
         name: Name of the dataset's card.
@@ -100,38 +100,38 @@ def build(
         Busy: Another build works on ``out``.
     """
     whole = dataset_card(name)
-    choices, found, card = discovered(
+    choices, discovery, card = discovered(
         whole, raw, policy, split_table, options or {}, hold_out, two_classes
     )
-    require_complete(found, card, raw, allow_missing)
-    plan = _plan(card, choices, found, raw)
+    require_complete(discovery, card, raw, allow_missing)
+    plan = _plan(card, choices, discovery, raw)
     _require_own(out)
     with alone(out, f"the catalog {out}", OWN) as require_alone:
         if catalog := _finished(out, plan, retry_quarantined):
             return catalog
-        require_readers(card, found)
-        chunks = _chunks(found, card, raw, out, plan)
+        require_readers(card, discovery)
+        chunks = _chunks(discovery, card, raw, out, plan)
         parts = _run(chunks, card, address, cpus, require_alone, retry_quarantined)
         _require_readable(parts, max_quarantined, out)
-        _require_records(parts, found, out)
-        manifest = manifest_of(card, origin_of(card, choices, plan, found, parts, raw), parts)
+        _require_records(parts, discovery, out)
+        manifest = manifest_of(card, origin_of(card, choices, plan, discovery, parts, raw), parts)
         _finish(out, manifest, require_alone)
     return open_catalog(out)
 
 
 def _require_own(out: Location) -> None:
-    """Refuse a folder with something that no build wrote: it could be removed by this one.
+    """Refuse a folder with files that no build wrote: this build could remove them.
 
-    Beside a finished catalog other things may lie, such as its figures; they are left alone.
+    Next to a finished catalog there may be others, such as its figures; they are left alone.
     """
     files, folders = entries(out)
     foreign: list[Location] = []
     if MANIFEST not in files:
         foreign = [out / n for n in (*files, *folders) if n not in (".lock", LEASE, *OWN)]
     for folder, pattern in OWN.items():
-        held = [name for names in entries(out / folder) for name in names]
-        foreign += [out / folder / name for name in held if not re.fullmatch(pattern, name)]
-    foreign = [found for found in foreign if not found.name.startswith(TEMPORARY)]
+        inside = [name for names in entries(out / folder) for name in names]
+        foreign += [out / folder / name for name in inside if not re.fullmatch(pattern, name)]
+    foreign = [path for path in foreign if not path.name.startswith(TEMPORARY)]
     if foreign:
         raise BenchmdError(
             f"{out} holds something else than a catalog, {min(map(str, foreign))} (in all "
@@ -140,7 +140,7 @@ def _require_own(out: Location) -> None:
 
 
 def _finished(out: Location, plan: str, retry_quarantined: bool) -> Catalog | None:
-    """The catalog of that plan, where it is there and nothing of it is to be built again."""
+    """The finished catalog of that plan; None if it has to be built, in whole or in part."""
     if MANIFEST not in entries(out)[0]:
         return None
     catalog = open_catalog(out)
@@ -157,7 +157,7 @@ def _finished(out: Location, plan: str, retry_quarantined: bool) -> Catalog | No
 
 
 def _finish(out: Location, manifest: dict[str, Any], require_alone: Callable[[], None]) -> None:
-    """Write the manifest, and remove what is left of other builds."""
+    """Write the manifest and remove the shards of other builds."""
     sizes = {f"{SHARDS}/{name}": size for name, size in entries(out / SHARDS)[0].items()}
     wanted = {shard["file"]: shard["bytes"] for shard in manifest["shards"]}
     lost = [file for file, size in wanted.items() if sizes.get(file) != size]
@@ -178,17 +178,28 @@ def _finish(out: Location, manifest: dict[str, Any], require_alone: Callable[[],
 
 
 def _decisive(card: DatasetCard) -> dict[str, Any]:
-    """What a card says that decides what its catalogs hold."""
-    told = ("title", "homepage", "access", "licence", "citation", "download", "notes", "expected")
-    return {name: value for name, value in asdict(card).items() if name not in (*told, "layouts")}
+    """Fields of a card that determine the content of its catalogs."""
+    descriptive = (
+        "title",
+        "homepage",
+        "access",
+        "licence",
+        "citation",
+        "download",
+        "notes",
+        "expected",
+    )
+    return {
+        name: value for name, value in asdict(card).items() if name not in (*descriptive, "layouts")
+    }
 
 
-def _plan(card: DatasetCard, choices: Choices, found: Discovery, raw: Path) -> str:
-    """Digest of all that determines the catalog, but the raw files' contents."""
+def _plan(card: DatasetCard, choices: Choices, discovery: Discovery, raw: Path) -> str:
+    """Digest of everything that determines the catalog, except the contents of raw files."""
     tables = resource_folder("data_catalog") / "tables"
-    own = {"two classes": binary.VERSION} if choices.two_classes else {}
+    binary_version = {"two classes": binary.VERSION} if choices.two_classes else {}
     return digest(
-        own
+        binary_version
         | {
             "format": FORMAT,
             "versions": versions_of(card),
@@ -197,27 +208,26 @@ def _plan(card: DatasetCard, choices: Choices, found: Discovery, raw: Path) -> s
             "table": sha256(tables / card.code_table) if card.code_table else None,
             "schema": str(schema(card)),
             "patients": hashed_patient(card.name, ""),
-            "items": items_digest(found.items),
+            "items": items_digest(discovery.items),
             "synthetic": (raw / SYNTHETIC).is_file(),
         }
     )
 
 
 def _chunks(
-    found: Discovery, card: DatasetCard, raw: Path, out: Location, plan: str
+    discovery: Discovery, card: DatasetCard, raw: Path, out: Location, plan: str
 ) -> list[Chunk]:
-    stated = card.layouts.get(found.layout)
+    stated = card.layouts.get(discovery.layout)
     rows = stated.rows_per_record if stated else 1
-    content = asdict(card)
     size = max(1, CHUNK_BYTES // (rows * schema(card).field("signal").type.byte_width))
     by_split: dict[str, list[RawItem]] = {}
-    for item in found.items:
+    for item in discovery.items:
         by_split.setdefault(item.split, []).append(item)
     return [
         Chunk(
             name=f"{split}-{start // size:05d}",
             split=split,
-            card=content,
+            card=card,
             root=str(raw.resolve()),
             out=str(out.resolve()),
             plan=digest([plan, items_digest(own)]),
@@ -237,16 +247,16 @@ def _run(
     require_alone: Callable[[], None],
     retry_quarantined: bool,
 ) -> list[dict[str, Any]]:
-    """Parts of all chunks in their order; those that are missing are built on Ray."""
+    """Parts of all chunks, in order; missing ones are built on Ray."""
     shards = entries(location(chunks[0].out) / SHARDS)[0] if chunks else {}
     with ThreadPoolExecutor(READING) as pool:
-        held = pool.map(lambda chunk: chunk.finished(shards, retry_quarantined), chunks)
-        parts = dict(zip([chunk.name for chunk in chunks], held, strict=True))
+        finished = pool.map(lambda chunk: chunk.finished(shards, retry_quarantined), chunks)
+        parts = dict(zip([chunk.name for chunk in chunks], finished, strict=True))
     todo = [chunk for chunk in chunks if parts[chunk.name] is None]
     total = sum(len(chunk.items) for chunk in chunks)
     if todo:
         done = total - sum(len(chunk.items) for chunk in todo)
-        shown = progress(f"catalog {card.name}", total, "records", done)
+        bar = progress(f"catalog {card.name}", total, "records", done)
         with connected(address, cpus=cpus):
             # the largest first, so that no worker is left with one at the end
             for part in _map(sorted(todo, key=lambda chunk: -len(chunk.items))):
@@ -256,8 +266,8 @@ def _run(
                 parts[part["name"]] = part
                 done += part["items"]
                 count("benchmd_records_built_total", part["items"], dataset=card.name)
-                shown.update(done)
-        shown.close()
+                bar.update(done)
+        bar.close()
     built = [part for part in parts.values() if part]
     if (items := sum(part["items"] for part in built)) != total:
         raise BenchmdError(
@@ -280,7 +290,11 @@ def _map(chunks: list[Chunk]) -> Iterator[dict[str, Any]]:
         warnings.catch_warnings()
     ):  # Ray has no other way to bound the tries, but warns of this one
         warnings.simplefilter("ignore")
-        dataset = dataset.map(build_row, ray_remote_args_fn=lambda: {"max_retries": LOST_TRIES - 1})
+        dataset = dataset.map(
+            build_row,
+            fn_args=(chunks[0].card,),
+            ray_remote_args_fn=lambda: {"max_retries": LOST_TRIES - 1},
+        )
     dataset.context.max_errored_blocks = len(rows)  # the others continue, the lost are named
     logging.getLogger("ray.data").setLevel(logging.CRITICAL)  # they are named below
     waiting = {chunk.name: chunk for chunk in chunks}
@@ -344,10 +358,10 @@ def _require_readable(parts: list[dict[str, Any]], allowed: float, out: Location
         )
 
 
-def _require_records(parts: list[dict[str, Any]], found: Discovery, out: Location) -> None:
+def _require_records(parts: list[dict[str, Any]], discovery: Discovery, out: Location) -> None:
     if any(part["rows"] for part in parts):
         return
-    excluded = Counter(found.excluded)
+    excluded = Counter(discovery.excluded)
     for part in parts:
         excluded.update(part["excluded"])
         excluded.update(entry["reason"] for entry in part["quarantined"])

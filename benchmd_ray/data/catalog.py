@@ -1,6 +1,6 @@
 """Catalogs: a folder with ``manifest.json``, written last, and ``shards/<split>-<n>.parquet``.
 
-The folder may lie on S3. A catalog is never changed once its manifest is there, which names every
+The folder may be on S3. A catalog is never changed once its manifest is there, which names every
 shard with its size and SHA-256. Of one on S3 each process compares the manifest with the bucket's
 by its ETag when it opens it, and each shard that is fetched, always whole, with its SHA-256.
 """
@@ -140,10 +140,10 @@ class Catalog:
         """
         chosen: dict[str, str] = self.manifest["options"]
         policy, options = str(self.manifest["policy"]), self.card.options
-        own = {k: v for k, v in chosen.items() if v != options[k].default_under(policy)}
-        own |= {"hold-out": ", ".join(self.held_out)} if self.held_out else {}
+        changed = {k: v for k, v in chosen.items() if v != options[k].default_under(policy)}
+        changed |= {"hold-out": ", ".join(self.held_out)} if self.held_out else {}
         normal = ", ".join(normal_names(self.card))
-        return own | ({"two-classes": normal} if normal else {})
+        return changed | ({"two-classes": normal} if normal else {})
 
     @property
     def held_out(self) -> tuple[str, ...]:
@@ -153,8 +153,8 @@ class Catalog:
     @property
     def statistics(self) -> dict[str, list[float]] | None:
         """Mean and standard deviation per channel over the training split; None without one."""
-        held: dict[str, list[float]] | None = self.manifest["statistics"]
-        return held
+        statistics: dict[str, list[float]] | None = self.manifest["statistics"]
+        return statistics
 
     @property
     def evaluation_splits(self) -> tuple[str, ...]:
@@ -176,8 +176,10 @@ class Catalog:
         columns = schema(self.card)
         named = [shard for shard in self.manifest["shards"] if shard["split"] == split]
         return [
-            Shard(self.path / held["file"], held["rows"], held["bytes"], held["sha256"], columns)
-            for held in named
+            Shard(
+                self.path / shard["file"], shard["rows"], shard["bytes"], shard["sha256"], columns
+            )
+            for shard in named
         ]
 
     def tables(self, split: str, columns: Sequence[str] | None = None) -> Iterator[pa.Table]:
@@ -238,9 +240,9 @@ class Catalog:
         if altered := self.altered_shards(split):
             raise _missing(self.path / altered[0])
         if not self.rows(split):
-            held = ", ".join(f"{k} ({v['records']})" for k, v in self.manifest["splits"].items())
+            counts = ", ".join(f"{k} ({v['records']})" for k, v in self.manifest["splits"].items())
             raise BenchmdError(
-                f"the catalog {self.path} has no record in split {split!r}; it holds {held}."
+                f"the catalog {self.path} has no record in split {split!r}; it holds {counts}."
             )
 
 
@@ -335,10 +337,10 @@ def open_catalog(path: Location) -> Catalog:
     card, fault = described(content)
     if card is None or fault:
         raise Damaged(manifest, fault, REBUILD)
-    known = cards().get(card.name)
-    if known and card.version != known.version:
+    current = cards().get(card.name)
+    if current and card.version != current.version:
         raise BenchmdError(
             f"{path} was built by version {card.version} of the card {card.name}, which is now "
-            f"{known.version}: build it again, elsewhere or after removing that folder."
+            f"{current.version}: build it again, elsewhere or after removing that folder."
         )
     return Catalog(path, content, card)

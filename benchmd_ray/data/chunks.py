@@ -11,13 +11,13 @@ import json
 import zlib
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import pyarrow as pa
 
 from benchmd_ray.data.apart import NOWHERE, Apart, Died
-from benchmd_ray.data.cards import DatasetCard, card_of
+from benchmd_ray.data.cards import DatasetCard
 from benchmd_ray.data.manifest import shard_part
 from benchmd_ray.data.manifest_form import SHARDS
 from benchmd_ray.data.quarantine import named, quarantined
@@ -29,7 +29,7 @@ from benchmd_ray.files.integrity import Damaged, hashed, parsed_json, without_ha
 from benchmd_ray.storage.location import Location, delete, location, read, write
 
 PARTS = "parts"
-"""Folder of what is known of the shards while others are built."""
+"""Folder with a summary of each finished shard, while others are built."""
 TRIES = 2
 """Times that a file may end the process that reads it, the last time by itself in a new one."""
 OUTSIDE_TRIES = 3
@@ -44,22 +44,22 @@ class Chunk:
 
     name: str
     split: str
-    card: Mapping[str, Any]
-    """Content of the dataset's card, which other machines need not have."""
+    card: DatasetCard
+    """As the build validated it; other machines need not have its file."""
     root: str
     out: str
     plan: str
-    """Digest of all that determines what it holds, but the raw files' contents."""
+    """Digest of all that determines its rows, the card included, but the raw files' contents."""
     items: tuple[RawItem, ...]
 
     @property
     def shard(self) -> Location:
-        """Its shard."""
+        """Path of its shard."""
         return location(self.out) / SHARDS / f"{self.name}.parquet"
 
     @property
     def part(self) -> Location:
-        """What is known of its shard."""
+        """Summary of its shard, as JSON."""
         return location(self.out) / PARTS / f"{self.name}.json"
 
     @property
@@ -68,17 +68,17 @@ class Chunk:
         return f"the records {self.items[0].record_id} to {self.items[-1].record_id}"
 
     def finished(self, shards: Mapping[str, int], retry_quarantined: bool) -> dict[str, Any] | None:
-        """Its part when it was built before, from the same inputs and whole; a damaged one is not.
+        """Its part, if an earlier build finished it from the same inputs and it is not damaged.
 
         Args:
-            shards: Bytes of the shards that are there.
-            retry_quarantined: Not where records could not be read.
+            shards: Sizes in bytes of the existing shards, by file name.
+            retry_quarantined: Build it again if it has quarantined records.
         """
-        held = read(self.part)
-        if held is None:
+        content = read(self.part)
+        if content is None:
             return None
         try:
-            part = without_hash(parsed_json(held, self.part, ""), self.part, "")["part"]
+            part = without_hash(parsed_json(content, self.part, ""), self.part, "")["part"]
         except Damaged:
             return None
         whole = part["rows"] == 0 or shards.get(self.shard.name) == part["bytes"]
@@ -87,13 +87,16 @@ class Chunk:
 
 
 def as_row(chunk: Chunk) -> dict[str, bytes]:
-    """A chunk for a Ray task: compressed, for the rows of all chunks are in memory at once."""
-    text = json.dumps(vars(chunk), default=_fields)
+    """A chunk for a Ray task, without its card, which all share.
+
+    It is compressed, as the rows of all chunks are in memory at once.
+    """
+    text = json.dumps({k: v for k, v in vars(chunk).items() if k != "card"}, default=_fields)
     return {"chunk": zlib.compress(text.encode(), 1)}
 
 
 def items_digest(items: Sequence[RawItem]) -> str:
-    """SHA-256 over items, one at a time: there may be hundreds of thousands."""
+    """SHA-256 over items, fed one at a time, as there may be hundreds of thousands."""
     whole = hashlib.sha256()
     for item in items:
         values = list(_fields(item).values())
@@ -106,10 +109,11 @@ def _fields(item: RawItem) -> dict[str, Any]:
     return {name: getattr(item, name) for name in RawItem.__slots__}
 
 
-def build_row(row: Mapping[str, bytes]) -> dict[str, str]:
+def build_row(row: Mapping[str, bytes], card: DatasetCard) -> dict[str, str]:
     """Build one chunk in a Ray task; messages of errors come back without Ray's wrapping."""
     fields = json.loads(zlib.decompress(row["chunk"]))
-    chunk = Chunk(**fields | {"items": tuple(RawItem(**item) for item in fields["items"])})
+    fields["items"] = tuple(RawItem(**item) for item in fields["items"])
+    chunk = Chunk(card=card, **fields)
     try:
         return {"part": json.dumps(build_chunk(chunk))}
     except BenchmdError as error:
@@ -125,29 +129,28 @@ def build_chunk(chunk: Chunk) -> dict[str, Any]:
     Raises:
         BenchmdError: A file cannot be read for now, or the shard not be written.
     """
-    card = card_of(chunk.card, "the card of a build")
-    found = _read(chunk, card)
-    table = found.table(card)
+    reading = _read(chunk)
+    table = reading.table(chunk.card)
     part: dict[str, Any] = {
         "name": chunk.name,
         "split": chunk.split,
         "plan": chunk.plan,
         "items": len(chunk.items),
         "rows": len(table),
-        "excluded": dict(found.excluded),
-        "warnings": dict(found.warnings),
-        "quarantined": [found.quarantined[place] for place in sorted(found.quarantined)],
+        "excluded": dict(reading.excluded),
+        "warnings": dict(reading.warnings),
+        "quarantined": [reading.quarantined[place] for place in sorted(reading.quarantined)],
     }
     delete([chunk.part])  # no part of other inputs next to the new shard
     if part["rows"]:
-        part |= shard_part(table, chunk.shard, card)
+        part |= shard_part(table, chunk.shard, chunk.card)
     write(chunk.part, json_bytes(hashed({"part": part})))
     return part
 
 
 @dataclass
 class _Found:
-    """What the files of a chunk gave, in parts of some files each."""
+    """Records, exclusions and quarantine entries of a chunk, collected over several calls."""
 
     tables: dict[int, pa.Table] = field(default_factory=dict)
     """Records by the place of the first file of a part."""
@@ -159,10 +162,10 @@ class _Found:
     def add(
         self, head: dict[str, Any], data: bytearray, places: Sequence[int], chunk: Chunk
     ) -> None:
-        """Add what an answer of `reading` says of the files of some places.
+        """Add an answer of `reading` for the files at some places.
 
         Raises:
-            BenchmdError: It says why there is none.
+            BenchmdError: The answer is an error message.
         """
         if "error" in head:
             raise BenchmdError(head["error"])
@@ -180,7 +183,7 @@ class _Found:
         return whole.combine_chunks() if len(parts) > 1 else whole
 
 
-def _read(chunk: Chunk, card: DatasetCard) -> _Found:
+def _read(chunk: Chunk) -> _Found:
     """Read the files of a chunk in the process apart, all in one call unless that dies.
 
     The file at which it died is read again first and by itself, in a new process, so that no other
@@ -191,17 +194,18 @@ def _read(chunk: Chunk, card: DatasetCard) -> _Found:
         BenchmdError: A file cannot be read for now, or the process was ended from outside
             `OUTSIDE_TRIES` times.
     """
-    found, deaths, ended = _Found(), Counter[int](), 0
+    reading, deaths, ended = _Found(), Counter[int](), 0
     waiting = [list(range(len(chunk.items)))]
     while waiting:
         places = waiting.pop()
         try:
-            head, data = PROCESS.call(_request(chunk, places))
+            items = [chunk.items[place] for place in places]
+            head, data = PROCESS.call(as_request(chunk.card, chunk.split, chunk.root, items))
         except Died as died:
             if died.outside:
                 ended += 1
                 if ended == OUTSIDE_TRIES:
-                    raise _ended(died, chunk, places, card) from None
+                    raise _ended(died, chunk, places) from None
                 waiting.append(places)
                 continue
             place = places[died.place]
@@ -212,30 +216,30 @@ def _read(chunk: Chunk, card: DatasetCard) -> _Found:
                 waiting.append([place])
             else:
                 reason = RecordError(f"it {died.how}, twice")
-                entry = quarantined(reason, chunk.items[place], chunk.root, card)
-                found.quarantined[place] = entry
+                entry = quarantined(reason, chunk.items[place], chunk.root, chunk.card)
+                reading.quarantined[place] = entry
         else:
-            found.add(head, data, places, chunk)
-    return found
-
-
-def _request(chunk: Chunk, places: Sequence[int]) -> dict[str, Any]:
-    items = [chunk.items[place] for place in places]
-    return as_request(chunk.card, chunk.split, chunk.root, items)
+            reading.add(head, data, places, chunk)
+    return reading
 
 
 def as_request(
-    card: Mapping[str, Any], split: str, root: str, items: Sequence[RawItem]
+    card: DatasetCard, split: str, root: str, items: Sequence[RawItem]
 ) -> dict[str, Any]:
-    """What `data.reading` is asked: to read some files of a raw folder."""
-    return {"card": card, "split": split, "root": root, "items": [*map(_fields, items)]}
+    """The request to `data.reading` to read some files of a raw folder."""
+    return {
+        "card": json.dumps(asdict(card)),
+        "split": split,
+        "root": root,
+        "items": [*map(_fields, items)],
+    }
 
 
-def _ended(died: Died, chunk: Chunk, places: Sequence[int], card: DatasetCard) -> BenchmdError:
-    """An error of a process that was ended from outside, or never began."""
+def _ended(died: Died, chunk: Chunk, places: Sequence[int]) -> BenchmdError:
+    """Error for a reading process that was killed from outside, or never started."""
     what = "the first raw file"
     if died.place != NOWHERE:
-        what = named(chunk.items[places[died.place]], card)
+        what = named(chunk.items[places[died.place]], chunk.card)
     return BenchmdError(
         f"{what} {died.how}, the last of {OUTSIDE_TRIES} times among {chunk.span}. Systems do so "
         "where memory is short: take fewer --cpus, or free memory, and run the same command again; "

@@ -31,14 +31,14 @@ def discovered(
             unknown.
     """
     choices = chosen(card, policy, split_table, options, hold_out, two_classes)
-    found = _listed(card, raw, choices)
-    for item in found.items:
+    discovery = _listed(card, raw, choices)
+    for item in discovery.items:
         inside(item.path, raw)
-    found = _unique(found)
+    discovery = _unique(discovery)
     if choices.policy == "clean" or card.files is not None:
-        _require_own_splits(found, card)
-    found, card = held_out(found, card, choices.hold_out)
-    return choices, *in_two_classes(found, card, choices.two_classes)
+        _require_own_splits(discovery, card)
+    discovery, card = held_out(discovery, card, choices.hold_out)
+    return choices, *in_two_classes(discovery, card, choices.two_classes)
 
 
 def conditions_there(
@@ -49,16 +49,16 @@ def conditions_there(
     Raises:
         BenchmdError: See `discovered`.
     """
-    found = _listed(card, raw, chosen(card, "clean", None, options, names))
-    stated = conditions_in(found.items) | {*found.states.values()}
+    discovery = _listed(card, raw, chosen(card, "clean", None, options, names))
+    stated = conditions_in(discovery.items) | {*discovery.states.values()}
     return tuple(name for name in names if name in stated)
 
 
 def _listed(card: DatasetCard, raw: Path, choices: Choices) -> Discovery:
     if not raw.is_dir():
         raise BenchmdError(f"the raw folder {raw} does not exist. {_expectation(card)}")
-    found = dataset_of(card).discover(raw, card, choices)
-    return dataclasses.replace(found, items=[_composed(item) for item in found.items])
+    discovery = dataset_of(card).discover(raw, card, choices)
+    return dataclasses.replace(discovery, items=[_composed(item) for item in discovery.items])
 
 
 def _composed(item: RawItem) -> RawItem:
@@ -106,21 +106,21 @@ def chosen(
     return Choices(policy, split_table, defaults | dict(options), held, normal)
 
 
-def _unique(found: Discovery) -> Discovery:
+def _unique(discovery: Discovery) -> Discovery:
     """Without the later ones of items of the same record id, which are counted."""
-    kept = {item.record_id: item for item in reversed(found.items)}
-    items = [item for item in found.items if kept[item.record_id] is item]
-    if len(items) == len(found.items):
-        return found
-    excluded = Counter(found.excluded) + Counter({DUPLICATE: len(found.items) - len(items)})
-    return dataclasses.replace(found, items=items, excluded=dict(excluded))
+    kept = {item.record_id: item for item in reversed(discovery.items)}
+    items = [item for item in discovery.items if kept[item.record_id] is item]
+    if len(items) == len(discovery.items):
+        return discovery
+    excluded = Counter(discovery.excluded) + Counter({DUPLICATE: len(discovery.items) - len(items)})
+    return dataclasses.replace(discovery, items=items, excluded=dict(excluded))
 
 
-def _require_own_splits(found: Discovery, card: DatasetCard) -> None:
+def _require_own_splits(discovery: Discovery, card: DatasetCard) -> None:
     """Refuse patients who are in several splits."""
     first: dict[str, RawItem] = {}
     shared: dict[str, RawItem] = {}
-    for item in found.items:
+    for item in discovery.items:
         if item.split != first.setdefault(item.group_id, item).split:
             shared.setdefault(item.group_id, item)
     if shared:
@@ -142,20 +142,22 @@ def _expectation(card: DatasetCard) -> str:
     return f"Expected for {card.name}: {layouts} See `benchmd catalog show {card.name}`."
 
 
-def require_complete(found: Discovery, card: DatasetCard, raw: Path, allow_missing: bool) -> None:
+def require_complete(
+    discovery: Discovery, card: DatasetCard, raw: Path, allow_missing: bool
+) -> None:
     """Refuse a raw folder that holds less, or more, than the card's layout, unless allowed."""
-    total = found.total
+    total = discovery.total
     if total == 0:
         raise BenchmdError(f"{raw} holds no record of {card.name}. {_expectation(card)}")
-    stated = card.layouts.get(found.layout)
-    expected = stated.records if stated else total + len(found.missing)
-    if allow_missing or (total == expected and not found.missing):
+    stated = card.layouts.get(discovery.layout)
+    expected = stated.records if stated else total + len(discovery.missing)
+    if allow_missing or (total == expected and not discovery.missing):
         return
-    first = f", the first is {found.missing[0]}" if found.missing else ""
+    first = f", the first is {discovery.missing[0]}" if discovery.missing else ""
     who = "the card expects" if stated else "its table and lists name"
     raise BenchmdError(
         f"{raw} holds {count_of(total, 'record')} of {card.name}, {who} {expected:,} (layout "
-        f"{found.layout}); files that its tables name and that are missing: "
-        f"{len(found.missing):,}{first}. "
+        f"{discovery.layout}); files that its tables name and that are missing: "
+        f"{len(discovery.missing):,}{first}. "
         "Complete the download, or accept what is there with --allow-missing."
     )

@@ -79,8 +79,8 @@ def held_out(
             "conditions."
         )
     twice = len(items) - len({item.record_id for item in items})
-    made = replace(found, items=items, excluded=dict(+excluded), twice=twice)
-    return made, _without(card, chosen)
+    discovery = replace(found, items=items, excluded=dict(+excluded), twice=twice)
+    return discovery, _without(card, chosen)
 
 
 def _divided(

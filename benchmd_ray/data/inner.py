@@ -79,13 +79,13 @@ def inner_catalog(
         _write_once(source, path, evaluation)
     else:
         _publish_once(source, path, evaluation, check)
-    made = open_catalog(path)
-    stated = (made.manifest.get("inner_of"), made.manifest["plan"])
+    catalog = open_catalog(path)
+    stated = (catalog.manifest.get("inner_of"), catalog.manifest["plan"])
     if stated != (source.digest, _plan(source, evaluation)):
         raise BenchmdError(
             f"{path} is not an inner catalog of {source.path}: remove that folder and run again."
         )
-    return made
+    return catalog
 
 
 def _write_once(source: Catalog, path: Path, evaluation: int) -> None:
@@ -138,13 +138,13 @@ def _write(source: Catalog, path: Path, evaluation: int) -> None:
     for split in splits:
         source.require_split(split)
         source.require_unaltered(split)
-    held = validation_patients(source, evaluation)
+    patients = validation_patients(source, evaluation)
     partial = path.with_name(f"{TEMPORARY}{uuid.uuid4().hex[:12]}-{path.name}")
     with removed_on_failure(partial, path):
         parts: list[dict[str, Any]] = []
         for split in splits:
             for table in source.tables(split):
-                parts += _written(_cut(table, held), len(parts), partial, source.card)
+                parts += _written(_cut(table, patients), len(parts), partial, source.card)
         origin = {key: source.manifest[key] for key in ORIGIN} | {"quarantined": []}
         origin["plan"] = _plan(source, evaluation)
         manifest = manifest_of(source.card, origin, sorted(parts, key=lambda part: part["name"]))
@@ -176,9 +176,9 @@ def splits_seen(rows: Mapping[str, int], scored: Collection[str]) -> tuple[str, 
     return ("train", "validation") if own else ("train",)
 
 
-def _cut(table: pa.Table, held: frozenset[str]) -> dict[str, pa.Table]:
+def _cut(table: pa.Table, patients: frozenset[str]) -> dict[str, pa.Table]:
     """The two sides of training records, those of patients that are held as ``validation``."""
-    inside = pc.is_in(table["group_id"], pa.array(sorted(held), pa.string()))
+    inside = pc.is_in(table["group_id"], pa.array(sorted(patients), pa.string()))
     place = table.schema.get_field_index("split")
     sides = {}
     for side, mask in (("train", pc.invert(inside)), ("validation", inside)):

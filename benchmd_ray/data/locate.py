@@ -41,7 +41,10 @@ def locate(
     paths = {item.record_id: raw / item.path for item in found.items}
     located = {}
     for record_id in record_ids:
-        whole = next((part for part in _wholes(record_id) if part in paths), None)
+        # a part of a file has the file's id with a suffix: the longest beginning is the file's
+        ends = [len(record_id), *(m.start() for m in re.finditer(r"[^A-Za-z0-9]", record_id))]
+        beginnings = (record_id[:end] for end in sorted(ends, reverse=True))
+        whole = next((name for name in beginnings if name in paths), None)
         if whole is None:
             raise BenchmdError(
                 f"{raw} holds no record {record_id!r} of {name} under the policy {policy}; its "
@@ -50,9 +53,3 @@ def locate(
             )
         located[record_id] = paths[whole]
     return located
-
-
-def _wholes(record_id: str) -> list[str]:
-    """The id itself, and what it may be a part of, the longest first."""
-    ends = [match.start() for match in re.finditer(r"[^A-Za-z0-9]", record_id)]
-    return [record_id, *(record_id[:end] for end in reversed(ends) if end)]

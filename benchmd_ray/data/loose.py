@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
 import pyarrow as pa
@@ -70,7 +70,7 @@ def loose_files(path: Path, signal: Signal) -> list[str]:
 def ignored_files(path: Path, signal: Signal) -> list[Path]:
     """Files below a folder that `loose_files` passes over, but for those that a header names."""
     ends = suffixes(signal)
-    found = []
+    paths = []
     for folder, names in walk(path, "*"):
         lower = [name.lower() for name in names]
         named = {
@@ -80,12 +80,12 @@ def ignored_files(path: Path, signal: Signal) -> list[Path]:
             if end in ends and name.endswith(end)
             for part in parts
         }
-        found += [
+        paths += [
             folder / name
             for name, own in zip(names, lower, strict=True)
             if not own.endswith(ends) and own not in named
         ]
-    return found
+    return paths
 
 
 def read_loose(path: Path, names: Sequence[str], signal: Signal, task: Task) -> Iterator[Loose]:
@@ -111,7 +111,7 @@ def read_loose(path: Path, names: Sequence[str], signal: Signal, task: Task) -> 
 
 def _read(root: Path, name: str, card: DatasetCard) -> Loose:
     item = RawItem(name, name, name, "heldout", metadata={"held_out": NAME})
-    request = as_request(asdict(card), item.split, str(root.resolve()), [item])
+    request = as_request(card, item.split, str(root.resolve()), [item])
     for attempt in range(TRIES):
         try:
             head, data = PROCESS.call(request)

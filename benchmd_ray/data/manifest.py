@@ -64,16 +64,16 @@ def write_shard(table: pa.Table, path: Location, signal: Signal) -> dict[str, An
     width = table.schema.field("signal").type.byte_width
     masks = pa.types.is_fixed_size_binary(target)
     width += target.byte_width if masks else 0
-    held = io.BytesIO()
+    buffer = io.BytesIO()
     pq.write_table(
         table,
-        held,
+        buffer,
         row_group_size=max(1, ROW_GROUP_BYTES // width),
         compression="none" if signal.dtype == "uint8" and not masks else "lz4",
         use_dictionary=False,
         write_statistics=False,
     )
-    data = held.getvalue()
+    data = buffer.getvalue()
     write(path, data)
     return {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
 
@@ -107,35 +107,35 @@ def origin_of(
     card: DatasetCard,
     choices: Choices,
     plan: str,
-    found: Discovery,
+    discovery: Discovery,
     parts: list[dict[str, Any]],
     raw: Path,
 ) -> dict[str, Any]:
     """How a build made a catalog of a raw folder: the values of `ORIGIN`."""
-    stated = card.layouts.get(found.layout)
-    expected = stated.records if stated else found.total + len(found.missing)
+    stated = card.layouts.get(discovery.layout)
+    expected = stated.records if stated else discovery.total + len(discovery.missing)
     mark, part = (stated.mark, stated.part) if stated else ("", False)
-    excluded = Counter(found.excluded)
-    warnings = Counter(found.warnings)
-    for one in parts:
-        excluded.update(one["excluded"])
-        warnings.update(one["warnings"])
+    excluded = Counter(discovery.excluded)
+    warnings = Counter(discovery.warnings)
+    for summary in parts:
+        excluded.update(summary["excluded"])
+        warnings.update(summary["warnings"])
     return {
         "policy": choices.policy,
         "options": dict(choices.options),
         "held_out": list(choices.hold_out),
-        "layout": found.layout,
+        "layout": discovery.layout,
         "plan": plan,
         "raw": {
-            "records": found.total,
+            "records": discovery.total,
             "expected": expected,
-            "missing": len(found.missing),
-            "grouped_by": found.grouped_by,
-            "provenance": provenance_of(raw, found.total, expected, mark=mark, part=part),
+            "missing": len(discovery.missing),
+            "grouped_by": discovery.grouped_by,
+            "provenance": provenance_of(raw, discovery.total, expected, mark=mark, part=part),
         },
         "excluded": dict(sorted(excluded.items())),
         "warnings": dict(sorted(warnings.items())),
-        "quarantined": [entry for one in parts for entry in one["quarantined"]],
+        "quarantined": [entry for part in parts for entry in part["quarantined"]],
     }
 
 
@@ -151,19 +151,19 @@ def manifest_of(
     """
     splits: dict[str, Any] = {}
     for split in sorted({part["split"] for part in parts if part["rows"]}):
-        own = [part for part in parts if part["split"] == split and part["rows"]]
-        positives = np.sum([part["positives"] for part in own], axis=0).tolist()
+        split_parts = [part for part in parts if part["split"] == split and part["rows"]]
+        positives = np.sum([part["positives"] for part in split_parts], axis=0).tolist()
         splits[split] = {
-            "records": sum(part["rows"] for part in own),
-            "units": sum(part["units"] for part in own),
-            "patients": len({group for part in own for group in part["groups"]}),
+            "records": sum(part["rows"] for part in split_parts),
+            "units": sum(part["units"] for part in split_parts),
+            "patients": len({group for part in split_parts for group in part["groups"]}),
             "classes": dict(zip(card.classes, positives, strict=True)),
         }
         if splits[split]["units"] != splits[split]["records"]:
-            units = np.sum([part["positive_units"] for part in own], axis=0).tolist()
+            units = np.sum([part["positive_units"] for part in split_parts], axis=0).tolist()
             splits[split]["unit_classes"] = dict(zip(card.classes, units, strict=True))
         if split == HELD_OUT:
-            counts = sum((Counter(part["conditions"]) for part in own), Counter[str]())
+            counts = sum((Counter(part["conditions"]) for part in split_parts), Counter[str]())
             splits[split]["conditions"] = dict(sorted(counts.items()))
     shards = [
         {
@@ -190,11 +190,11 @@ def manifest_of(
 
 def _statistics(parts: list[dict[str, Any]]) -> dict[str, list[float]] | None:
     """Mean and standard deviation per channel over the training split; None without one."""
-    own = [part["statistics"] for part in parts if part["split"] == "train" and part["rows"]]
-    if not own:
+    training = [part["statistics"] for part in parts if part["split"] == "train" and part["rows"]]
+    if not training:
         return None
     count, total, squares = (
-        np.sum([sums[key] for sums in own], axis=0) for key in ("count", "sum", "squares")
+        np.sum([sums[key] for sums in training], axis=0) for key in ("count", "sum", "squares")
     )
     mean = total / count
     return {

@@ -25,20 +25,20 @@ def family(name: str) -> str:
     return first if first in cards() else name
 
 
-def of_one_origin(one: str, other: str) -> bool:
+def of_one_origin(first: str, second: str) -> bool:
     """Whether two datasets have records of one origin.
 
     Raises:
         BenchmdError: A file is broken, or names a dataset that is not there.
     """
-    pair = {family(one), family(other)}
+    pair = {family(first), family(second)}
     return len(pair) == 1 or any(pair <= group for group in _groups(card_folders()))
 
 
 def named() -> frozenset[str]:
     """All datasets that the package's own files name, some of which have no card."""
-    own = card_folders()[0]
-    return frozenset(name for path in _files(own) for group in _stated(path) for name in group)
+    folder = card_folders()[0]
+    return frozenset(name for path in _files(folder) for group in _stated(path) for name in group)
 
 
 def _files(folder: Path) -> list[Path]:
@@ -56,12 +56,12 @@ def _stated(path: Path) -> tuple[tuple[str, ...], ...]:
 
 @functools.cache
 def _groups(folders: tuple[Path, ...]) -> tuple[frozenset[str], ...]:
-    known = {*cards(), *broken_cards(), *map(family, cards()), *named()}
-    found = []
+    names = {*cards(), *broken_cards(), *map(family, cards()), *named()}
+    groups = []
     for path in (path for folder in folders for path in _files(folder)):
         for group in _stated(path):
             for name in group:
-                if name not in known:
-                    raise unknown_name(f"dataset in the card {path}:", name, known)
-            found.append(frozenset(map(family, group)))
-    return tuple(found)
+                if name not in names:
+                    raise unknown_name(f"dataset in the card {path}:", name, names)
+            groups.append(frozenset(map(family, group)))
+    return tuple(groups)

@@ -58,8 +58,8 @@ def _reason(error: Exception) -> str:
     if isinstance(error, OSError):
         return f"{type(error).__name__}: {error}"
     frames = traceback.extract_tb(error.__traceback__)
-    own = [frame.name for frame in frames if "benchmd_ray" in frame.filename]
-    return f"{type(error).__name__} in {own[-1] if own else 'reading it'}"
+    functions = [frame.name for frame in frames if "benchmd_ray" in frame.filename]
+    return f"{type(error).__name__} in {functions[-1] if functions else 'reading it'}"
 
 
 def _is_transient(error: BaseException | None) -> bool:

@@ -125,7 +125,7 @@ class Reading:
 
 
 @dataclass(frozen=True)
-class Dataset:
+class RawReader:
     """The two functions that know a dataset's raw layout."""
 
     discover: Callable[[Path, DatasetCard, Choices], Discovery]
@@ -161,15 +161,15 @@ def walk(root: Path, *patterns: str) -> Iterator[tuple[Path, list[str]]]:
             continue
         seen.add((place.st_dev, place.st_ino))
         waiting += [os.path.join(folder, name) for name in sorted(folders, reverse=True)]
-        found = [name for name in names if wanted.fullmatch(name.lower())]
+        matching = [name for name in names if wanted.fullmatch(name.lower())]
         try:
-            "".join([folder, *found]).encode()
+            "".join([folder, *matching]).encode()
         except UnicodeEncodeError:
             raise BenchmdError(
                 f"the folder {folder!r} or a file in it has a name that is not UTF-8. Rename it."
             ) from None
-        if found:
-            yield Path(folder), found
+        if matching:
+            yield Path(folder), matching
 
 
 def _names_in(folder: str) -> tuple[list[str], list[str]]:
@@ -196,8 +196,8 @@ def _is_folder(entry: os.DirEntry[str]) -> bool:
 
 def files(root: Path, *patterns: str) -> list[Path]:
     """Files below ``root`` whose name matches a pattern, by name; see `walk`."""
-    found = [folder / name for folder, names in walk(root, *patterns) for name in names]
-    return sorted(found, key=lambda p: (p.stem, p.as_posix()))
+    paths = [folder / name for folder, names in walk(root, *patterns) for name in names]
+    return sorted(paths, key=lambda p: (p.stem, p.as_posix()))
 
 
 def inside(name: str, source: Path) -> str:
@@ -227,11 +227,11 @@ def by_key(paths: Iterable[Path], key: Callable[[Path], Key | None]) -> tuple[di
 
     Of files with the same key the first is kept; those with None are passed over.
     """
-    found: dict[Key, Path] = {}
+    by_name: dict[Key, Path] = {}
     duplicates = 0
     for path in paths:
         name = key(path)
         if name is not None:
-            duplicates += name in found
-            found.setdefault(name, path)
-    return found, duplicates
+            duplicates += name in by_name
+            by_name.setdefault(name, path)
+    return by_name, duplicates

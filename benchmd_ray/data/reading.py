@@ -5,6 +5,8 @@ Only it imports the readers, whose libraries take a second to import.
 
 from __future__ import annotations
 
+import functools
+import json
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -25,15 +27,15 @@ def answer(request: dict[str, Any]) -> tuple[dict[str, Any], bytes | memoryview]
     """What some raw files give.
 
     Args:
-        request: ``card`` (its content), ``split``, ``root`` (the raw folder) and ``items``, the
-            fields of each `RawItem`.
+        request: ``card`` (its content as JSON), ``split``, ``root`` (the raw folder) and
+            ``items``, the fields of each `RawItem`.
 
     Returns:
         ``excluded``, ``warnings``, ``quarantined`` (places with entries), and the records as an
         Arrow stream; or ``error``, a message, where a file cannot be read for now; or ``fault``,
         where the records cannot be held.
     """
-    card = card_of(request["card"], "the card of a build")
+    card = _card(request["card"])
     try:
         head, records = _read([RawItem(**fields) for fields in request["items"]], request, card)
         return head, _stream(to_table(records, request["split"], card))
@@ -43,6 +45,12 @@ def answer(request: dict[str, Any]) -> tuple[dict[str, Any], bytes | memoryview]
         return {"error": str(error)}, b""
     except Exception as error:
         return {"fault": f"{type(error).__name__}: {error}"}, b""
+
+
+@functools.lru_cache(maxsize=1)
+def _card(content: str) -> DatasetCard:
+    """The card of the requests: decoded once, as all chunks of a build have the same."""
+    return card_of(json.loads(content), "the card of a build")
 
 
 def _read(

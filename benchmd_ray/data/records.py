@@ -50,9 +50,9 @@ class RecordError(Exception):
 
 def shown_names(names: Iterable[str]) -> str:
     """Names of channels for a message, without what is long."""
-    held = [name[:LONGEST_NAME] for name in names]
-    more = f" and {len(held) - MOST_NAMES:,} more" if len(held) > MOST_NAMES else ""
-    return ", ".join(held[:MOST_NAMES]) + more
+    shortened = [name[:LONGEST_NAME] for name in names]
+    more = f" and {len(shortened) - MOST_NAMES:,} more" if len(shortened) > MOST_NAMES else ""
+    return ", ".join(shortened[:MOST_NAMES]) + more
 
 
 def require_once(what: str, name: str, count: int, names: Iterable[str]) -> None:
@@ -297,9 +297,9 @@ def positives_per_unit(table: pa.Table, positive: npt.NDArray[np.bool_]) -> npt.
         positive: (rows, classes), as `Target.present` gives it.
     """
     names, unit = np.unique(table["unit_id"].to_pylist(), return_inverse=True)
-    held = np.zeros((len(names), positive.shape[1]), bool)
-    np.logical_or.at(held, unit, positive)
-    return np.asarray(held.sum(axis=0), np.int64)
+    is_positive = np.zeros((len(names), positive.shape[1]), bool)
+    np.logical_or.at(is_positive, unit, positive)
+    return np.asarray(is_positive.sum(axis=0), np.int64)
 
 
 def conditions(table: pa.Table) -> dict[str, int]:

@@ -69,8 +69,8 @@ class _Block(NamedTuple):
         """Room for so many rows."""
         columns = self.columns
         parts = (self.rows, self.signals, columns.targets, columns.scales, columns.sizes)
-        made = [np.empty((rows, *part.shape[1:]), part.dtype) for part in parts]
-        return _Block(made[0], made[1], Columns(*made[2:]))
+        arrays = [np.empty((rows, *part.shape[1:]), part.dtype) for part in parts]
+        return _Block(arrays[0], arrays[1], Columns(*arrays[2:]))
 
     def put(self, index: Rows | slice, other: _Block) -> None:
         """Take other rows in place of these."""
@@ -137,11 +137,11 @@ class StreamingFeed:
 
     def _read(self, order: Rows) -> Iterator[_Block]:
         """Blocks of (rows, stored signals, targets) of this worker's shards, in their order."""
-        own = self._own(order, self._worker.rank)
-        rows = np.concatenate([np.arange(self._starts[i], self._starts[i + 1]) for i in own])
+        numbers = self._own(order, self._worker.rank)
+        rows = np.concatenate([np.arange(self._starts[i], self._starts[i + 1]) for i in numbers])
         read = 0
         size = max(1, min(PIECE, READ_BYTES // row_bytes(self._catalog)))
-        for table in _stream([self._shards[i] for i in own], size):
+        for table in _stream([self._shards[i] for i in numbers], size):
             signals = decode_signals(table["signal"], self._catalog.signal)
             own_rows = rows[read : read + len(signals)]
             yield _Block(own_rows, signals, columns_of(table, self._catalog.card.target))
@@ -157,32 +157,32 @@ class StreamingFeed:
         generator = np.random.default_rng([self._seed, epoch, 1 + self._worker.rank])
         shards = self._epoch_shards(epoch)
         size = min(self._shuffle_rows, self._own_rows(shards, self._worker.rank))
-        held, filled = None, 0
+        buffer, filled = None, 0
         for block in self._read(shards):
-            held = held or block.empty(size)
+            buffer = buffer or block.empty(size)
             count = min(size - filled, len(block.rows))
-            held.put(slice(filled, filled + count), block.at(slice(count)))
+            buffer.put(slice(filled, filled + count), block.at(slice(count)))
             filled += count
             for start in range(count, len(block.rows), size):
                 new = block.at(slice(start, start + size))
                 places = generator.choice(size, len(new.rows), replace=False)
-                yield held.at(places)
-                held.put(places, new)
-        if held:
+                yield buffer.at(places)
+                buffer.put(places, new)
+        if buffer:
             order = generator.permutation(size)
             for start in range(0, size, PIECE):
-                yield held.at(order[start : start + PIECE])
+                yield buffer.at(order[start : start + PIECE])
 
     def _regrouped(self, blocks: Iterator[_Block], size: int) -> Iterator[_Block]:
         """Blocks of ``size``; the last one may be shorter."""
-        held: _Block | None = None
+        rest: _Block | None = None
         for block in blocks:
-            held = held.then(block) if held else block
-            while len(held.rows) >= size:
-                yield held.at(slice(size))
-                held = held.at(slice(size, None))
-        if held and len(held.rows):
-            yield held
+            rest = rest.then(block) if rest else block
+            while len(rest.rows) >= size:
+                yield rest.at(slice(size))
+                rest = rest.at(slice(size, None))
+        if rest and len(rest.rows):
+            yield rest
 
     def _stored(self, block: _Block) -> Stored:
         columns = block.columns

@@ -5,8 +5,6 @@ from __future__ import annotations
 import tokenize
 import zipfile
 import zlib
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal
 
@@ -22,21 +20,15 @@ UNREADABLE = (
 """What numpy raises on a file that holds none."""
 
 
-@contextmanager
-def _damage(path: Path, remedy: str) -> Iterator[None]:
-    try:
-        yield
-    except UNREADABLE as error:
-        why = f"numpy cannot read it ({type(error).__name__})"
-        raise Damaged(path, why, remedy) from error
-
-
 def mapped(path: Path, mode: Literal["r", "c"], remedy: str) -> npt.NDArray[Any]:
     """The array of a ``.npy`` file, memory-mapped: read-only (r), or copied on write (c).
 
     Raises:
         Damaged: It holds none.
     """
-    with _damage(path, remedy):
+    try:
         array: npt.NDArray[Any] = np.load(path, mmap_mode=mode, allow_pickle=False)
-        return array
+    except UNREADABLE as error:
+        why = f"numpy cannot read it ({type(error).__name__})"
+        raise Damaged(path, why, remedy) from error
+    return array

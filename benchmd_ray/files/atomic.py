@@ -198,7 +198,7 @@ def write_json(path: Path, content: Any) -> None:
 
 
 def append_text(path: Path, text: str) -> None:
-    """Write at the end of a file, which is made where there is none: all of it or nothing.
+    """Append to a file, created if missing: all of the text or nothing.
 
     Raises:
         BenchmdError: It is a link or not a regular file.

@@ -27,7 +27,7 @@ GIB = 2**30
 
 
 @dataclass(frozen=True)
-class Entry:
+class CacheEntry:
     """A file of the cache, or the folder of a search."""
 
     path: Path
@@ -42,9 +42,9 @@ def used(path: Path) -> None:
         os.utime(hash_path(path))
 
 
-def entries() -> list[Entry]:
+def entries() -> list[CacheEntry]:
     """What can be made again, the least recently used first."""
-    folder, found = cache_folder(), []
+    folder, cached = cache_folder(), []
     for path in (
         *folder.glob("*.npy"),
         *folder.glob("*.parquet"),
@@ -52,16 +52,16 @@ def entries() -> list[Entry]:
     ):
         with suppress(FileNotFoundError):  # removed meanwhile
             times = [each.stat().st_mtime for each in (path, hash_path(path)) if each.is_file()]
-            found.append(Entry(path, path.stat().st_size, max(times)))
+            cached.append(CacheEntry(path, path.stat().st_size, max(times)))
     for path in folder.glob("searches/*"):
         with suppress(FileNotFoundError):  # removed meanwhile
             held = [each.stat() for each in (path, *path.rglob("*")) if not each.is_dir()]
             newest = max((each.st_mtime for each in held), default=path.stat().st_mtime)
-            found.append(Entry(path, sum(each.st_size for each in held), newest))
-    return sorted(found, key=lambda entry: (entry.used, entry.path))
+            cached.append(CacheEntry(path, sum(each.st_size for each in held), newest))
+    return sorted(cached, key=lambda entry: (entry.used, entry.path))
 
 
-def prune(limit_bytes: float, *, dry_run: bool = False) -> list[Entry]:
+def prune(limit_bytes: float, *, dry_run: bool = False) -> list[CacheEntry]:
     """Remove the least recently used entries until the others take no more than a size.
 
     What was used within `RECENT_SECONDS`, or is being written, stays.

@@ -70,7 +70,7 @@ class Damaged(BenchmdError):
 
 
 @dataclass(frozen=True)
-class Stored(Generic[Item]):
+class StoredItems(Generic[Item]):
     """Runs or searches of some stores."""
 
     found: list[Item]

@@ -20,7 +20,7 @@ from benchmd_ray.files.integrity import write_hashed_json
 from benchmd_ray.runs.files import DONE, LOCK, MODEL
 
 
-class Work(Protocol):
+class RunWork(Protocol):
     """The work of a session on a run."""
 
     def finish(self, done: dict[str, Any], *, keep_checkpoint: bool) -> None:
@@ -78,7 +78,7 @@ class Backing:
         return {path.parent.name for path in self.store.glob(f"*/{MODEL}")}
 
     @contextmanager
-    def working(self, run: Path) -> Iterator[Work]:
+    def working(self, run: Path) -> Iterator[RunWork]:
         """Work on a run, alone.
 
         Raises:

@@ -19,7 +19,7 @@ MODEL = "model.safetensors"
 CHECKPOINTS = "checkpoints"
 """Folder of training states, each a folder ``step_000000100``."""
 CHECKPOINT = "checkpoint.json"
-"""Written last into a checkpoint: one without it is none."""
+"""Written last into a checkpoint: a folder without it is not a checkpoint."""
 SEARCHES = "searches"
 """Folder of a store that holds its searches."""
 INNER = "inner"
@@ -35,6 +35,6 @@ ENDED: Kinds = {"finished": str, "seconds": (int, float), "model_sha256": (str, 
 
 
 def predictions_of(run: Path) -> list[Path]:
-    """Files of all predictions of a run; one that a killed scoring began is none."""
-    found = (run / PREDICTIONS).glob("*/*.parquet")
-    return sorted(path for path in found if not path.name.startswith("."))
+    """Files of all finished predictions of a run."""
+    paths = (run / PREDICTIONS).glob("*/*.parquet")
+    return sorted(path for path in paths if not path.name.startswith("."))

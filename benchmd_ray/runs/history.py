@@ -41,10 +41,10 @@ def read_history(folder: Path) -> list[dict[str, Any]]:
     return [held for held in read_lines(folder / HISTORY) if _is_event(held)]
 
 
-def _is_event(held: dict[str, Any]) -> bool:
+def _is_event(line: dict[str, Any]) -> bool:
     try:
-        timed = datetime.fromisoformat(held["time"]).tzinfo is not None
-        return timed and held["event"] in EVENTS and 0 <= held.get("seconds", 0.0) < 2**53
+        timed = datetime.fromisoformat(line["time"]).tzinfo is not None
+        return timed and line["event"] in EVENTS and 0 <= line.get("seconds", 0.0) < 2**53
     except (KeyError, TypeError, ValueError):
         return False
 

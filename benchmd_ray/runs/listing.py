@@ -83,18 +83,18 @@ def listed(run: Run) -> Listed:
     return Listed(run, "interrupted" if lines else "waiting", _reached(run), seconds, "")
 
 
-def counts(found: Sequence[Listed], damaged: int = 0) -> str:
+def counts(runs: Sequence[Listed], damaged: int = 0) -> str:
     """``12 runs: 10 done, 1 failed, 1 damaged``.
 
     Args:
-        found: The runs that can be read.
+        runs: The runs that can be read.
         damaged: How many cannot.
     """
-    parts: dict[str, int] = {s: sum(each.state == s for each in found) for s in STATES}
+    parts: dict[str, int] = {s: sum(each.state == s for each in runs) for s in STATES}
     parts["damaged"] = damaged
-    said = ", ".join(f"{n:,} {state}" for state, n in parts.items() if n)
-    number = count_of(len(found) + damaged, "run")
-    return f"{number}: {said}" if said else number
+    states = ", ".join(f"{n:,} {state}" for state, n in parts.items() if n)
+    number = count_of(len(runs) + damaged, "run")
+    return f"{number}: {states}" if states else number
 
 
 def _reached(run: Run) -> int:

@@ -27,7 +27,7 @@ def store_folder(text: str) -> Path:
     Asks nothing of the bucket.
 
     Raises:
-        BenchmdError: The address is none.
+        BenchmdError: The address is not valid.
     """
     if not text.startswith(SCHEME):
         return Path(text)
@@ -58,7 +58,7 @@ def backing_of(store: Path) -> Backing:
     """What is behind a store, which its folder says.
 
     Raises:
-        BenchmdError: The folder is named like a mirror and is none, or S3 cannot be used here.
+        BenchmdError: The folder is named like a mirror but is not one, or S3 cannot be used here.
     """
     if (store / MARKER).is_file():
         from benchmd_ray.runs.remote import mirrored

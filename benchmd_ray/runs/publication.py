@@ -18,7 +18,7 @@ from benchmd_ray.files.atomic import remove
 from benchmd_ray.files.integrity import write_hashed_json
 from benchmd_ray.runs.files import CHECKPOINT, CHECKPOINTS, DONE
 from benchmd_ray.runs.mirror import PENDING, STEP, Mirror, changed, local_files, state
-from benchmd_ray.storage.lease import Lease, Lost
+from benchmd_ray.storage.lease import Lease, LeaseLost
 
 PUBLISH_SECONDS = 30.0
 SNAPSHOT = ".publishing"
@@ -52,7 +52,7 @@ class Publication:
         """Make sure that no other machine has taken over.
 
         Raises:
-            Lost: One has.
+            LeaseLost: One has.
             BucketError: The bucket cannot be reached.
         """
         self._lease.require()
@@ -61,7 +61,7 @@ class Publication:
         """Publish what has changed.
 
         Raises:
-            Lost: Another machine has taken over.
+            LeaseLost: Another machine has taken over.
             BucketError: The bucket cannot be reached.
         """
         self._lease.require()
@@ -125,7 +125,7 @@ class Publication:
             return etag
         there = mirror.bucket.read(mirror.key(DONE))
         if there is None or there.data != data:  # else an earlier try wrote it
-            raise Lost(f"another machine has finished {mirror.address}: look again.")
+            raise LeaseLost(f"another machine has finished {mirror.address}: look again.")
         return there.etag
 
     def _regularly(self) -> None:
@@ -138,7 +138,7 @@ class Publication:
         place = self._mirror.address
         try:
             self.push()
-        except Lost as error:
+        except LeaseLost as error:
             logger.warning("%s", error)
             return False
         except (BucketError, OSError) as error:
@@ -187,7 +187,7 @@ class Publication:
         """Delete published files: what makes a checkpoint whole first.
 
         Raises:
-            Lost: Another machine has taken over.
+            LeaseLost: Another machine has taken over.
             BucketError: The bucket cannot be reached.
         """
         for name in sorted(names, key=lambda name: not name.endswith(f"/{CHECKPOINT}")):

@@ -33,7 +33,7 @@ from typing import ClassVar
 
 from benchmd_ray.errors import BucketError, Busy, Transient
 from benchmd_ray.files.integrity import SUFFIX, made_again, read_hashed_json
-from benchmd_ray.runs.backing import Backing, Work, lock_of_run
+from benchmd_ray.runs.backing import Backing, RunWork, lock_of_run
 from benchmd_ray.runs.files import CHECKPOINTS, DONE, ENDED, MODEL
 from benchmd_ray.runs.history import HISTORY
 from benchmd_ray.runs.mirror import (
@@ -89,7 +89,7 @@ class Mirrored(Backing):
         return {key.split("/")[0] for key in self.bucket.objects() if key.endswith(f"/{MODEL}")}
 
     @contextlib.contextmanager
-    def working(self, run: Path) -> Iterator[Work]:
+    def working(self, run: Path) -> Iterator[RunWork]:
         """Work on a run under its lease, publishing it; nothing is pulled into its folder."""
         with contextlib.ExitStack() as stack:
             with pulling(run):

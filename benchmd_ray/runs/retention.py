@@ -144,7 +144,7 @@ def drop_copies(store: Path, *, dry_run: bool = False) -> Pruned:
     return Pruned(tuple(removals), tuple(left))
 
 
-def needed_weights(found: Sequence[Run]) -> dict[str, str]:
+def needed_weights(runs: Sequence[Run]) -> dict[str, str]:
     """Finished runs whose weights somebody will want, by name, with the reason.
 
     A pretraining's are while a transfer from it is not finished, and until there is one; a
@@ -152,10 +152,10 @@ def needed_weights(found: Sequence[Run]) -> dict[str, str]:
     """
     needed: dict[str, str] = {}
     transfers: dict[str, list[Run]] = {}
-    for run in found:
+    for run in runs:
         if upstream := run.description.get("upstream"):
             transfers.setdefault(str(upstream), []).append(run)
-    for run in found:
+    for run in runs:
         name = run.folder.name
         if run.description.get("kind") == "pretrain":
             after = transfers.get(name, [])
@@ -166,7 +166,7 @@ def needed_weights(found: Sequence[Run]) -> dict[str, str]:
                 needed[name] = "nothing was transferred from it yet"
         elif not predictions_of(run.folder):
             needed[name] = "nothing was scored with them yet"
-    finished = [run.folder.name for run in found if run.finished]
+    finished = [run.folder.name for run in runs if run.finished]
     return {name: needed[name] for name in finished if name in needed}
 
 
@@ -174,7 +174,7 @@ def _runs_of(store: Path) -> tuple[list[Run], list[str]]:
     """Runs of a store, and why others cannot be read.
 
     Raises:
-        BenchmdError: It is none; a single run is none either.
+        BenchmdError: It is not a store of runs, for example a single run.
     """
     _require_store(store)
     stored = read_stores([store])

@@ -23,11 +23,13 @@ def record_session(folder: Path, workers: Sequence[Hardware], step: int) -> None
         workers: Hardware of each worker of the session.
         step: Steps or epochs of the checkpoint that the session begins with; 0 without one.
     """
-    earlier = [one for one in _sessions(folder) if one[0] < step]
+    earlier = [session for session in _sessions(folder) if session[0] < step]
     sessions = [*earlier, (step, tuple(dict.fromkeys(workers)))]
     with replacing(folder / SESSIONS) as partial, partial.open("w", encoding="utf-8") as file:
         for begin, distinct in sessions:
-            file.write(line({"from": begin, "workers": [asdict(one) for one in distinct]}))
+            file.write(
+                line({"from": begin, "workers": [asdict(hardware) for hardware in distinct]})
+            )
 
 
 def trained_by(folder: Path) -> tuple[Hardware, ...]:
@@ -35,13 +37,15 @@ def trained_by(folder: Path) -> tuple[Hardware, ...]:
 
     Empty where nothing is known: a run that trains nothing, or a damaged file.
     """
-    return tuple(dict.fromkeys(one for _, workers in _sessions(folder) for one in workers))
+    return tuple(dict.fromkeys(hw for _, workers in _sessions(folder) for hw in workers))
 
 
 def _sessions(folder: Path) -> list[tuple[int, tuple[Hardware, ...]]]:
     """Each session's first step and the distinct hardware of its workers; no damaged lines."""
-    found = []
-    for held in read_lines(folder / SESSIONS):
+    sessions = []
+    for fields in read_lines(folder / SESSIONS):
         with suppress(KeyError, TypeError, ValueError, OverflowError):
-            found.append((int(held["from"]), tuple(from_fields(one) for one in held["workers"])))
-    return found
+            sessions.append(
+                (int(fields["from"]), tuple(from_fields(worker) for worker in fields["workers"]))
+            )
+    return sessions

@@ -26,7 +26,7 @@ from benchmd_ray.files.atomic import digest, remove, remove_partial, sha256
 from benchmd_ray.files.integrity import (
     Damaged,
     Kinds,
-    Stored,
+    StoredItems,
     made_again,
     read_hashed_json,
     require_kinds,
@@ -263,7 +263,7 @@ def read_run(folder: Path) -> Run:
     Raises:
         Damaged: Its description or its end is not what was written, or the folder is named for
             another run.
-        BenchmdError: It is none, or the bucket cannot be reached.
+        BenchmdError: The folder is not a run, or the bucket cannot be reached.
     """
     backing = backing_of(folder.parent)
     if not (folder / DONE).is_file():
@@ -312,21 +312,21 @@ def _of_transformers(folder: Path) -> bool:
         return b'"model_type"' in file.read(CONFIG_BYTES)
 
 
-def read_stores(paths: list[Path]) -> Stored[Run]:
+def read_stores(paths: list[Path]) -> StoredItems[Run]:
     """Runs in these folders, each a run or a store of runs.
 
     Raises:
         BenchmdError: A folder holds no run, a run that is named itself cannot be read, or a bucket
             cannot be reached.
     """
-    found: dict[Path, Run] = {}
+    runs: dict[Path, Run] = {}
     damaged: dict[Path, str] = {}
     for path in paths:
         backing_of(path.parent).refresh(path)
         skipped = backing_of(path).refresh_store()
         damaged |= {folder.resolve(): why for folder, why in skipped.items()}
         if (path / RUN).is_file():
-            found[path.resolve()] = _read(path)
+            runs[path.resolve()] = _read(path)
             continue
         folders = sorted(p.parent for p in path.glob(f"*/{RUN}"))
         if not folders and not skipped:
@@ -339,7 +339,7 @@ def read_stores(paths: list[Path]) -> Stored[Run]:
             if folder in skipped:
                 continue  # what is here may be older
             try:
-                found[folder.resolve()] = _read(folder)
+                runs[folder.resolve()] = _read(folder)
             except (BenchmdError, OSError) as error:
                 damaged[folder.resolve()] = str(error)
-    return Stored(list(found.values()), damaged)
+    return StoredItems(list(runs.values()), damaged)

@@ -11,7 +11,7 @@ import numpy as np
 from benchmd_ray.console.progress import duration
 from benchmd_ray.errors import BenchmdError, Transient, count_of
 from benchmd_ray.files.atomic import digest
-from benchmd_ray.files.integrity import Stored
+from benchmd_ray.files.integrity import StoredItems
 from benchmd_ray.runs.files import RESULT, TRIALS, predictions_of
 from benchmd_ray.runs.listing import Listed, counts, listed
 from benchmd_ray.runs.store import Run, read_stores
@@ -124,7 +124,7 @@ def _failed(runs: Sequence[Listed]) -> Iterator[str]:
         yield f"and {len(failed) - FAILURES:,} more: benchmd list --state failed names them"
 
 
-def _searched(searches: Stored[SearchRecord]) -> Iterator[str]:
+def _searched(searches: StoredItems[SearchRecord]) -> Iterator[str]:
     for record in searches.found:
         yield f"{record.name}: {_of_search(record)}"
     yield from searches.notes

@@ -21,7 +21,7 @@ def split_address(address: str) -> tuple[str, str]:
     """Bucket and prefix of ``s3://bucket/prefix``.
 
     Raises:
-        BenchmdError: The address is none.
+        BenchmdError: The address is not valid.
     """
     match = ADDRESS.fullmatch(address)
     parts = [part for part in (match[2] or "").split("/") if part] if match else [".."]
@@ -42,7 +42,7 @@ def normal(address: str) -> str:
     """The one form of an address: no slash twice or at its end.
 
     Raises:
-        BenchmdError: The address is none.
+        BenchmdError: The address is not valid.
     """
     name, prefix = split_address(address)
     return f"{SCHEME}{name}/{prefix}".rstrip("/")

@@ -84,7 +84,7 @@ def open_bucket(address: str) -> Bucket:
     """The bucket at ``s3://bucket/prefix``; nothing is asked of it yet.
 
     Raises:
-        BenchmdError: The address is none, boto3 is not installed or its configuration is wrong.
+        BenchmdError: The address is invalid, boto3 is not installed or its configuration is wrong.
     """
     return Bucket(normal(address), _client(tuple(os.environ.get(name) for name in ENVIRONMENT)))
 
@@ -215,7 +215,7 @@ class Bucket:
     def read(
         self, key: str, held: Content | None = None, *, beginning: int | None = None
     ) -> Content | None:
-        """An object that fits into memory; None where there is none.
+        """An object that fits into memory; None if it does not exist.
 
         Args:
             key: Its key.
@@ -270,7 +270,7 @@ class Bucket:
             key: Its key.
             data: Its content.
             replaces: Write only while the object there has this ETag.
-            new: Write only while there is none.
+            new: Write only if the object does not exist.
 
         Returns:
             Its ETag; None where the condition does not hold, and nothing was written.

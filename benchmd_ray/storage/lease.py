@@ -33,7 +33,7 @@ LONGEST = 4096
 """Bytes that are read of it; it has some hundred, and a longer one is damaged."""
 
 
-class Lost(Transient):
+class LeaseLost(Transient):
     """Another machine has taken over."""
 
 
@@ -117,7 +117,7 @@ class Lease:
         """Hold it for another `LEASE_SECONDS`.
 
         Raises:
-            Lost: Another machine has taken it.
+            LeaseLost: Another machine has taken it.
             BucketError: The bucket cannot be reached.
         """
         with self._lock:
@@ -125,14 +125,14 @@ class Lease:
 
     def release(self) -> None:
         """Free it, if it is held."""
-        with self._lock, contextlib.suppress(BucketError, Lost):
+        with self._lock, contextlib.suppress(BucketError, LeaseLost):
             self._replace("free")
 
     def require(self) -> None:
         """Make sure that it is held.
 
         Raises:
-            Lost: Another machine has taken it.
+            LeaseLost: Another machine has taken it.
             BucketError: The bucket cannot be reached.
         """
         if not self.trusted:
@@ -143,7 +143,7 @@ class Lease:
         """Renew it every `RENEW_SECONDS` and free it at the end."""
 
         def renew() -> None:
-            with contextlib.suppress(BucketError, Lost):  # said by who needs it
+            with contextlib.suppress(BucketError, LeaseLost):  # said by who needs it
                 self.renew()
 
         try:
@@ -195,8 +195,8 @@ class Lease:
     def _note(self, session: str | None, *, following: str | None, current: bool) -> None:
         write_json(self._record, {"session": session, "next": following, "current": current})
 
-    def _lost(self) -> Lost:
-        return Lost(
+    def _lost(self) -> LeaseLost:
+        return LeaseLost(
             f"another machine has taken over {self._what}, as this one was silent for too long. "
             "Nothing more of this one's work was published; the command resumes from what is "
             "there."
@@ -230,9 +230,9 @@ def require_free(objects: Objects, key: str, what: str) -> None:
         raise _busy(what, found.age)
 
 
-def _held(found: Content) -> bool:
+def _held(content: Content) -> bool:
     """Whether somebody holds a lease; of one that is damaged it is not known, so it is held."""
-    return _content(found.data).get("state") != "free" and found.age < LEASE_SECONDS
+    return _content(content.data).get("state") != "free" and content.age < LEASE_SECONDS
 
 
 def _content(data: bytes) -> dict[str, Any]:

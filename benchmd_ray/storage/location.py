@@ -30,7 +30,7 @@ from benchmd_ray.storage.patience import patiently
 
 if TYPE_CHECKING:
     from benchmd_ray.storage.bucket import Bucket, Content
-    from benchmd_ray.storage.segments import Segments
+    from benchmd_ray.storage.segments import JournalSegments
 
 LEASE = "lease.json"
 """Object in addition to what is worked on in a bucket."""
@@ -74,13 +74,13 @@ def location(text: str) -> Location:
     """The location that a text names.
 
     Raises:
-        BenchmdError: It begins like an address and is none.
+        BenchmdError: It begins like an address but is not valid.
     """
     return Address(normal(text)) if text.startswith(SCHEME) else Path(text)
 
 
 def read(file: Location) -> bytes | None:
-    """Content of a file; None where there is none.
+    """Content of a file; None if it does not exist.
 
     Raises:
         BucketError: The bucket cannot be reached.
@@ -164,11 +164,11 @@ def get_file(file: Address, path: Path, size: int = MAX_BYTES) -> bool:
     return patiently(lambda: bucket.download(name, path, size))
 
 
-def log_at(address: Address, most: int) -> Segments:
+def log_at(address: Address, most: int) -> JournalSegments:
     """The log whose objects lie at an address, of which so many bytes are read at most."""
-    from benchmd_ray.storage.segments import Segments
+    from benchmd_ray.storage.segments import JournalSegments
 
-    return Segments(_bucket(address), most)
+    return JournalSegments(_bucket(address), most)
 
 
 def entries(folder: Location) -> tuple[dict[str, int], list[str]]:
@@ -201,7 +201,7 @@ def alone(folder: Location, what: str, inside: Iterable[str]) -> Iterator[Callab
         inside: Its folders; what an interrupted process left half-written there is removed.
 
     Yields:
-        Makes sure that nobody else has taken over, and raises `Lost` otherwise.
+        Makes sure that nobody else has taken over, and raises `LeaseLost` otherwise.
 
     Raises:
         Busy: Somebody else is at it.

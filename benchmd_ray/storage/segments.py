@@ -12,7 +12,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 
 from benchmd_ray.storage.bucket import Bucket, Content
-from benchmd_ray.storage.lease import Lost
+from benchmd_ray.storage.lease import LeaseLost
 from benchmd_ray.storage.patience import patiently
 
 FULL = 2**16
@@ -24,7 +24,7 @@ TRIES, PAUSE_SECONDS = 10, 0.5
 NAME = re.compile(r"[0-9]{6}\.log")
 
 
-class Segments:
+class JournalSegments:
     """A log in a bucket, of which one process knows the end."""
 
     def __init__(self, bucket: Bucket, most: int) -> None:
@@ -66,7 +66,7 @@ class Segments:
         """Write at the end of what was read and appended, whole or not at all.
 
         Raises:
-            Lost: Somebody else has written since.
+            LeaseLost: Somebody else has written since.
             BucketError: The bucket cannot be reached.
         """
         number, before = self._number, self._newest
@@ -88,13 +88,15 @@ class Segments:
                 etag = there.etag
                 break
             if (there.etag if there else "") != before.etag:
-                raise Lost(
+                raise LeaseLost(
                     f"another process has written to {self._bucket.address} meanwhile. The same "
                     "command resumes from what is there."
                 )
             time.sleep(PAUSE_SECONDS)  # such a try is still at work
         else:
-            raise Lost(f"{self._bucket.address} refuses what is written to it: try again later.")
+            raise LeaseLost(
+                f"{self._bucket.address} refuses what is written to it: try again later."
+            )
         self._number, self._newest = number, Content(whole, etag, 0.0)
 
 

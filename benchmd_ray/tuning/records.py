@@ -21,7 +21,7 @@ from benchmd_ray.files.atomic import digest
 from benchmd_ray.files.integrity import (
     OF,
     Damaged,
-    Stored,
+    StoredItems,
     kinds_fault,
     read_hashed_json,
     require_hash,
@@ -261,7 +261,7 @@ def _column_type(name: str, about: Mapping[str, Any]) -> pa.DataType:
     return pa.float64() if kinds and kinds <= {int, float} else pa.string()
 
 
-def read_searches(stores: Sequence[Path]) -> Stored[SearchRecord]:
+def read_searches(stores: Sequence[Path]) -> StoredItems[SearchRecord]:
     """Searches of stores, each once; a store or run folder may have none.
 
     Of copies of one search in several stores the one with the most trials is taken.
@@ -287,7 +287,7 @@ def read_searches(stores: Sequence[Path]) -> Stored[SearchRecord]:
         copy = records.get(record.name)
         if copy is None or len(record.trials) > len(copy.trials):
             records[record.name] = record
-    return Stored([records[name] for name in sorted(records)], damaged)
+    return StoredItems([records[name] for name in sorted(records)], damaged)
 
 
 def read_plan(folder: Path) -> dict[str, Any]:

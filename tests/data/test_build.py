@@ -18,7 +18,7 @@ from benchmd_ray.data.build import build
 from benchmd_ray.data.cards import Layout, Option
 from benchmd_ray.data.catalog import open_catalog
 from benchmd_ray.data.datasets import DATASETS
-from benchmd_ray.data.raw import Dataset, Discovery, RawItem, Reading
+from benchmd_ray.data.raw import Discovery, RawItem, RawReader, Reading
 from benchmd_ray.data.records import Record, RecordError, RecordExcluded
 from benchmd_ray.data.verify import verify
 from benchmd_ray.errors import BenchmdError, Busy
@@ -85,7 +85,7 @@ def films(changed_card, monkeypatch):
     """The dataset ``films``, built in this process and without Ray."""
     made = Films()
     changed_card("films", modality="cxr", layouts=LAYOUTS, options=OPTIONS)
-    monkeypatch.setitem(DATASETS, "films", Dataset(made.discover, made.read))
+    monkeypatch.setitem(DATASETS, "films", RawReader(made.discover, made.read))
     build_in_process(monkeypatch)
     return made
 

@@ -596,8 +596,8 @@ def test_a_worker_that_dies_is_told_with_the_records_it_had(georgia, tmp_path, m
             self.rows = rows
             return self
 
-        def map(self, function, **_):
-            self.function = function
+        def map(self, function, *, fn_args, **_):
+            self.function = lambda row: function(row, *fn_args)
             return self
 
         def iter_rows(self):

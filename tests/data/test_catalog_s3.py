@@ -163,15 +163,15 @@ def test_two_machines_do_not_build_one_catalog_at_once(
 ):
     out, build_row = location(f"{s3}/georgia"), building.build_row
 
-    def other(row):
+    def other(row, card):
         monkeypatch.setattr(building, "build_row", build_row)
         node("b")
         with pytest.raises(Busy, match=f"machine is working on the catalog {out}: it said so"):
             build_here("georgia", synthetic_raw["georgia"], out)
         monkeypatch.setattr(leases, "LEASE_SECONDS", 0.0)  # as after a long silence of the first
         build_here("georgia", synthetic_raw["georgia"], out)
-        monkeypatch.setattr(building, "build_row", lambda row: pytest.fail("it is not alone"))
-        return build_row(row)
+        monkeypatch.setattr(building, "build_row", lambda *_: pytest.fail("it is not alone"))
+        return build_row(row, card)
 
     monkeypatch.setattr(building, "build_row", other)
     with pytest.raises(Transient, match="another machine has taken over the catalog s3://"):
@@ -468,10 +468,10 @@ def test_a_server_that_is_away_for_a_moment_is_waited_for(
         s3_server.stop()
         away[-1].start()
 
-    def leaving(row):
+    def leaving(row, card):
         if not away:
             leave()
-        return build_row(row)
+        return build_row(row, card)
 
     monkeypatch.setattr(building, "build_row", leaving)
     built = build_here("georgia", synthetic_raw["georgia"], out)

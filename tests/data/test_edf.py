@@ -14,7 +14,7 @@ import pytest
 
 from benchmd_ray.data.datasets.eeg import stages
 from benchmd_ray.data.readers import edf
-from benchmd_ray.data.readers.edf import Annotation, read_annotations, read_edf, read_header
+from benchmd_ray.data.readers.edf import TimedAnnotation, read_annotations, read_edf, read_header
 from benchmd_ray.data.records import RecordError
 
 FIELDS = {"records": 236, "seconds": 244, "signals": 252}
@@ -343,7 +343,7 @@ def test_annotations_are_those_that_were_written(tmp_path, write_edf, noise):
         {"C3": (noise, 200)},
         annotations=[edfio.EdfAnnotation(*each) for each in written],
     )
-    assert read_annotations(path) == sorted(Annotation(*each) for each in written)
+    assert read_annotations(path) == sorted(TimedAnnotation(*each) for each in written)
     assert len(read_edf(path, ["C3"]).signals["C3"]) == 2000
 
 
@@ -356,7 +356,7 @@ def test_annotations_are_decoded_without_the_signals(tmp_path, write_edf, noise)
     read_annotations(path)  # which imports
     tracemalloc.start()
     try:
-        assert read_annotations(path) == [Annotation(1.5, 2, "Wake")]
+        assert read_annotations(path) == [TimedAnnotation(1.5, 2, "Wake")]
         assert tracemalloc.get_traced_memory()[1] < path.stat().st_size / 2
     finally:
         tracemalloc.stop()
@@ -380,10 +380,10 @@ def test_annotations_that_are_no_text_are_refused(tmp_path, write_edf, noise):
 def test_stages_fill_their_epochs_and_what_is_not_scored_is_empty():
     found = stages(
         [
-            Annotation(150, 30, "SLEEP STAGE R"),
-            Annotation(0, 60, "Sleep stage W"),
-            Annotation(60, 30, "Sleep stage 4"),
-            Annotation(90, 30, "Movement time"),
+            TimedAnnotation(150, 30, "SLEEP STAGE R"),
+            TimedAnnotation(0, 60, "Sleep stage W"),
+            TimedAnnotation(60, 30, "Sleep stage 4"),
+            TimedAnnotation(90, 30, "Movement time"),
         ]
     )
     assert found == ["wake", "wake", "n3", "", "", "rem"]
@@ -405,7 +405,7 @@ def test_stages_fill_their_epochs_and_what_is_not_scored_is_empty():
 )
 def test_annotations_that_are_no_hypnogram_are_refused(annotations, message):
     with pytest.raises(RecordError, match=message):
-        stages([Annotation(*each) for each in annotations])
+        stages([TimedAnnotation(*each) for each in annotations])
 
 
 @pytest.mark.data

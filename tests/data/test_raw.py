@@ -15,9 +15,9 @@ from benchmd_ray.data.discovery import discovered
 from benchmd_ray.data.raw import (
     DUPLICATE,
     NO_ROW,
-    Dataset,
     Discovery,
     RawItem,
+    RawReader,
     by_key,
     files,
     inside,
@@ -139,7 +139,7 @@ def test_a_path_that_leads_out_of_the_raw_folder_is_refused(name):
 
 def test_no_datasets_items_lead_out_of_its_raw_folder(tmp_path, monkeypatch):
     item = RawItem("../x.hea", "x", "x", "test")
-    dataset = Dataset(lambda *_: Discovery("cinc", [item]), lambda *_: None)
+    dataset = RawReader(lambda *_: Discovery("cinc", [item]), lambda *_: None)
     monkeypatch.setitem(DATASETS, "georgia", dataset)
     with pytest.raises(BenchmdError, match="names a file that is not within the raw folder"):
         discovered(dataset_card("georgia"), tmp_path, "clean", None, {})

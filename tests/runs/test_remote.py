@@ -44,7 +44,7 @@ from benchmd_ray.runs.store import (
 from benchmd_ray.storage import bucket as buckets
 from benchmd_ray.storage import lease as leases
 from benchmd_ray.storage.bucket import Bucket, Content, open_bucket
-from benchmd_ray.storage.lease import Lease, Lost
+from benchmd_ray.storage.lease import Lease, LeaseLost
 
 SECRET = "do-not-write-me-down"
 ABOUT = described(a=1)
@@ -355,7 +355,7 @@ def test_a_silent_machine_is_taken_over_and_publishes_nothing_more(s3, machine, 
         monkeypatch.setattr(leases, "LEASE_SECONDS", 180.0)
         train(there, b"of b")
         train(run, b"of a")
-        with pytest.raises(Lost, match="has taken over the run"):
+        with pytest.raises(LeaseLost, match="has taken over the run"):
             silent.__exit__(None, None, None)
         assert not run.finished
     assert s3.read(f"{run.folder.name}/model.safetensors").data == b"of b"
@@ -374,7 +374,7 @@ def test_the_first_to_finish_a_run_has_finished_it(s3, machine, tmp_path):
     train(run)
     other = write_done(open_run(tmp_path / "other", "r", ABOUT), finished="by another")
     s3.write(f"{run.folder.name}/done.json", other.read_bytes())
-    with pytest.raises(Lost, match=r"another machine has finished s3://.*: look again"):
+    with pytest.raises(LeaseLost, match=r"another machine has finished s3://.*: look again"):
         work.__exit__(None, None, None)
     assert open_run(machine("a"), "r", ABOUT).done["finished"] == "by another"
 
@@ -392,7 +392,7 @@ def test_a_machine_that_lost_its_lease_stops_publishing_while_it_works(
     until("the end of its publishing", lambda: not publication._thread.is_alive())
     before = s3.objects()
     checkpoint(run, 7, b"mine")
-    with pytest.raises(Lost):
+    with pytest.raises(LeaseLost):
         work.__exit__(None, None, None)
     assert s3.objects() == before
     assert caplog.text.count("has taken over") == 1
@@ -498,7 +498,7 @@ def test_no_order_of_events_gives_two_holders_or_loses_what_was_published(steps,
             else:
                 try:
                     lease.renew() if action == "renew" else lease.require()
-                except Lost:
+                except LeaseLost:
                     held[i] = None
                     continue
                 others = [x for x in held if x is not None and x is not lease and x.trusted]
@@ -1218,7 +1218,7 @@ def test_who_prunes_and_was_silent_for_too_long_removes_nothing_more(s3, two, mo
     with here.removing_weights(of_own=False) as require:
         require()
         passed[0] = 200.0
-        with there.keeping_weights(), pytest.raises(Lost):
+        with there.keeping_weights(), pytest.raises(LeaseLost):
             require()
 
 

@@ -33,7 +33,7 @@ from benchmd_ray.service.execute import evaluate_run, pretrain_run, transfer_run
 from benchmd_ray.service.live import units_done
 from benchmd_ray.service.plan import Choice, make_plan
 from benchmd_ray.service.schedule import run_plan
-from benchmd_ray.storage.lease import Lost
+from benchmd_ray.storage.lease import LeaseLost
 
 SMALL = """
 encoder: tiny
@@ -521,7 +521,7 @@ def test_a_plan_without_what_an_item_comes_after_is_refused(plan_of, tmp_path):
         (BenchmdError("wrong"), work.Report(error="wrong")),
         (NoRoom("full"), work.Report(error="full", lost=True)),
         (Transient("lost"), work.Report(error="lost", again=True)),
-        (Lost("taken over"), work.Report(error="taken over", again=True)),
+        (LeaseLost("taken over"), work.Report(error="taken over", again=True)),
         (ValueError("odd\nmore"), work.Report(error="ValueError: odd", again=True)),
         (
             torch.OutOfMemoryError("none left"),

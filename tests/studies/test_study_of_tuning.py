@@ -27,7 +27,7 @@ from stores import (
 )
 
 from benchmd_ray.errors import BenchmdError
-from benchmd_ray.files.integrity import Stored
+from benchmd_ray.files.integrity import StoredItems
 from benchmd_ray.runs.store import read_stores
 from benchmd_ray.service.searches import learned_in
 from benchmd_ray.tuning.portfolio import Portfolio, write_portfolio
@@ -97,7 +97,7 @@ def test_runs_of_two_versions_are_not_taken_for_one(
     store: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     held = read_stores([store])
-    twice = Stored([*held.found, *held.found], held.damaged)
+    twice = StoredItems([*held.found, *held.found], held.damaged)
     monkeypatch.setattr(tuning_study, "read_stores", lambda _: twice)
     with pytest.raises(SystemExit, match="has runs of several versions"):
         gained(store, SEARCH)

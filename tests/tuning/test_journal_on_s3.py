@@ -10,7 +10,7 @@ from benchmd_ray.errors import BucketError, Stopped, Transient
 from benchmd_ray.files.integrity import Damaged
 from benchmd_ray.storage import patience, segments
 from benchmd_ray.storage.bucket import Bucket, open_bucket
-from benchmd_ray.storage.lease import Lost
+from benchmd_ray.storage.lease import LeaseLost
 from benchmd_ray.storage.location import Address
 from benchmd_ray.tuning.method import Method
 from benchmd_ray.tuning.spaces import Parameter, Space
@@ -90,7 +90,7 @@ def test_who_does_not_know_the_end_writes_nothing(journal):
     work(first, 2)
     second = opened(journal)
     work(second, 1)
-    with pytest.raises(Lost, match="another process has written"):
+    with pytest.raises(LeaseLost, match="another process has written"):
         first.propose()
     assert known(opened(journal)) == known(second)
 
@@ -165,7 +165,7 @@ def test_what_a_signal_kept_from_being_written_is_not_known(journal, monkeypatch
             patch.setattr(optuna.Trial, "report", interrupted)
             patch.setattr(optuna.Trial, "set_user_attr", interrupted)
         else:
-            patch.setattr(segments.Segments, "append", interrupted)
+            patch.setattr(segments.JournalSegments, "append", interrupted)
         with pytest.raises(Stopped):
             study.evaluated(0, 1, {"ecg": 0.9}, 9.0) if together else study.propose()
     for asked in (study.propose, lambda: study.ended(0, seconds=9.0)):

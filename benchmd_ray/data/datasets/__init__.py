@@ -37,48 +37,48 @@ from benchmd_ray.data.datasets import (
     vindr_cxr,
     vindr_mammo,
 )
-from benchmd_ray.data.raw import Dataset, Discovery
+from benchmd_ray.data.raw import Discovery, RawReader
 from benchmd_ray.errors import BenchmdError, first_line
 from benchmd_ray.extensions.extras import require
 from benchmd_ray.extensions.plugins import GROUPS, find_module
 from benchmd_ray.files.atomic import sha256
 
-_CINC = Dataset(cinc.discover, cinc.read)
-DATASETS: dict[str, Dataset] = {
-    "ptb-xl": Dataset(ptbxl.discover, ptbxl.read),
+_CINC = RawReader(cinc.discover, cinc.read)
+DATASETS: dict[str, RawReader] = {
+    "ptb-xl": RawReader(ptbxl.discover, ptbxl.read),
     "chapman-shaoxing": _CINC,
     "georgia": _CINC,
     "cpsc": _CINC,
-    "shhs": Dataset(shhs.discover, shhs.read, packages=("mne",)),
-    "isruc": Dataset(isruc.discover, isruc.read, packages=("mne",)),
-    "mimic-cxr": Dataset(mimic_cxr.discover, cxr.read),
-    "chexpert": Dataset(chexpert.discover, cxr.read),
-    "vindr-cxr": Dataset(vindr_cxr.discover, vindr_cxr.read),
-    "vindr-mammo": Dataset(vindr_mammo.discover, images.read_dicom_image),
-    "cbis-ddsm": Dataset(cbis_ddsm.discover, images.read_dicom_image),
-    "nih-cxr-ap": Dataset(partial(nih_cxr.discover, view="AP"), nih_cxr.read),
-    "nih-cxr-pa": Dataset(partial(nih_cxr.discover, view="PA"), nih_cxr.read),
-    "bcn20000": Dataset(bcn20000.discover, photographs.read),
-    "ham10000": Dataset(ham10000.discover, photographs.read),
-    "pad-ufes-20": Dataset(pad_ufes.discover, photographs.read),
-    "isic-2017": Dataset(isic2017.discover, photographs.read),
-    "messidor-2": Dataset(messidor.discover, photographs.read),
-    "aptos-2019": Dataset(aptos.discover, photographs.read),
-    "jinchi": Dataset(jinchi.discover, photographs.read),
-    "lidc-idri": Dataset(lidc.discover, lidc.read),
-    "lndb": Dataset(lndb.discover, lndb.read, packages=("SimpleITK",)),
-    "medmnist": Dataset(medmnist.discover, medmnist.read),
-    "decathlon": Dataset(decathlon.discover, decathlon.read, packages=("SimpleITK",)),
+    "shhs": RawReader(shhs.discover, shhs.read, packages=("mne",)),
+    "isruc": RawReader(isruc.discover, isruc.read, packages=("mne",)),
+    "mimic-cxr": RawReader(mimic_cxr.discover, cxr.read),
+    "chexpert": RawReader(chexpert.discover, cxr.read),
+    "vindr-cxr": RawReader(vindr_cxr.discover, vindr_cxr.read),
+    "vindr-mammo": RawReader(vindr_mammo.discover, images.read_dicom_image),
+    "cbis-ddsm": RawReader(cbis_ddsm.discover, images.read_dicom_image),
+    "nih-cxr-ap": RawReader(partial(nih_cxr.discover, view="AP"), nih_cxr.read),
+    "nih-cxr-pa": RawReader(partial(nih_cxr.discover, view="PA"), nih_cxr.read),
+    "bcn20000": RawReader(bcn20000.discover, photographs.read),
+    "ham10000": RawReader(ham10000.discover, photographs.read),
+    "pad-ufes-20": RawReader(pad_ufes.discover, photographs.read),
+    "isic-2017": RawReader(isic2017.discover, photographs.read),
+    "messidor-2": RawReader(messidor.discover, photographs.read),
+    "aptos-2019": RawReader(aptos.discover, photographs.read),
+    "jinchi": RawReader(jinchi.discover, photographs.read),
+    "lidc-idri": RawReader(lidc.discover, lidc.read),
+    "lndb": RawReader(lndb.discover, lndb.read, packages=("SimpleITK",)),
+    "medmnist": RawReader(medmnist.discover, medmnist.read),
+    "decathlon": RawReader(decathlon.discover, decathlon.read, packages=("SimpleITK",)),
 }
 """By the name of the card, or of its collection."""
 PACKAGE = "benchmd_ray.data."
 GROUP = GROUPS["dataset"]
 """Entry points of modules that know datasets, by the names of their cards."""
-LISTED = Dataset(listed.discover, listed.read)
+LISTED = RawReader(listed.discover, listed.read)
 """Of cards that say themselves how their files are found."""
 
 
-def dataset_of(card: DatasetCard) -> Dataset:
+def dataset_of(card: DatasetCard) -> RawReader:
     """The code that knows the raw layout of a card's dataset.
 
     Raises:
@@ -116,28 +116,28 @@ def versions_of(card: DatasetCard) -> dict[str, int | str]:
     Others make another catalog: of the package's modules the `VERSION` of each that the dataset's
     own uses, and of a module outside the SHA-256 of its source.
     """
-    own = dataset_of(card)
-    if own.source:
-        return {card.module or card.name: own.source}
-    functions = (getattr(function, "func", function) for function in (own.discover, own.read))
-    waiting, found = {function.__module__ for function in functions}, dict[str, int | str]()
+    reader = dataset_of(card)
+    if reader.source:
+        return {card.module or card.name: reader.source}
+    functions = (getattr(function, "func", function) for function in (reader.discover, reader.read))
+    waiting, versions = {function.__module__ for function in functions}, dict[str, int | str]()
     while waiting:
         name = waiting.pop()
         module = sys.modules[name]
         if hasattr(module, "VERSION"):
-            found[name.removeprefix(PACKAGE)] = module.VERSION
+            versions[name.removeprefix(PACKAGE)] = module.VERSION
         used = {getattr(value, "__module__", None) or "" for value in vars(module).values()}
         waiting |= {
             other
             for other in used
             if other.startswith(PACKAGE)
-            and other.removeprefix(PACKAGE) not in found
+            and other.removeprefix(PACKAGE) not in versions
             and hasattr(sys.modules[other], "VERSION")
         }
-    return dict(sorted(found.items()))
+    return dict(sorted(versions.items()))
 
 
-def _outside(name: str, dataset: str) -> Dataset:
+def _outside(name: str, dataset: str) -> RawReader:
     """The dataset of a module outside the package, which defines ``discover`` and ``read``."""
     spec = find_module(name)
     if spec is None or not spec.origin:
@@ -158,4 +158,4 @@ def _outside(name: str, dataset: str) -> Dataset:
             f"the module {name} of {dataset} defines no {' and no '.join(missing)}: expected both, "
             "as docs/own_data.md shows."
         )
-    return Dataset(module.discover, module.read, sha256(Path(spec.origin)))
+    return RawReader(module.discover, module.read, sha256(Path(spec.origin)))

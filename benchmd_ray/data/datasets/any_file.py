@@ -53,7 +53,7 @@ Picture = tuple[Array, list[str]]
 """(y, x) or (y, x, channel), and what is unusual about it."""
 
 
-class Part(NamedTuple):
+class FilePart(NamedTuple):
     """What a file gives for one record."""
 
     signal: npt.NDArray[np.int16] | npt.NDArray[np.uint8]
@@ -95,7 +95,7 @@ def is_volume(signal: Signal) -> bool:
 
 def read_file(
     path: Path, signal: Signal, files: Files, warnings: Counter[str] | None = None
-) -> list[Part]:
+) -> list[FilePart]:
     """What a file gives: one part, or the segments or windows of a longer signal.
 
     - Signals over time, (channel, time), are resampled to the signal's rate and are in its unit:
@@ -144,7 +144,7 @@ def _formats(signal: Signal) -> dict[str, Callable[[Path, Signal, Files], Any]]:
     return VOLUMES if is_volume(signal) else IMAGES
 
 
-def _image(values: Array, signal: Signal) -> Part:
+def _image(values: Array, signal: Signal) -> FilePart:
     """An image of (y, x) or (y, x, channel)."""
     if (values == values[0, 0]).all():
         raise RecordError("every pixel is the same; expected an image")
@@ -155,11 +155,11 @@ def _image(values: Array, signal: Signal) -> Part:
     box = (signal.stored_shape[1], signal.stored_shape[2])
     if signal.dtype == "uint8":
         stored, valid = fitted(_of_bytes(values, signal), box)
-        return Part(np.ascontiguousarray(stored), 1.0, valid)
+        return FilePart(np.ascontiguousarray(stored), 1.0, valid)
     planes = np.moveaxis(np.atleast_3d(_finite(values)), -1, 0).astype(np.float32)
     pairs = [fitted(np.ascontiguousarray(plane), box, float(plane.min())) for plane in planes]
     steps, scale = quantise(np.concatenate([plane for plane, _ in pairs]).astype(np.float64))
-    return Part(steps, scale, pairs[0][1])
+    return FilePart(steps, scale, pairs[0][1])
 
 
 def _of_bytes(values: Array, signal: Signal) -> npt.NDArray[np.uint8]:
@@ -179,7 +179,7 @@ def _finite(values: Array) -> Array:
     return values
 
 
-def _volume(channels: Sequence[Volume | Array], signal: Signal, files: Files) -> list[Part]:
+def _volume(channels: Sequence[Volume | Array], signal: Signal, files: Files) -> list[FilePart]:
     """Windows of slices of a volume."""
     count, depth, *box = signal.stored_shape
     if len(channels) != count:
@@ -209,11 +209,11 @@ def _volume(channels: Sequence[Volume | Array], signal: Signal, files: Files) ->
             steps, scale = np.rint(window).astype(np.uint8), 1.0
         else:
             steps, scale = quantise(window.astype(np.float64))
-        parts.append(Part(steps, scale, (min(held, depth), *box)))
+        parts.append(FilePart(steps, scale, (min(held, depth), *box)))
     return parts
 
 
-def _over_time(values: Values, rate: float | None, signal: Signal, files: Files) -> list[Part]:
+def _over_time(values: Values, rate: float | None, signal: Signal, files: Files) -> list[FilePart]:
     """Segments of a signal, (channel, time), in its unit."""
     length = signal.stored_shape[-1]
     if rate is None or signal.rate is None:
@@ -232,11 +232,11 @@ def _over_time(values: Values, rate: float | None, signal: Signal, files: Files)
     return [_padded(part, length) for part in parts]
 
 
-def _padded(part: npt.NDArray[Any], length: int) -> Part:
+def _padded(part: npt.NDArray[Any], length: int) -> FilePart:
     stored, scale = quantise(np.asarray(part, np.float64))
     valid = stored.shape[-1]
     before = (length - valid) // 2  # as images are, so that normalisers find what is valid
-    return Part(np.pad(stored, ((0, 0), (before, length - valid - before))), scale, (valid,))
+    return FilePart(np.pad(stored, ((0, 0), (before, length - valid - before))), scale, (valid,))
 
 
 def _chosen(names: Sequence[str], signal: Signal, files: Files) -> list[int]:

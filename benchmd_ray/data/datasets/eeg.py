@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from benchmd_ray.data.cards import DatasetCard
 from benchmd_ray.data.raw import RawItem, Reading
-from benchmd_ray.data.readers.edf import Annotation, Recording, plain, read_edf, read_header
+from benchmd_ray.data.readers.edf import Recording, TimedAnnotation, plain, read_edf, read_header
 from benchmd_ray.data.records import HELD_OUT, SEPARATOR, Record, RecordError, shown_names
 from benchmd_ray.data.transforms import quantise, resample
 from benchmd_ray.modality.modalities import modality
@@ -156,7 +156,7 @@ def _record(
     )
 
 
-def stages(annotations: Sequence[Annotation]) -> list[str]:
+def stages(annotations: Sequence[TimedAnnotation]) -> list[str]:
     """Class of each epoch of 30 s from the start, empty where it has none.
 
     Args:

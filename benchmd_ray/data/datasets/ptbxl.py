@@ -70,7 +70,7 @@ def discover(root: Path, card: DatasetCard, choices: Choices) -> Discovery:
     layout = "physionet" if (root / "records500").is_dir() else "cinc"
     paths = files(root, card.layouts["cinc"].pattern if layout == "cinc" else "*.hea")
     by_place = {path.relative_to(root).as_posix().lower(): path for path in paths}
-    found, duplicates = by_key(paths if layout == "cinc" else [], lambda path: path.stem)
+    challenge_files, duplicates = by_key(paths if layout == "cinc" else [], lambda path: path.stem)
     released = released_labels(choices.split_table, card) if by_table else {}
     items, missing, excluded = [], [], +Counter({DUPLICATE: duplicates})
     for row in rows:
@@ -78,7 +78,7 @@ def discover(root: Path, card: DatasetCard, choices: Choices) -> Discovery:
         place = inside(f"{row['filename_hr']}.hea", root / DATABASE)
         path = by_place.get(place.lower(), root / place)
         if layout == "cinc":
-            path = found.pop(name, root / f"{name}.hea")
+            path = challenge_files.pop(name, root / f"{name}.hea")
         if not path.is_file():
             missing.append(path.relative_to(root).as_posix())
             continue
@@ -89,7 +89,7 @@ def discover(root: Path, card: DatasetCard, choices: Choices) -> Discovery:
             continue
         items.append(_item(row, path.relative_to(root).as_posix(), split, label, card))
     # The challenges also hold the 38 records that PTB-XL 1.0.3 removed: no patient is known.
-    for name, path in found.items():
+    for name, path in challenge_files.items():
         if name in released:
             patient = hashed_patient(card.name, name)
             where = path.relative_to(root).as_posix()
@@ -155,16 +155,16 @@ def counted_likelihoods(
         Likelihood of each code that counts.
     """
     normal = stated.get(NORMAL, 0.0) >= NORMAL_FROM
-    found: dict[str, float] = {}
+    counted: dict[str, float] = {}
     for code, likelihood in stated.items():
         kind = kinds.get(code, frozenset())
         if likelihood != 0:
-            found[code] = likelihood
+            counted[code] = likelihood
         elif "rhythm" in kind:
-            found[code] = RHYTHM_LIKELIHOOD
+            counted[code] = RHYTHM_LIKELIHOOD
         elif not (normal and "form" in kind):
-            found[code] = likelihood
-    return found
+            counted[code] = likelihood
+    return counted
 
 
 def _released(released: dict[str, tuple[str, str]], name: str) -> tuple[str, str]:
@@ -213,10 +213,10 @@ def _likelihoods(text: str) -> dict[str, float] | None:
     if not (text.startswith("{") and text.endswith("}")):
         return None
     parts = text[1:-1].split(",") if text[1:-1].strip() else []
-    found = [CODE.fullmatch(part) for part in parts]
-    if None in found:
+    matches = [CODE.fullmatch(part) for part in parts]
+    if None in matches:
         return None
-    return {match[2]: float(match[3]) for match in found if match}
+    return {match[2]: float(match[3]) for match in matches if match}
 
 
 CHECKS: dict[str, tuple[Callable[[str], bool], str]] = {

@@ -72,7 +72,7 @@ class Channel:
 
 
 @dataclass(frozen=True)
-class Header:
+class EdfHeader:
     """A header that agrees with the size of its file."""
 
     channels: tuple[Channel, ...]
@@ -94,7 +94,7 @@ class Recording:
     """Sampling rate of each in Hz."""
 
 
-class Annotation(NamedTuple):
+class TimedAnnotation(NamedTuple):
     """An EDF+ annotation."""
 
     onset: float
@@ -104,7 +104,7 @@ class Annotation(NamedTuple):
     text: str
 
 
-def read_header(path: Path) -> Header:
+def read_header(path: Path) -> EdfHeader:
     """Read a header and hold it against the size of the file.
 
     Raises:
@@ -138,7 +138,7 @@ def read_header(path: Path) -> Header:
         raise RecordError(f"its data records last {seconds:g} s; expected a positive duration")
     stated = _whole(fixed[236:244], "number of data records")
     records = _records(stated, size - start, 2 * sum(c.samples for c in channels))
-    return Header(channels, records, seconds, fixed[192:197] == b"EDF+D")
+    return EdfHeader(channels, records, seconds, fixed[192:197] == b"EDF+D")
 
 
 def read_edf(path: Path, channels: Sequence[str]) -> Recording:
@@ -173,7 +173,7 @@ def read_edf(path: Path, channels: Sequence[str]) -> Recording:
     )
 
 
-def read_annotations(path: Path) -> list[Annotation]:
+def read_annotations(path: Path) -> list[TimedAnnotation]:
     """Annotations of an EDF+ file in order of their onset.
 
     Raises:
@@ -192,7 +192,7 @@ def read_annotations(path: Path) -> list[Annotation]:
     content = _file_of(parts, label=ANNOTATIONS, kind="EDF+D" if header.discontinuous else "EDF+C")
     try:
         found = edfio.read_edf(io.BytesIO(content), header_encoding="latin-1").annotations
-        read = (Annotation(a.onset, a.duration, a.text) for a in found)
+        read = (TimedAnnotation(a.onset, a.duration, a.text) for a in found)
         return sorted(read, key=lambda annotation: annotation.onset)
     except MemoryError:
         raise
@@ -200,7 +200,7 @@ def read_annotations(path: Path) -> list[Annotation]:
         raise RecordError(f"its annotations cannot be read ({type(error).__name__})") from None
 
 
-def _data(path: Path, header: Header) -> npt.NDArray[np.int16]:
+def _data(path: Path, header: EdfHeader) -> npt.NDArray[np.int16]:
     """All samples, (data records, samples of each), of which those are read that are used."""
     start = 256 * (len(header.channels) + 1)
     shape = (header.records, sum(channel.samples for channel in header.channels))
@@ -255,7 +255,7 @@ def _records(stated: int, held: int, size: int) -> int:
     return stated
 
 
-def _find(header: Header, name: str) -> Channel:
+def _find(header: EdfHeader, name: str) -> Channel:
     """The channel of that name.
 
     Raises:

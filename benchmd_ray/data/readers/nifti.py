@@ -72,7 +72,7 @@ class Voxels:
 
 
 @dataclass(frozen=True)
-class Header:
+class NiftiHeader:
     """What a header says of the voxels."""
 
     extents: tuple[int, int, int]
@@ -206,7 +206,7 @@ def unpacked(file: BoundedFile) -> tuple[Any, bool]:
     return (gzip.GzipFile(fileobj=file) if is_packed else file), is_packed
 
 
-def _scaled(stored: Array, header: Header) -> Array:
+def _scaled(stored: Array, header: NiftiHeader) -> Array:
     """Values of stored numbers, (z, y, x).
 
     Raises:
@@ -225,7 +225,7 @@ def _scaled(stored: Array, header: Header) -> Array:
     return values
 
 
-def read_header(header: bytes) -> Header:
+def read_header(header: bytes) -> NiftiHeader:
     """What the first `HEADER_BYTES` of a file say.
 
     Raises:
@@ -255,7 +255,7 @@ def read_header(header: bytes) -> Header:
         raise RecordError("its slope or intercept (scl_slope, scl_inter) is not a finite number")
     x, y, z = extents[:3]
     grid, warnings = _place(header, order, (x, y, z))
-    return Header((x, y, z), dtype, int(offset), (slope, intercept), grid, warnings)
+    return NiftiHeader((x, y, z), dtype, int(offset), (slope, intercept), grid, warnings)
 
 
 def _place(

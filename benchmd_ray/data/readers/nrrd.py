@@ -54,7 +54,7 @@ VECTOR = re.compile(r"\(([^()]*)\)")
 
 
 @dataclass(frozen=True)
-class Header:
+class NrrdHeader:
     """What a header says of the voxels."""
 
     extents: tuple[int, ...]
@@ -92,7 +92,7 @@ def read_nrrd(path: Path) -> Voxels:
     return Voxels(itk.GetArrayFromImage(image), grid_of(image), warnings=warnings)
 
 
-def read_header(path: Path) -> Header:
+def read_header(path: Path) -> NrrdHeader:
     """The header of a file that may hold the samples that it claims.
 
     Raises:
@@ -114,7 +114,7 @@ def read_header(path: Path) -> Header:
     return header
 
 
-def _parsed(begin: bytes) -> Header:
+def _parsed(begin: bytes) -> NrrdHeader:
     head, end, _ = begin.replace(b"\r\n", b"\n").partition(b"\n\n")
     lines = head.decode("utf-8", "replace").splitlines()
     if not end or not lines or not re.fullmatch(r"NRRD000[1-5]", lines[0]):
@@ -130,10 +130,10 @@ def _parsed(begin: bytes) -> Header:
     sizes = fields.get("sizes", "").split()
     if not sizes or not all(re.fullmatch(r"[1-9]\d{0,8}", size, re.ASCII) for size in sizes):
         raise RecordError("its sizes are not positive whole numbers")
-    return Header(tuple(map(int, sizes)), fields)
+    return NrrdHeader(tuple(map(int, sizes)), fields)
 
 
-def _require_volume(header: Header) -> None:
+def _require_volume(header: NrrdHeader) -> None:
     """Refuse what SimpleITK would believe: sizes, types, and samples in other files.
 
     Raises:

@@ -19,8 +19,8 @@ import numpy.typing as npt
 from benchmd_ray.data.readers.wfdb_header import (
     GAP,
     Described,
-    Header,
     Scale,
+    WfdbHeader,
     header_text,
     read_header,
     scale_of,
@@ -110,17 +110,17 @@ def read_comments(path: Path) -> dict[str, str]:
     return {key.lower(): value.strip() for key, value in pairs}
 
 
-def _at(header: Header, places: Sequence[int]) -> list[Described]:
+def _at(header: WfdbHeader, places: Sequence[int]) -> list[Described]:
     return [header.signals[place] for place in places]
 
 
-def _frame_size(header: Header, places: Sequence[int]) -> int:
+def _frame_size(header: WfdbHeader, places: Sequence[int]) -> int:
     """Samples of a frame in the files of some signals."""
     files = {signal.file for signal in _at(header, places)}
     return sum(signal.frame for signal in header.signals if signal.file in files)
 
 
-def _parts(header: Header, rows: Sequence[int]) -> list[tuple[Header, list[int]]]:
+def _parts(header: WfdbHeader, rows: Sequence[int]) -> list[tuple[WfdbHeader, list[int]]]:
     """What the samples are read from: headers with files, and the places of the signals in them.
 
     Raises:
@@ -128,7 +128,7 @@ def _parts(header: Header, rows: Sequence[int]) -> list[tuple[Header, list[int]]
     """
     if not header.segments:
         return [(_with_frames(header, rows), list(rows))]
-    headers: dict[str, Header] = {}
+    headers: dict[str, WfdbHeader] = {}
     parts = []
     for number, (name, frames) in enumerate(header.segments, 1):
         if name == GAP:
@@ -147,7 +147,7 @@ def _parts(header: Header, rows: Sequence[int]) -> list[tuple[Header, list[int]]
 
 
 def _places(
-    header: Header, segment: Header, rows: Sequence[int], number: int, frames: int
+    header: WfdbHeader, segment: WfdbHeader, rows: Sequence[int], number: int, frames: int
 ) -> list[int]:
     """Where signals of a record are in a segment of it."""
     if header.is_variable:
@@ -174,7 +174,7 @@ def _missing(what: str, count: int, total: int, number: int) -> RecordError:
     )
 
 
-def _with_frames(header: Header, places: Sequence[int], stated: int = 0) -> Header:
+def _with_frames(header: WfdbHeader, places: Sequence[int], stated: int = 0) -> WfdbHeader:
     """A header whose files have as many frames of some signals as it says.
 
     Args:
@@ -195,7 +195,9 @@ def _with_frames(header: Header, places: Sequence[int], stated: int = 0) -> Head
     return replace(header, frames=frames)
 
 
-def _read_part(header: Header, places: Sequence[int]) -> tuple[Digital, npt.NDArray[np.float64]]:
+def _read_part(
+    header: WfdbHeader, places: Sequence[int]
+) -> tuple[Digital, npt.NDArray[np.float64]]:
     """Samples (channel, time) without their zero level, and (channel,) steps of a millivolt."""
     wanted = _at(header, places)
     scales = {place: scale_of(header.signals[place]) for place in places}

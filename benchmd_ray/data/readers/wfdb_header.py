@@ -110,7 +110,7 @@ class Scale:
 
 
 @dataclass(frozen=True)
-class Header:
+class WfdbHeader:
     """A header, and what the samples are that it describes."""
 
     path: Path
@@ -130,7 +130,7 @@ class Header:
         return tuple(signal.name for signal in self.signals)
 
 
-def read_header(path: Path) -> Header:
+def read_header(path: Path) -> WfdbHeader:
     """A header; of a record of several segments with the signals that their headers describe.
 
     Raises:
@@ -152,7 +152,7 @@ def read_header(path: Path) -> Header:
     if not segments or not named:
         raise RecordError("it has no segment with samples")
     signals = segment_header(header, named[0], 1).signals
-    return Header(path, header.rate, stated, signals, segments, is_variable)
+    return WfdbHeader(path, header.rate, stated, signals, segments, is_variable)
 
 
 def header_text(path: Path) -> str:
@@ -164,7 +164,7 @@ def header_text(path: Path) -> str:
     return text_of(read_bounded(path, MAX_HEADER_BYTES, "the header"))
 
 
-def _parsed(path: Path) -> Header:
+def _parsed(path: Path) -> WfdbHeader:
     """What a header says, without those of its segments."""
     lines = [line.strip() for line in header_text(path).split("\n")]
     lines = [line for line in lines if line and not line.startswith("#")]
@@ -185,14 +185,14 @@ def _parsed(path: Path) -> Header:
     frames = int(record["samples"] or 0)
     if what == "segments":
         segments = tuple(_segment_line(line, place) for place, line in enumerate(lines[1:], 1))
-        return Header(path, rate, frames, (), segments)
+        return WfdbHeader(path, rate, frames, (), segments)
     signals = tuple(_described(line, number) for number, line in enumerate(lines[1:], 1))
     for name in {signal.file for signal in signals} - {GAP}:
         if len({signal.format for signal in signals if signal.file == name}) != 1:
             raise RecordError(
                 "signals of one file are described with several formats; expected one"
             )
-    return Header(path, rate, frames, signals)
+    return WfdbHeader(path, rate, frames, signals)
 
 
 def _segment_line(line: str, number: int) -> tuple[str, int]:
@@ -205,7 +205,7 @@ def _segment_line(line: str, number: int) -> tuple[str, int]:
     return segment[1], int(segment[2])
 
 
-def segment_header(header: Header, name: str, number: int) -> Header:
+def segment_header(header: WfdbHeader, name: str, number: int) -> WfdbHeader:
     """The header of a segment."""
     segment = _parsed(in_any_case(header.path.with_name(f"{name}.hea")))
     if segment.segments:

@@ -31,7 +31,7 @@ Samples = npt.NDArray[Any]
 """Whole numbers of the format's size."""
 
 
-class Stored(Protocol):
+class StoredSignal(Protocol):
     """How a signal is stored in a file."""
 
     @property
@@ -47,7 +47,7 @@ class Stored(Protocol):
         """Bytes before the samples; samples, where `COMPRESSED`."""
 
 
-def frames_of(path: Path, signals: Sequence[Stored], stated: int, most: int) -> int:
+def frames_of(path: Path, signals: Sequence[StoredSignal], stated: int, most: int) -> int:
     """Frames that are read from a file, once it has them.
 
     Args:
@@ -85,7 +85,7 @@ def frames_of(path: Path, signals: Sequence[Stored], stated: int, most: int) -> 
 
 
 def channels_of(
-    path: Path, signals: Sequence[Stored], frames: int, first: Sequence[int]
+    path: Path, signals: Sequence[StoredSignal], frames: int, first: Sequence[int]
 ) -> list[Samples]:
     """Digital samples of every signal of a file, each (frames x its samples of a frame,).
 
