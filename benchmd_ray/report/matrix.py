@@ -10,21 +10,22 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from html import escape
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import pandas as pd
+from markupsafe import Markup
 
 from benchmd_ray.data.provenance import together
 from benchmd_ray.errors import count_of
 from benchmd_ray.evaluation.registry import usual_start
+from benchmd_ray.report.document import render
 from benchmd_ray.report.formats import aligned, latex_text, markdown
 from benchmd_ray.report.names import SETTINGS, TECHNIQUES, dataset_text
 from benchmd_ray.report.notes import synthetic
 from benchmd_ray.report.protocols import base_of, is_ensemble
-from benchmd_ray.report.table import DASH, Kind, shown, text_of
+from benchmd_ray.report.table import DASH, Kind, shown
 from benchmd_ray.scores.comparison import LEVEL
 
 if TYPE_CHECKING:
@@ -352,42 +353,27 @@ def matrix_latex(matrix: Matrix) -> str:
     return "\n".join(lines) + "\n"
 
 
-def matrix_html(matrix: Matrix) -> str:
+def matrix_html(matrix: Matrix) -> Markup:
     """The matrix for the page; a cell's interval and seeds are its title."""
     text = written(matrix)
-    groups = "".join(
-        f'<th scope="colgroup" colspan="{count}">{escape(text_of(name))}</th>'
-        for name, count in text.groups
-    )
-    heads = "".join(
-        f'<th scope="col" class="n">{escape(text_of(head))}</th>' for head in text.heads
-    )
-    parts, before = list[str](), ""
+    settings: dict[str, list[tuple[str, bool, list[tuple[Shown, str]]]]] = {}
     for what, cells in text.rows:
-        if what[0] != before:
-            before, wide = what[0], len(cells) + 1
-            head = f'<tr><th scope="rowgroup" colspan="{wide}">{escape(text_of(before))}</th></tr>'
-            parts.append(f"{'</tbody>' if parts else ''}<tbody>{head}")
-        quiet = ' class="quiet"' if what[1] == PAPER else ""
-        name = escape(text_of(method_text(what)))
-        parts.append(
-            f'<tr{quiet}><th scope="row">{name}</th>{"".join(map(_html_cell, cells))}</tr>'
-        )
-    return (
-        '<div class="scroll" role="region" tabindex="0" aria-labelledby="caption-main">'
-        f'<table class="matrix"><caption id="caption-main"><span>{escape(caption_of(text))}</span>'
-        f'</caption><thead><tr><td></td>{groups}</tr><tr><th scope="col">technique</th>{heads}'
-        f"</tr></thead>{''.join(parts)}</tbody></table></div>\n"
+        row = (method_text(what), what[1] == PAPER, [(cell, _about(cell)) for cell in cells])
+        settings.setdefault(what[0], []).append(row)
+    return render(
+        "matrix.html",
+        caption=caption_of(text),
+        groups=text.groups,
+        heads=text.heads,
+        settings=list(settings.items()),
     )
 
 
-def _html_cell(each: Shown) -> str:
-    about, cell = "", each.cell
-    if cell is not None and cell.seeds:
-        ends = [shown(end, "number") for end in (cell.low, cell.high)]
-        span = "no interval" if DASH in ends else f"95 % interval {ends[0]} to {ends[1]}"
-        about = f' title="{span}, {count_of(cell.seeds, "seed")}"'
-    if each.mark == "best":
-        return f'<td class="n best"{about}><b>{each.text}</b></td>'
-    sign = f"<span>{ALIKE}</span>" if each.mark == "alike" else ""
-    return f'<td class="n"{about}>{each.text}{sign}</td>'
+def _about(shown_cell: Shown) -> str:
+    """Interval and seeds of a cell; empty where no run is behind it."""
+    cell = shown_cell.cell
+    if cell is None or not cell.seeds:
+        return ""
+    low, high = shown(cell.low, "number"), shown(cell.high, "number")
+    interval = "no interval" if DASH in (low, high) else f"95 % interval {low} to {high}"
+    return f"{interval}, {count_of(cell.seeds, 'seed')}"

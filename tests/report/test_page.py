@@ -17,6 +17,7 @@ from analysis_frames import invented, made, without_intervals
 from benchmd_ray.report import tables as sections
 from benchmd_ray.report.analysis import Analysis
 from benchmd_ray.report.canvas import new_figure, styled
+from benchmd_ray.report.document import document
 from benchmd_ray.report.figures_parts import Skipped, Titled
 from benchmd_ray.report.frames import FRAMES, PLACE, frame
 from benchmd_ray.report.page import page, write_page
@@ -538,10 +539,23 @@ def test_facts_count_what_the_report_holds(report_analysis):
 def test_every_file_that_the_report_reads_is_part_of_the_package():
     setup = configparser.ConfigParser()
     setup.read(ROOT / "setup.cfg")
-    for name in ("report.page_assets", "benchmarks.benchmd", "benchmarks.medmnist"):
+    for name in (
+        "report.page_assets",
+        "report.templates",
+        "benchmarks.benchmd",
+        "benchmarks.medmnist",
+    ):
         package = f"benchmd_ray.{name}"
         patterns = setup["options.package_data"][package].replace(",", " ").split()
         files = [p.name for p in (ROOT / package.replace(".", "/")).iterdir() if p.is_file()]
         files = [file for file in files if not file.endswith(".py")]
         assert files
         assert [f for f in files if not any(fnmatch(f, one) for one in patterns)] == []
+
+
+def test_templates_escape_whatever_is_not_markup_and_drop_the_folders_of_paths():
+    written = str(document("t", "l", [("id", "head", f"{EVIL} /home/ada/runs/mae-1")], "foot"))
+    assert "<script>window" not in written
+    assert "<img" not in written
+    assert "mae-1" in written
+    assert "ada" not in written

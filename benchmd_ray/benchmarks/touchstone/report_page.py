@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from html import escape
 from pathlib import Path
 
 from benchmd_ray.benchmarks.touchstone import report
@@ -152,7 +151,7 @@ def page(one: Comparison, figures: Sequence[Titled]) -> str:
         f"Made by benchmd segment compare (version {VERSION} of the comparison). The tables are "
         f"next to this page with all digits (CSV), the figures in {FIGURES}/ (SVG, PNG)."
     )
-    return document(title, LEAD, _parts(one, figures), escape(footer))
+    return document(title, LEAD, _parts(one, figures), footer)
 
 
 def _parts(one: Comparison, figures: Sequence[Titled]) -> list[Section]:
