@@ -8,6 +8,7 @@ from typing import Any
 
 import pandas as pd
 
+from benchmd_ray.errors import count_of
 from benchmd_ray.evaluation.registry import benchmarks
 from benchmd_ray.report.analysis import Block, blocks
 from benchmd_ray.report.columns import (
@@ -91,7 +92,7 @@ def comparison(frame: pd.DataFrame) -> Table | None:
         *cautions(frame),
         *([column_of("not comparable", frame["reason"], "text")] if any(frame["reason"]) else []),
     )
-    return table_of("Our AUROC and the published.", columns, frame)
+    return table_of("Our AUROC and the published AUROC.", columns, frame)
 
 
 def summary(frame: pd.DataFrame) -> list[str]:
@@ -105,10 +106,9 @@ def summary(frame: pd.DataFrame) -> list[str]:
         inside = int(comparable["inside"].sum())
         mean = shown(comparable["difference"].mean(), "signed")
         lines.append(
-            f"{count} comparable {'cell' if count == 1 else 'cells'} of {papers}: of {spans} with "
-            f"an interval of ours, it holds the paper's number in {inside}; mean difference (ours "
-            f"minus the paper's) {mean}. The paper's numbers vary too, "
-            "and their intervals are not known."
+            f"{count_of(count, 'comparable cell')} of {papers}: the paper's number is in our "
+            f"interval in {inside} of {spans} with an interval; mean difference (ours minus the "
+            f"paper's) {mean}. The paper's numbers vary too, and their intervals are unknown."
         )
         means = comparable.groupby("technique", sort=False)["difference"].agg(["mean", "size"])
         each = ", ".join(
@@ -120,7 +120,7 @@ def summary(frame: pd.DataFrame) -> list[str]:
         lines.append(f"No result is comparable with {papers}.")
     counts = Counter(frame.loc[frame["reason"] != "", "reason"])
     lines += [
-        f"Not comparable, {count:,} {'result' if count == 1 else 'results'}: {reason}."
+        f"Not comparable, {count_of(count, 'result')}: {reason}."
         for reason, count in counts.most_common()
     ]
     return lines

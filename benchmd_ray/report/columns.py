@@ -19,44 +19,43 @@ ABOUT = {
     "AUROC [95 %]": "One against the rest, mean over the classes that could be scored; interval "
     f"from a {BOOTSTRAP}, pooled over seeds",
     "sd": "Standard deviation between seeds",
-    "paper": "Published AUROC of this cell, where the two may be compared; the notes say whose",
+    "paper": "Published AUROC where comparable; see the notes",
     "ours − paper": "Difference from the published number",
-    "p": "Two-sided; of AUROC with one seed by exchange of the techniques within patients, else "
-    "by Student's t",
+    "p": "Two-sided; for AUROC with one seed a permutation test within patients, else Student's t",
     "p (Holm)": "p after Holm's correction within one dataset and setting",
     "p (DeLong)": "Two-sided test of the difference in mean AUROC by DeLong's covariance",
-    "p (groups)": "Of the hypothesis that AUROC is equal in all groups, by Welch's test",
+    "p (groups)": "Welch's test that AUROC is equal in all groups",
     "a − b [95 %]": "Over the classes that both groups can score",
     "p (Kruskal)": "Kruskal-Wallis test that all groups are alike",
     "p (Bonferroni)": "Mann-Whitney test of two groups, times the number of pairs",
-    "rank [95 %]": "1 is the highest AUROC; the interval holds the ranks that no test rules out",
-    "Kendall's τ": "Agreement of the order in resamples with the order found; 1 is the same",
-    "gap [95 %]": "In distribution minus target; above zero the target is harder",
+    "rank [95 %]": "1 is the highest AUROC; the interval has the ranks that no test rules out",
+    "Kendall's τ": "Agreement of the ranking in resamples with that of all patients; 1 is the same",
+    "gap [95 %]": "In distribution minus target; positive where the target is harder",
     "tuned [95 %]": "AUROC of the settings that a search found, trained on the whole training "
     "split",
     "start [95 %]": "AUROC of the settings that the search started from, trained alike",
-    "tuned − start [95 %]": "On the same rows, each draw of patients used for both",
-    "caution": "Why an interval or a p is missing, or why the interval is rough; see the methods",
+    "tuned − start [95 %]": "On the same records, each resample of patients used for both",
+    "caution": "Why an interval or p is missing or rough; see Methods",
     "catalog": "Digest of the catalog's content",
-    "hardware": "Model of the CPU or GPU that trained, of all where sessions or workers differ",
+    "hardware": "CPU or GPU that trained; all where sessions or workers differ",
     "instructions": "What PyTorch and NumPy chose; of a GPU its compute capability",
     "threads": "Of PyTorch, each worker",
     "start is": "Protocol of the settings that the search started from",
-    "evaluations of a trial": "Of one that goes to the end; others earn fewer",
+    "evaluations of a trial": "Of a trial that is not stopped early; others have fewer",
     "choosing": "confirmed: by fresh evaluations against the start, which is kept unless a trial "
-    "is shown to be better; highest: the trial with the highest value",
+    "is significantly better; highest: the trial with the highest value",
     "inner score, start": "On the search's validation records, over fresh evaluations where there "
     "are any",
-    "inner score, chosen": "Likewise: what to expect of what was chosen, corrected for having "
-    "been chosen; where the highest value decides, that value, which is too high",
-    "difference": "To the start over fresh evaluations: of the chosen trial, or of the one with "
-    "the largest where the start is kept",
-    "its lower bound": "One-sided, over all trials that were evaluated again; above zero a trial "
-    "takes the start's place",
+    "inner score, chosen": "Expected score of the chosen trial, corrected for selection; where "
+    "the highest value decides, that value, which is optimistic",
+    "difference": "To the start over fresh evaluations: of the chosen trial, or the largest where "
+    "the start is kept",
+    "its lower bound": "One-sided, over all trials evaluated again; above zero a trial replaces "
+    "the start",
     "hours": "Wall-clock time of the search",
-    "device hours": "Hours that devices worked for trials, all together",
-    "shared hours": "Of the pretrainings that all trials of the search share",
-    "classes": "How many could be scored, of all",
+    "device hours": "Total device time of all trials",
+    "shared hours": "Pretrainings shared by all trials of the search",
+    "classes": "Classes scored, of all",
 }
 
 

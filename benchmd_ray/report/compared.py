@@ -114,7 +114,7 @@ def shared_patients(pools: Sequence[Pool]) -> list[str]:
             found.add((dataset, source, len(both), pool.first.patients))
     return [
         f"{dataset}: {both:,} of its {patients:,} patients are also in {source} (validation); the "
-        "interval of the gap takes the two as if no patient were in both."
+        "interval of the gap assumes that no patient is in both."
         for dataset, source, both, patients in sorted(found)
     ]
 
@@ -276,8 +276,8 @@ def other_seeds(pools: Sequence[Pool]) -> list[str]:
             settings += [place["setting"]] if place["setting"] not in settings else []
     return [
         f"{source}, {protocol}, {', '.join(settings)}: the techniques have different seeds "
-        f"({said}). Where two differ in them, the interval and p of their difference say nothing "
-        "about seeds."
+        f"({said}). Between two with different seeds, the interval and p of the difference do not "
+        "cover seeds."
         for (source, protocol, said), settings in found.items()
     ]
 

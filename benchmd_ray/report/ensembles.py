@@ -54,7 +54,7 @@ def ensembles(
         if numbered:
             notes.append(
                 f"Skipped: the average of {numbered[0].key['protocol']} on "
-                f"{numbered[0].key['dataset']}, where a seed has several pretrainings."
+                f"{numbered[0].key['dataset']}, as a seed has several pretrainings."
             )
             continue
         runs = [

@@ -271,7 +271,7 @@ def _excluded(excluded: pd.DataFrame) -> str:
     parts = [
         f"{row['variable']} {row['group']} ({row['patients']:,})" for _, row in found.iterrows()
     ]
-    return f"Left out, too few patients or not known: {', '.join(parts)}."
+    return f"Excluded, too few patients or missing: {', '.join(parts)}."
 
 
 def _not_drawn(groups: pd.DataFrame, parts: Mapping[str, pd.DataFrame]) -> str:

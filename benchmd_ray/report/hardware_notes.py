@@ -1,4 +1,4 @@
-"""The hardware of runs: for the table of runs, and where results that meet come from different."""
+"""Hardware of runs: for the table of runs, and notes where compared results differ in it."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def different_hardware(
         by_kinds.setdefault("; ".join(sorted(map(str, kinds))), []).append(stage)
     return [
         f"{name}: results that are pooled or compared were {' and '.join(stages)} on different "
-        f"hardware, which rounds differently: {said}. Part of their differences may come from that."
+        f"hardware, which rounds differently: {said}. This may explain part of their differences."
         for said, stages in by_kinds.items()
     ]
 

@@ -270,9 +270,9 @@ def method_text(what: What) -> str:
 
 CAPTION = "AUROC, mean over classes, seeds pooled."
 MARKED = (
-    "Bold is the highest of the techniques on the same records with one setting; "
-    f"{ALIKE} cannot be told from it (p ≥ {LEVEL} after Holm's correction, or too few patients for "
-    "a test)."
+    "Bold: highest of the techniques on the same records with one setting; "
+    f"{ALIKE}: not significantly different from it (p ≥ {LEVEL} after Holm's correction, or too "
+    "few patients for a test)."
 )
 TUNED = "Tuned rows do not compete with the others."
 SUMMED = {
@@ -318,7 +318,7 @@ def matrix_lines(matrix: Matrix) -> list[str]:
         table = pd.DataFrame(lines, columns=pd.Index(heads))
         parts += [title, *aligned(table), ""]
         first += count
-    caption = caption_of(text).replace("Bold is", "* is")
+    caption = caption_of(text).replace("Bold:", "*:")
     return [*parts, caption]
 
 

@@ -1,4 +1,4 @@
-"""What a reader of results must know: how they were made, and what they do not say."""
+"""Notes for readers of results: how they were computed, and their limits."""
 
 from __future__ import annotations
 
@@ -30,26 +30,24 @@ def notes(rows: pd.DataFrame) -> list[str]:
         lines.insert(
             0,
             "AUROC: one-vs-rest, unweighted mean over the classes that could be scored; 95 % "
-            f"interval by Student's t from a {BOOTSTRAP}, with several seeds over patients and "
-            "seeds.",
+            f"interval by Student's t from a {BOOTSTRAP}; with several seeds it covers patients "
+            "and seeds.",
         )
     chosen = own & (found["split"] == "validation") & ~found["setting"].str.startswith("knn")
     if chosen.any():
         lines.append(
-            "validation: the split that also chose the best epoch, so that its AUROC is a little "
-            "too high."
+            "validation: this split also chose the best epoch, so its AUROC is slightly optimistic."
         )
     if (found["setting"] == "linear").any():
         lines.append("linear: a linear head on the frozen encoder, all labels.")
     if found["setting"].str.startswith("knn").any():
         lines.append(
-            "knn: nothing is trained; the nearest training records by the frozen encoder's "
-            "features vote."
+            "knn: no training; the nearest training records by the frozen encoder's features vote."
         )
     if (own & (found["dataset"] != found["source"])).any():
         lines.append(
-            "another source: scored zero-shot as the targets are, by a run that was trained on the "
-            "source named at the left."
+            "another source: scored zero-shot like a target, by a run trained on the source named "
+            "on the left."
         )
     lines += [
         f"{name}: the records of the table are {scored}."
@@ -60,20 +58,22 @@ def notes(rows: pd.DataFrame) -> list[str]:
         f"{s.name}: {s.note}" for s in starts().values() if s.note and s.name in set(protocols)
     ]
     if (protocols == "custom").any():
-        lines.append("custom: settings other than the fixed protocol's; not comparable to paper.")
+        lines.append(
+            "custom: settings other than the fixed protocol's; not comparable with the paper."
+        )
     if (protocols == "tuned").any():
-        lines.append("tuned: settings that a search found; not comparable to paper.")
+        lines.append("tuned: settings that a search found; not comparable with the paper.")
     if (protocols == "shuffled").any():
-        lines.append("shuffled: trained on labels shuffled among the records, a sanity check.")
+        lines.append("shuffled: trained on labels shuffled among the records, as a sanity check.")
     lines += [
-        f"{dataset}: built from {held:,} raw records, the whole dataset has {whole:,}."
-        for dataset, held, whole in _distinct(
+        f"{dataset}: built from {records:,} of {whole:,} raw records."
+        for dataset, records, whole in _distinct(
             runs[runs["provenance"] != "synthetic"], "dataset", "raw_records", "raw_expected"
         )
-        if held != whole
+        if records != whole
     ]
     options = sorted({one for text in runs["options"] for one in text.split("; ") if one})
-    lines += [f"{option}, an option of the build; the default is another." for option in options]
+    lines += [f"{option}: a build option other than the default." for option in options]
     warnings = {
         (name, one)
         for name, text in _distinct(runs, "dataset", "warnings")
@@ -108,10 +108,9 @@ def _notes_on_seeds(found: pd.DataFrame) -> list[str]:
     if found["seed"].nunique() < 2:
         return []
     return [
-        "seeds: runs that differ only by their seed are one row with their mean and the standard "
-        "deviation between them (sd); the interval is then for patients and seeds together. Two "
-        "seeds hardly tell how seeds vary, so that it can be very wide: take three or more. Of one "
-        "seed it says nothing about another."
+        "seeds: runs that differ only by seed are one row with their mean and standard deviation "
+        "(sd); the interval then covers patients and seeds. With two seeds it can be very wide: "
+        "run three or more. With one seed it says nothing about other seeds."
     ]
 
 
@@ -125,7 +124,7 @@ def _notes_on_paper(found: pd.DataFrame) -> list[str]:
     ]
     reasons = sorted(set(found["unlike"]) - {""})
     if reasons:
-        lines.append(f"paper: – where the two cannot be compared: {'; '.join(reasons)}.")
+        lines.append(f"paper: – where a result is not comparable: {'; '.join(reasons)}.")
     return lines
 
 
@@ -137,10 +136,7 @@ def _notes_on_patients(found: pd.DataFrame) -> list[str]:
         if basis.no_test:
             few = f"with fewer than {TEST_PATIENTS} nothing is tested."
             if basis.no_interval:
-                few = (
-                    f"fewer than {INTERVAL_PATIENTS} have no interval, and nothing about them is "
-                    "tested."
-                )
+                few = f"with fewer than {INTERVAL_PATIENTS} there is no interval and no test."
             lines.append(f"{dataset} ({split}): {basis.no_test}; {few}")
     return lines
 
@@ -151,7 +147,7 @@ def _notes_on_classes(rows: pd.DataFrame) -> list[str]:
     each = rows[(rows["metric"] == "auroc") & (rows["class"] != "mean")]
     places = each.drop_duplicates(["dataset", "split", "class", "effective"])
     for least, most, so in (
-        (1, enough, "so no interval of the class or of a mean over classes"),
+        (1, enough, "so neither the class nor a mean over classes has an interval"),
         (enough, ROUGH_IN_CLASS, "so the interval is rough"),
     ):
         few: dict[tuple[str, str], dict[str, None]] = {}
@@ -167,7 +163,7 @@ def _notes_on_classes(rows: pd.DataFrame) -> list[str]:
         ]
     unscored = places[places["value"].isna()]
     return lines + [
-        f"Not scored in {dataset} ({split}), no positive or no negative {scored}: "
+        f"Not scored in {dataset} ({split}), as all or no {scored} are positive: "
         f"{', '.join(dict.fromkeys(held['class']))}."
         for (dataset, split, scored), held in unscored.groupby(["dataset", "split", "scored"])
     ]

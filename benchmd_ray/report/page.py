@@ -35,12 +35,12 @@ if TYPE_CHECKING:
 NAME = "report.html"
 ABOUT = (
     "How well encoders pretrained by modality-agnostic techniques recognise findings in medical "
-    "data, on the dataset that they were trained on and on others that they never saw (BenchMD). "
-    "Every number is computed from stored predictions, with a 95 % interval where there are enough "
-    "patients for one."
+    "data, on the dataset they were trained on and on unseen target datasets (BenchMD). Every "
+    "number is computed from stored predictions, with a 95 % interval where there are enough "
+    "patients."
 )
-TUNING, RAN = "Tuning", "What ran"
-"""Headings: of what searches found, with sentences; and of what stands near the end."""
+TUNING, RUNS = "Tuning", "Runs"
+"""Headings of sections with sentences, and near the end."""
 
 
 def write_page(
@@ -96,10 +96,10 @@ def page(
 
 
 def _footer(figures: Sequence[Titled]) -> str:
-    drawn = ", the figures in figures/ (SVG, PNG; each caption ends with the file's name)"
+    files = ", figures in figures/ (SVG, PNG; each caption ends with the file's name)"
     return (
-        "Made by benchmd report. The tables are next to this page with all digits (CSV; most as "
-        f"Markdown and LaTeX too){drawn if figures else ''}."
+        "Written by benchmd report. Tables with all digits are next to this page (CSV; most as "
+        f"Markdown and LaTeX too){files if figures else ''}."
     )
 
 
@@ -112,7 +112,7 @@ def _parts(
     """The sections of the page."""
     drawn = figure_parts(figures)
     tables, absent = _table_parts(analysis, drawn, chosen)
-    late = [tables.pop(head) for head in (TUNING, RAN) if head in tables]
+    late = [tables.pop(head) for head in (TUNING, RUNS) if head in tables]
     glance, summary = _glance(analysis, chosen), _summary(analysis)
     parts = [("summary", "Summary", summary)]
     if glance:
@@ -126,7 +126,7 @@ def _parts(
     ]
     return [
         *parts,
-        ("notes", "To know before reading", listed_notes(analysis.notes, "Nothing in particular.")),
+        ("notes", "Notes", listed_notes(analysis.notes, "None.")),
         *(
             (f"figures-{place}", f"Figures: {section}", images)
             for place, (section, images) in enumerate(drawn.items(), start=1)
@@ -135,13 +135,13 @@ def _parts(
         *late,
         (
             "methods",
-            "Methods and words",
+            "Methods and definitions",
             Markup("<p>{}</p>").format(prose(ABOUT))
             + terms(methods)
-            + Markup("<h3>Words of the tables</h3>\n")
+            + Markup("<h3>Terms in the tables</h3>\n")
             + terms(words())
-            + listed_notes(absent, heading="Tables that had nothing to show")
-            + listed_notes(reasons, heading="Figures that had nothing to show"),
+            + listed_notes(absent, heading="Empty tables")
+            + listed_notes(reasons, heading="Figures not drawn"),
         ),
     ]
 

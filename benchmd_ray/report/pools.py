@@ -153,7 +153,7 @@ def _kept(members: Sequence[Scored]) -> tuple[list[Scored], list[str]]:
                 "Evaluate the runs again with one catalog."
             )
         elif member.run.digest in kept:
-            notes.append(f"{name} are there twice and count once.")
+            notes.append(f"{name} are in the stores twice and counted once.")
         else:
             kept[member.run.digest] = member
     return list(kept.values()), notes
@@ -170,6 +170,6 @@ def _seeds(members: Sequence[Scored]) -> tuple[tuple[int, ...], list[str]]:
         return seeds, []
     numbers = tuple(range(len(seeds)))
     return numbers, [
-        f"the seeds {', '.join(map(str, seeds))} of the transfer are there with several "
-        "pretrainings each; they are numbered from 0 and pooled."
+        f"the seeds {', '.join(map(str, seeds))} of the transfer have several pretrainings each; "
+        "they are renumbered from 0 and pooled."
     ]

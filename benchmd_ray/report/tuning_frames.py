@@ -50,13 +50,13 @@ class Pair:
 
 
 FRESH = (
-    "Fresh evaluations are on other folds and with other seeds than the race, but of the same "
-    "patients, so that they are still a little optimistic: the source's scored splits and the "
-    "targets, which no search sees, decide."
+    "Fresh evaluations use other folds and seeds than the race, but the same patients, so they are "
+    "still slightly optimistic: the source's scored splits and the targets, which no search sees, "
+    "decide."
 )
 HIGHEST = (
-    "it is the best of many and so too high; the source's scored splits and the targets, which no "
-    "search sees, decide."
+    "it is the best of many and so optimistic; the source's scored splits and the targets, which "
+    "no search sees, decide."
 )
 """What a reader of inner scores must know, by how a search chose."""
 SAME = ("catalog", "precision")
@@ -169,22 +169,24 @@ def tuning_notes(tuned: pd.DataFrame, records: Sequence[SearchRecord]) -> list[s
             why = all_failed if trials and failed == trials else "no trial is complete yet"
             notes.append(f"{record.name}: {why}.")
         elif record.best == 0:
-            notes.append(f"{record.name} keeps its start: {_kept(record)}, so nothing is tuned.")
+            notes.append(
+                f"{record.name}: no trial beat the start, so nothing is tuned: {_kept(record)}."
+            )
     averages = tuned["protocol"].map(is_ensemble).astype(bool)
     notes += _ensemble_notes(tuned[averages], tuned[~averages])
     lost = tuned[~averages & tuned["start_protocol"].isna()]
     unknown = sorted(set(lost["search"]) - {record.name for record in records})
     notes += [
-        f"{name}: this search is not in the stores of this report, so what it started from is not "
-        "known and nothing is compared. Name its store too."
+        f"{name}: this search is not in the stores of this report, so its start is missing and "
+        "nothing is compared. Name its store too."
         for name in unknown
     ]
     lost = lost[~lost["search"].isin(unknown)]
     for (name, technique, setting), rows in lost.groupby(["search", "technique", "setting"]):
         notes.append(
             f"{name}: {technique}, {setting}: the settings that the search started from were not "
-            f"scored on {', '.join(sorted(set(rows['dataset'])))} with the same records, so "
-            "nothing is compared there. Run them too."
+            f"scored on the same records of {', '.join(sorted(set(rows['dataset'])))}, so nothing "
+            "is compared there. Run them too."
         )
     return notes
 
@@ -194,10 +196,10 @@ def _kept(record: SearchRecord) -> str:
     if record.choosing == "highest":
         return "no other trial has a higher value"
     if not record.finalists:
-        return "no other trial was evaluated again against it"
+        return "no other trial was evaluated again"
     one = record.finalists[0]
     return (
-        f"of {count_of(len(record.finalists), 'trial')} evaluated again none is shown to be better "
+        f"{count_of(len(record.finalists), 'trial')} evaluated again, none significantly better "
         f"(largest difference {shown(one['difference'], 'signed')}, lower bound "
         f"{shown(one['low'], 'signed')})"
     )
@@ -208,10 +210,10 @@ def _ensemble_notes(averages: pd.DataFrame, single: pd.DataFrame) -> list[str]:
     if averages.empty:
         return []
     notes = [
-        "tuned ensemble: the seeds of tuned settings as one model, which averages their "
-        "probabilities; start ensemble: the same of the settings that the search started from, "
-        "over the same seeds. An ensemble is compared with the other one only, as averaging by "
-        "itself raises scores; interval and p are over patients and say nothing about other seeds."
+        "tuned ensemble: one model that averages the probabilities of all seeds with tuned "
+        "settings; start ensemble: the same for the settings that the search started from, over "
+        "the same seeds. Ensembles are compared only with each other, as averaging by itself "
+        "raises scores; interval and p cover patients, not seeds."
     ]
     started = set(single.dropna(subset="start_protocol")["search"])
     lost = averages[averages["start_protocol"].isna() & averages["search"].isin(started)]

@@ -148,7 +148,7 @@ def page(one: Comparison, figures: Sequence[Titled]) -> str:
     """The HTML of a comparison."""
     title = f"{len(one.scores.algorithms)} algorithms compared"
     footer = (
-        f"Made by benchmd segment compare (version {VERSION} of the comparison). The tables are "
+        f"Written by benchmd segment compare (version {VERSION} of the comparison). The tables are "
         f"next to this page with all digits (CSV), the figures in {FIGURES}/ (SVG, PNG)."
     )
     return document(title, LEAD, _parts(one, figures), footer)
@@ -169,6 +169,6 @@ def _parts(one: Comparison, figures: Sequence[Titled]) -> list[Section]:
         for head in headings
         if head in together or head in drawn
     ]
-    notes = ("notes", "To know before reading", listed_notes(one.notes, "Nothing in particular."))
+    notes = ("notes", "Notes", listed_notes(one.notes, "None."))
     first = parts[:1] or [("results", RESULTS, none("No result."))]
-    return [*first, notes, *parts[1:], ("methods", "Methods and words", terms(WORDS))]
+    return [*first, notes, *parts[1:], ("methods", "Methods and definitions", terms(WORDS))]
