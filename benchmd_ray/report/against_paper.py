@@ -39,19 +39,19 @@ our interval, missing where there is none; ``caution``: why there is none, or wh
 ``reason``: why the two are not comparable, empty where they are; ``reference``: the paper."""
 
 
-def against_paper(found: Sequence[Run], *, resamples: int = 1000) -> pd.DataFrame:
+def against_paper(runs: Sequence[Run], *, resamples: int = 1000) -> pd.DataFrame:
     """Every cell that our runs and the paper's tables share, with the columns `COLUMNS`.
 
     Args:
-        found: Runs, as `store.runs` reads them.
+        runs: Runs, as `store.runs` reads them.
         resamples: Of the patients, for the intervals.
 
     Raises:
         BenchmdError: No run is finished and has predictions, or predictions cannot be read.
     """
-    with_predictions(found)  # refused before anything is read
-    named = protocols(found)
-    rows = [row for block in blocks(found, named, ("auroc",), resamples) for row in _rows(block)]
+    with_predictions(runs)  # refused before anything is read
+    named = protocols(runs)
+    rows = [row for block in blocks(runs, named, ("auroc",), resamples) for row in _rows(block)]
     return pd.DataFrame(
         {name: pd.Series([row[name] for row in rows], dtype=kind) for name, kind in COLUMNS.items()}
     )
@@ -59,8 +59,8 @@ def against_paper(found: Sequence[Run], *, resamples: int = 1000) -> pd.DataFram
 
 def _rows(block: Block) -> Iterator[dict[str, Any]]:
     for pool in block.pools:
-        found = [beside(member, pool.key["protocol"]) for member in pool.members]
-        near = found[0]
+        published_rows = [beside(member, pool.key["protocol"]) for member in pool.members]
+        near = published_rows[0]
         if near is None:
             continue
         ours, published = pool.pooled("auroc", 0), near.value
@@ -74,7 +74,9 @@ def _rows(block: Block) -> Iterator[dict[str, Any]]:
             "difference": ours.mean - published,
             "inside": ours.low <= published <= ours.high if ours.low <= ours.high else None,
             "caution": ours.caution,
-            "reason": "; ".join(sorted({one.unlike for one in found if one and one.unlike})),
+            "reason": "; ".join(
+                sorted({one.unlike for one in published_rows if one and one.unlike})
+            ),
             "reference": near.source,
         }
 
@@ -98,7 +100,9 @@ def comparison(frame: pd.DataFrame) -> Table | None:
 def summary(frame: pd.DataFrame) -> list[str]:
     """What the comparison amounts to: of the comparable cells, and how many are not."""
     comparable = frame[frame["reason"] == ""]
-    every = {each.published.source for each in benchmarks().values() if each.published}
+    every = {
+        benchmark.published.source for benchmark in benchmarks().values() if benchmark.published
+    }
     papers = " and ".join(sorted(set(frame["reference"]) or every))
     lines = []
     if len(comparable):

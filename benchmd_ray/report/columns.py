@@ -63,8 +63,8 @@ def table_of(caption: str, columns: Sequence[Column], rows: pd.DataFrame) -> Tab
     """None where there is nothing to show."""
     if rows.empty:
         return None
-    kept, said = constant([column for column in columns if not _nothing(column)])
-    return Table(f"{caption}{said}{_sources_said(rows) or ''}", kept)
+    kept, constants = constant([column for column in columns if not _nothing(column)])
+    return Table(f"{caption}{constants}{_sources_said(rows) or ''}", kept)
 
 
 def _nothing(column: Column) -> bool:
@@ -77,23 +77,23 @@ def _sources_said(rows: pd.DataFrame) -> str | None:
     sources = rows[["modality", "source"]].drop_duplicates()
     if sources["modality"].duplicated().any():
         return None
-    said = ", ".join(f"{text_of(s)} ({text_of(m)})" for m, s in sources.to_numpy())
-    return f" Trained on {said}."
+    names = ", ".join(f"{text_of(s)} ({text_of(m)})" for m, s in sources.to_numpy())
+    return f" Trained on {names}."
 
 
 def key_columns(rows: pd.DataFrame) -> tuple[Column, ...]:
     """What names a result, as far as the frame has it."""
-    found = [column_of("modality", rows["modality"], "text")]
+    columns = [column_of("modality", rows["modality"], "text")]
     if _sources_said(rows) is None:
-        found.append(column_of("trained on", rows["source"], "text"))
+        columns.append(column_of("trained on", rows["source"], "text"))
     if "dataset" in rows:
         names = list(rows["dataset"])
         if "role" in rows:
             parts = (rows[name] for name in ("source", "dataset", "role", "split"))
             names = [dataset_text(*row) for row in zip(*parts, strict=True)]
-        found.append(column_of("dataset", names, "text"))
+        columns.append(column_of("dataset", names, "text"))
     others = ("setting", "technique", "policy", "protocol")
-    return (*found, *(column_of(name, rows[name], "text") for name in others if name in rows))
+    return (*columns, *(column_of(name, rows[name], "text") for name in others if name in rows))
 
 
 def cautions(rows: pd.DataFrame) -> tuple[Column, ...]:
@@ -164,12 +164,12 @@ def falling(metrics: Iterable[str]) -> list[bool]:
 
 def column_of(title: str, values: Any, kind: Any, **options: Any) -> Column:
     """A column; what it is, whether rows are chosen by it and its order follow from its title."""
-    known = {
+    defaults = {
         "about": ABOUT.get(title, ""),
         "filtered": title in FILTERED,
         "order": ORDERS.get(title, ()),
     }
-    return Column(title, list(values), kind, **{**known, **options})
+    return Column(title, list(values), kind, **{**defaults, **options})
 
 
 def part(frame: pd.DataFrame, name: str) -> pd.DataFrame:

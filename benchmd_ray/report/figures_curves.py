@@ -175,8 +175,11 @@ def mean_curve(curves: pd.DataFrame) -> tuple[Floats, Floats]:
     if curves["seed"].nunique() == 1:
         return curves["fpr"].to_numpy(float), curves["tpr"].to_numpy(float)
     turned = [
-        ((one["fpr"] + one["tpr"]).to_numpy(float), (one["tpr"] - one["fpr"]).to_numpy(float))
-        for _, one in curves.groupby("seed")
+        (
+            (curve["fpr"] + curve["tpr"]).to_numpy(float),
+            (curve["tpr"] - curve["fpr"]).to_numpy(float),
+        )
+        for _, curve in curves.groupby("seed")
     ]
     along = np.unique(np.concatenate([sums for sums, _ in turned]))
     if len(along) > MOST:
@@ -306,8 +309,8 @@ def _counts(axes: Axes, rows: pd.DataFrame, technique: str, look: TechniqueLook)
 
 
 def _class_title(name: str, scores: pd.DataFrame) -> str:
-    found = scores[scores["class"] == name]["positives"]
-    count = f" ({int(found.max()):,}{GLUE}positive)" if len(found) else ""
+    positives = scores[scores["class"] == name]["positives"]
+    count = f" ({int(positives.max()):,}{GLUE}positive)" if len(positives) else ""
     return textwrap.fill(f"{name}{count}", 34)
 
 

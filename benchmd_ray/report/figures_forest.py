@@ -126,15 +126,15 @@ def _parts(report: Report, frame: pd.DataFrame, studies: tuple[Study, ...], ever
 
 def _named(study: Study, rows: pd.DataFrame, every: bool) -> pd.DataFrame:
     """Rows by place and setting, each with what stands at its side."""
-    found, places = [], places_of(study, rows)
+    rows_of_names, places = [], places_of(study, rows)
     for place in places:
         of_one = of_place(rows, place)
         alone = sum(name == place[0] for name, _ in places) == 1
         at = place[0] if alone and place[0] != study.source else f"{place[0]} ({place[1]})"
         for setting in settings_of(of_one):
             label = f"{at}\n{_short(setting)}" if every else at
-            found.append(of_one[of_one["setting"] == setting].assign(row=label))
-    return pd.concat(found, ignore_index=True)
+            rows_of_names.append(of_one[of_one["setting"] == setting].assign(row=label))
+    return pd.concat(rows_of_names, ignore_index=True)
 
 
 def _short(setting: str) -> str:
@@ -169,11 +169,11 @@ def _forest(
     whole = pd.concat([rows for _, _, rows in parts], ignore_index=True)
     several = whole["modality"].nunique() > 1
     told = whole if several else whole.drop(columns="modality")
-    found = differences(told, what if several else f"{parts[0][0].label}: {what.lower()}", *names)
+    verdict = differences(told, what if several else f"{parts[0][0].label}: {what.lower()}", *names)
     techniques = techniques_of(whole)
     most = max(rows["row"].nunique() for _, _, rows in parts)
     height = most * max(ROW + TECHNIQUE * len(techniques), 0.34 if every else 0.2) + 0.55
-    figure, panels = grid(found, len(parts), row=height)
+    figure, panels = grid(verdict, len(parts), row=height)
     for axes, (_, heading, rows) in zip(panels, parts, strict=True):
         at = list(dict.fromkeys(rows["row"]))
         dodged(
@@ -210,4 +210,4 @@ def _forest(
         corrected or by_chance(int(whole["tested"].sum())),
         sizes(pd.concat([study.of(scores) for study, _, _ in parts])),
     )
-    return Titled(name, SECTION, found, caption, figure, aggregate=True)
+    return Titled(name, SECTION, verdict, caption, figure, aggregate=True)

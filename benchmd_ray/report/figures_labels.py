@@ -51,12 +51,12 @@ Place = tuple[str, str]
 def draw_label_efficiency(report: Report) -> Iterator[Drawn]:
     """One figure: a panel for each study, with its first target, or else with its source."""
     for studies in report.together:
-        shown = []
+        panels = []
         for study in studies:
             places = places_of(study, on_targets(_finetuned(report, study)))
             places = places or places_of(study, in_distribution(_finetuned(report, study)))
-            shown += [(study, place) for place in places[:1]]
-        yield draw_curves(report, shown, report.name("label-efficiency", studies))
+            panels += [(study, place) for place in places[:1]]
+        yield draw_curves(report, panels, report.name("label-efficiency", studies))
 
 
 def draw_label_efficiency_by_dataset(report: Report) -> Iterator[Drawn]:
@@ -64,8 +64,8 @@ def draw_label_efficiency_by_dataset(report: Report) -> Iterator[Drawn]:
     for study in report.studies:
         places = places_of(study, _finetuned(report, study))
         if len(places) > 1:
-            shown = [(study, place) for place in places]
-            yield draw_curves(report, shown, f"label-efficiency-{study.slug}")
+            panels = [(study, place) for place in places]
+            yield draw_curves(report, panels, f"label-efficiency-{study.slug}")
 
 
 def _finetuned(report: Report, study: Study) -> pd.DataFrame:

@@ -127,15 +127,15 @@ def _matrix(axes: Axes, pairs: pd.DataFrame, names: Sequence[str], spread: float
         down, across = max(a, b) - 1, min(a, b)
         value = sign * row["difference"]
         shades[down, across] = np.nan if np.isnan(row["p_holm"]) else value
-        found = stars(row)
+        mark = stars(row)
         axes.text(
             across,
             down,
-            f"{signed(value)}\n{found or ' '}",
+            f"{signed(value)}\n{mark or ' '}",
             ha="center",
             va="center",
             fontsize=7.0,
-            fontweight="bold" if found else "normal",
+            fontweight="bold" if mark else "normal",
             color="black" if np.isnan(row["p_holm"]) else _ink(value / spread),
         )
     axes.imshow(shades, cmap=COLOURS, vmin=-spread, vmax=spread, aspect="auto")

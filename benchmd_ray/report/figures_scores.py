@@ -147,8 +147,8 @@ def _draw_halves(
             f"{study.label}: {_split_of(both[0])}",
             f"{_short(study, halves)}: {_mean_of(targets)}",
         )
-        shown = list(zip(both, labels, strict=True))[:columns]  # without targets one
-        for axes, (part, label) in zip(rows[number], shown, strict=True):
+        halves_shown = list(zip(both, labels, strict=True))[:columns]  # without targets one
+        for axes, (part, label) in zip(rows[number], halves_shown, strict=True):
             dodged(
                 axes, part, at=settings, column="setting", techniques=techniques, looks=report.looks
             )

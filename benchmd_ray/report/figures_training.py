@@ -59,10 +59,10 @@ def draw_pretraining(report: Report, study: Study, frame: pd.DataFrame) -> Drawn
     figure, panels = grid(title, len(techniques), columns=3, row=2.2, extra=0.3)
     for axes, technique in zip(panels, techniques, strict=True):
         rows = frame[frame["technique"] == technique]
-        for run, one in rows.groupby("run", sort=True):
+        for run, losses in rows.groupby("run", sort=True):
             axes.plot(
-                one["done"],
-                one["value"],
+                losses["done"],
+                losses["value"],
                 label=f"{technique} {run}",
                 color=report.looks[technique].colour,
                 linewidth=0.9,
@@ -125,22 +125,27 @@ def _lines(axes: Axes, frame: pd.DataFrame, techniques: Sequence[str], report: R
         rows = frame[frame["technique"] == technique]
         if rows.empty:
             continue
-        found = _thinned(rows.groupby("done")["value"].agg(["mean", "min", "max"]))
+        epochs = _thinned(rows.groupby("done")["value"].agg(["mean", "min", "max"]))
         look = report.looks[technique]
         if rows["run"].nunique() > 1:
             axes.fill_between(
-                found.index, found["min"], found["max"], color=look.colour, alpha=0.15, linewidth=0
+                epochs.index,
+                epochs["min"],
+                epochs["max"],
+                color=look.colour,
+                alpha=0.15,
+                linewidth=0,
             )
         axes.plot(
-            found.index,
-            found["mean"],
+            epochs.index,
+            epochs["mean"],
             label=technique,
             color=look.colour,
             linestyle=look.line,
             linewidth=1.1,
             marker=look.marker,
             markersize=3.5,
-            markevery=[len(found) - 1],
+            markevery=[len(epochs) - 1],
         )
 
 

@@ -75,12 +75,12 @@ class Matrix:
     @cached_property
     def groups(self) -> dict[Group, list[Where]]:
         """The columns of each source: targets before what is in distribution."""
-        found: dict[Group, list[Where]] = {}
+        groups: dict[Group, list[Where]] = {}
         for where in dict.fromkeys(where for _, where in self.cells):
-            found.setdefault(where[:3], []).append(where)
+            groups.setdefault(where[:3], []).append(where)
         return {
             group: sorted(places, key=lambda where: where[4] != "target")
-            for group, places in found.items()
+            for group, places in groups.items()
         }
 
     @cached_property
@@ -89,11 +89,11 @@ class Matrix:
 
         def order(what: What) -> tuple[object, ...]:
             setting, protocol, technique = what
-            own = protocol if protocol != PAPER else usual_start()
+            base = protocol if protocol != PAPER else usual_start()
             return (
                 *_known(SETTINGS, setting),
-                own != usual_start(),
-                own,
+                base != usual_start(),
+                base,
                 *_known(TECHNIQUES, technique),
                 protocol == PAPER,
             )
@@ -136,8 +136,8 @@ def matrix_of(analysis: Analysis) -> Matrix | None:
     marks, cells = _marks(analysis, scores), {}
     for row in scores.to_dict("records"):
         what, where = _what(row), _where(row)
-        held = (row["value"], row["low"], row["high"], int(row["seeds"]))
-        cells[what, where] = Cell(*held, mark=marks.get((what, where), ""))
+        values = (row["value"], row["low"], row["high"], int(row["seeds"]))
+        cells[what, where] = Cell(*values, mark=marks.get((what, where), ""))
         if np.isfinite(row["paper"]):
             published = (what[0], PAPER, what[2])
             cells[published, where] = Cell(row["paper"], np.nan, np.nan, 0)
@@ -168,19 +168,19 @@ def _marks(analysis: Analysis, scores: pd.DataFrame) -> dict[tuple[What, Where],
     for row in analysis.pairs.to_dict("records"):
         place = (str(row["setting"]), str(row["protocol"]), _where(row))
         contests.setdefault(place, {})[frozenset((row["a"], row["b"]))] = row["p_holm"]
-    found: dict[tuple[What, Where], Mark] = {}
+    marks: dict[tuple[What, Where], Mark] = {}
     for (setting, protocol, where), pairs in contests.items():
         names = sorted({name for pair in pairs for name in pair})
-        own = {name: values.get(((setting, protocol, name), where), np.nan) for name in names}
-        held = {name: value for name, value in own.items() if np.isfinite(value)}
-        if len(held) < 2:
+        scored = {name: values.get(((setting, protocol, name), where), np.nan) for name in names}
+        finite = {name: value for name, value in scored.items() if np.isfinite(value)}
+        if len(finite) < 2:
             continue
-        best = max(held, key=lambda name: held[name])
-        for name in held:
+        best = max(finite, key=lambda name: finite[name])
+        for name in finite:
             differs = pairs.get(frozenset((best, name)), np.nan) < LEVEL
             mark: Mark = "best" if name == best else "" if differs else "alike"
-            found[(setting, protocol, name), where] = mark
-    return found
+            marks[(setting, protocol, name), where] = mark
+    return marks
 
 
 def _gaps(analysis: Analysis) -> Iterator[tuple[tuple[What, Group], float]]:
@@ -196,11 +196,11 @@ def _ranks(analysis: Analysis) -> Iterator[tuple[tuple[What, Group], float]]:
     """Of methods that take part wherever others of their setting and protocol meet."""
     for _, rows in analysis.ranking.groupby(["setting", "protocol", *PLACE[:3]], sort=False):
         targets = rows[rows["role"] == "target"]
-        held = targets if len(targets) else rows
-        contests = len(held[list(PLACE)].drop_duplicates())
-        for key, own in held.groupby([*METHOD, *PLACE[:3]], sort=False):
-            if len(own) == contests:
-                yield _split(key), float(own["rank"].mean())
+        ranked = targets if len(targets) else rows
+        contests = len(ranked[list(PLACE)].drop_duplicates())
+        for key, ranks in ranked.groupby([*METHOD, *PLACE[:3]], sort=False):
+            if len(ranks) == contests:
+                yield _split(key), float(ranks["rank"].mean())
 
 
 def _split(key: Any) -> tuple[What, Group]:
@@ -259,8 +259,8 @@ def written(matrix: Matrix) -> Written:
                     cells.append(Shown(shown(values.get((what, group)), kind, digits)))
         title = f"{group[0]}, {group[2]}" if several else group[0]
         groups.append((title, len(heads) - before))
-    held = [name for name, *_ in sums if name in used]
-    return Written(heads, groups, list(rows.items()), held, matrix.warning)
+    used_sums = [name for name, *_ in sums if name in used]
+    return Written(heads, groups, list(rows.items()), used_sums, matrix.warning)
 
 
 def method_text(what: What) -> str:
@@ -286,8 +286,8 @@ def caption_of(text: Written) -> str:
     marked = any(each.mark for _, cells in text.rows for each in cells)
     tuned = marked and any(base_of(what[1]) == "tuned" for what, _ in text.rows)
     sums = [SUMMED[name] for name in text.sums]
-    said = [CAPTION, MARKED if marked else "", TUNED if tuned else "", *sums, text.warning]
-    return " ".join(filter(None, said))
+    sentences = [CAPTION, MARKED if marked else "", TUNED if tuned else "", *sums, text.warning]
+    return " ".join(filter(None, sentences))
 
 
 def matrix_markdown(matrix: Matrix) -> str:
@@ -309,10 +309,12 @@ def matrix_lines(matrix: Matrix) -> list[str]:
         chosen, before = slice(first, first + count), ""
         lines = []
         for what, cells in text.rows:
-            own = [each.text + {"best": "*", "alike": ALIKE, "": " "}[each.mark] for each in cells]
+            texts = [
+                each.text + {"best": "*", "alike": ALIKE, "": " "}[each.mark] for each in cells
+            ]
             if any(each.cell is not None for each in cells[chosen]):
                 setting = "" if what[0] == before else what[0]
-                lines.append([setting, method_text(what), *own[chosen]])
+                lines.append([setting, method_text(what), *texts[chosen]])
                 before = what[0]
         heads = ["setting", "technique", *(f"{head} " for head in text.heads[chosen])]
         table = pd.DataFrame(lines, columns=pd.Index(heads))

@@ -22,36 +22,38 @@ def notes(rows: pd.DataFrame) -> list[str]:
     """Notes on score rows (`frames.FRAMES`), but those that no run has made."""
     runs = rows[rows["run"] != ""]
     ours = runs[runs["evaluation"] == CLASSIFIED.evaluation]
-    found = ours[(ours["class"] == "mean") & (ours["metric"] == "auroc")]
-    own = found["role"] == "source"
+    aurocs = ours[(ours["class"] == "mean") & (ours["metric"] == "auroc")]
+    is_source = aurocs["role"] == "source"
     protocols = runs["protocol"].str.split(" ").str[0]
-    lines = [*_notes_on_seeds(runs), *_notes_on_paper(found)]
-    if len(found):
+    lines = [*_notes_on_seeds(runs), *_notes_on_paper(aurocs)]
+    if len(aurocs):
         lines.insert(
             0,
             "AUROC: one-vs-rest, unweighted mean over the classes that could be scored; 95 % "
             f"interval by Student's t from a {BOOTSTRAP}; with several seeds it covers patients "
             "and seeds.",
         )
-    chosen = own & (found["split"] == "validation") & ~found["setting"].str.startswith("knn")
+    chosen = (
+        is_source & (aurocs["split"] == "validation") & ~aurocs["setting"].str.startswith("knn")
+    )
     if chosen.any():
         lines.append(
             "validation: this split also chose the best epoch, so its AUROC is slightly optimistic."
         )
-    if (found["setting"] == "linear").any():
+    if (aurocs["setting"] == "linear").any():
         lines.append("linear: a linear head on the frozen encoder, all labels.")
-    if found["setting"].str.startswith("knn").any():
+    if aurocs["setting"].str.startswith("knn").any():
         lines.append(
             "knn: no training; the nearest training records by the frozen encoder's features vote."
         )
-    if (own & (found["dataset"] != found["source"])).any():
+    if (is_source & (aurocs["dataset"] != aurocs["source"])).any():
         lines.append(
             "another source: scored zero-shot like a target, by a run trained on the source named "
             "on the left."
         )
     lines += [
         f"{name}: the records of the table are {scored}."
-        for name, scored in _distinct(found, "modality", "scored")
+        for name, scored in _distinct(aurocs, "modality", "scored")
         if scored != "records"
     ]
     lines += [
@@ -81,7 +83,7 @@ def notes(rows: pd.DataFrame) -> list[str]:
         if one
     }
     lines += [f"{dataset}: {warning}." for dataset, warning in sorted(warnings)]
-    return [*lines, *_notes_on_patients(found), *_notes_on_classes(ours)]
+    return [*lines, *_notes_on_patients(aurocs), *_notes_on_classes(ours)]
 
 
 def synthetic(rows: pd.DataFrame) -> str:
@@ -104,8 +106,8 @@ def _distinct(rows: pd.DataFrame, *names: str) -> list[tuple[Any, ...]]:
     return sorted(rows[[*names]].drop_duplicates().itertuples(index=False, name=None))
 
 
-def _notes_on_seeds(found: pd.DataFrame) -> list[str]:
-    if found["seed"].nunique() < 2:
+def _notes_on_seeds(rows: pd.DataFrame) -> list[str]:
+    if rows["seed"].nunique() < 2:
         return []
     return [
         "seeds: runs that differ only by seed are one row with their mean and standard deviation "
@@ -114,24 +116,24 @@ def _notes_on_seeds(found: pd.DataFrame) -> list[str]:
     ]
 
 
-def _notes_on_paper(found: pd.DataFrame) -> list[str]:
+def _notes_on_paper(rows: pd.DataFrame) -> list[str]:
     """What was published next to these results, and where the two cannot be compared."""
     words = {p.source: p.words for each in benchmarks().values() if (p := each.published)}
-    published = found["published_in"] != ""
+    published = rows["published_in"] != ""
     lines = [
         f"paper: {source}. {words.get(source, '')}".strip()
-        for source in sorted(set(found.loc[published, "published_in"]))
+        for source in sorted(set(rows.loc[published, "published_in"]))
     ]
-    reasons = sorted(set(found["unlike"]) - {""})
+    reasons = sorted(set(rows["unlike"]) - {""})
     if reasons:
         lines.append(f"paper: – where a result is not comparable: {'; '.join(reasons)}.")
     return lines
 
 
-def _notes_on_patients(found: pd.DataFrame) -> list[str]:
+def _notes_on_patients(rows: pd.DataFrame) -> list[str]:
     """Splits of too few patients."""
     lines = []
-    for dataset, split, patients in _distinct(found, "dataset", "split", "effective"):
+    for dataset, split, patients in _distinct(rows, "dataset", "split", "effective"):
         basis = Basis(patients, ())
         if basis.no_test:
             few = f"with fewer than {TEST_PATIENTS} nothing is tested."
@@ -144,8 +146,8 @@ def _notes_on_patients(found: pd.DataFrame) -> list[str]:
 def _notes_on_classes(rows: pd.DataFrame) -> list[str]:
     """Classes that rest on few patients, and those of no positives or of nothing else."""
     lines, enough = [], METRICS["auroc"].least
-    each = rows[(rows["metric"] == "auroc") & (rows["class"] != "mean")]
-    places = each.drop_duplicates(["dataset", "split", "class", "effective"])
+    classes = rows[(rows["metric"] == "auroc") & (rows["class"] != "mean")]
+    places = classes.drop_duplicates(["dataset", "split", "class", "effective"])
     for least, most, so in (
         (1, enough, "so neither the class nor a mean over classes has an interval"),
         (enough, ROUGH_IN_CLASS, "so the interval is rough"),

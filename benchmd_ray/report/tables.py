@@ -73,14 +73,14 @@ def auroc_frame(analysis: Analysis) -> pd.DataFrame:
     """AUROC over all classes of each result, with what is known of the runs behind it."""
     scores = analysis.scores[analysis.scores["metric"] == "auroc"]
     whole = scores[scores["class"] == "mean"].reset_index(drop=True)
-    each = dict(list(scores[scores["class"] != "mean"].groupby([*KEY], sort=False)))
+    classes_of = dict(list(scores[scores["class"] != "mean"].groupby([*KEY], sort=False)))
     rows = analysis.rows[analysis.rows["evaluation"] == CLASSIFIED.evaluation]
     rows = rows[(rows["metric"] == "auroc") & (rows["class"] == "mean")]
     grouped = rows.groupby([*KEY], sort=False)
     options = grouped["options"].first().to_dict()
     provenance = grouped["provenance"].agg(lambda held: together(*held)).to_dict()
     places = list(whole[list(KEY)].itertuples(index=False, name=None))
-    classes = [each.get(place, scores[:0]) for place in places]
+    classes = [classes_of.get(place, scores[:0]) for place in places]
     return whole.drop(columns=["metric", "class", "positives"]).assign(
         seed_values=["; ".join(map(str, values)) for values in whole["seed_values"]],
         classes=[f"{held['value'].count()}/{len(held)}" for held in classes],
@@ -132,13 +132,13 @@ def classes(analysis: Analysis) -> Table | None:
 def all_metrics(analysis: Analysis) -> Table | None:
     """All metrics over all classes, a column each."""
     scores = analysis.scores[analysis.scores["class"] == "mean"]
-    held = {name: rows.reset_index(drop=True) for name, rows in scores.groupby("metric")}
-    if not held:
+    frames = {name: rows.reset_index(drop=True) for name, rows in scores.groupby("metric")}
+    if not frames:
         return None
-    rows = held["auroc"]
+    rows = frames["auroc"]
     columns = (
         *key_columns(rows),
-        *(interval_of(METRICS[name].title, held[name], "value") for name in METRICS),
+        *(interval_of(METRICS[name].title, frames[name], "value") for name in METRICS),
         *cautions(rows),
     )
     caption = (
@@ -427,20 +427,20 @@ def declared() -> tuple[Declared, ...]:
     Raises:
         BenchmdError: A benchmark's cannot be imported, or has the name of another.
     """
-    made = {one.name: one for one in TABLES}
-    for each in benchmarks().values():
-        for one in named_by(each.tables) if each.tables else ():
-            if one.name in made:
+    tables = {one.name: one for one in TABLES}
+    for benchmark in benchmarks().values():
+        for one in named_by(benchmark.tables) if benchmark.tables else ():
+            if one.name in tables:
                 raise BenchmdError(
-                    f"the benchmark {each.name} has a table {one.name}, and there is one already: "
-                    "choose another name."
+                    f"the benchmark {benchmark.name} has a table {one.name}, and there is one "
+                    "already: choose another name."
                 )
-            made[one.name] = one
-    return tuple(made.values())
+            tables[one.name] = one
+    return tuple(tables.values())
 
 
 def main_table(analysis: Analysis) -> Declared:
     """The table that answers first: AUROC, or where no run classifies the first of a benchmark."""
     others = declared()[len(TABLES) :]
-    found = (one for one in (TABLES[0], *others) if one.printed and one.printed(analysis))
-    return next(found, TABLES[0])
+    printed = (one for one in (TABLES[0], *others) if one.printed and one.printed(analysis))
+    return next(printed, TABLES[0])

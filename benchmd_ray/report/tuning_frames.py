@@ -97,7 +97,7 @@ def search_rows(records: Sequence[SearchRecord]) -> Iterator[Row]:
 
 def networks(record: SearchRecord) -> str:
     """Networks of a search, the one that it starts from first: ``resnet18 or resnet50``."""
-    encoders = [each.get("encoder", {}) for each in record.settings]
+    encoders = [settings.get("encoder", {}) for settings in record.settings]
     started = [str(size.get("network", EncoderSettings().network)) for size in encoders]
     searched = record.space.get("encoder.network", {}).get("values", ())
     return " or ".join(dict.fromkeys([*started, *map(str, searched)]))
@@ -106,34 +106,34 @@ def networks(record: SearchRecord) -> str:
 def _choice(record: SearchRecord) -> dict[str, float]:
     """Scores by which a search chose, start and choice, and the difference that decided."""
     decision, nearest = record.decision, next(iter(record.finalists), {})
-    one = next((one for one in record.finalists if one["number"] == record.best), nearest)
+    finalist = next((one for one in record.finalists if one["number"] == record.best), nearest)
     return {
         "start_value": record.first_value if decision is None else decision["start"],
         "chosen_value": record.value if decision is None else decision["expected"],
-        "difference": one.get("difference", np.nan),
-        "difference_low": one.get("low", np.nan),
+        "difference": finalist.get("difference", np.nan),
+        "difference_low": finalist.get("low", np.nan),
     }
 
 
 def tuned_pairs(
-    pools: Sequence[Pool], records: Sequence[SearchRecord], found: Sequence[Run]
+    pools: Sequence[Pool], records: Sequence[SearchRecord], runs: Sequence[Run]
 ) -> list[Pair]:
     """The tuned results among pools of one source and policy, each with its counterpart.
 
     Args:
         pools: Results of single runs.
         records: Searches.
-        found: Runs, among them the pretrainings.
+        runs: Runs, among them the pretrainings.
     """
     named = {record.name: record for record in records}
-    known = {run.folder.name: run for run in found}
+    runs_by_name = {run.folder.name: run for run in runs}
     pairs = []
     for pool in pools:
         if is_tuned(pool.key["protocol"]):
             run = pool.first.run
-            search = searches_behind(run, pretraining_of(run, known))[0]
+            search = searches_behind(run, pretraining_of(run, runs_by_name))[0]
             record = named.get(search)
-            start = None if record is None else _start(pool, pools, record, known)
+            start = None if record is None else _start(pool, pools, record, runs_by_name)
             pairs.append(Pair(pool, start, search, record))
     return pairs
 
@@ -197,11 +197,11 @@ def _kept(record: SearchRecord) -> str:
         return "no other trial has a higher value"
     if not record.finalists:
         return "no other trial was evaluated again"
-    one = record.finalists[0]
+    finalist = record.finalists[0]
     return (
         f"{count_of(len(record.finalists), 'trial')} evaluated again, none significantly better "
-        f"(largest difference {shown(one['difference'], 'signed')}, lower bound "
-        f"{shown(one['low'], 'signed')})"
+        f"(largest difference {shown(finalist['difference'], 'signed')}, lower bound "
+        f"{shown(finalist['low'], 'signed')})"
     )
 
 
@@ -232,7 +232,7 @@ def _listed(record: SearchRecord, name: str) -> str:
 
 
 def _start(
-    pool: Pool, pools: Sequence[Pool], record: SearchRecord, known: Mapping[str, Run]
+    pool: Pool, pools: Sequence[Pool], record: SearchRecord, runs_by_name: Mapping[str, Run]
 ) -> Pool | None:
     """Results of the settings that a search started from; those with the same seeds first."""
     first = record.start(*(pool.key[name] for name in ("modality", "source", "policy")))
@@ -246,7 +246,7 @@ def _start(
         and all(one.key[name] == pool.key[name] for name in names)
         and one.first.rows_digest == pool.first.rows_digest
         and _same(one.first.run, pool.first.run)
-        and _has(one.first.run, pretraining_of(one.first.run, known), first)
+        and _has(one.first.run, pretraining_of(one.first.run, runs_by_name), first)
     ]
     return max(fit, key=lambda one: one.seeds == pool.seeds, default=None)
 
@@ -265,8 +265,8 @@ def _same(run: Run, other: Run) -> bool:
 
 def _has(run: Run, upstream: Run | None, first: Settings) -> bool:
     """Whether a transfer and its pretraining have settings but for what names its result."""
-    own = run.settings
-    if (own.encoder, _plain(own.transfer)) != (first.encoder, _plain(first.transfer)):
+    settings = run.settings
+    if (settings.encoder, _plain(settings.transfer)) != (first.encoder, _plain(first.transfer)):
         return False
     if upstream is None:  # from scratch, or not to be found
         return run.description.get("upstream") is None
@@ -292,15 +292,15 @@ def _row(pool: Pool, start: Pool | None, paper: Callable[[Pool], float]) -> Row:
     differing = ("difference", "difference_low", "difference_high")
     if start is None:
         return row | {"start_protocol": None} | dict.fromkeys((*lost, *differing), np.nan)
-    first, found = start.pooled("auroc", 0), difference(pool, start, "auroc")
+    first, change = start.pooled("auroc", 0), difference(pool, start, "auroc")
     return row | {
         "start_protocol": start.key["protocol"],
         "start": first.mean,
         "start_low": first.low,
         "start_high": first.high,
         "paper": paper(start),
-        **dict(zip(differing, (found.value, found.low, found.high), strict=True)),
-        "p": found.p,
+        **dict(zip(differing, (change.value, change.low, change.high), strict=True)),
+        "p": change.p,
         "p_delong": p_delong(start, pool),
-        "caution": found.caution,
+        "caution": change.caution,
     }
