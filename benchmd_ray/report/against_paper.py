@@ -10,7 +10,7 @@ import pandas as pd
 
 from benchmd_ray.errors import count_of
 from benchmd_ray.evaluation.registry import benchmarks
-from benchmd_ray.report.analysis import Block, blocks
+from benchmd_ray.report.analysis import SourceResults, blocks
 from benchmd_ray.report.columns import (
     cautions,
     column_of,
@@ -57,7 +57,7 @@ def against_paper(runs: Sequence[Run], *, resamples: int = 1000) -> pd.DataFrame
     )
 
 
-def _rows(block: Block) -> Iterator[dict[str, Any]]:
+def _rows(block: SourceResults) -> Iterator[dict[str, Any]]:
     for pool in block.pools:
         published_rows = [beside(member, pool.key["protocol"]) for member in pool.members]
         near = published_rows[0]

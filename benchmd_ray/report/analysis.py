@@ -44,7 +44,7 @@ from benchmd_ray.report.rows import (
 from benchmd_ray.report.scored import Scored, measured, read_scored
 from benchmd_ray.report.training_frames import older_parts, ran_rows, training_rows
 from benchmd_ray.report.tuning_frames import (
-    Pair,
+    TunedPair,
     search_rows,
     tuned_pairs,
     tuned_rows,
@@ -108,7 +108,7 @@ class Analysis:
 
 
 @dataclass(frozen=True, eq=False)
-class Block:
+class SourceResults:
     """Results of all runs that were trained on one source by one policy."""
 
     pools: list[Pool]
@@ -206,7 +206,7 @@ def analyse_stores(paths: Sequence[Path], *, resamples: int, curves: bool) -> An
 
 def blocks(
     found: Sequence[Run], named: Protocols, metrics: Sequence[str], resamples: int
-) -> Iterator[Block]:
+) -> Iterator[SourceResults]:
     """Results of runs, measured and pooled, source by source; shows progress.
 
     Raises:
@@ -227,7 +227,7 @@ def blocks(
         pooled, lines = pools(scored, named.names)
         lines = [*skipped, *lines, *apart(pooled), *other_seeds(pooled), *shared_patients(pooled)]
         lines += of_pools(pooled, found)
-        yield Block(pooled, lines)
+        yield SourceResults(pooled, lines)
     display.close()
 
 
@@ -240,7 +240,7 @@ def _by_source(runs: Sequence[Run]) -> list[list[Run]]:
 
 
 def _frames_of(
-    block: Block, averages: Sequence[Pair], resamples: int, *, curves: bool
+    block: SourceResults, averages: Sequence[TunedPair], resamples: int, *, curves: bool
 ) -> dict[str, pd.DataFrame]:
     """The frames of one block, but those of the training; averages have scores and no more."""
     block_pools, metrics = block.pools, tuple(METRICS)

@@ -19,7 +19,7 @@ from benchmd_ray.errors import BenchmdError
 from benchmd_ray.report.pools import Pool
 from benchmd_ray.report.protocols import ensembles_of
 from benchmd_ray.report.scored import Scored, measured, of_predictions
-from benchmd_ray.report.tuning_frames import Pair
+from benchmd_ray.report.tuning_frames import TunedPair
 from benchmd_ray.runs.predictions import Predictions, predictions_path, read_predictions
 
 FEWEST = 2
@@ -27,8 +27,8 @@ FEWEST = 2
 
 
 def ensembles(
-    pairs: Sequence[Pair], metrics: Sequence[str], resamples: int
-) -> tuple[list[Pair], list[str]]:
+    pairs: Sequence[TunedPair], metrics: Sequence[str], resamples: int
+) -> tuple[list[TunedPair], list[str]]:
     """Ensembles of tuned results and of their counterparts.
 
     Both are of the seeds that both have. Where these are fewer than two there is only that of the
@@ -42,7 +42,7 @@ def ensembles(
     Returns:
         The ensembles, with protocols of their own, and notes on what was skipped.
     """
-    averages: list[Pair] = []
+    averages: list[TunedPair] = []
     notes: list[str] = []
     for pair in pairs:
         both = () if pair.start is None else set(pair.tuned.seeds) & set(pair.start.seeds)

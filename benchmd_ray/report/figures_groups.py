@@ -22,9 +22,9 @@ from benchmd_ray.report.figures_panels import (
 )
 from benchmd_ray.report.figures_parts import (
     Drawn,
-    Report,
+    FigureContext,
     Skipped,
-    Study,
+    SourceStudy,
     Titled,
     heading,
     mean_auroc,
@@ -52,17 +52,17 @@ WIDE = 5
 """A variable of more groups takes a whole row."""
 
 
-def draw_differing_subgroups(report: Report) -> Iterator[Drawn]:
+def draw_differing_subgroups(report: FigureContext) -> Iterator[Drawn]:
     """Where a difference between groups survives correction: a panel for each variable."""
     yield from _draw_subgroups(report, differing=True)
 
 
-def draw_other_subgroups(report: Report) -> Iterator[Drawn]:
+def draw_other_subgroups(report: FigureContext) -> Iterator[Drawn]:
     """The same where none does."""
     yield from _draw_subgroups(report, differing=False)
 
 
-def _draw_subgroups(report: Report, *, differing: bool) -> Iterator[Drawn]:
+def _draw_subgroups(report: FigureContext, *, differing: bool) -> Iterator[Drawn]:
     """One figure for each study, dataset and split."""
     for study in report.studies:
         setting = report.detail(study)
@@ -82,7 +82,9 @@ def _differ(groups: pd.DataFrame) -> bool:
     return bool(len(tests)) and float(tests.min()) * len(tests) < LEVEL
 
 
-def draw_groups(report: Report, study: Study, place: tuple[str, str], setting: str) -> Drawn:
+def draw_groups(
+    report: FigureContext, study: SourceStudy, place: tuple[str, str], setting: str
+) -> Drawn:
     """AUROC of each group with its interval; letters tell which groups differ."""
     analysis = report.analysis
     groups, pairs, excluded = (

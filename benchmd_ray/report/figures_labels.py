@@ -19,9 +19,9 @@ from benchmd_ray.report.figures_panels import (
 )
 from benchmd_ray.report.figures_parts import (
     Drawn,
-    Report,
+    FigureContext,
     Skipped,
-    Study,
+    SourceStudy,
     Titled,
     heading,
     in_distribution,
@@ -48,7 +48,7 @@ Place = tuple[str, str]
 """Dataset and split."""
 
 
-def draw_label_efficiency(report: Report) -> Iterator[Drawn]:
+def draw_label_efficiency(report: FigureContext) -> Iterator[Drawn]:
     """One figure: a panel for each study, with its first target, or else with its source."""
     for studies in report.together:
         panels = []
@@ -59,7 +59,7 @@ def draw_label_efficiency(report: Report) -> Iterator[Drawn]:
         yield draw_curves(report, panels, report.name("label-efficiency", studies))
 
 
-def draw_label_efficiency_by_dataset(report: Report) -> Iterator[Drawn]:
+def draw_label_efficiency_by_dataset(report: FigureContext) -> Iterator[Drawn]:
     """One figure for each study: a panel for each dataset and split."""
     for study in report.studies:
         places = places_of(study, _finetuned(report, study))
@@ -68,12 +68,14 @@ def draw_label_efficiency_by_dataset(report: Report) -> Iterator[Drawn]:
             yield draw_curves(report, panels, f"label-efficiency-{study.slug}")
 
 
-def _finetuned(report: Report, study: Study) -> pd.DataFrame:
+def _finetuned(report: FigureContext, study: SourceStudy) -> pd.DataFrame:
     scores = study.of(mean_auroc(report.analysis.scores)).dropna(subset=["value"])
     return scores[scores["setting"].isin(list(LABELS))]
 
 
-def draw_curves(report: Report, shown: Sequence[tuple[Study, Place]], name: str) -> Drawn:
+def draw_curves(
+    report: FigureContext, shown: Sequence[tuple[SourceStudy, Place]], name: str
+) -> Drawn:
     """AUROC against labels per class, with the intervals as bands.
 
     Args:

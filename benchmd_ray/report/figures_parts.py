@@ -61,7 +61,7 @@ Drawn = Titled | Skipped
 
 
 @dataclass(frozen=True)
-class Study:
+class SourceStudy:
     """What one figure holds at most: runs that were trained alike on one source."""
 
     modality: str
@@ -89,31 +89,31 @@ class Study:
 
 
 @dataclass(frozen=True)
-class Report:
+class FigureContext:
     """The analysis, and what all its figures have in common."""
 
     analysis: Analysis
     looks: Mapping[str, TechniqueLook]
-    studies: tuple[Study, ...]
+    studies: tuple[SourceStudy, ...]
     resamples: int | None = None
     """Of the patients, where it is known."""
 
     @property
-    def together(self) -> list[tuple[Study, ...]]:
+    def together(self) -> list[tuple[SourceStudy, ...]]:
         """The studies that have a figure together."""
         held = self.studies
         return [held[first : first + TOGETHER] for first in range(0, max(1, len(held)), TOGETHER)]
 
-    def name(self, topic: str, studies: tuple[Study, ...]) -> str:
+    def name(self, topic: str, studies: tuple[SourceStudy, ...]) -> str:
         """Stem of the files of a figure of these studies."""
         groups = self.together
         return topic if len(groups) == 1 else f"{topic}-{groups.index(studies) + 1}"
 
-    def detail(self, study: Study) -> str:
+    def detail(self, study: SourceStudy) -> str:
         """The setting of the figures that show only one: the one with the most labels."""
         return min(settings_of(study.of(self.analysis.scores)), key=_by_labels)
 
-    def not_drawn(self, studies: Sequence[Study]) -> str:
+    def not_drawn(self, studies: Sequence[SourceStudy]) -> str:
         """Names the settings that `detail` leaves out, as a sentence; empty: none."""
         others: dict[tuple[str, ...], list[str]] = {}
         for study in studies:
@@ -126,7 +126,7 @@ class Report:
         return f"Not drawn, but in the tables: {'; '.join(parts)}."
 
 
-def studies(scores: pd.DataFrame, modalities: Sequence[str]) -> tuple[Study, ...]:
+def studies(scores: pd.DataFrame, modalities: Sequence[str]) -> tuple[SourceStudy, ...]:
     """The studies of a report: in the order of the modalities, then by name.
 
     Args:
@@ -143,7 +143,7 @@ def studies(scores: pd.DataFrame, modalities: Sequence[str]) -> tuple[Study, ...
     keys.sort(key=lambda key: (modalities.index(key[0]), key))
     several = len({policy for _, _, policy, _ in keys}) > 1
     return tuple(
-        Study(
+        SourceStudy(
             *key,
             ", ".join(
                 part
@@ -289,7 +289,7 @@ def over_targets(frame: pd.DataFrame, *, one_seed: bool) -> pd.DataFrame:
     return pd.DataFrame(rows, columns=list(OVER_TARGETS))
 
 
-def places_of(study: Study, frame: pd.DataFrame) -> list[tuple[str, str]]:
+def places_of(study: SourceStudy, frame: pd.DataFrame) -> list[tuple[str, str]]:
     """(dataset, split) of a study: its source first, then the targets by name."""
     places = {(str(d), str(s)) for d, s in zip(frame["dataset"], frame["split"], strict=True)}
     return sorted(places, key=lambda at: (at[0] != study.source, at[0], at[1] != "validation", at))
@@ -301,14 +301,14 @@ def of_place(frame: pd.DataFrame, place: tuple[str, str]) -> pd.DataFrame:
 
 
 def of_setting(
-    study: Study, frame: pd.DataFrame, place: tuple[str, str], setting: str
+    study: SourceStudy, frame: pd.DataFrame, place: tuple[str, str], setting: str
 ) -> pd.DataFrame:
     """Rows of one study, dataset, split and setting."""
     rows = of_place(study.of(frame), place)
     return rows[rows["setting"] == setting]
 
 
-def place_label(study: Study, place: tuple[str, str]) -> str:
+def place_label(study: SourceStudy, place: tuple[str, str]) -> str:
     """Name of a dataset and split, and what it is to the study."""
     dataset, split = place
     if dataset == study.source:
@@ -316,7 +316,7 @@ def place_label(study: Study, place: tuple[str, str]) -> str:
     return f"{dataset} ({split}, target)"
 
 
-def heading(study: Study, place: tuple[str, str]) -> str:
+def heading(study: SourceStudy, place: tuple[str, str]) -> str:
     """A study and one dataset and split of it, for titles."""
     dataset, split = place
     if dataset == study.source:

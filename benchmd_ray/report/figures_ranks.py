@@ -20,9 +20,9 @@ from benchmd_ray.report.figures_panels import (
 )
 from benchmd_ray.report.figures_parts import (
     Drawn,
-    Report,
+    FigureContext,
     Skipped,
-    Study,
+    SourceStudy,
     Titled,
     in_distribution,
     mean_auroc,
@@ -53,7 +53,7 @@ DEPENDENT = (
 )
 
 
-def draw_main_difference(report: Report) -> Iterator[Drawn]:
+def draw_main_difference(report: FigureContext) -> Iterator[Drawn]:
     """A diagram of three techniques or more on enough sources, on targets where there is one."""
     usual = [study for study in report.studies if study.protocol.split()[0] == usual_start()]
     diagrams = list(draw_critical_differences(replace(report, studies=tuple(usual)), least=THREE))
@@ -62,7 +62,7 @@ def draw_main_difference(report: Report) -> Iterator[Drawn]:
     yield from drawn[:1] or diagrams[-1:]
 
 
-def draw_critical_differences(report: Report, least: int = 0) -> Iterator[Drawn]:
+def draw_critical_differences(report: FigureContext, least: int = 0) -> Iterator[Drawn]:
     """Mean ranks over sources and their (dataset × setting) cells: validation, and targets.
 
     Args:
@@ -71,7 +71,7 @@ def draw_critical_differences(report: Report, least: int = 0) -> Iterator[Drawn]
     """
     bases = list(dict.fromkeys(study.protocol.split()[0] for study in report.studies))
     for base in bases:
-        chosen: dict[tuple[str, str], Study] = {}
+        chosen: dict[tuple[str, str], SourceStudy] = {}
         for study in report.studies:
             if study.protocol.split()[0] == base:
                 chosen.setdefault((study.modality, study.source), study)
@@ -86,7 +86,11 @@ def draw_critical_differences(report: Report, least: int = 0) -> Iterator[Drawn]
 
 
 def _of_tables(
-    report: Report, tables: Mapping[Study, pd.DataFrame], at: str, name: str, least: int
+    report: FigureContext,
+    tables: Mapping[SourceStudy, pd.DataFrame],
+    at: str,
+    name: str,
+    least: int,
 ) -> Iterator[Drawn]:
     """A diagram of the techniques that most cells share; one of all, where a study has all."""
     techniques = {
@@ -104,7 +108,7 @@ def _of_tables(
 
 
 def _shared(
-    tables: Mapping[Study, pd.DataFrame], techniques: Mapping[Study, frozenset[str]]
+    tables: Mapping[SourceStudy, pd.DataFrame], techniques: Mapping[SourceStudy, frozenset[str]]
 ) -> frozenset[str]:
     """Of the sets of techniques that two studies share, the one with the most in its table."""
     sets = {a & b for a in techniques.values() for b in techniques.values() if len(a & b) > 1}
@@ -117,8 +121,8 @@ def _shared(
 
 
 def draw_critical_difference(
-    report: Report,
-    tables: Mapping[Study, pd.DataFrame],
+    report: FigureContext,
+    tables: Mapping[SourceStudy, pd.DataFrame],
     names: frozenset[str],
     at: str,
     name: str,
@@ -243,13 +247,13 @@ def _cells(result: CriticalDifference) -> str:
     )
 
 
-def draw_rankings(report: Report) -> Iterator[Drawn]:
+def draw_rankings(report: FigureContext) -> Iterator[Drawn]:
     """One figure for each study: ranks on each dataset with their intervals."""
     for study in report.studies:
         yield draw_ranking(report, study)
 
 
-def draw_ranking(report: Report, study: Study) -> Drawn:
+def draw_ranking(report: FigureContext, study: SourceStudy) -> Drawn:
     """Rank of each technique on each dataset and setting, with τ of the ranking."""
     name = f"ranking-{study.slug}"
     ranking = study.of(report.analysis.ranking).dropna(subset=["rank"])

@@ -20,9 +20,9 @@ from benchmd_ray.report.figures_panels import (
 from benchmd_ray.report.figures_parts import (
     STUDY,
     Drawn,
-    Report,
+    FigureContext,
     Skipped,
-    Study,
+    SourceStudy,
     Titled,
     settings_of,
     studies,
@@ -38,7 +38,7 @@ SCORES = {"validation_auroc": "validation AUROC", "validation_dsc": "validation 
 NAMES = {"loss": "loss", **SCORES}
 
 
-def draw_training(report: Report) -> Iterator[Drawn]:
+def draw_training(report: FigureContext) -> Iterator[Drawn]:
     """Pretraining of each source, then fine-tuning and linear evaluation of each study."""
     frame = _placed(report)
     pretraining = frame[(frame["kind"] == "pretrain") & (frame["name"] == "loss")]
@@ -52,7 +52,7 @@ def draw_training(report: Report) -> Iterator[Drawn]:
             yield Skipped(name, f"no {name} wrote its metrics")
 
 
-def draw_pretraining(report: Report, study: Study, frame: pd.DataFrame) -> Drawn:
+def draw_pretraining(report: FigureContext, study: SourceStudy, frame: pd.DataFrame) -> Drawn:
     """Loss of each technique on its own axis: their losses are of different kinds."""
     techniques = techniques_of(frame)
     title = f"{study.label}: pretraining loss, first to last report: {_from_to(frame)}"
@@ -81,7 +81,7 @@ def draw_pretraining(report: Report, study: Study, frame: pd.DataFrame) -> Drawn
     return Titled(f"pretraining-{study.slug}", SECTION, title, caption, figure, aggregate=True)
 
 
-def draw_transfer(report: Report, study: Study, frame: pd.DataFrame) -> Drawn:
+def draw_transfer(report: FigureContext, study: SourceStudy, frame: pd.DataFrame) -> Drawn:
     """Loss and source validation AUROC of each epoch; a column for each setting."""
     settings, techniques = settings_of(frame), techniques_of(frame)
     names = [name for name in NAMES if name in set(frame["name"])]
@@ -112,7 +112,7 @@ def draw_transfer(report: Report, study: Study, frame: pd.DataFrame) -> Drawn:
     return Titled(f"training-{study.slug}", SECTION, title, caption, figure, aggregate=True)
 
 
-def _placed(report: Report) -> pd.DataFrame:
+def _placed(report: FigureContext) -> pd.DataFrame:
     """The training frame with each run's policy and protocol."""
     ran = report.analysis.ran[["run", "policy", "protocol"]].drop_duplicates("run")
     return report.analysis.training.merge(ran, on="run", how="inner").dropna(
@@ -120,7 +120,9 @@ def _placed(report: Report) -> pd.DataFrame:
     )
 
 
-def _lines(axes: Axes, frame: pd.DataFrame, techniques: Sequence[str], report: Report) -> None:
+def _lines(
+    axes: Axes, frame: pd.DataFrame, techniques: Sequence[str], report: FigureContext
+) -> None:
     for technique in techniques:
         rows = frame[frame["technique"] == technique]
         if rows.empty:

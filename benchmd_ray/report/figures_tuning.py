@@ -13,7 +13,7 @@ from matplotlib.ticker import MaxNLocator
 
 from benchmd_ray.report.canvas import OKABE_ITO, new_figure
 from benchmd_ray.report.figures_panels import FAINT, SMALL, title_height
-from benchmd_ray.report.figures_parts import Drawn, Report, Skipped, Titled
+from benchmd_ray.report.figures_parts import Drawn, FigureContext, Skipped, Titled
 from benchmd_ray.report.figures_settings import (
     CHOSEN,
     NO_VALUE,
@@ -40,7 +40,7 @@ QUIET = "#9A9A9A"
 Stroke = Literal["-", "--", ":"]
 
 
-def draw_searches(report: Report) -> Iterator[Drawn]:
+def draw_searches(report: FigureContext) -> Iterator[Drawn]:
     """What each search tried, chose and found important; cost where it searched for that, too."""
     for record in report.analysis.records:
         yield draw_history(record)
@@ -51,7 +51,7 @@ def draw_searches(report: Report) -> Iterator[Drawn]:
             yield draw_front(record)
 
 
-def draw_settings(report: Report) -> Iterator[Drawn]:
+def draw_settings(report: FigureContext) -> Iterator[Drawn]:
     """How each search's score goes with its settings, and how its trials learned."""
     for record in report.analysis.records:
         yield draw_slices(record)

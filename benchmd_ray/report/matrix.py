@@ -212,7 +212,7 @@ def _split(key: Any) -> tuple[What, Group]:
 
 
 @dataclass(frozen=True)
-class Shown:
+class CellText:
     """A cell as text."""
 
     text: str
@@ -228,7 +228,7 @@ class Written:
     heads: list[str]
     groups: list[tuple[str, int]]
     """Modalities, and how many columns each has."""
-    rows: list[tuple[What, list[Shown]]]
+    rows: list[tuple[What, list[CellText]]]
     sums: list[str]
     """Which sums there are."""
     warning: str
@@ -242,7 +242,7 @@ def written(matrix: Matrix) -> Written:
     ]
     several = len({group[:2] for group in matrix.groups}) < len(matrix.groups)
     heads, groups, used = list[str](), list[tuple[str, int]](), set[str]()
-    rows: dict[What, list[Shown]] = {what: [] for what in matrix.methods}
+    rows: dict[What, list[CellText]] = {what: [] for what in matrix.methods}
     for group, places in matrix.groups.items():
         before = len(heads)
         for where in places:
@@ -250,13 +250,13 @@ def written(matrix: Matrix) -> Written:
             for what, cells in rows.items():
                 cell = matrix.cells.get((what, where))
                 value = DASH if cell is None else shown(cell.value, "number")
-                cells.append(Shown(value, "" if cell is None else cell.mark, cell))
+                cells.append(CellText(value, "" if cell is None else cell.mark, cell))
         for name, values, kind, digits in sums:
             if any(of == group for _, of in values):
                 used.add(name)
                 heads.append(name)
                 for what, cells in rows.items():
-                    cells.append(Shown(shown(values.get((what, group)), kind, digits)))
+                    cells.append(CellText(shown(values.get((what, group)), kind, digits)))
         title = f"{group[0]}, {group[2]}" if several else group[0]
         groups.append((title, len(heads) - before))
     used_sums = [name for name, *_ in sums if name in used]
@@ -358,7 +358,7 @@ def matrix_latex(matrix: Matrix) -> str:
 def matrix_html(matrix: Matrix) -> Markup:
     """The matrix for the page; a cell's interval and seeds are its title."""
     text = written(matrix)
-    settings: dict[str, list[tuple[str, bool, list[tuple[Shown, str]]]]] = {}
+    settings: dict[str, list[tuple[str, bool, list[tuple[CellText, str]]]]] = {}
     for what, cells in text.rows:
         row = (method_text(what), what[1] == PAPER, [(cell, _about(cell)) for cell in cells])
         settings.setdefault(what[0], []).append(row)
@@ -371,7 +371,7 @@ def matrix_html(matrix: Matrix) -> Markup:
     )
 
 
-def _about(shown_cell: Shown) -> str:
+def _about(shown_cell: CellText) -> str:
     """Interval and seeds of a cell; empty where no run is behind it."""
     cell = shown_cell.cell
     if cell is None or not cell.seeds:

@@ -22,7 +22,7 @@ FIRST = 100
 """Rows that are in the HTML itself, so that the page is of use without a script."""
 
 
-class Cell(NamedTuple):
+class HtmlCell(NamedTuple):
     """A cell of the HTML."""
 
     text: str
@@ -114,20 +114,20 @@ def _content(column: Column) -> dict[str, Any]:
     }
 
 
-def _cell(column: Column, data: dict[str, Any], row: int) -> Cell:
+def _cell(column: Column, data: dict[str, Any], row: int) -> HtmlCell:
     if column.kind == "text":
-        return Cell(data["levels"][data["codes"][row]])
+        return HtmlCell(data["levels"][data["codes"][row]])
     number = data["values"][row]
     value = shown(number, column.kind, column.digits)
     if column.kind not in ("interval", "change") or number is None:
-        return Cell(value, "n")
+        return HtmlCell(value, "n")
     ends = [shown(data[end][row], column.kind, column.digits) for end in ("low", "high")]
     span = "" if data["low"][row] is None else f"[{', '.join(ends)}]"
     style = "n"
     if column.kind == "change" and data["differs"][row]:
         is_loss = (number > 0) == (bool(data["worse"]) and data["worse"][row])
         style += f" {'up' if number > 0 else 'down'} {'loss' if is_loss else 'gain'}"
-    return Cell(value, style, span, bold=True)
+    return HtmlCell(value, style, span, bold=True)
 
 
 def _selects(

@@ -32,7 +32,7 @@ Row = dict[str, Any]
 
 
 @dataclass(frozen=True, eq=False)
-class Pair:
+class TunedPair:
     """Tuned results, and those of the settings that their search started from."""
 
     tuned: Pool
@@ -117,7 +117,7 @@ def _choice(record: SearchRecord) -> dict[str, float]:
 
 def tuned_pairs(
     pools: Sequence[Pool], records: Sequence[SearchRecord], runs: Sequence[Run]
-) -> list[Pair]:
+) -> list[TunedPair]:
     """The tuned results among pools of one source and policy, each with its counterpart.
 
     Args:
@@ -134,11 +134,11 @@ def tuned_pairs(
             search = searches_behind(run, pretraining_of(run, runs_by_name))[0]
             record = named.get(search)
             start = None if record is None else _start(pool, pools, record, runs_by_name)
-            pairs.append(Pair(pool, start, search, record))
+            pairs.append(TunedPair(pool, start, search, record))
     return pairs
 
 
-def tuned_rows(pairs: Iterable[Pair], paper: Callable[[Pool], float]) -> Iterator[Row]:
+def tuned_rows(pairs: Iterable[TunedPair], paper: Callable[[Pool], float]) -> Iterator[Row]:
     """One row per tuned result; NaN where the settings that the search started from did not run.
 
     Args:
