@@ -309,12 +309,16 @@ def _ranking(ranking: pd.DataFrame) -> list[str]:
         return []
     median, low, high = (shown(v, "number", 2) for v in (taus.median(), taus.min(), taus.max()))
     spread = "" if len(taus) == 1 else f" ({low} to {high} in {len(taus)} comparisons)"
-    first = int((ranking["high"] == 1).sum())
-    return [
+    line = (
         f"Ranking stability under the patient bootstrap: median Kendall's τ {median}{spread}; 1 is "
-        f"always the same order. One technique was significantly ahead of all others in {first} of "
-        f"{count_of(len(taus), 'comparison')}."
-    ]
+        "always the same order."
+    )
+    if ranking["high"].notna().any():
+        line += (
+            " One technique was significantly ahead of all others in "
+            f"{(ranking['high'] == 1).sum()} of {count_of(len(taus), 'comparison')}."
+        )
+    return [line]
 
 
 def _gaps(gaps: pd.DataFrame) -> list[str]:

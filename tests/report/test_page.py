@@ -205,7 +205,7 @@ def test_an_empty_analysis_says_so():
     text = page(Analysis(), [])
     parsed = Parsed(text)
     assert not parsed.of("table")
-    for said in ("No results.", "No two techniques were scored", "No runs.", "scored both on its"):
+    for said in ("No results.", "No two techniques were scored", "No runs.", "on both its source"):
         assert said in parsed.text
 
 
