@@ -30,7 +30,7 @@ from typing import Any
 from unittest.mock import patch
 
 from benchmd_ray.cluster.connection import connected, ray_data
-from benchmd_ray.console.progress import SilentBoard
+from benchmd_ray.console.progress import Display
 from benchmd_ray.data.batches import Worker
 from benchmd_ray.data.build import build
 from benchmd_ray.data.catalog import Catalog, open_catalog
@@ -237,7 +237,7 @@ def searched(
     work = TrialContext("scratch", Sleeping(chosen.sleep), (arm,), place, ())
     trials = chosen.trials * count
     nodes = Place(float(CPUS), 0.0, count)
-    limits = Limits(study, Budget(trials=trials), nodes, lambda: False, SilentBoard())
+    limits = Limits(study, Budget(trials=trials), nodes, lambda: False, Display())
     ends: list[float] = []
     begin = time.perf_counter()
     search(work, limits, lambda number: ends.append(time.perf_counter()))

@@ -30,7 +30,7 @@ import numpy as np
 import numpy.typing as npt
 from scipy.stats import norm
 
-from benchmd_ray.console.progress import SilentBoard
+from benchmd_ray.console.progress import Display
 from benchmd_ray.data.inner import FOLDS
 from benchmd_ray.scores.comparison import delong_shares
 from benchmd_ray.scores.metrics import auroc_per_class
@@ -187,7 +187,7 @@ def usual_gain(values: Values) -> float:
 
 def played(study: Study, world: World, budget: Budget, seed: int) -> None:
     """Work on a search of evaluations of an hour each, one trial after the other."""
-    limits = Limits(study, budget, Place(1.0, 0.0, 2), lambda: False, SilentBoard())
+    limits = Limits(study, budget, Place(1.0, 0.0, 2), lambda: False, Display())
     begun = set[int]()
     while not limits.out_of_time:
         jobs = study.unfinished()

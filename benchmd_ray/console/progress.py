@@ -1,97 +1,102 @@
-"""Progress of long work: a bar on a terminal, one plain line per interval elsewhere."""
+"""Progress of long work: a tqdm bar on a terminal, one plain line per interval elsewhere."""
 
 from __future__ import annotations
 
 import math
 import sys
-import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import Protocol
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from benchmd_ray.console.terminal import echo, visible
 
+if TYPE_CHECKING:  # only a bar needs it: workers and bare GPU machines show none
+    from tqdm import tqdm
+
 shown = True
 """Whether this process shows any."""
+INTERVAL = 10.0
+"""Seconds between two lines."""
+LINE = (
+    "{desc}{n_fmt}/{total_fmt}{unit} ({percentage:.0f}%), {rate_noinv_fmt}, {remaining} left"
+    "{postfix}"
+)
+"""A plain line of work with a total, in tqdm's fields."""
 
 
-class Progress(Protocol):
-    """Shows how far some work is."""
+class Display:
+    """Shows how far some work is; without a bar nothing, as for workers other than the first."""
+
+    def __init__(self, bar: tqdm[NoReturn] | None = None) -> None:
+        self._bar = bar
 
     def update(self, done: int, values: Mapping[str, float] | None = None) -> None:
         """Show that ``done`` units are done, with current values such as the loss."""
-
-    def close(self) -> None:
-        """End the display."""
-
-
-class SilentProgress:
-    """Shows nothing: for workers other than the first, and for tests."""
-
-    def update(self, done: int, values: Mapping[str, float] | None = None) -> None:
-        """Nothing."""
-
-    def close(self) -> None:
-        """Nothing."""
-
-
-class TerminalProgress:
-    """A tqdm bar with rate and time left."""
-
-    def __init__(self, what: str, total: int, unit: str, done: int = 0) -> None:
-        from tqdm import tqdm  # only who shows a bar needs it
-
-        what, unit = visible(what), visible(unit)
-        self._bar = tqdm(total=total, initial=done, desc=what, unit=f" {unit}", leave=True)
-
-    def update(self, done: int, values: Mapping[str, float] | None = None) -> None:
-        """Move the bar."""
+        if self._bar is None:
+            return
         if values:
-            texts = {visible(k): f"{v:.4g}" for k, v in values.items()}
+            texts = {visible(name): f"{value:.4g}" for name, value in values.items()}
             self._bar.set_postfix(texts, refresh=False)
         self._bar.update(done - self._bar.n)
 
-    def close(self) -> None:
-        """Leave the bar as it stands."""
-        self._bar.close()
-
-
-class LineProgress:
-    """One line on standard error every ``interval`` seconds, and one at the end."""
-
-    def __init__(
-        self, what: str, total: int, unit: str, done: int = 0, interval: float = 10.0
-    ) -> None:
-        self._what, self._total, self._unit = what, total, unit
-        self._interval = interval
-        self._first = self._done = done
-        self._start = self._shown = time.monotonic()
-        self._values: Mapping[str, float] = {}
-        self._written = -1
-
-    def update(self, done: int, values: Mapping[str, float] | None = None) -> None:
-        """Write a line when the interval has passed."""
-        self._done, self._values = done, values or self._values
-        if time.monotonic() - self._shown >= self._interval:
-            self._write()
+    def show(self, done: int, text: str) -> None:
+        """Show that ``done`` units are done, and what is running."""
+        if self._bar is not None:
+            self._bar.set_description_str(visible(text), refresh=False)
+            self._bar.update(done - self._bar.n)
 
     def close(self) -> None:
-        """Write the last line, unless it stands there."""
-        if self._written != self._done:
-            self._write()
+        """Leave the last state."""
+        if self._bar is not None:
+            self._bar.close()
 
-    def _write(self) -> None:
-        self._shown, self._written = time.monotonic(), self._done
-        elapsed = self._shown - self._start
-        rate = (self._done - self._first) / elapsed if elapsed > 0 else 0.0
-        left = f"{duration((self._total - self._done) / rate)} left" if rate > 0 else "starting"
-        values = "".join(f", {k} {v:.4g}" for k, v in self._values.items())
-        share = self._done / max(1, self._total)
-        echo(
-            f"{self._what}: {self._done}/{self._total} {self._unit} ({share:.0%}), "
-            f"{rate:.3g}/s, {left}{values}",
-            err=True,
-        )
+
+class _Lines:
+    """A stream for tqdm: each state of a bar is a line on standard error, none twice."""
+
+    def __init__(self) -> None:
+        self._last = ""
+
+    def write(self, text: str) -> None:
+        line = text.strip()
+        if line and line != self._last:
+            self._last = line
+            echo(line, err=True)
+
+    def flush(self) -> None:
+        """Every line is written at once."""
+
+
+def progress(what: str, total: int, unit: str, done: int = 0) -> Display:
+    """A bar with rate and time left; elsewhere than on a terminal lines, nothing if not `shown`."""
+    return _progress(total, f" {unit}", done, None, LINE, what=f"{visible(what)}: ")
+
+
+def board(total: int | None, unit: str) -> Display:
+    """A bar with a text about the work that is running; without a total where None."""
+    count = "{n_fmt}" if total is None else "{n_fmt}/{total_fmt}"
+    bar = ", " if total is None else " |{bar:12}| "
+    return _progress(total, unit, 0, f"{count} {unit}{bar}{{desc}}", f"{count} {unit}, {{desc}}")
+
+
+def _progress(
+    total: int | None, unit: str, done: int, bar: str | None, line: str, what: str | None = None
+) -> Display:
+    """Show a bar of one form on a terminal, and lines of another elsewhere."""
+    if not shown:
+        return Display()
+    from tqdm import tqdm
+
+    options: dict[str, Any] = {"bar_format": bar, "dynamic_ncols": True}
+    if not sys.stderr.isatty():
+        options = {"bar_format": line, "file": _Lines(), "smoothing": 0}
+        options |= {"mininterval": INTERVAL, "delay": 1.0}  # no line before the first interval
+        options |= {"position": 0}  # of work within other work, too: nothing moves a cursor
+    display: tqdm[NoReturn] = tqdm(
+        total=total, initial=done, desc=what, unit=unit, miniters=0, **options
+    )
+    display.delay = 0.0  # short work has its last line
+    return Display(display)
 
 
 def duration(seconds: float) -> str:
@@ -107,93 +112,9 @@ def duration(seconds: float) -> str:
     return f"{hours} h {minutes} min" if hours < 48 else f"{hours / 24:.1f} days"
 
 
-def progress(what: str, total: int, unit: str, done: int = 0) -> Progress:
-    """A bar where standard error is a terminal, else plain lines; nothing where none is wanted."""
-    if not shown:
-        return SilentProgress()
-    display = TerminalProgress if sys.stderr.isatty() else LineProgress
-    return display(what, total, unit, done)
-
-
-class Board(Protocol):
-    """Shows how far many pieces of work are that continue at the same time."""
-
-    def show(self, done: int, text: str) -> None:
-        """Show that ``done`` pieces are done, and what continues."""
-
-    def close(self) -> None:
-        """End the display."""
-
-
-class SilentBoard:
-    """Shows nothing."""
-
-    def show(self, done: int, text: str) -> None:
-        """Nothing."""
-
-    def close(self) -> None:
-        """Nothing."""
-
-
-class TerminalBoard:
-    """A bar with the text next to it, as wide as the terminal."""
-
-    def __init__(self, total: int | None, unit: str) -> None:
-        form = f"{{n_fmt}}/{{total_fmt}} {unit} |{{bar:12}}| {{desc}}"
-        if total is None:
-            form = f"{{n_fmt}} {unit}, {{desc}}"
-        from tqdm import tqdm
-
-        self._bar = tqdm(total=total, bar_format=form, dynamic_ncols=True, leave=True)
-
-    def show(self, done: int, text: str) -> None:
-        """Move the bar."""
-        self._bar.n = done
-        self._bar.set_description_str(visible(text))  # refreshes too
-
-    def close(self) -> None:
-        """Leave the bar as it stands."""
-        self._bar.close()
-
-
-class LineBoard:
-    """One line on standard error every ``interval`` seconds, and one at the end."""
-
-    def __init__(self, total: int | None, unit: str, interval: float = 10.0) -> None:
-        self._total, self._unit, self._interval = total, unit, interval
-        self._shown = time.monotonic()
-        self._line = self._written = ""
-
-    def show(self, done: int, text: str) -> None:
-        """Write a line when the interval has passed."""
-        count = f"{done}" if self._total is None else f"{done}/{self._total}"
-        self._line = f"{count} {self._unit}, {text}"
-        if time.monotonic() - self._shown >= self._interval:
-            self._write()
-
-    def close(self) -> None:
-        """Write the last line, unless it stands there."""
-        if self._line and self._line != self._written:
-            self._write()
-
-    def _write(self) -> None:
-        self._shown, self._written = time.monotonic(), self._line
-        echo(self._line, err=True)
-
-
-def board(total: int | None, unit: str) -> Board:
-    """A bar where standard error is a terminal, else plain lines; without a total where None.
-
-    Nothing where none is wanted.
-    """
-    if not shown:
-        return SilentBoard()
-    return (TerminalBoard if sys.stderr.isatty() else LineBoard)(total, unit)
-
-
 @contextmanager
 def above() -> Iterator[None]:
-    """What is printed within stands above the bars of a terminal, not amid them."""
+    """Within, what is printed appears above the bars of a terminal."""
     from tqdm import tqdm
 
     with tqdm.external_write_mode(file=sys.stderr):

@@ -8,8 +8,9 @@ from typing import Any
 
 import pandas as pd
 
+from benchmd_ray.errors import count_of
 from benchmd_ray.evaluation.registry import benchmarks
-from benchmd_ray.report.analysis import Block, blocks
+from benchmd_ray.report.analysis import SourceResults, blocks
 from benchmd_ray.report.columns import (
     cautions,
     column_of,
@@ -38,28 +39,28 @@ our interval, missing where there is none; ``caution``: why there is none, or wh
 ``reason``: why the two are not comparable, empty where they are; ``reference``: the paper."""
 
 
-def against_paper(found: Sequence[Run], *, resamples: int = 1000) -> pd.DataFrame:
+def against_paper(runs: Sequence[Run], *, resamples: int = 1000) -> pd.DataFrame:
     """Every cell that our runs and the paper's tables share, with the columns `COLUMNS`.
 
     Args:
-        found: Runs, as `store.runs` reads them.
+        runs: Runs, as `store.runs` reads them.
         resamples: Of the patients, for the intervals.
 
     Raises:
         BenchmdError: No run is finished and has predictions, or predictions cannot be read.
     """
-    with_predictions(found)  # refused before anything is read
-    named = protocols(found)
-    rows = [row for block in blocks(found, named, ("auroc",), resamples) for row in _rows(block)]
+    with_predictions(runs)  # refused before anything is read
+    named = protocols(runs)
+    rows = [row for block in blocks(runs, named, ("auroc",), resamples) for row in _rows(block)]
     return pd.DataFrame(
         {name: pd.Series([row[name] for row in rows], dtype=kind) for name, kind in COLUMNS.items()}
     )
 
 
-def _rows(block: Block) -> Iterator[dict[str, Any]]:
+def _rows(block: SourceResults) -> Iterator[dict[str, Any]]:
     for pool in block.pools:
-        found = [beside(member, pool.key["protocol"]) for member in pool.members]
-        near = found[0]
+        published_rows = [beside(member, pool.key["protocol"]) for member in pool.members]
+        near = published_rows[0]
         if near is None:
             continue
         ours, published = pool.pooled("auroc", 0), near.value
@@ -73,7 +74,9 @@ def _rows(block: Block) -> Iterator[dict[str, Any]]:
             "difference": ours.mean - published,
             "inside": ours.low <= published <= ours.high if ours.low <= ours.high else None,
             "caution": ours.caution,
-            "reason": "; ".join(sorted({one.unlike for one in found if one and one.unlike})),
+            "reason": "; ".join(
+                sorted({one.unlike for one in published_rows if one and one.unlike})
+            ),
             "reference": near.source,
         }
 
@@ -91,13 +94,15 @@ def comparison(frame: pd.DataFrame) -> Table | None:
         *cautions(frame),
         *([column_of("not comparable", frame["reason"], "text")] if any(frame["reason"]) else []),
     )
-    return table_of("Our AUROC and the published.", columns, frame)
+    return table_of("Our AUROC and the published AUROC.", columns, frame)
 
 
 def summary(frame: pd.DataFrame) -> list[str]:
     """What the comparison amounts to: of the comparable cells, and how many are not."""
     comparable = frame[frame["reason"] == ""]
-    every = {each.published.source for each in benchmarks().values() if each.published}
+    every = {
+        benchmark.published.source for benchmark in benchmarks().values() if benchmark.published
+    }
     papers = " and ".join(sorted(set(frame["reference"]) or every))
     lines = []
     if len(comparable):
@@ -105,10 +110,9 @@ def summary(frame: pd.DataFrame) -> list[str]:
         inside = int(comparable["inside"].sum())
         mean = shown(comparable["difference"].mean(), "signed")
         lines.append(
-            f"{count} comparable {'cell' if count == 1 else 'cells'} of {papers}: of {spans} with "
-            f"an interval of ours, it holds the paper's number in {inside}; mean difference (ours "
-            f"minus the paper's) {mean}. The paper's numbers vary too, "
-            "and their intervals are not known."
+            f"{count_of(count, 'comparable cell')} of {papers}: the paper's number is in our "
+            f"interval in {inside} of {spans} with an interval; mean difference (ours minus the "
+            f"paper's) {mean}. The paper's numbers vary too, and their intervals are unknown."
         )
         means = comparable.groupby("technique", sort=False)["difference"].agg(["mean", "size"])
         each = ", ".join(
@@ -120,7 +124,7 @@ def summary(frame: pd.DataFrame) -> list[str]:
         lines.append(f"No result is comparable with {papers}.")
     counts = Counter(frame.loc[frame["reason"] != "", "reason"])
     lines += [
-        f"Not comparable, {count:,} {'result' if count == 1 else 'results'}: {reason}."
+        f"Not comparable, {count_of(count, 'result')}: {reason}."
         for reason, count in counts.most_common()
     ]
     return lines

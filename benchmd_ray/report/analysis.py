@@ -44,7 +44,7 @@ from benchmd_ray.report.rows import (
 from benchmd_ray.report.scored import Scored, measured, read_scored
 from benchmd_ray.report.training_frames import older_parts, ran_rows, training_rows
 from benchmd_ray.report.tuning_frames import (
-    Pair,
+    TunedPair,
     search_rows,
     tuned_pairs,
     tuned_rows,
@@ -108,7 +108,7 @@ class Analysis:
 
 
 @dataclass(frozen=True, eq=False)
-class Block:
+class SourceResults:
     """Results of all runs that were trained on one source by one policy."""
 
     pools: list[Pool]
@@ -129,14 +129,14 @@ def paper(pool: Pool) -> float:
     """
     if pool.averaged:
         return float("nan")
-    found = [beside(member, pool.key["protocol"]) for member in pool.members]
-    values = {None if one is None or one.unlike else one.value for one in found}
+    entries = [beside(member, pool.key["protocol"]) for member in pool.members]
+    values = {None if entry is None or entry.unlike else entry.value for entry in entries}
     (value,) = values if len(values) == 1 else (None,)
     return float("nan") if value is None else value
 
 
 def analyse(
-    found: Sequence[Run],
+    runs: Sequence[Run],
     *,
     searches: Sequence[SearchRecord] = (),
     skipped: Sequence[str] = (),
@@ -146,7 +146,7 @@ def analyse(
     """Compute everything that a report says.
 
     Args:
-        found: Pretraining and transfer runs, as `store.runs` reads them.
+        runs: Pretraining and transfer runs, as `store.runs` reads them.
         searches: Searches of their stores, as `tuning.records.searches` reads them.
         skipped: Notes on what could not be read of the stores.
         resamples: Of the patients, for the intervals.
@@ -155,34 +155,34 @@ def analyse(
     Raises:
         BenchmdError: No run is finished and has predictions, or predictions cannot be read.
     """
-    with_predictions(found)  # refused before anything is read
-    named = protocols(found)
-    said = [*skipped, *unfinished(found), *older_parts(found), *named.notes]
+    with_predictions(runs)  # refused before anything is read
+    named = protocols(runs)
+    lines = [*skipped, *unfinished(runs), *older_parts(runs), *named.notes]
     rows: dict[str, list[pd.DataFrame]] = {name: [frame(name, ())] for name in FRAMES}
-    for block in blocks(found, named, tuple(METRICS), resamples):
-        said += block.notes
-        pairs = tuned_pairs(block.pools, searches, found)
+    for block in blocks(runs, named, tuple(METRICS), resamples):
+        lines += block.notes
+        pairs = tuned_pairs(block.pools, searches, runs)
         averages, skipped_too = ensembles(pairs, tuple(METRICS), resamples)
-        said += skipped_too
-        for name, made in _frames_of(block, averages, resamples, curves=curves).items():
-            rows[name].append(made)
+        lines += skipped_too
+        for name, part in _frames_of(block, averages, resamples, curves=curves).items():
+            rows[name].append(part)
         rows["tuned"].append(frame("tuned", tuned_rows([*pairs, *averages], paper)))
-    others, skipped_too = other_rows(found, named.names, resamples)
+    others, skipped_too = other_rows(runs, named.names, resamples)
     rows["rows"].append(others)
     brought, skipped_rows = brought_rows(set(pd.concat(rows["rows"])["dataset"]))
     rows["rows"].append(brought)
-    said += [*skipped_too, *skipped_rows]
+    lines += [*skipped_too, *skipped_rows]
     rows["searches"].append(frame("searches", search_rows(searches)))
-    rows["training"].append(frame("training", training_rows(found)))
-    rows["ran"].append(frame("ran", ran_rows(found, named.names)))
+    rows["training"].append(frame("training", training_rows(runs)))
+    rows["ran"].append(frame("ran", ran_rows(runs, named.names)))
     frames = {name: pd.concat(parts, ignore_index=True) for name, parts in rows.items()}
-    said += tuning_notes(frames["tuned"], searches)
-    kinds = sorted((run.modality for run in found), key=lambda kind: kind.order)
+    lines += tuning_notes(frames["tuned"], searches)
+    kinds = sorted((run.modality for run in runs), key=lambda kind: kind.order)
     return Analysis(
         modalities=tuple(dict.fromkeys(kind.name for kind in kinds)),
-        notes=[*notes(frames["rows"]), *said],
+        notes=[*notes(frames["rows"]), *lines],
         records=list(searches),
-        runs=list(found),
+        runs=list(runs),
         resamples=resamples,
         **frames,
     )
@@ -206,7 +206,7 @@ def analyse_stores(paths: Sequence[Path], *, resamples: int, curves: bool) -> An
 
 def blocks(
     found: Sequence[Run], named: Protocols, metrics: Sequence[str], resamples: int
-) -> Iterator[Block]:
+) -> Iterator[SourceResults]:
     """Results of runs, measured and pooled, source by source; shows progress.
 
     Raises:
@@ -224,43 +224,43 @@ def blocks(
             skipped += [note for each in read for note in each.skipped]
             done += len(some)
             display.update(done)
-        held, said = pools(scored, named.names)
-        said = [*skipped, *said, *apart(held), *other_seeds(held), *shared_patients(held)]
-        said += of_pools(held, found)
-        yield Block(held, said)
+        pooled, lines = pools(scored, named.names)
+        lines = [*skipped, *lines, *apart(pooled), *other_seeds(pooled), *shared_patients(pooled)]
+        lines += of_pools(pooled, found)
+        yield SourceResults(pooled, lines)
     display.close()
 
 
 def _by_source(runs: Sequence[Run]) -> list[list[Run]]:
-    found: dict[tuple[str, ...], list[Run]] = {}
+    sources: dict[tuple[str, ...], list[Run]] = {}
     for run in runs:
         key = (*(str(run.description[name]) for name in ("modality", "source", "policy")),)
-        found.setdefault(key, []).append(run)
-    return [found[key] for key in sorted(found)]
+        sources.setdefault(key, []).append(run)
+    return [sources[key] for key in sorted(sources)]
 
 
 def _frames_of(
-    block: Block, averages: Sequence[Pair], resamples: int, *, curves: bool
+    block: SourceResults, averages: Sequence[TunedPair], resamples: int, *, curves: bool
 ) -> dict[str, pd.DataFrame]:
     """The frames of one block, but those of the training; averages have scores and no more."""
-    held, metrics = block.pools, tuple(METRICS)
-    whole = [*held, *(pool for pair in averages for pool in pair.pools)]
-    several = {**subgroup_rows(held, resamples), **contest_rows(held)}
-    drawn = held if curves else ()
+    block_pools, metrics = block.pools, tuple(METRICS)
+    whole = [*block_pools, *(pool for pair in averages for pool in pair.pools)]
+    several = {**subgroup_rows(block_pools, resamples), **contest_rows(block_pools)}
+    drawn = block_pools if curves else ()
     return {
         "rows": frame("rows", block.rows),
         "scores": frame("scores", pooled_rows(sorted(whole, key=lambda p: place(p.key)), metrics)),
-        "gaps": frame("gaps", gap_rows(held, metrics)),
-        "changes": frame("changes", change_rows(held, metrics)),
+        "gaps": frame("gaps", gap_rows(block_pools, metrics)),
+        "changes": frame("changes", change_rows(block_pools, metrics)),
         **{name: frame(name, rows) for name, rows in several.items()},
         "roc": roc_frame(drawn),
         "calibration": calibration_frame(drawn),
     }
 
 
-def pooled_rows(held: Sequence[Pool], metrics: Sequence[str]) -> Iterator[Row]:
+def pooled_rows(pools_of_block: Sequence[Pool], metrics: Sequence[str]) -> Iterator[Row]:
     """Each metric of each pool, over all classes and of each; NaN where it cannot be scored."""
-    for pool in held:
+    for pool in pools_of_block:
         positives = (pool.first.targets == 1).sum(axis=0)
         names = ("mean", *pool.first.classes)
         for metric in metrics:

@@ -150,10 +150,10 @@ def svg_of(figure: Figure) -> str:
     """A finished figure as SVG, drawn once: the same figure gives the same text."""
     if figure not in _DRAWN:
         _lay_out(figure)
-        held = io.BytesIO()
+        buffer = io.BytesIO()
         with styled():
-            figure.savefig(held, format="svg", metadata=dict.fromkeys(UNSAID))
-        _DRAWN[figure] = compact(held.getvalue().decode())
+            figure.savefig(buffer, format="svg", metadata=dict.fromkeys(UNSAID))
+        _DRAWN[figure] = compact(buffer.getvalue().decode())
     return _DRAWN[figure]
 
 

@@ -19,44 +19,43 @@ ABOUT = {
     "AUROC [95 %]": "One against the rest, mean over the classes that could be scored; interval "
     f"from a {BOOTSTRAP}, pooled over seeds",
     "sd": "Standard deviation between seeds",
-    "paper": "Published AUROC of this cell, where the two may be compared; the notes say whose",
+    "paper": "Published AUROC where comparable; see the notes",
     "ours − paper": "Difference from the published number",
-    "p": "Two-sided; of AUROC with one seed by exchange of the techniques within patients, else "
-    "by Student's t",
+    "p": "Two-sided; for AUROC with one seed a permutation test within patients, else Student's t",
     "p (Holm)": "p after Holm's correction within one dataset and setting",
     "p (DeLong)": "Two-sided test of the difference in mean AUROC by DeLong's covariance",
-    "p (groups)": "Of the hypothesis that AUROC is equal in all groups, by Welch's test",
+    "p (groups)": "Welch's test that AUROC is equal in all groups",
     "a − b [95 %]": "Over the classes that both groups can score",
     "p (Kruskal)": "Kruskal-Wallis test that all groups are alike",
     "p (Bonferroni)": "Mann-Whitney test of two groups, times the number of pairs",
-    "rank [95 %]": "1 is the highest AUROC; the interval holds the ranks that no test rules out",
-    "Kendall's τ": "Agreement of the order in resamples with the order found; 1 is the same",
-    "gap [95 %]": "In distribution minus target; above zero the target is harder",
+    "rank [95 %]": "1 is the highest AUROC; the interval has the ranks that no test rules out",
+    "Kendall's τ": "Agreement of the ranking in resamples with that of all patients; 1 is the same",
+    "gap [95 %]": "In distribution minus target; positive where the target is harder",
     "tuned [95 %]": "AUROC of the settings that a search found, trained on the whole training "
     "split",
     "start [95 %]": "AUROC of the settings that the search started from, trained alike",
-    "tuned − start [95 %]": "On the same rows, each draw of patients used for both",
-    "caution": "Why an interval or a p is missing, or why the interval is rough; see the methods",
+    "tuned − start [95 %]": "On the same records, each resample of patients used for both",
+    "caution": "Why an interval or p is missing or rough; see Methods",
     "catalog": "Digest of the catalog's content",
-    "hardware": "Model of the CPU or GPU that trained, of all where sessions or workers differ",
+    "hardware": "CPU or GPU that trained; all where sessions or workers differ",
     "instructions": "What PyTorch and NumPy chose; of a GPU its compute capability",
     "threads": "Of PyTorch, each worker",
     "start is": "Protocol of the settings that the search started from",
-    "evaluations of a trial": "Of one that goes to the end; others earn fewer",
+    "evaluations of a trial": "Of a trial that is not stopped early; others have fewer",
     "choosing": "confirmed: by fresh evaluations against the start, which is kept unless a trial "
-    "is shown to be better; highest: the trial with the highest value",
+    "is significantly better; highest: the trial with the highest value",
     "inner score, start": "On the search's validation records, over fresh evaluations where there "
     "are any",
-    "inner score, chosen": "Likewise: what to expect of what was chosen, corrected for having "
-    "been chosen; where the highest value decides, that value, which is too high",
-    "difference": "To the start over fresh evaluations: of the chosen trial, or of the one with "
-    "the largest where the start is kept",
-    "its lower bound": "One-sided, over all trials that were evaluated again; above zero a trial "
-    "takes the start's place",
+    "inner score, chosen": "Expected score of the chosen trial, corrected for selection; where "
+    "the highest value decides, that value, which is optimistic",
+    "difference": "To the start over fresh evaluations: of the chosen trial, or the largest where "
+    "the start is kept",
+    "its lower bound": "One-sided, over all trials evaluated again; above zero a trial replaces "
+    "the start",
     "hours": "Wall-clock time of the search",
-    "device hours": "Hours that devices worked for trials, all together",
-    "shared hours": "Of the pretrainings that all trials of the search share",
-    "classes": "How many could be scored, of all",
+    "device hours": "Total device time of all trials",
+    "shared hours": "Pretrainings shared by all trials of the search",
+    "classes": "Classes scored, of all",
 }
 
 
@@ -64,8 +63,8 @@ def table_of(caption: str, columns: Sequence[Column], rows: pd.DataFrame) -> Tab
     """None where there is nothing to show."""
     if rows.empty:
         return None
-    kept, said = constant([column for column in columns if not _nothing(column)])
-    return Table(f"{caption}{said}{_sources_said(rows) or ''}", kept)
+    kept, constants = constant([column for column in columns if not _nothing(column)])
+    return Table(f"{caption}{constants}{_sources_said(rows) or ''}", kept)
 
 
 def _nothing(column: Column) -> bool:
@@ -78,23 +77,23 @@ def _sources_said(rows: pd.DataFrame) -> str | None:
     sources = rows[["modality", "source"]].drop_duplicates()
     if sources["modality"].duplicated().any():
         return None
-    said = ", ".join(f"{text_of(s)} ({text_of(m)})" for m, s in sources.to_numpy())
-    return f" Trained on {said}."
+    names = ", ".join(f"{text_of(s)} ({text_of(m)})" for m, s in sources.to_numpy())
+    return f" Trained on {names}."
 
 
 def key_columns(rows: pd.DataFrame) -> tuple[Column, ...]:
     """What names a result, as far as the frame has it."""
-    found = [column_of("modality", rows["modality"], "text")]
+    columns = [column_of("modality", rows["modality"], "text")]
     if _sources_said(rows) is None:
-        found.append(column_of("trained on", rows["source"], "text"))
+        columns.append(column_of("trained on", rows["source"], "text"))
     if "dataset" in rows:
         names = list(rows["dataset"])
         if "role" in rows:
             parts = (rows[name] for name in ("source", "dataset", "role", "split"))
             names = [dataset_text(*row) for row in zip(*parts, strict=True)]
-        found.append(column_of("dataset", names, "text"))
+        columns.append(column_of("dataset", names, "text"))
     others = ("setting", "technique", "policy", "protocol")
-    return (*found, *(column_of(name, rows[name], "text") for name in others if name in rows))
+    return (*columns, *(column_of(name, rows[name], "text") for name in others if name in rows))
 
 
 def cautions(rows: pd.DataFrame) -> tuple[Column, ...]:
@@ -165,12 +164,12 @@ def falling(metrics: Iterable[str]) -> list[bool]:
 
 def column_of(title: str, values: Any, kind: Any, **options: Any) -> Column:
     """A column; what it is, whether rows are chosen by it and its order follow from its title."""
-    known = {
+    defaults = {
         "about": ABOUT.get(title, ""),
         "filtered": title in FILTERED,
         "order": ORDERS.get(title, ()),
     }
-    return Column(title, list(values), kind, **{**known, **options})
+    return Column(title, list(values), kind, **{**defaults, **options})
 
 
 def part(frame: pd.DataFrame, name: str) -> pd.DataFrame:

@@ -44,7 +44,7 @@ def gap_rows(pools: Sequence[Pool], metrics: Sequence[str]) -> list[Row]:
     datasets of a technique and setting.
     """
     names = ("modality", "source", "policy", "setting", "technique", "protocol")
-    own = {
+    home = {
         tuple(pool.key[name] for name in names): pool
         for pool in pools
         if pool.key["dataset"] == pool.key["source"] and pool.key["split"] == "validation"
@@ -52,10 +52,10 @@ def gap_rows(pools: Sequence[Pool], metrics: Sequence[str]) -> list[Row]:
     rows, families = [], []
     for pool in _one_split(pools):
         place = tuple(pool.key[name] for name in names)
-        if place not in own or pool.key["dataset"] == pool.key["source"]:
+        if place not in home or pool.key["dataset"] == pool.key["source"]:
             continue
         for metric in metrics:
-            rows.append(_gap(own[place], pool, metric))
+            rows.append(_gap(home[place], pool, metric))
             families.append((*place, metric))
     for family in dict.fromkeys(families):
         together = [row for row, of in zip(rows, families, strict=True) if of == family]
@@ -101,21 +101,21 @@ def _over(metric: str, common: Sequence[Pool], whole: Sequence[Pool], classes: i
 
 def shared_patients(pools: Sequence[Pool]) -> list[str]:
     """Names the datasets with patients of a source's own validation split among theirs."""
-    own = {
+    home = {
         pool.key["source"]: set(pool.first.units["group_id"])
         for pool in pools
         if pool.key["dataset"] == pool.key["source"] and pool.key["split"] == "validation"
     }
-    found = set()
+    overlaps = set()
     for pool in _one_split(pools):
         source, dataset = pool.key["source"], pool.key["dataset"]
-        both = own.get(source, set()) & set(pool.first.units["group_id"])
+        both = home.get(source, set()) & set(pool.first.units["group_id"])
         if both and dataset != source:
-            found.add((dataset, source, len(both), pool.first.patients))
+            overlaps.add((dataset, source, len(both), pool.first.patients))
     return [
         f"{dataset}: {both:,} of its {patients:,} patients are also in {source} (validation); the "
-        "interval of the gap takes the two as if no patient were in both."
-        for dataset, source, both, patients in sorted(found)
+        "interval of the gap assumes that no patient is in both."
+        for dataset, source, both, patients in sorted(overlaps)
     ]
 
 
@@ -152,8 +152,8 @@ def difference(a: Pool, b: Pool, metric: str) -> Difference:
     """
     exact = None
     if metric == "auroc" and _by_exchange(a, b):
-        one = a.first
-        exact = exchange_p(one.targets, b.first.scores, one.scores, one.groups)
+        first = a.first
+        exact = exchange_p(first.targets, b.first.scores, first.scores, first.groups)
     return _over_seeds(a, b, metric, exact)
 
 
@@ -188,8 +188,8 @@ def p_delong(a: Pool, b: Pool) -> float:
     several = len(a.members) > 1 or len(b.members) > 1
     if several or basis.no_test or basis.no_interval or basis.rough:
         return float("nan")
-    one, other = a.first, b.first
-    return delong(one.targets, one.scores, other.scores, one.groups).p
+    first, other = a.first, b.first
+    return delong(first.targets, first.scores, other.scores, first.groups).p
 
 
 def contest_rows(pools: Sequence[Pool]) -> Mapping[str, list[Row]]:
@@ -201,17 +201,17 @@ def contest_rows(pools: Sequence[Pool]) -> Mapping[str, list[Row]]:
     rows: dict[str, list[Row]] = {"pairs": [], "ranking": []}
     for place, members in contests(pools):
         pairs = list(combinations(members, 2))
-        found = [difference(b, a, "auroc") for a, b in pairs]
+        differences = [difference(b, a, "auroc") for a, b in pairs]
         least = [LEAST_EXCHANGE_P if _by_exchange(a, b) else 0.0 for a, b in pairs]
-        corrected = holm([each.p for each in found], least).tolist()
+        corrected = holm([each.p for each in differences], least).tolist()
         names = [(a.key["technique"], b.key["technique"]) for a, b in pairs]
-        for (a, b), each, p in zip(names, found, corrected, strict=True):
-            held = dict(vars(each))
+        for (a, b), each, p in zip(names, differences, corrected, strict=True):
+            row = dict(vars(each))
             if np.isnan(p) and not np.isnan(each.p):  # settled before it was seen, see `holm`
                 reason = f"no {EXCHANGES:,} exchanges can be significant among so many tests"
-                held["caution"] = "; ".join(filter(None, (each.caution, f"no p (Holm): {reason}")))
-            value = {"difference": held.pop("value")}
-            rows["pairs"].append({**place, "a": a, "b": b, **value, **held, "p_holm": p})
+                row["caution"] = "; ".join(filter(None, (each.caution, f"no p (Holm): {reason}")))
+            value = {"difference": row.pop("value")}
+            rows["pairs"].append({**place, "a": a, "b": b, **value, **row, "p_holm": p})
         if not np.isnan([pool.value("auroc") for pool in members]).any():
             rows["ranking"] += _ranking(place, members, dict(zip(names, corrected, strict=True)))
     return rows
@@ -238,47 +238,48 @@ def contests(pools: Sequence[Pool]) -> Iterator[tuple[Mapping[str, str], list[Po
 
 def _together(pools: Sequence[Pool]) -> list[list[Pool]]:
     """Pools on the same records that differ only by their technique and protocol."""
-    found: dict[tuple[str, ...], list[Pool]] = {}
+    places: dict[tuple[str, ...], list[Pool]] = {}
     names = [name for name in PLACE if name != "protocol"]
     for pool in pools:
         key = (*(pool.key[name] for name in names), pool.first.rows_digest)
-        found.setdefault(key, []).append(pool)
-    return list(found.values())
+        places.setdefault(key, []).append(pool)
+    return list(places.values())
 
 
 def apart(pools: Sequence[Pool]) -> list[str]:
     """Notes on techniques that cannot be compared, for their records are not the same."""
     places: dict[str, dict[str, list[str]]] = {}
     for pool in pools:
-        held = places.setdefault(_place(pool.key), {})
-        held.setdefault(pool.first.rows_digest, []).append(pool.key["technique"])
+        digests = places.setdefault(_place(pool.key), {})
+        digests.setdefault(pool.first.rows_digest, []).append(pool.key["technique"])
     return [
-        f"{where}: {' and '.join(', '.join(names) for names in held.values())} were scored on "
+        f"{where}: {' and '.join(', '.join(names) for names in digests.values())} were scored on "
         "different records or labels and are not compared. Evaluate the runs again with one "
         "catalog."
-        for where, held in places.items()
-        if len(held) > 1
+        for where, digests in places.items()
+        if len(digests) > 1
     ]
 
 
 def other_seeds(pools: Sequence[Pool]) -> list[str]:
     """Notes on techniques that were run with different seeds."""
-    found: dict[tuple[str, str, str], list[str]] = {}
+    notes: dict[tuple[str, str, str], list[str]] = {}
     for place, members in contests(pools):
         seeds: dict[tuple[int, ...], list[str]] = {}
         for pool in members:
             seeds.setdefault(pool.seeds, []).append(pool.key["technique"])
         if len(seeds) > 1:
-            said = "; ".join(
-                f"{', '.join(names)}: {', '.join(map(str, held))}" for held, names in seeds.items()
+            seed_text = "; ".join(
+                f"{', '.join(names)}: {', '.join(map(str, numbers))}"
+                for numbers, names in seeds.items()
             )
-            settings = found.setdefault((place["source"], place["protocol"], said), [])
+            settings = notes.setdefault((place["source"], place["protocol"], seed_text), [])
             settings += [place["setting"]] if place["setting"] not in settings else []
     return [
         f"{source}, {protocol}, {', '.join(settings)}: the techniques have different seeds "
-        f"({said}). Where two differ in them, the interval and p of their difference say nothing "
-        "about seeds."
-        for (source, protocol, said), settings in found.items()
+        f"({seed_text}). Between two with different seeds, the interval and p of the difference "
+        "do not cover seeds."
+        for (source, protocol, seed_text), settings in notes.items()
     ]
 
 

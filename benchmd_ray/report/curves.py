@@ -36,14 +36,14 @@ def calibration_frame(pools: Sequence[Pool]) -> pd.DataFrame:
 
 
 def _curves(name: str, pools: Sequence[Pool], curve: Curve) -> pd.DataFrame:
-    found = [one for pool in pools for one in _of_pool(pool, curve)]
-    if not found:
+    rows = [row for pool in pools for row in _of_pool(pool, curve)]
+    if not rows:
         return frame(name, [])
-    lengths = [len(next(iter(points.values()))) for _, points in found]
+    lengths = [len(next(iter(points.values()))) for _, points in rows]
     columns = {  # of all curves at once: a frame of each would take most of a report's time
-        column: np.repeat([about[column] for about, _ in found], lengths)
-        if column in found[0][0]
-        else np.concatenate([points[column] for _, points in found])
+        column: np.repeat([about[column] for about, _ in rows], lengths)
+        if column in rows[0][0]
+        else np.concatenate([points[column] for _, points in rows])
         for column in FRAMES[name]
     }
     return pd.DataFrame(columns).astype(FRAMES[name])
@@ -54,9 +54,9 @@ def _of_pool(pool: Pool, curve: Curve) -> Iterator[tuple[dict[str, Any], Points]
     for seed, member in zip(pool.seeds, pool.members, strict=True):
         for index, name in enumerate(member.classes):
             target, score = member.targets[:, index], member.scores[:, index]
-            known = target >= 0
-            if 0 < np.count_nonzero(target == 1) < np.count_nonzero(known):
-                points = curve(target[known], score[known])
+            is_labelled = target >= 0
+            if 0 < np.count_nonzero(target == 1) < np.count_nonzero(is_labelled):
+                points = curve(target[is_labelled], score[is_labelled])
                 yield {**pool.key, "class": name, "seed": seed}, points
 
 
@@ -74,9 +74,9 @@ def _roc(target: npt.NDArray[np.int8], score: Floats) -> Points:
 def _calibration(target: npt.NDArray[np.int8], score: Floats) -> Points:
     place = np.minimum((np.clip(score, 0, 1) * BINS).astype(np.intp), BINS - 1)
     count = np.bincount(place, minlength=BINS)
-    held = np.flatnonzero(count)
+    bins = np.flatnonzero(count)
     return {
-        "predicted": np.bincount(place, score, minlength=BINS)[held] / count[held],
-        "observed": np.bincount(place, target, minlength=BINS)[held] / count[held],
-        "count": count[held],
+        "predicted": np.bincount(place, score, minlength=BINS)[bins] / count[bins],
+        "observed": np.bincount(place, target, minlength=BINS)[bins] / count[bins],
+        "count": count[bins],
     }

@@ -1,4 +1,4 @@
-"""An HTML page that needs nothing else: its frame, its figures, its lists and its terms."""
+"""A self-contained HTML page: Jinja2 templates, escaping, its figures, notes and definitions."""
 
 from __future__ import annotations
 
@@ -6,11 +6,13 @@ import base64
 import hashlib
 import re
 from collections.abc import Sequence
-from html import escape
+from functools import cache
 from importlib import resources
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup, escape
 from matplotlib.figure import Figure
 
 from benchmd_ray.console.progress import progress
@@ -21,18 +23,44 @@ if TYPE_CHECKING:
     from benchmd_ray.report.figures_parts import Titled
 
 HYPHENATED = re.compile(r"\b\w{1,12}(?:-\w{1,12}){1,2}\b")
-LEAD = 40
-"""Characters before a colon that are the word that a note is about."""
+TOPIC_LENGTH = 40
+"""Longest text before a colon that counts as the topic of a note."""
 PIXELS = 96
 """CSS pixels of an inch."""
 Section = tuple[str, str, str]
-"""Id, heading and HTML."""
+"""Id, heading and HTML as `Markup`; any other text is escaped."""
+
+
+@cache
+def _environment() -> Environment:
+    """Templates that escape every value but `Markup`, and take the folders of paths out of it."""
+    environment = Environment(
+        loader=PackageLoader("benchmd_ray.report"),
+        autoescape=True,
+        finalize=lambda value: value if isinstance(value, Markup) else text_of(value),
+        trim_blocks=True,
+        undefined=StrictUndefined,
+    )
+    environment.filters["prose"] = prose
+    environment.policies["json.dumps_kwargs"] = {"separators": (",", ":"), "allow_nan": False}
+    return environment
+
+
+def render(template: str, **values: Any) -> Markup:
+    """HTML of a file in ``templates``; every value that is not `Markup` is escaped."""
+    return Markup(_environment().get_template(template).render(values))
+
+
+def prose(text: str) -> Markup:
+    """Text whose numbers keep their unit, and whose names are not broken at a hyphen."""
+    escaped = str(escape(text_of(text))).replace(" %", "\N{NO-BREAK SPACE}%")
+    return Markup(HYPHENATED.sub(r'<span class="nb">\g<0></span>', escaped))
 
 
 def document(
     title: str,
     lead: str,
-    parts: Sequence[Section],
+    sections: Sequence[Section],
     footer: str,
     *,
     warning: str = "",
@@ -46,101 +74,78 @@ def document(
     Args:
         title: Its heading.
         lead: What it is about, plain text.
-        parts: Its sections.
+        sections: In their order.
         footer: Plain text.
         warning: What a reader must not miss, plain text; empty: nothing.
         refresh: Seconds after which a browser loads it again; 0: never.
     """
-    again = f'<meta http-equiv="refresh" content="{refresh}">\n' if refresh else ""
-    banner = f'<p class="banner" role="note">{prose(warning)}</p>\n' if warning else ""
-    contents = "".join(f'<li><a href="#{name}">{escape(head)}</a></li>' for name, head, _ in parts)
-    body = "".join(
-        f'<section id="{name}" aria-labelledby="head-{name}"><h2 id="head-{name}">{escape(head)}'
-        f"</h2>\n{content}</section>\n"
-        for name, head, content in parts
-    )
     style, script = _asset("style.css"), _asset("script.js")
-    return f"""<!DOCTYPE html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<meta http-equiv="Content-Security-Policy" content="{_policy(style, script)}">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<meta name="referrer" content="no-referrer">
-{again}<title>{escape(text_of(title))}</title>
-<style>{style}</style>
-</head>
-<body>
-<a class="skip" href="#{parts[0][0]}">To the content</a>
-<div class="page">
-<header>
-<h1>{escape(text_of(title))}</h1>
-{banner}<p class="lead">{prose(lead)}</p>
-</header>
-<nav aria-label="Contents"><h2>Contents</h2><ol>{contents}</ol></nav>
-<main>
-{body}</main>
-<footer>{footer}</footer>
-</div>
-<script>{script}</script>
-</body>
-</html>
-"""
+    return render(
+        "document.html",
+        policy=_policy(style, script),
+        style=Markup(style),
+        script=Markup(script),
+        title=title,
+        lead=lead,
+        sections=sections,
+        footer=footer,
+        warning=warning,
+        refresh=refresh,
+    )
 
 
-def listed_notes(lines: Sequence[str], nothing: str) -> str:
-    """Notes as a list, the word that each is about in bold; what is said where there are none."""
+def listed_notes(lines: Sequence[str], nothing: str = "", *, heading: str = "") -> Markup:
+    """Notes as a list, the topic before a colon in bold; ``nothing`` where there are none."""
     if not lines:
-        return none(nothing)
-    return f"<ul>{''.join(f'<li>{_led(line)}</li>' for line in lines)}</ul>\n"
+        return none(nothing) if nothing else Markup()
+    return render("notes.html", notes=list(map(_topic, lines)), heading=heading)
 
 
-def _led(line: str) -> str:
-    """A note, with the word that it is about in bold."""
-    word, colon, said = text_of(line).partition(": ")
-    if not colon or len(word) > LEAD:
-        return prose(line)
-    return f"<b>{prose(word)}:</b> {prose(said)}"
+def _topic(line: str) -> tuple[str, str]:
+    """The topic of a note, empty if it has none, and its text."""
+    topic, colon, text = text_of(line).partition(": ")
+    return (topic, text) if colon and len(topic) <= TOPIC_LENGTH else ("", line)
 
 
-def prose(text: str) -> str:
-    """Text whose numbers keep their unit, and whose names are not broken at a hyphen."""
-    escaped = escape(text_of(text)).replace(" %", "\N{NO-BREAK SPACE}%")
-    return HYPHENATED.sub(r'<span class="nb">\g<0></span>', escaped)
+def none(why: str) -> Markup:
+    """What is shown in place of an empty section."""
+    return Markup('<p class="none">{}</p>\n').format(why)
 
 
-def none(why: str) -> str:
-    """What stands where there is nothing to show."""
-    return f'<p class="none">{escape(why)}</p>\n'
+def terms(pairs: Sequence[tuple[str, str]]) -> Markup:
+    """Terms and their definitions."""
+    return render("terms.html", terms=pairs)
 
 
-def figure_parts(figures: Sequence[Titled]) -> dict[str, str]:
+def figure_parts(figures: Sequence[Titled]) -> dict[str, Markup]:
     """The HTML of each section's figures, in their order, figures numbered throughout."""
-    together: dict[str, list[str]] = {}
+    sections: dict[str, Markup] = {}
     display = progress("page", len(figures), "figures") if figures else None
     for number, titled in enumerate(figures, start=1):
-        together.setdefault(titled.section, []).append(_figure(titled, number))
+        sections[titled.section] = sections.get(titled.section, Markup()) + _figure(titled, number)
         if display is not None:
             display.update(number)
     if display is not None:
         display.close()
-    return {section: "".join(shown) for section, shown in together.items()}
+    return sections
 
 
-def _figure(titled: Titled, number: int) -> str:
+def _figure(titled: Titled, number: int) -> Markup:
     width, height = (round(float(inch) * PIXELS) for inch in titled.figure.get_size_inches())
-    shown = (
-        f'<figure id="figure-{number}"><img src="{_data_uri(titled.figure)}" '
-        f'alt="{escape(text_of(titled.title))}" width="{width}" height="{height}">'
-        f"<figcaption><b>Figure {number}.</b> {prose(titled.caption)} "
-        f"<code>{escape(text_of(titled.name))}</code></figcaption></figure>\n"
+    return render(
+        "figure.html",
+        number=number,
+        image=_data_uri(titled.figure),
+        width=width,
+        height=height,
+        name=titled.name,
+        title=titled.title,
+        caption=titled.caption,
+        folded=titled.folded,
     )
-    if not titled.folded:
-        return shown
-    return f"<details><summary>{prose(titled.title)}</summary>{shown}</details>\n"
 
 
-def _data_uri(figure: Figure) -> str:
+def _data_uri(figure: Figure) -> Markup:
     """A figure as an image within the page.
 
     As an image, and not as elements of the page, its ids and styles cannot meet those of other
@@ -148,13 +153,7 @@ def _data_uri(figure: Figure) -> str:
     size; without DejaVu Sans they are of another sans-serif.
     """
     svg = svg_of(figure)
-    return f"data:image/svg+xml,{quote(svg[svg.index('<svg') :], safe=' /:;=,.-()')}"
-
-
-def terms(pairs: Sequence[tuple[str, str]]) -> str:
-    """Words and what they mean."""
-    said = "".join(f"<dt>{escape(name)}</dt><dd>{prose(text)}</dd>" for name, text in pairs)
-    return f'<dl class="terms">{said}</dl>\n'
+    return Markup(f"data:image/svg+xml,{quote(svg[svg.index('<svg') :], safe=' /:;=,.-()')}")
 
 
 def _asset(name: str) -> str:
@@ -163,9 +162,9 @@ def _asset(name: str) -> str:
     return (assets / name).read_text("utf-8").strip()
 
 
-def _policy(style: str, script: str) -> str:
+def _policy(style: str, script: str) -> Markup:
     """Content security policy: only this style and this script, images within the page."""
-    return (
+    return Markup(
         f"default-src 'none'; style-src {_hash(style)}; script-src {_hash(script)}; "
         "img-src data:; base-uri 'none'; form-action 'none'"
     )

@@ -19,7 +19,7 @@ from benchmd_ray.errors import BenchmdError
 from benchmd_ray.report.pools import Pool
 from benchmd_ray.report.protocols import ensembles_of
 from benchmd_ray.report.scored import Scored, measured, of_predictions
-from benchmd_ray.report.tuning_frames import Pair
+from benchmd_ray.report.tuning_frames import TunedPair
 from benchmd_ray.runs.predictions import Predictions, predictions_path, read_predictions
 
 FEWEST = 2
@@ -27,8 +27,8 @@ FEWEST = 2
 
 
 def ensembles(
-    pairs: Sequence[Pair], metrics: Sequence[str], resamples: int
-) -> tuple[list[Pair], list[str]]:
+    pairs: Sequence[TunedPair], metrics: Sequence[str], resamples: int
+) -> tuple[list[TunedPair], list[str]]:
     """Ensembles of tuned results and of their counterparts.
 
     Both are of the seeds that both have. Where these are fewer than two there is only that of the
@@ -42,7 +42,7 @@ def ensembles(
     Returns:
         The ensembles, with protocols of their own, and notes on what was skipped.
     """
-    made: list[Pair] = []
+    averages: list[TunedPair] = []
     notes: list[str] = []
     for pair in pairs:
         both = () if pair.start is None else set(pair.tuned.seeds) & set(pair.start.seeds)
@@ -54,7 +54,7 @@ def ensembles(
         if numbered:
             notes.append(
                 f"Skipped: the average of {numbered[0].key['protocol']} on "
-                f"{numbered[0].key['dataset']}, where a seed has several pretrainings."
+                f"{numbered[0].key['dataset']}, as a seed has several pretrainings."
             )
             continue
         runs = [
@@ -71,8 +71,8 @@ def ensembles(
             Pool({**pool.key, "protocol": name}, (0,), (one,), members)
             for pool, name, one, members in zip(chosen, names, done, runs, strict=True)
         )
-        made.append(replace(pair, tuned=tuned, start=start[0] if start else None))
-    return made, notes
+        averages.append(replace(pair, tuned=tuned, start=start[0] if start else None))
+    return averages, notes
 
 
 def _seeds_of_runs(pool: Pool) -> tuple[int, ...]:
@@ -88,7 +88,7 @@ def averaged(members: Sequence[Scored]) -> Scored:
     Raises:
         BenchmdError: Predictions cannot be read, or are of different records.
     """
-    tables = [_records(one) for one in members]
+    tables = [_records(member) for member in members]
     first = tables[0]
     for one, table in zip(members, tables, strict=True):
         if not table["record_id"].equals(first["record_id"]):
@@ -102,12 +102,12 @@ def averaged(members: Sequence[Scored]) -> Scored:
         pa.array(np.mean(scores, axis=0)), first["scores"].type.list_size
     )
     table = first.set_column(first.column_names.index("scores"), "scores", mean)
-    (made,) = of_predictions(members[0].run, Predictions(table, dict(members[0].about)))
-    return made
+    (average,) = of_predictions(members[0].run, Predictions(table, dict(members[0].about)))
+    return average
 
 
-def _records(one: Scored) -> pa.Table:
+def _records(member: Scored) -> pa.Table:
     """The predictions behind a result, in order of their records."""
-    path = predictions_path(one.run.folder, one.dataset)
+    path = predictions_path(member.run.folder, member.dataset)
     table = read_predictions(path).table
-    return table.filter(pc.equal(table["split"], one.split)).sort_by("record_id")
+    return table.filter(pc.equal(table["split"], member.split)).sort_by("record_id")

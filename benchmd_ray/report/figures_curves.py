@@ -20,9 +20,9 @@ from benchmd_ray.report.figures_panels import (
 )
 from benchmd_ray.report.figures_parts import (
     Drawn,
-    Report,
+    FigureContext,
     Skipped,
-    Study,
+    SourceStudy,
     Titled,
     heading,
     mean_auroc,
@@ -45,19 +45,19 @@ from benchmd_ray.scores.support import ROUGH_IN_CLASS
 SECTION = "ROC and calibration"
 FEW = 10
 """A bin with fewer records is drawn hollow: its share says little."""
-Draw = Callable[[Report, Study, tuple[str, str], str], Titled]
+Draw = Callable[[FigureContext, SourceStudy, tuple[str, str], str], Titled]
 Floats = npt.NDArray[np.float64]
 MOST = 201
 """Most points of the mean of several seeds' curves."""
 
 
-def draw_main_curves(report: Report) -> Iterator[Drawn]:
+def draw_main_curves(report: FigureContext) -> Iterator[Drawn]:
     """ROC and calibration of each study on its first target, or else on its source."""
     trained = [study for study in report.studies if not study.protocol.startswith("shuffled")]
     yield from _draw_curves(replace(report, studies=tuple(trained)), slice(1))
 
 
-def draw_other_curves(report: Report) -> Iterator[Drawn]:
+def draw_other_curves(report: FigureContext) -> Iterator[Drawn]:
     """The same on its other datasets and splits, and of shuffled labels."""
     trained = [study for study in report.studies if not study.protocol.startswith("shuffled")]
     others = [study for study in report.studies if study not in trained]
@@ -65,7 +65,7 @@ def draw_other_curves(report: Report) -> Iterator[Drawn]:
     yield from _draw_curves(replace(report, studies=tuple(others)), slice(None))
 
 
-def _draw_curves(report: Report, which: slice) -> Iterator[Drawn]:
+def _draw_curves(report: FigureContext, which: slice) -> Iterator[Drawn]:
     """One figure for each study, dataset and split: a panel for each class."""
     analysis = report.analysis
     yield from _each(report, analysis.roc, "roc", draw_roc, which)
@@ -73,7 +73,7 @@ def _draw_curves(report: Report, which: slice) -> Iterator[Drawn]:
 
 
 def _each(
-    report: Report, frame: pd.DataFrame, topic: str, draw: Draw, which: slice
+    report: FigureContext, frame: pd.DataFrame, topic: str, draw: Draw, which: slice
 ) -> Iterator[Drawn]:
     for study in report.studies:
         setting = report.detail(study)
@@ -87,7 +87,9 @@ def _each(
             yield draw(report, study, place, setting)
 
 
-def draw_roc(report: Report, study: Study, place: tuple[str, str], setting: str) -> Titled:
+def draw_roc(
+    report: FigureContext, study: SourceStudy, place: tuple[str, str], setting: str
+) -> Titled:
     """ROC curve of each class and technique, with the area in the legend."""
     roc, scores = (
         of_setting(study, frame, place, setting)
@@ -119,7 +121,9 @@ def draw_roc(report: Report, study: Study, place: tuple[str, str], setting: str)
     return Titled(name, SECTION, title, caption, figure, folded=True, aggregate=True)
 
 
-def draw_reliability(report: Report, study: Study, place: tuple[str, str], setting: str) -> Titled:
+def draw_reliability(
+    report: FigureContext, study: SourceStudy, place: tuple[str, str], setting: str
+) -> Titled:
     """Share of positives against the predicted probability, and how many records are in a bin."""
     bins, scores = (
         of_setting(study, frame, place, setting)
@@ -175,8 +179,11 @@ def mean_curve(curves: pd.DataFrame) -> tuple[Floats, Floats]:
     if curves["seed"].nunique() == 1:
         return curves["fpr"].to_numpy(float), curves["tpr"].to_numpy(float)
     turned = [
-        ((one["fpr"] + one["tpr"]).to_numpy(float), (one["tpr"] - one["fpr"]).to_numpy(float))
-        for _, one in curves.groupby("seed")
+        (
+            (curve["fpr"] + curve["tpr"]).to_numpy(float),
+            (curve["tpr"] - curve["fpr"]).to_numpy(float),
+        )
+        for _, curve in curves.groupby("seed")
     ]
     along = np.unique(np.concatenate([sums for sums, _ in turned]))
     if len(along) > MOST:
@@ -306,8 +313,8 @@ def _counts(axes: Axes, rows: pd.DataFrame, technique: str, look: TechniqueLook)
 
 
 def _class_title(name: str, scores: pd.DataFrame) -> str:
-    found = scores[scores["class"] == name]["positives"]
-    count = f" ({int(found.max()):,}{GLUE}positive)" if len(found) else ""
+    positives = scores[scores["class"] == name]["positives"]
+    count = f" ({int(positives.max()):,}{GLUE}positive)" if len(positives) else ""
     return textwrap.fill(f"{name}{count}", 34)
 
 

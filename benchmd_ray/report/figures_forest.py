@@ -17,9 +17,9 @@ from benchmd_ray.report.figures_panels import (
 )
 from benchmd_ray.report.figures_parts import (
     Drawn,
-    Report,
+    FigureContext,
     Skipped,
-    Study,
+    SourceStudy,
     Titled,
     mean_auroc,
     of_metric,
@@ -43,17 +43,17 @@ BASELINE = "scratch"
 HOLLOW = "Filled points: the test of that difference has p < 0.05; hollow: no difference is shown."
 ROW, TECHNIQUE = 0.14, 0.14
 """Inches of a row, and for each technique in it."""
-Draw = Callable[[Report, tuple[Study, ...], bool, str], Drawn]
+Draw = Callable[[FigureContext, tuple[SourceStudy, ...], bool, str], Drawn]
 
 
-def draw_forests(report: Report) -> Iterator[Drawn]:
+def draw_forests(report: FigureContext) -> Iterator[Drawn]:
     """Changes and gaps of all studies, with the most labels."""
     for draw, topic in ((draw_changes, "change"), (draw_gaps, "gap")):
         for studies in report.together:
             yield draw(report, studies, False, report.name(topic, studies))
 
 
-def draw_forests_by_setting(report: Report) -> Iterator[Drawn]:
+def draw_forests_by_setting(report: FigureContext) -> Iterator[Drawn]:
     """Changes and gaps of each study in all its settings, where it has several."""
     for draw, topic in ((draw_changes, "change"), (draw_gaps, "gap")):
         for study in report.studies:
@@ -61,7 +61,9 @@ def draw_forests_by_setting(report: Report) -> Iterator[Drawn]:
                 yield draw(report, (study,), True, f"{topic}-by-setting-{study.slug}")
 
 
-def draw_changes(report: Report, studies: tuple[Study, ...], every: bool, name: str) -> Drawn:
+def draw_changes(
+    report: FigureContext, studies: tuple[SourceStudy, ...], every: bool, name: str
+) -> Drawn:
     """Difference of each technique to scratch on each dataset.
 
     Args:
@@ -86,7 +88,9 @@ def draw_changes(report: Report, studies: tuple[Study, ...], every: bool, name: 
     )
 
 
-def draw_gaps(report: Report, studies: tuple[Study, ...], every: bool, name: str) -> Drawn:
+def draw_gaps(
+    report: FigureContext, studies: tuple[SourceStudy, ...], every: bool, name: str
+) -> Drawn:
     """In-distribution AUROC minus that of each target; for the arguments see `draw_changes`."""
     gaps = judged(of_metric(report.analysis.gaps), "p_holm").rename(columns={"gap": "value"})
     parts = _parts(report, gaps.assign(split=""), studies, every)
@@ -107,11 +111,13 @@ def draw_gaps(report: Report, studies: tuple[Study, ...], every: bool, name: str
     )
 
 
-Parts = list[tuple[Study, str, pd.DataFrame]]
+Parts = list[tuple[SourceStudy, str, pd.DataFrame]]
 """Of each panel: its study, its heading, and its rows in their order, named in ``row``."""
 
 
-def _parts(report: Report, frame: pd.DataFrame, studies: tuple[Study, ...], every: bool) -> Parts:
+def _parts(
+    report: FigureContext, frame: pd.DataFrame, studies: tuple[SourceStudy, ...], every: bool
+) -> Parts:
     parts = []
     for study in studies:
         rows = study.of(frame).dropna(subset=["value"])
@@ -124,17 +130,17 @@ def _parts(report: Report, frame: pd.DataFrame, studies: tuple[Study, ...], ever
     return parts
 
 
-def _named(study: Study, rows: pd.DataFrame, every: bool) -> pd.DataFrame:
+def _named(study: SourceStudy, rows: pd.DataFrame, every: bool) -> pd.DataFrame:
     """Rows by place and setting, each with what stands at its side."""
-    found, places = [], places_of(study, rows)
+    rows_of_names, places = [], places_of(study, rows)
     for place in places:
         of_one = of_place(rows, place)
         alone = sum(name == place[0] for name, _ in places) == 1
         at = place[0] if alone and place[0] != study.source else f"{place[0]} ({place[1]})"
         for setting in settings_of(of_one):
             label = f"{at}\n{_short(setting)}" if every else at
-            found.append(of_one[of_one["setting"] == setting].assign(row=label))
-    return pd.concat(found, ignore_index=True)
+            rows_of_names.append(of_one[of_one["setting"] == setting].assign(row=label))
+    return pd.concat(rows_of_names, ignore_index=True)
 
 
 def _short(setting: str) -> str:
@@ -142,7 +148,7 @@ def _short(setting: str) -> str:
 
 
 def _forest(
-    report: Report,
+    report: FigureContext,
     parts: Parts,
     every: bool,
     name: str,
@@ -169,11 +175,11 @@ def _forest(
     whole = pd.concat([rows for _, _, rows in parts], ignore_index=True)
     several = whole["modality"].nunique() > 1
     told = whole if several else whole.drop(columns="modality")
-    found = differences(told, what if several else f"{parts[0][0].label}: {what.lower()}", *names)
+    verdict = differences(told, what if several else f"{parts[0][0].label}: {what.lower()}", *names)
     techniques = techniques_of(whole)
     most = max(rows["row"].nunique() for _, _, rows in parts)
     height = most * max(ROW + TECHNIQUE * len(techniques), 0.34 if every else 0.2) + 0.55
-    figure, panels = grid(found, len(parts), row=height)
+    figure, panels = grid(verdict, len(parts), row=height)
     for axes, (_, heading, rows) in zip(panels, parts, strict=True):
         at = list(dict.fromkeys(rows["row"]))
         dodged(
@@ -210,4 +216,4 @@ def _forest(
         corrected or by_chance(int(whole["tested"].sum())),
         sizes(pd.concat([study.of(scores) for study, _, _ in parts])),
     )
-    return Titled(name, SECTION, found, caption, figure, aggregate=True)
+    return Titled(name, SECTION, verdict, caption, figure, aggregate=True)

@@ -22,9 +22,9 @@ from benchmd_ray.report.figures_panels import (
 )
 from benchmd_ray.report.figures_parts import (
     Drawn,
-    Report,
+    FigureContext,
     Skipped,
-    Study,
+    SourceStudy,
     Titled,
     heading,
     mean_auroc,
@@ -52,17 +52,17 @@ WIDE = 5
 """A variable of more groups takes a whole row."""
 
 
-def draw_differing_subgroups(report: Report) -> Iterator[Drawn]:
+def draw_differing_subgroups(report: FigureContext) -> Iterator[Drawn]:
     """Where a difference between groups survives correction: a panel for each variable."""
     yield from _draw_subgroups(report, differing=True)
 
 
-def draw_other_subgroups(report: Report) -> Iterator[Drawn]:
+def draw_other_subgroups(report: FigureContext) -> Iterator[Drawn]:
     """The same where none does."""
     yield from _draw_subgroups(report, differing=False)
 
 
-def _draw_subgroups(report: Report, *, differing: bool) -> Iterator[Drawn]:
+def _draw_subgroups(report: FigureContext, *, differing: bool) -> Iterator[Drawn]:
     """One figure for each study, dataset and split."""
     for study in report.studies:
         setting = report.detail(study)
@@ -82,7 +82,9 @@ def _differ(groups: pd.DataFrame) -> bool:
     return bool(len(tests)) and float(tests.min()) * len(tests) < LEVEL
 
 
-def draw_groups(report: Report, study: Study, place: tuple[str, str], setting: str) -> Drawn:
+def draw_groups(
+    report: FigureContext, study: SourceStudy, place: tuple[str, str], setting: str
+) -> Drawn:
     """AUROC of each group with its interval; letters tell which groups differ."""
     analysis = report.analysis
     groups, pairs, excluded = (
@@ -187,18 +189,18 @@ def _letter(
     """Write the letters above the points; returns how many stand above each other at most."""
     tallest = 0
     for technique in techniques:
-        own = rows[rows["technique"] == technique].set_index("group")
-        if own.empty or not own["p"].iloc[0] < LEVEL:
+        row_of_group = rows[rows["technique"] == technique].set_index("group")
+        if row_of_group.empty or not row_of_group["p"].iloc[0] < LEVEL:
             continue
-        found = tests[(tests["technique"] == technique) & (tests["p_holm"] < LEVEL)]
-        pairs = {frozenset(pair) for pair in zip(found["a"], found["b"], strict=True)}
-        named = [group for group in at if group in own.index]
+        significant = tests[(tests["technique"] == technique) & (tests["p_holm"] < LEVEL)]
+        pairs = {frozenset(pair) for pair in zip(significant["a"], significant["b"], strict=True)}
+        named = [group for group in at if group in row_of_group.index]
         pairs = {pair for pair in pairs if pair <= set(named)}
         if not pairs:
             continue
         for group, text in letters(named, pairs).items():
             tallest = max(tallest, len(text))
-            row = own.loc[group]
+            row = row_of_group.loc[group]
             top: float = row["value"] if pd.isna(row["high"]) else row["high"]
             axes.annotate(
                 "\n".join(text),
@@ -226,8 +228,10 @@ def _name_groups(axes: Axes, rows: pd.DataFrame, at: Sequence[str]) -> None:
 
 def _tests_line(variable: str, rows: pd.DataFrame, techniques: Sequence[str], *, wide: bool) -> str:
     """The variable and the p of each technique."""
-    found = rows.drop_duplicates("technique").set_index("technique")["p"]
-    parts = [f"{name}\u00a0{_short(found[name])}" for name in techniques if name in found.index]
+    p_values = rows.drop_duplicates("technique").set_index("technique")["p"]
+    parts = [
+        f"{name}\u00a0{_short(p_values[name])}" for name in techniques if name in p_values.index
+    ]
     line = f"{UNITS.get(variable, variable)}; p: {', '.join(parts)}"
     return textwrap.fill(line, 140 if wide else 68, break_on_hyphens=False)
 
@@ -245,14 +249,14 @@ def _finding(groups: pd.DataFrame, variables: Sequence[str]) -> str:
     none: list[str] = []
     untested: list[str] = []
     for variable in variables:
-        found = tests[tests["variable"] == variable].dropna(subset="p")
-        if found.empty:
+        tested = tests[tests["variable"] == variable].dropna(subset="p")
+        if tested.empty:
             untested.append(variable)
             continue
-        below = int((found["p"] < LEVEL).sum())
+        below = int((tested["p"] < LEVEL).sum())
         if below:
             many = "" if parts else " techniques"
-            parts.append(f"{variable} ({below} of {len(found)}{many})")
+            parts.append(f"{variable} ({below} of {len(tested)}{many})")
         else:
             none.append(variable)
     rest = f"; too few patients for a test by {listed(untested)}" if untested else ""
@@ -265,13 +269,13 @@ def _finding(groups: pd.DataFrame, variables: Sequence[str]) -> str:
 
 
 def _excluded(excluded: pd.DataFrame) -> str:
-    found = excluded.drop_duplicates(["variable", "group"])
-    if found.empty:
+    groups = excluded.drop_duplicates(["variable", "group"])
+    if groups.empty:
         return ""
     parts = [
-        f"{row['variable']} {row['group']} ({row['patients']:,})" for _, row in found.iterrows()
+        f"{row['variable']} {row['group']} ({row['patients']:,})" for _, row in groups.iterrows()
     ]
-    return f"Left out, too few patients or not known: {', '.join(parts)}."
+    return f"Excluded, too few patients or missing: {', '.join(parts)}."
 
 
 def _not_drawn(groups: pd.DataFrame, parts: Mapping[str, pd.DataFrame]) -> str:

@@ -19,9 +19,9 @@ from benchmd_ray.report.figures_panels import (
 )
 from benchmd_ray.report.figures_parts import (
     Drawn,
-    Report,
+    FigureContext,
     Skipped,
-    Study,
+    SourceStudy,
     Titled,
     heading,
     in_distribution,
@@ -48,32 +48,34 @@ Place = tuple[str, str]
 """Dataset and split."""
 
 
-def draw_label_efficiency(report: Report) -> Iterator[Drawn]:
+def draw_label_efficiency(report: FigureContext) -> Iterator[Drawn]:
     """One figure: a panel for each study, with its first target, or else with its source."""
     for studies in report.together:
-        shown = []
+        panels = []
         for study in studies:
             places = places_of(study, on_targets(_finetuned(report, study)))
             places = places or places_of(study, in_distribution(_finetuned(report, study)))
-            shown += [(study, place) for place in places[:1]]
-        yield draw_curves(report, shown, report.name("label-efficiency", studies))
+            panels += [(study, place) for place in places[:1]]
+        yield draw_curves(report, panels, report.name("label-efficiency", studies))
 
 
-def draw_label_efficiency_by_dataset(report: Report) -> Iterator[Drawn]:
+def draw_label_efficiency_by_dataset(report: FigureContext) -> Iterator[Drawn]:
     """One figure for each study: a panel for each dataset and split."""
     for study in report.studies:
         places = places_of(study, _finetuned(report, study))
         if len(places) > 1:
-            shown = [(study, place) for place in places]
-            yield draw_curves(report, shown, f"label-efficiency-{study.slug}")
+            panels = [(study, place) for place in places]
+            yield draw_curves(report, panels, f"label-efficiency-{study.slug}")
 
 
-def _finetuned(report: Report, study: Study) -> pd.DataFrame:
+def _finetuned(report: FigureContext, study: SourceStudy) -> pd.DataFrame:
     scores = study.of(mean_auroc(report.analysis.scores)).dropna(subset=["value"])
     return scores[scores["setting"].isin(list(LABELS))]
 
 
-def draw_curves(report: Report, shown: Sequence[tuple[Study, Place]], name: str) -> Drawn:
+def draw_curves(
+    report: FigureContext, shown: Sequence[tuple[SourceStudy, Place]], name: str
+) -> Drawn:
     """AUROC against labels per class, with the intervals as bands.
 
     Args:

@@ -20,9 +20,9 @@ from benchmd_ray.report.figures_panels import (
 )
 from benchmd_ray.report.figures_parts import (
     Drawn,
-    Report,
+    FigureContext,
     Skipped,
-    Study,
+    SourceStudy,
     Titled,
     heading,
     mean_auroc,
@@ -55,7 +55,7 @@ AT_LEAST = 0.02
 """The colours span this difference of AUROC at least, so that noise does not glow."""
 
 
-def draw_pairs(report: Report) -> Iterator[Drawn]:
+def draw_pairs(report: FigureContext) -> Iterator[Drawn]:
     """One figure for each study and dataset: a matrix for each setting."""
     for study in report.studies:
         pairs = study.of(report.analysis.pairs).dropna(subset=["difference"])
@@ -69,7 +69,9 @@ def draw_pairs(report: Report) -> Iterator[Drawn]:
             yield draw_matrices(report, study, place, spread)
 
 
-def draw_matrices(report: Report, study: Study, place: tuple[str, str], spread: float) -> Titled:
+def draw_matrices(
+    report: FigureContext, study: SourceStudy, place: tuple[str, str], spread: float
+) -> Titled:
     """A matrix of techniques for each setting: differences, and stars where they are shown.
 
     Args:
@@ -127,15 +129,15 @@ def _matrix(axes: Axes, pairs: pd.DataFrame, names: Sequence[str], spread: float
         down, across = max(a, b) - 1, min(a, b)
         value = sign * row["difference"]
         shades[down, across] = np.nan if np.isnan(row["p_holm"]) else value
-        found = stars(row)
+        mark = stars(row)
         axes.text(
             across,
             down,
-            f"{signed(value)}\n{found or ' '}",
+            f"{signed(value)}\n{mark or ' '}",
             ha="center",
             va="center",
             fontsize=7.0,
-            fontweight="bold" if found else "normal",
+            fontweight="bold" if mark else "normal",
             color="black" if np.isnan(row["p_holm"]) else _ink(value / spread),
         )
     axes.imshow(shades, cmap=COLOURS, vmin=-spread, vmax=spread, aspect="auto")

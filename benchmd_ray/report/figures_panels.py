@@ -220,8 +220,8 @@ def footer(figure: Figure, text: str) -> None:
     left, bottom, width, height = engine.get()["rect"]
     engine.set(rect=(left, bottom + above, width, height - above))
     foot = 0.04 / figure.get_figheight()
-    said: dict[str, Any] = {"ha": "left", "va": "bottom", "fontsize": SMALL, "color": "#666666"}
-    figure.text(0.01, foot, "\n".join(lines), **said)
+    look: dict[str, Any] = {"ha": "left", "va": "bottom", "fontsize": SMALL, "color": "#666666"}
+    figure.text(0.01, foot, "\n".join(lines), **look)
 
 
 def paper_mark() -> Line2D:

@@ -61,7 +61,7 @@ Drawn = Titled | Skipped
 
 
 @dataclass(frozen=True)
-class Study:
+class SourceStudy:
     """What one figure holds at most: runs that were trained alike on one source."""
 
     modality: str
@@ -89,36 +89,36 @@ class Study:
 
 
 @dataclass(frozen=True)
-class Report:
+class FigureContext:
     """The analysis, and what all its figures have in common."""
 
     analysis: Analysis
     looks: Mapping[str, TechniqueLook]
-    studies: tuple[Study, ...]
+    studies: tuple[SourceStudy, ...]
     resamples: int | None = None
     """Of the patients, where it is known."""
 
     @property
-    def together(self) -> list[tuple[Study, ...]]:
+    def together(self) -> list[tuple[SourceStudy, ...]]:
         """The studies that have a figure together."""
         held = self.studies
         return [held[first : first + TOGETHER] for first in range(0, max(1, len(held)), TOGETHER)]
 
-    def name(self, topic: str, studies: tuple[Study, ...]) -> str:
+    def name(self, topic: str, studies: tuple[SourceStudy, ...]) -> str:
         """Stem of the files of a figure of these studies."""
         groups = self.together
         return topic if len(groups) == 1 else f"{topic}-{groups.index(studies) + 1}"
 
-    def detail(self, study: Study) -> str:
+    def detail(self, study: SourceStudy) -> str:
         """The setting of the figures that show only one: the one with the most labels."""
         return min(settings_of(study.of(self.analysis.scores)), key=_by_labels)
 
-    def not_drawn(self, studies: Sequence[Study]) -> str:
+    def not_drawn(self, studies: Sequence[SourceStudy]) -> str:
         """Names the settings that `detail` leaves out, as a sentence; empty: none."""
         others: dict[tuple[str, ...], list[str]] = {}
         for study in studies:
-            found, drawn = settings_of(study.of(self.analysis.scores)), self.detail(study)
-            others.setdefault(tuple(s for s in found if s != drawn), []).append(study.label)
+            settings, drawn = settings_of(study.of(self.analysis.scores)), self.detail(study)
+            others.setdefault(tuple(s for s in settings if s != drawn), []).append(study.label)
         if len(others) == 1:
             names = ", ".join(next(iter(others)))
             return f"Not drawn, but in the tables: {names}." * bool(names)
@@ -126,7 +126,7 @@ class Report:
         return f"Not drawn, but in the tables: {'; '.join(parts)}."
 
 
-def studies(scores: pd.DataFrame, modalities: Sequence[str]) -> tuple[Study, ...]:
+def studies(scores: pd.DataFrame, modalities: Sequence[str]) -> tuple[SourceStudy, ...]:
     """The studies of a report: in the order of the modalities, then by name.
 
     Args:
@@ -143,7 +143,7 @@ def studies(scores: pd.DataFrame, modalities: Sequence[str]) -> tuple[Study, ...
     keys.sort(key=lambda key: (modalities.index(key[0]), key))
     several = len({policy for _, _, policy, _ in keys}) > 1
     return tuple(
-        Study(
+        SourceStudy(
             *key,
             ", ".join(
                 part
@@ -157,10 +157,10 @@ def studies(scores: pd.DataFrame, modalities: Sequence[str]) -> tuple[Study, ...
     )
 
 
-def ordered(names: Iterable[str], known: Sequence[str]) -> list[str]:
+def ordered(names: Iterable[str], order: Sequence[str]) -> list[str]:
     """Names without repetition, the known ones first in their order."""
-    found = set(names)
-    return [name for name in known if name in found] + sorted(found - set(known))
+    present = set(names)
+    return [name for name in order if name in present] + sorted(present - set(order))
 
 
 def techniques_of(frame: pd.DataFrame) -> list[str]:
@@ -179,8 +179,8 @@ def _by_labels(setting: str) -> tuple[int, int]:
     return _place(MOST_LABELS, labels or "full"), _place(MOST_TRAINED, mode)
 
 
-def _place(known: Sequence[str], name: str) -> int:
-    return known.index(name) if name in known else len(known)
+def _place(order: Sequence[str], name: str) -> int:
+    return order.index(name) if name in order else len(order)
 
 
 def mean_auroc(scores: pd.DataFrame) -> pd.DataFrame:
@@ -197,17 +197,17 @@ def of_metric(frame: pd.DataFrame, metric: str = "auroc") -> pd.DataFrame:
 
 def in_distribution(frame: pd.DataFrame) -> pd.DataFrame:
     """Rows of the source's own validation split, as in the paper; without it of its test split."""
-    own = frame[frame["dataset"] == frame["source"]]
-    if own.empty:
-        return own
-    splits = own.groupby(["source", "policy"])["split"].transform(_of_source)
-    chosen = own["split"].to_numpy(str) == splits.to_numpy(str)
-    return own[np.asarray(chosen, bool)]
+    rows = frame[frame["dataset"] == frame["source"]]
+    if rows.empty:
+        return rows
+    splits = rows.groupby(["source", "policy"])["split"].transform(_of_source)
+    chosen = rows["split"].to_numpy(str) == splits.to_numpy(str)
+    return rows[np.asarray(chosen, bool)]
 
 
 def _of_source(splits: pd.Series) -> str:
-    held = {str(split) for split in splits}
-    return next((name for name in ("validation", "test") if name in held), min(held))
+    names = {str(split) for split in splits}
+    return next((name for name in ("validation", "test") if name in names), min(names))
 
 
 def on_targets(frame: pd.DataFrame) -> pd.DataFrame:
@@ -247,16 +247,30 @@ def over_targets(frame: pd.DataFrame, *, one_seed: bool) -> pd.DataFrame:
     power = 2 if one_seed else 1
     for setting, cells in frame.groupby("setting", sort=False):
         whole = cells["dataset"].nunique()
-        for technique, found in cells.groupby("technique", sort=False):
-            if found["dataset"].nunique() != whole or len(found) != whole:
+        for technique, rows_of_technique in cells.groupby("technique", sort=False):
+            if rows_of_technique["dataset"].nunique() != whole or len(rows_of_technique) != whole:
                 continue
-            value = float(found["value"].mean())
-            below = np.maximum((found["value"] - found["low"]).to_numpy(float), 0) ** power
-            above = np.maximum((found["high"] - found["value"]).to_numpy(float), 0) ** power
+            value = float(rows_of_technique["value"].mean())
+            below = (
+                np.maximum(
+                    (rows_of_technique["value"] - rows_of_technique["low"]).to_numpy(float), 0
+                )
+                ** power
+            )
+            above = (
+                np.maximum(
+                    (rows_of_technique["high"] - rows_of_technique["value"]).to_numpy(float), 0
+                )
+                ** power
+            )
             low = value - float(below.sum() ** (1 / power)) / whole
             high = value + float(above.sum() ** (1 / power)) / whole
-            tested = "tested" in found and bool(found["tested"].all()) and low <= high
-            cautions = [caution for caution in found["caution"] if caution]
+            tested = (
+                "tested" in rows_of_technique
+                and bool(rows_of_technique["tested"].all())
+                and low <= high
+            )
+            cautions = [caution for caution in rows_of_technique["caution"] if caution]
             rows.append(
                 {
                     "setting": setting,
@@ -264,8 +278,8 @@ def over_targets(frame: pd.DataFrame, *, one_seed: bool) -> pd.DataFrame:
                     "value": value,
                     "low": low,
                     "high": high,
-                    "paper": float(found["paper"].mean(skipna=False))
-                    if "paper" in found
+                    "paper": float(rows_of_technique["paper"].mean(skipna=False))
+                    if "paper" in rows_of_technique
                     else np.nan,
                     "tested": tested,
                     "differs": tested and not low <= 0 <= high,
@@ -275,10 +289,10 @@ def over_targets(frame: pd.DataFrame, *, one_seed: bool) -> pd.DataFrame:
     return pd.DataFrame(rows, columns=list(OVER_TARGETS))
 
 
-def places_of(study: Study, frame: pd.DataFrame) -> list[tuple[str, str]]:
+def places_of(study: SourceStudy, frame: pd.DataFrame) -> list[tuple[str, str]]:
     """(dataset, split) of a study: its source first, then the targets by name."""
-    found = {(str(d), str(s)) for d, s in zip(frame["dataset"], frame["split"], strict=True)}
-    return sorted(found, key=lambda at: (at[0] != study.source, at[0], at[1] != "validation", at))
+    places = {(str(d), str(s)) for d, s in zip(frame["dataset"], frame["split"], strict=True)}
+    return sorted(places, key=lambda at: (at[0] != study.source, at[0], at[1] != "validation", at))
 
 
 def of_place(frame: pd.DataFrame, place: tuple[str, str]) -> pd.DataFrame:
@@ -287,14 +301,14 @@ def of_place(frame: pd.DataFrame, place: tuple[str, str]) -> pd.DataFrame:
 
 
 def of_setting(
-    study: Study, frame: pd.DataFrame, place: tuple[str, str], setting: str
+    study: SourceStudy, frame: pd.DataFrame, place: tuple[str, str], setting: str
 ) -> pd.DataFrame:
     """Rows of one study, dataset, split and setting."""
-    found = of_place(study.of(frame), place)
-    return found[found["setting"] == setting]
+    rows = of_place(study.of(frame), place)
+    return rows[rows["setting"] == setting]
 
 
-def place_label(study: Study, place: tuple[str, str]) -> str:
+def place_label(study: SourceStudy, place: tuple[str, str]) -> str:
     """Name of a dataset and split, and what it is to the study."""
     dataset, split = place
     if dataset == study.source:
@@ -302,7 +316,7 @@ def place_label(study: Study, place: tuple[str, str]) -> str:
     return f"{dataset} ({split}, target)"
 
 
-def heading(study: Study, place: tuple[str, str]) -> str:
+def heading(study: SourceStudy, place: tuple[str, str]) -> str:
     """A study and one dataset and split of it, for titles."""
     dataset, split = place
     if dataset == study.source:

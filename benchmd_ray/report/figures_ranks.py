@@ -20,9 +20,9 @@ from benchmd_ray.report.figures_panels import (
 )
 from benchmd_ray.report.figures_parts import (
     Drawn,
-    Report,
+    FigureContext,
     Skipped,
-    Study,
+    SourceStudy,
     Titled,
     in_distribution,
     mean_auroc,
@@ -53,16 +53,16 @@ DEPENDENT = (
 )
 
 
-def draw_main_difference(report: Report) -> Iterator[Drawn]:
+def draw_main_difference(report: FigureContext) -> Iterator[Drawn]:
     """A diagram of three techniques or more on enough sources, on targets where there is one."""
     usual = [study for study in report.studies if study.protocol.split()[0] == usual_start()]
-    found = list(draw_critical_differences(replace(report, studies=tuple(usual)), least=THREE))
-    held = [one for one in found if isinstance(one, Titled)]
-    held.sort(key=lambda one: ("targets" not in one.name, "all-techniques" in one.name))
-    yield from held[:1] or found[-1:]
+    diagrams = list(draw_critical_differences(replace(report, studies=tuple(usual)), least=THREE))
+    drawn = [one for one in diagrams if isinstance(one, Titled)]
+    drawn.sort(key=lambda one: ("targets" not in one.name, "all-techniques" in one.name))
+    yield from drawn[:1] or diagrams[-1:]
 
 
-def draw_critical_differences(report: Report, least: int = 0) -> Iterator[Drawn]:
+def draw_critical_differences(report: FigureContext, least: int = 0) -> Iterator[Drawn]:
     """Mean ranks over sources and their (dataset × setting) cells: validation, and targets.
 
     Args:
@@ -71,7 +71,7 @@ def draw_critical_differences(report: Report, least: int = 0) -> Iterator[Drawn]
     """
     bases = list(dict.fromkeys(study.protocol.split()[0] for study in report.studies))
     for base in bases:
-        chosen: dict[tuple[str, str], Study] = {}
+        chosen: dict[tuple[str, str], SourceStudy] = {}
         for study in report.studies:
             if study.protocol.split()[0] == base:
                 chosen.setdefault((study.modality, study.source), study)
@@ -86,37 +86,43 @@ def draw_critical_differences(report: Report, least: int = 0) -> Iterator[Drawn]
 
 
 def _of_tables(
-    report: Report, tables: Mapping[Study, pd.DataFrame], at: str, name: str, least: int
+    report: FigureContext,
+    tables: Mapping[SourceStudy, pd.DataFrame],
+    at: str,
+    name: str,
+    least: int,
 ) -> Iterator[Drawn]:
     """A diagram of the techniques that most cells share; one of all, where a study has all."""
-    held = {study: frozenset(table["technique"]) for study, table in tables.items() if len(table)}
-    shared = _shared(tables, held)
-    every = frozenset().union(*held.values())
+    techniques = {
+        study: frozenset(table["technique"]) for study, table in tables.items() if len(table)
+    }
+    shared = _shared(tables, techniques)
+    every = frozenset().union(*techniques.values())
     if not shared:
         yield Skipped(name, f"no study has two techniques with enough patients {at}")
         return
     for names, end in ((shared, ""), (every, "-all-techniques")):
-        used = {study: tables[study] for study in held if names <= held[study]}
+        used = {study: tables[study] for study in techniques if names <= techniques[study]}
         if used and (not end or every != shared):
             yield draw_critical_difference(report, used, names, at, f"{name}{end}", least)
 
 
 def _shared(
-    tables: Mapping[Study, pd.DataFrame], held: Mapping[Study, frozenset[str]]
+    tables: Mapping[SourceStudy, pd.DataFrame], techniques: Mapping[SourceStudy, frozenset[str]]
 ) -> frozenset[str]:
     """Of the sets of techniques that two studies share, the one with the most in its table."""
-    sets = {a & b for a in held.values() for b in held.values() if len(a & b) > 1}
+    sets = {a & b for a in techniques.values() for b in techniques.values() if len(a & b) > 1}
 
     def size(names: frozenset[str]) -> tuple[int, int, list[str]]:
-        cells = sum(len(tables[s].groupby(CELL)) for s in held if names <= held[s])
+        cells = sum(len(tables[s].groupby(CELL)) for s in techniques if names <= techniques[s])
         return cells * (len(names) - 1), cells, sorted(names)
 
     return max(sets, key=size, default=frozenset())
 
 
 def draw_critical_difference(
-    report: Report,
-    tables: Mapping[Study, pd.DataFrame],
+    report: FigureContext,
+    tables: Mapping[SourceStudy, pd.DataFrame],
     names: frozenset[str],
     at: str,
     name: str,
@@ -146,32 +152,32 @@ def draw_critical_difference(
     if whole.empty:
         return Skipped(name, f"no dataset and setting has all of {', '.join(order)} {at}")
     sources = whole.index.get_level_values(0)
-    found = critical_difference(whole[order].to_numpy(float), order, list(sources))
-    if least and found.note:
-        return Skipped(name, found.note)
-    title = _finding(found, at)
+    result = critical_difference(whole[order].to_numpy(float), order, list(sources))
+    if least and result.note:
+        return Skipped(name, result.note)
+    title = _finding(result, at)
     figure, (axes,) = grid(title, 1, columns=1, row=0.9 + 0.24 * len(order), extra=0.3)
-    diagram(axes, found, report.looks)
+    diagram(axes, result, report.looks)
     caption = joined(
-        f"Mean rank by AUROC (1 is best) over {_cells(found)}, each one setting on one "
+        f"Mean rank by AUROC (1 is best) over {_cells(result)}, each one setting on one "
         f"dataset {at} ({listed(sorted({s.modality for s in tables}))}), all seeds pooled.",
         ""
-        if found.note
+        if result.note
         else "Bars join techniques of which no pair is shown to differ (Wilcoxon's signed-rank "
         f"test, p adjusted by Holm, level {LEVEL}).",
-        f"Friedman's test over all: {p_value(found.p)}." if not np.isnan(found.p) else "",
-        found.note,
+        f"Friedman's test over all: {p_value(result.p)}." if not np.isnan(result.p) else "",
+        result.note,
         DEPENDENT,
     )
     return Titled(name, SECTION, title, caption, figure, aggregate=True)
 
 
-def diagram(axes: Axes, found: CriticalDifference, looks: Mapping[str, TechniqueLook]) -> None:
+def diagram(axes: Axes, result: CriticalDifference, looks: Mapping[str, TechniqueLook]) -> None:
     """The axis of ranks, the techniques at its sides, and the bars that join cliques."""
-    count = len(found.names)
+    count = len(result.names)
     left = (count + 1) // 2
-    bars = 0.35 * len(found.cliques)
-    for place, (name, rank) in enumerate(zip(found.names, found.mean_ranks, strict=True)):
+    bars = 0.35 * len(result.cliques)
+    for place, (name, rank) in enumerate(zip(result.names, result.mean_ranks, strict=True)):
         first = place < left
         depth = -(0.7 + bars + 0.8 * (place if first else count - 1 - place))
         side = 0.75 if first else count + 0.25
@@ -195,8 +201,8 @@ def diagram(axes: Axes, found: CriticalDifference, looks: Mapping[str, Technique
             ha="right" if first else "left",
             va="center",
         )
-    ranks = dict(zip(found.names, found.mean_ranks, strict=True))
-    for number, clique in enumerate(found.cliques):
+    ranks = dict(zip(result.names, result.mean_ranks, strict=True))
+    for number, clique in enumerate(result.cliques):
         ends = [ranks[clique[0]] - 0.04, ranks[clique[-1]] + 0.04]
         height = -0.35 - 0.35 * number
         axes.plot(ends, [height, height], color="black", linewidth=3.5, solid_capstyle="butt")
@@ -216,38 +222,38 @@ def _rank_axis(axes: Axes, count: int, depth: float) -> None:
     axes.set_xlabel("mean rank (1 is best)")
 
 
-def _finding(found: CriticalDifference, at: str) -> str:
-    best, rank = found.names[0], found.mean_ranks[0]
-    tied = [n for n, r in zip(found.names, found.mean_ranks, strict=True) if np.isclose(r, rank)]
+def _finding(result: CriticalDifference, at: str) -> str:
+    best, rank = result.names[0], result.mean_ranks[0]
+    tied = [n for n, r in zip(result.names, result.mean_ranks, strict=True) if np.isclose(r, rank)]
     lead = f"lowest mean rank {listed(tied)} {rank:.2f}"
-    cells = _cells(found)
-    if found.note:
+    cells = _cells(result)
+    if result.note:
         return f"Ranks {at}: nothing can be concluded from {cells}; {lead}"
-    clear = [(a, b) for a, b, p in found.pairs if p <= LEVEL]
+    clear = [(a, b) for a, b, p in result.pairs if p <= LEVEL]
     if not clear:
         return f"Ranks {at}: no technique is shown to differ from another in {cells}; {lead}"
     below = [b for a, b in clear if a == best]
     over = f", ahead of {listed(below)}" if below else ", not shown to be ahead of any"
     return (
-        f"Ranks {at}: {len(clear)} of {len(found.pairs)} pairs of techniques differ over {cells}; "
+        f"Ranks {at}: {len(clear)} of {len(result.pairs)} pairs of techniques differ over {cells}; "
         f"{lead}{over}"
     )
 
 
-def _cells(found: CriticalDifference) -> str:
+def _cells(result: CriticalDifference) -> str:
     return (
-        f"{found.cells} cell{'s' * (found.cells != 1)} of {found.sources} "
-        f"source{'s' * (found.sources != 1)}"
+        f"{result.cells} cell{'s' * (result.cells != 1)} of {result.sources} "
+        f"source{'s' * (result.sources != 1)}"
     )
 
 
-def draw_rankings(report: Report) -> Iterator[Drawn]:
+def draw_rankings(report: FigureContext) -> Iterator[Drawn]:
     """One figure for each study: ranks on each dataset with their intervals."""
     for study in report.studies:
         yield draw_ranking(report, study)
 
 
-def draw_ranking(report: Report, study: Study) -> Drawn:
+def draw_ranking(report: FigureContext, study: SourceStudy) -> Drawn:
     """Rank of each technique on each dataset and setting, with τ of the ranking."""
     name = f"ranking-{study.slug}"
     ranking = study.of(report.analysis.ranking).dropna(subset=["rank"])
@@ -287,8 +293,8 @@ def draw_ranking(report: Report, study: Study) -> Drawn:
 def _tick(setting: str, rows: pd.DataFrame) -> str:
     """A setting with the τ of its ranking."""
     label = SETTING_LABELS.get(setting, setting)
-    found = rows[rows["setting"] == setting]
-    return f"{label}\n{_tau(found.iloc[0])}" if len(found) else label
+    first = rows[rows["setting"] == setting]
+    return f"{label}\n{_tau(first.iloc[0])}" if len(first) else label
 
 
 def _tau(row: pd.Series) -> str:

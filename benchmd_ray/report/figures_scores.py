@@ -21,9 +21,9 @@ from benchmd_ray.report.figures_panels import (
 from benchmd_ray.report.figures_parts import (
     OVER_TARGETS,
     Drawn,
-    Report,
+    FigureContext,
     Skipped,
-    Study,
+    SourceStudy,
     Titled,
     in_distribution,
     mean_auroc,
@@ -53,13 +53,13 @@ AVERAGED = (
 )
 
 
-def draw_results(report: Report) -> Iterator[Drawn]:
+def draw_results(report: FigureContext) -> Iterator[Drawn]:
     """AUROC as in the paper's figure 3: in distribution, and the mean over targets."""
     for studies in report.together:
         yield draw_auroc(report, studies)
 
 
-def draw_auroc(report: Report, studies: tuple[Study, ...]) -> Drawn:
+def draw_auroc(report: FigureContext, studies: tuple[SourceStudy, ...]) -> Drawn:
     """In-distribution and target AUROC of every technique and setting; a row per study."""
     name = report.name("auroc", studies)
     scores = mean_auroc(report.analysis.scores)
@@ -88,14 +88,14 @@ def draw_auroc(report: Report, studies: tuple[Study, ...]) -> Drawn:
     return Titled(name, SECTION, title, caption, figure, aggregate=True)
 
 
-Halves = list[tuple[Study, pd.DataFrame, pd.DataFrame]]
+Halves = list[tuple[SourceStudy, pd.DataFrame, pd.DataFrame]]
 
 
-def _one_seed(report: Report) -> bool:
+def _one_seed(report: FigureContext) -> bool:
     return bool((report.analysis.scores["seeds"] <= 1).all())
 
 
-def _halves(frame: pd.DataFrame, studies: tuple[Study, ...], report: Report) -> Halves:
+def _halves(frame: pd.DataFrame, studies: tuple[SourceStudy, ...], report: FigureContext) -> Halves:
     """Each study's rows in distribution, and its mean over targets."""
     if frame.empty:
         return []
@@ -126,14 +126,14 @@ def _stacked(halves: Halves) -> pd.DataFrame:
     )
 
 
-def _short(study: Study, halves: Halves) -> str:
+def _short(study: SourceStudy, halves: Halves) -> str:
     """The modality; the study where several are of that modality."""
     same = [other for other, *_ in halves if other.modality == study.modality]
     return study.modality if len(same) == 1 else study.label
 
 
 def _draw_halves(
-    title: str, halves: Halves, frame: pd.DataFrame, report: Report
+    title: str, halves: Halves, frame: pd.DataFrame, report: FigureContext
 ) -> tuple[Figure, list[list[Axes]]]:
     """A row of panels for each study, in distribution and targets where any has some."""
     whole = _stacked(halves)
@@ -147,8 +147,8 @@ def _draw_halves(
             f"{study.label}: {_split_of(both[0])}",
             f"{_short(study, halves)}: {_mean_of(targets)}",
         )
-        shown = list(zip(both, labels, strict=True))[:columns]  # without targets one
-        for axes, (part, label) in zip(rows[number], shown, strict=True):
+        halves_shown = list(zip(both, labels, strict=True))[:columns]  # without targets one
+        for axes, (part, label) in zip(rows[number], halves_shown, strict=True):
             dodged(
                 axes, part, at=settings, column="setting", techniques=techniques, looks=report.looks
             )
@@ -182,7 +182,7 @@ def _auroc_title(whole: pd.DataFrame) -> str:
     return f"Highest AUROC {'; '.join(parts)}"
 
 
-def _rows_of(scores: pd.DataFrame, studies: tuple[Study, ...]) -> str:
+def _rows_of(scores: pd.DataFrame, studies: tuple[SourceStudy, ...]) -> str:
     if scores.empty:
         return ""
     used = pd.concat([study.of(scores) for study in studies])

@@ -83,16 +83,16 @@ def varied(record: SearchRecord, done: pd.DataFrame) -> list[str]:
 def labels_of(names: Iterable[str]) -> dict[str, str]:
     """The shortest ends of settings' names that tell them apart: ``optimiser.lr`` or ``lr``."""
     whole = list(names)
-    found = {}
+    labels = {}
     for name in whole:
         parts = name.split(".")
         ends = [".".join(parts[-count:]) for count in range(1, len(parts) + 1)]
-        found[name] = next(
+        labels[name] = next(
             end
             for end in ends
             if end == name or sum(f".{one}".endswith(f".{end}") for one in whole) == 1
         )
-    return found
+    return labels
 
 
 def mark_legend(figure: Figure, handles: Sequence[Line2D]) -> None:
@@ -121,13 +121,13 @@ def draw_slices(record: SearchRecord) -> Drawn:
     for place, (axes, key) in enumerate(zip(panels, short, strict=True)):
         about = record.space[key]
         x, ticks = positions(done[key], about)
-        shown = x + (_jitter(len(x)) if ticks else 0.0)
+        places = x + (_jitter(len(x)) if ticks else 0.0)
         colours = done["number"].to_numpy(float)
-        axes.scatter(shown, done["value"], c=colours, cmap="Blues", vmin=-0.6 * len(done), s=20,
+        axes.scatter(places, done["value"], c=colours, cmap="Blues", vmin=-0.6 * len(done), s=20,
                      edgecolors="#444444", linewidths=0.4, label="trials")  # fmt: skip
         first = (done["number"] == 0).to_numpy()
-        axes.plot(shown[first], done["value"][first], label="start", **START)
-        axes.plot(shown[top], done["value"][top], label="chosen", **CHOSEN)
+        axes.plot(places[first], done["value"][first], label="start", **START)
+        axes.plot(places[top], done["value"][top], label="chosen", **CHOSEN)
         _setting_axis(axes, x, about, ticks)
         axes.set_title(short[key])
         axes.grid(axis="y", color=FAINT, linewidth=0.5)
@@ -263,8 +263,8 @@ def _choice(value: Any, values: Sequence[Any]) -> float:
     """
     if pd.isna(value):
         return float("nan")
-    for place, one in enumerate(values):
-        if one == value or str(one) == str(value):
+    for place, choice in enumerate(values):
+        if choice == value or str(choice) == str(value):
             return float(place)
     return float("nan")
 
@@ -297,8 +297,8 @@ def _setting_axis(
 
 def _ends(values: Any, about: Mapping[str, Any]) -> tuple[float, float]:
     """Range of a number, wide enough for all values: a search may start outside of its space."""
-    held = [float(value) for value in values if not np.isnan(value)]
-    return min([about["low"], *held]), max([about["high"], *held])
+    numbers = [float(value) for value in values if not np.isnan(value)]
+    return min([about["low"], *numbers]), max([about["high"], *numbers])
 
 
 def _is_log(about: Mapping[str, Any]) -> bool:

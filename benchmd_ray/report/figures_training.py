@@ -20,9 +20,9 @@ from benchmd_ray.report.figures_panels import (
 from benchmd_ray.report.figures_parts import (
     STUDY,
     Drawn,
-    Report,
+    FigureContext,
     Skipped,
-    Study,
+    SourceStudy,
     Titled,
     settings_of,
     studies,
@@ -38,7 +38,7 @@ SCORES = {"validation_auroc": "validation AUROC", "validation_dsc": "validation 
 NAMES = {"loss": "loss", **SCORES}
 
 
-def draw_training(report: Report) -> Iterator[Drawn]:
+def draw_training(report: FigureContext) -> Iterator[Drawn]:
     """Pretraining of each source, then fine-tuning and linear evaluation of each study."""
     frame = _placed(report)
     pretraining = frame[(frame["kind"] == "pretrain") & (frame["name"] == "loss")]
@@ -52,17 +52,17 @@ def draw_training(report: Report) -> Iterator[Drawn]:
             yield Skipped(name, f"no {name} wrote its metrics")
 
 
-def draw_pretraining(report: Report, study: Study, frame: pd.DataFrame) -> Drawn:
+def draw_pretraining(report: FigureContext, study: SourceStudy, frame: pd.DataFrame) -> Drawn:
     """Loss of each technique on its own axis: their losses are of different kinds."""
     techniques = techniques_of(frame)
     title = f"{study.label}: pretraining loss, first to last report: {_from_to(frame)}"
     figure, panels = grid(title, len(techniques), columns=3, row=2.2, extra=0.3)
     for axes, technique in zip(panels, techniques, strict=True):
         rows = frame[frame["technique"] == technique]
-        for run, one in rows.groupby("run", sort=True):
+        for run, losses in rows.groupby("run", sort=True):
             axes.plot(
-                one["done"],
-                one["value"],
+                losses["done"],
+                losses["value"],
                 label=f"{technique} {run}",
                 color=report.looks[technique].colour,
                 linewidth=0.9,
@@ -81,7 +81,7 @@ def draw_pretraining(report: Report, study: Study, frame: pd.DataFrame) -> Drawn
     return Titled(f"pretraining-{study.slug}", SECTION, title, caption, figure, aggregate=True)
 
 
-def draw_transfer(report: Report, study: Study, frame: pd.DataFrame) -> Drawn:
+def draw_transfer(report: FigureContext, study: SourceStudy, frame: pd.DataFrame) -> Drawn:
     """Loss and source validation AUROC of each epoch; a column for each setting."""
     settings, techniques = settings_of(frame), techniques_of(frame)
     names = [name for name in NAMES if name in set(frame["name"])]
@@ -112,7 +112,7 @@ def draw_transfer(report: Report, study: Study, frame: pd.DataFrame) -> Drawn:
     return Titled(f"training-{study.slug}", SECTION, title, caption, figure, aggregate=True)
 
 
-def _placed(report: Report) -> pd.DataFrame:
+def _placed(report: FigureContext) -> pd.DataFrame:
     """The training frame with each run's policy and protocol."""
     ran = report.analysis.ran[["run", "policy", "protocol"]].drop_duplicates("run")
     return report.analysis.training.merge(ran, on="run", how="inner").dropna(
@@ -120,27 +120,34 @@ def _placed(report: Report) -> pd.DataFrame:
     )
 
 
-def _lines(axes: Axes, frame: pd.DataFrame, techniques: Sequence[str], report: Report) -> None:
+def _lines(
+    axes: Axes, frame: pd.DataFrame, techniques: Sequence[str], report: FigureContext
+) -> None:
     for technique in techniques:
         rows = frame[frame["technique"] == technique]
         if rows.empty:
             continue
-        found = _thinned(rows.groupby("done")["value"].agg(["mean", "min", "max"]))
+        epochs = _thinned(rows.groupby("done")["value"].agg(["mean", "min", "max"]))
         look = report.looks[technique]
         if rows["run"].nunique() > 1:
             axes.fill_between(
-                found.index, found["min"], found["max"], color=look.colour, alpha=0.15, linewidth=0
+                epochs.index,
+                epochs["min"],
+                epochs["max"],
+                color=look.colour,
+                alpha=0.15,
+                linewidth=0,
             )
         axes.plot(
-            found.index,
-            found["mean"],
+            epochs.index,
+            epochs["mean"],
             label=technique,
             color=look.colour,
             linestyle=look.line,
             linewidth=1.1,
             marker=look.marker,
             markersize=3.5,
-            markevery=[len(found) - 1],
+            markevery=[len(epochs) - 1],
         )
 
 

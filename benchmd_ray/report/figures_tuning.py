@@ -13,7 +13,7 @@ from matplotlib.ticker import MaxNLocator
 
 from benchmd_ray.report.canvas import OKABE_ITO, new_figure
 from benchmd_ray.report.figures_panels import FAINT, SMALL, title_height
-from benchmd_ray.report.figures_parts import Drawn, Report, Skipped, Titled
+from benchmd_ray.report.figures_parts import Drawn, FigureContext, Skipped, Titled
 from benchmd_ray.report.figures_settings import (
     CHOSEN,
     NO_VALUE,
@@ -40,7 +40,7 @@ QUIET = "#9A9A9A"
 Stroke = Literal["-", "--", ":"]
 
 
-def draw_searches(report: Report) -> Iterator[Drawn]:
+def draw_searches(report: FigureContext) -> Iterator[Drawn]:
     """What each search tried, chose and found important; cost where it searched for that, too."""
     for record in report.analysis.records:
         yield draw_history(record)
@@ -51,7 +51,7 @@ def draw_searches(report: Report) -> Iterator[Drawn]:
             yield draw_front(record)
 
 
-def draw_settings(report: Report) -> Iterator[Drawn]:
+def draw_settings(report: FigureContext) -> Iterator[Drawn]:
     """How each search's score goes with its settings, and how its trials learned."""
     for record in report.analysis.records:
         yield draw_slices(record)
@@ -136,15 +136,15 @@ def draw_finalists(record: SearchRecord) -> Drawn:
     title = f"{heading(record)}, {fresh} fresh evaluations: {_choice(record)}"
     figure = new_figure(title, 0.9 + 0.3 * len(record.finalists) + title_height(title))
     axes = figure.add_subplot()
-    for place, one in enumerate(reversed(record.finalists)):
-        colour = CHOSEN["color"] if one["number"] == record.best else BLUE
-        axes.plot([one["low"], one["difference"]], [place, place], color=colour, linewidth=1.4,
-                  label="_bound")  # fmt: skip
-        axes.plot(one["low"], place, "|", color=colour, markersize=9, label="_low")
-        look = CHOSEN if one["number"] == record.best else {"marker": "o", "color": BLUE}
-        axes.plot(one["difference"], place, label=f"trial {one['number']}", **look)
-        said = f" {signed(one['difference'])}, at least {signed(one['low'])}"
-        axes.annotate(said, (one["difference"], place), (8, 0), textcoords="offset points",
+    for place, finalist in enumerate(reversed(record.finalists)):
+        colour = CHOSEN["color"] if finalist["number"] == record.best else BLUE
+        ends = [finalist["low"], finalist["difference"]]
+        axes.plot(ends, [place, place], color=colour, linewidth=1.4, label="_bound")
+        axes.plot(finalist["low"], place, "|", color=colour, markersize=9, label="_low")
+        look = CHOSEN if finalist["number"] == record.best else {"marker": "o", "color": BLUE}
+        axes.plot(finalist["difference"], place, label=f"trial {finalist['number']}", **look)
+        text = f" {signed(finalist['difference'])}, at least {signed(finalist['low'])}"
+        axes.annotate(text, (finalist["difference"], place), (8, 0), textcoords="offset points",
                       va="center", fontsize=SMALL)  # fmt: skip
     names = [f"trial {one['number']}" for one in reversed(record.finalists)]
     axes.set_yticks(range(len(names)), names)
@@ -164,20 +164,20 @@ def draw_finalists(record: SearchRecord) -> Drawn:
 def draw_importance(record: SearchRecord) -> Drawn:
     """How much of the variation between trials each setting explains."""
     name = f"importance-{record.name}"
-    found = record.importance
-    if not found:
+    importance = record.importance
+    if not importance:
         return Skipped(name, f"{record.name}, importance of settings: {record.importance_reason}")
     short = labels_of(record.space)
-    first = next(iter(found))
-    title = f"{heading(record)}: {first} matters most ({100 * found[first]:.0f}{GLUE}%)"
-    figure = new_figure(title, 0.7 + 0.26 * len(found) + title_height(title))
+    first = next(iter(importance))
+    title = f"{heading(record)}: {first} matters most ({100 * importance[first]:.0f}{GLUE}%)"
+    figure = new_figure(title, 0.7 + 0.26 * len(importance) + title_height(title))
     axes = figure.add_subplot()
-    places = np.arange(len(found))[::-1]
-    axes.barh(places, list(found.values()), color=BLUE, height=0.7)
-    axes.set_yticks(places, [short.get(key, key) for key in found])
-    for place, value in zip(places, found.values(), strict=True):
+    places = np.arange(len(importance))[::-1]
+    axes.barh(places, list(importance.values()), color=BLUE, height=0.7)
+    axes.set_yticks(places, [short.get(key, key) for key in importance])
+    for place, value in zip(places, importance.values(), strict=True):
         axes.text(value, place, f" {value:.2f}", va="center", fontsize=SMALL)
-    axes.set_xlim(0, 1.12 * max(found.values()) or 1.0)
+    axes.set_xlim(0, 1.12 * max(importance.values()) or 1.0)
     axes.set_xlabel("importance")
     trials = len(scored(record))
     caption = (
@@ -316,9 +316,9 @@ def _highlighted(axes: Axes, record: SearchRecord, trials: pd.DataFrame) -> list
         (0, "start of the search", "#000000"),
         (record.best or None, "chosen", GREEN),
     ):
-        found = trials[trials["number"] == number]
-        if len(found):
-            steps, values = zip(*found["curve"].iloc[0], strict=True)
+        trial = trials[trials["number"] == number]
+        if len(trial):
+            steps, values = zip(*trial["curve"].iloc[0], strict=True)
             line: Stroke = "--" if number == 0 else "-"
             axes.plot(steps, values, color=colour, linewidth=1.8, linestyle=line, label=label,
                       marker=_single(steps))  # fmt: skip

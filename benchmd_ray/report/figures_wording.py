@@ -13,7 +13,7 @@ from collections.abc import Callable
 import pandas as pd
 
 from benchmd_ray.errors import count_of
-from benchmd_ray.report.figures_parts import Report
+from benchmd_ray.report.figures_parts import FigureContext
 from benchmd_ray.report.frames import BOOTSTRAP
 from benchmd_ray.scores.comparison import LEVEL
 
@@ -111,7 +111,7 @@ def caveat(frame: pd.DataFrame) -> str:
     return ROUGH if rough.any() else ""
 
 
-def how_drawn(report: Report) -> str:
+def how_drawn(report: FigureContext) -> str:
     """What the intervals are, with the number of resamples, and whether they cover seeds."""
     drawn = f"{INTERVAL} ({report.resamples:,} resamples)" if report.resamples else INTERVAL
     if several_seeds(report.analysis.scores):

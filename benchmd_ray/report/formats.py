@@ -102,29 +102,21 @@ def latex(frame: pd.DataFrame, caption: str, label: str, notes: Sequence[str] = 
         label: For ``\ref``.
         notes: Plain text, below the table.
     """
-    head, *rows = ([latex_text(v) for v in row] for row in _rows(frame))
-    columns = "".join("r" if right else "l" for right in _right(frame))
-    top = " & ".join(head) + r" \\"
+    table = frame.map(str).map(latex_text).rename(columns=lambda name: latex_text(str(name)))
     lines = [
         "% needs \\usepackage{booktabs,longtable}",
         r"\begingroup\footnotesize\setlength{\tabcolsep}{3pt}",
-        rf"\begin{{longtable}}{{{columns}}}",
-        rf"\caption{{{latex_text(caption)}}}\label{{{label}}}\\",
-        r"\toprule",
-        top,
-        r"\midrule",
-        r"\endfirsthead",
-        r"\toprule",
-        top,
-        r"\midrule",
-        r"\endhead",
-        r"\bottomrule",
-        r"\endlastfoot",
-        *(" & ".join(row) + r" \\" for row in rows),
-        r"\end{longtable}",
+        table.to_latex(
+            index=False,
+            longtable=True,
+            escape=False,  # `latex_text` knows more characters
+            column_format="".join("r" if right else "l" for right in _right(frame)),
+            caption=latex_text(caption),
+            label=label,
+        ),
+        *(f"{latex_text(note)}\n" for note in notes),
+        r"\par\endgroup",
     ]
-    lines += [f"\n{latex_text(note)}" for note in notes]
-    lines += [r"\par\endgroup"]
     return "\n".join(lines) + "\n"
 
 

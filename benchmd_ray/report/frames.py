@@ -173,10 +173,10 @@ def frame(name: str, rows: Iterable[Mapping[str, Any]]) -> pd.DataFrame:
     Raises:
         KeyError: A row lacks a column.
     """
-    columns, held = FRAMES[name], list(rows)
+    columns, records = FRAMES[name], list(rows)
     return pd.DataFrame(
         {
-            column: pd.Series([row[column] for row in held], dtype=kind)
+            column: pd.Series([row[column] for row in records], dtype=kind)
             for column, kind in columns.items()
         }
     )

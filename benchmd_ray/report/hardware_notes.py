@@ -1,4 +1,4 @@
-"""The hardware of runs: for the table of runs, and where results that meet come from different."""
+"""Hardware of runs: for the table of runs, and notes where compared results differ in it."""
 
 from __future__ import annotations
 
@@ -27,28 +27,28 @@ def hardware_columns(run: Run) -> dict[str, str | None]:
     return columns
 
 
-def of_pools(pools: Sequence[Pool], found: Sequence[Run]) -> list[str]:
+def of_pools(pools: Sequence[Pool], runs: Sequence[Run]) -> list[str]:
     """The note on the results of one source, if there is one to make; see `different_hardware`."""
     meeting: dict[tuple[str, ...], list[Scored]] = {}
     for pool in pools:
         meeting.setdefault(tuple(pool.key[name] for name in MEETING), []).extend(pool.members)
-    return different_hardware(pools[0].key["source"], meeting.values(), found) if pools else []
+    return different_hardware(pools[0].key["source"], meeting.values(), runs) if pools else []
 
 
 def different_hardware(
-    name: str, meeting: Iterable[Sequence[Scored]], found: Sequence[Run]
+    name: str, meeting: Iterable[Sequence[Scored]], runs: Sequence[Run]
 ) -> list[str]:
     """A note where results that are pooled or compared were computed by different hardware.
 
     Args:
         name: What the results are of.
         meeting: Results that are pooled or compared with each other.
-        found: Runs, the pretrainings of the others among them where they are known.
+        runs: Runs, the pretrainings of the others among them where they are known.
     """
-    known = {run.folder.name: run for run in found}
+    runs_by_name = {run.folder.name: run for run in runs}
     differing: dict[str, set[Hardware]] = {}
     for results in meeting:
-        for stage, kinds in _stages(results, known).items():
+        for stage, kinds in _stages(results, runs_by_name).items():
             if len(kinds) > 1:
                 differing.setdefault(stage, set()).update(kinds)
     by_kinds: dict[str, list[str]] = {}
@@ -56,18 +56,18 @@ def different_hardware(
         by_kinds.setdefault("; ".join(sorted(map(str, kinds))), []).append(stage)
     return [
         f"{name}: results that are pooled or compared were {' and '.join(stages)} on different "
-        f"hardware, which rounds differently: {said}. Part of their differences may come from that."
+        f"hardware, which rounds differently: {said}. This may explain part of their differences."
         for said, stages in by_kinds.items()
     ]
 
 
-def _stages(results: Sequence[Scored], known: Mapping[str, Run]) -> dict[str, set[Hardware]]:
+def _stages(results: Sequence[Scored], runs_by_name: Mapping[str, Run]) -> dict[str, set[Hardware]]:
     """All hardware that results come from, stage by stage."""
-    found: dict[str, set[Hardware]] = {"pretrained": set(), "trained": set(), "scored": set()}
+    stages: dict[str, set[Hardware]] = {"pretrained": set(), "trained": set(), "scored": set()}
     for run in {one.run.folder: one.run for one in results}.values():
-        found["trained"].update(trained_by(run.folder))
-        if pretraining := pretraining_of(run, known):
-            found["pretrained"].update(trained_by(pretraining.folder))
+        stages["trained"].update(trained_by(run.folder))
+        if pretraining := pretraining_of(run, runs_by_name):
+            stages["pretrained"].update(trained_by(pretraining.folder))
     for one in results:
-        found["scored"].add(from_json(one.about["hardware"]))
-    return found
+        stages["scored"].add(from_json(one.about["hardware"]))
+    return stages

@@ -56,10 +56,10 @@ def kept(
     path = cache_folder() / "report" / f"{_name(inputs, how)}.parquet"
     if is_whole(path):
         with suppress(Damaged):
-            held = read_table(path, path, "")
-            if fits(held):
+            table = read_table(path, path, "")
+            if fits(table):
                 used(path)
-                return held
+                return table
     result = compute()  # it was not computed yet, or was damaged since
     with suppress(OSError, BenchmdError):  # a folder that is read-only or full
         _keep(path, result)

@@ -10,21 +10,22 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from html import escape
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import pandas as pd
+from markupsafe import Markup
 
 from benchmd_ray.data.provenance import together
 from benchmd_ray.errors import count_of
 from benchmd_ray.evaluation.registry import usual_start
+from benchmd_ray.report.document import render
 from benchmd_ray.report.formats import aligned, latex_text, markdown
 from benchmd_ray.report.names import SETTINGS, TECHNIQUES, dataset_text
 from benchmd_ray.report.notes import synthetic
 from benchmd_ray.report.protocols import base_of, is_ensemble
-from benchmd_ray.report.table import DASH, Kind, shown, text_of
+from benchmd_ray.report.table import DASH, Kind, shown
 from benchmd_ray.scores.comparison import LEVEL
 
 if TYPE_CHECKING:
@@ -74,12 +75,12 @@ class Matrix:
     @cached_property
     def groups(self) -> dict[Group, list[Where]]:
         """The columns of each source: targets before what is in distribution."""
-        found: dict[Group, list[Where]] = {}
+        groups: dict[Group, list[Where]] = {}
         for where in dict.fromkeys(where for _, where in self.cells):
-            found.setdefault(where[:3], []).append(where)
+            groups.setdefault(where[:3], []).append(where)
         return {
             group: sorted(places, key=lambda where: where[4] != "target")
-            for group, places in found.items()
+            for group, places in groups.items()
         }
 
     @cached_property
@@ -88,11 +89,11 @@ class Matrix:
 
         def order(what: What) -> tuple[object, ...]:
             setting, protocol, technique = what
-            own = protocol if protocol != PAPER else usual_start()
+            base = protocol if protocol != PAPER else usual_start()
             return (
                 *_known(SETTINGS, setting),
-                own != usual_start(),
-                own,
+                base != usual_start(),
+                base,
                 *_known(TECHNIQUES, technique),
                 protocol == PAPER,
             )
@@ -135,8 +136,8 @@ def matrix_of(analysis: Analysis) -> Matrix | None:
     marks, cells = _marks(analysis, scores), {}
     for row in scores.to_dict("records"):
         what, where = _what(row), _where(row)
-        held = (row["value"], row["low"], row["high"], int(row["seeds"]))
-        cells[what, where] = Cell(*held, mark=marks.get((what, where), ""))
+        values = (row["value"], row["low"], row["high"], int(row["seeds"]))
+        cells[what, where] = Cell(*values, mark=marks.get((what, where), ""))
         if np.isfinite(row["paper"]):
             published = (what[0], PAPER, what[2])
             cells[published, where] = Cell(row["paper"], np.nan, np.nan, 0)
@@ -167,19 +168,19 @@ def _marks(analysis: Analysis, scores: pd.DataFrame) -> dict[tuple[What, Where],
     for row in analysis.pairs.to_dict("records"):
         place = (str(row["setting"]), str(row["protocol"]), _where(row))
         contests.setdefault(place, {})[frozenset((row["a"], row["b"]))] = row["p_holm"]
-    found: dict[tuple[What, Where], Mark] = {}
+    marks: dict[tuple[What, Where], Mark] = {}
     for (setting, protocol, where), pairs in contests.items():
         names = sorted({name for pair in pairs for name in pair})
-        own = {name: values.get(((setting, protocol, name), where), np.nan) for name in names}
-        held = {name: value for name, value in own.items() if np.isfinite(value)}
-        if len(held) < 2:
+        scored = {name: values.get(((setting, protocol, name), where), np.nan) for name in names}
+        finite = {name: value for name, value in scored.items() if np.isfinite(value)}
+        if len(finite) < 2:
             continue
-        best = max(held, key=lambda name: held[name])
-        for name in held:
+        best = max(finite, key=lambda name: finite[name])
+        for name in finite:
             differs = pairs.get(frozenset((best, name)), np.nan) < LEVEL
             mark: Mark = "best" if name == best else "" if differs else "alike"
-            found[(setting, protocol, name), where] = mark
-    return found
+            marks[(setting, protocol, name), where] = mark
+    return marks
 
 
 def _gaps(analysis: Analysis) -> Iterator[tuple[tuple[What, Group], float]]:
@@ -195,11 +196,11 @@ def _ranks(analysis: Analysis) -> Iterator[tuple[tuple[What, Group], float]]:
     """Of methods that take part wherever others of their setting and protocol meet."""
     for _, rows in analysis.ranking.groupby(["setting", "protocol", *PLACE[:3]], sort=False):
         targets = rows[rows["role"] == "target"]
-        held = targets if len(targets) else rows
-        contests = len(held[list(PLACE)].drop_duplicates())
-        for key, own in held.groupby([*METHOD, *PLACE[:3]], sort=False):
-            if len(own) == contests:
-                yield _split(key), float(own["rank"].mean())
+        ranked = targets if len(targets) else rows
+        contests = len(ranked[list(PLACE)].drop_duplicates())
+        for key, ranks in ranked.groupby([*METHOD, *PLACE[:3]], sort=False):
+            if len(ranks) == contests:
+                yield _split(key), float(ranks["rank"].mean())
 
 
 def _split(key: Any) -> tuple[What, Group]:
@@ -211,7 +212,7 @@ def _split(key: Any) -> tuple[What, Group]:
 
 
 @dataclass(frozen=True)
-class Shown:
+class CellText:
     """A cell as text."""
 
     text: str
@@ -227,7 +228,7 @@ class Written:
     heads: list[str]
     groups: list[tuple[str, int]]
     """Modalities, and how many columns each has."""
-    rows: list[tuple[What, list[Shown]]]
+    rows: list[tuple[What, list[CellText]]]
     sums: list[str]
     """Which sums there are."""
     warning: str
@@ -241,7 +242,7 @@ def written(matrix: Matrix) -> Written:
     ]
     several = len({group[:2] for group in matrix.groups}) < len(matrix.groups)
     heads, groups, used = list[str](), list[tuple[str, int]](), set[str]()
-    rows: dict[What, list[Shown]] = {what: [] for what in matrix.methods}
+    rows: dict[What, list[CellText]] = {what: [] for what in matrix.methods}
     for group, places in matrix.groups.items():
         before = len(heads)
         for where in places:
@@ -249,17 +250,17 @@ def written(matrix: Matrix) -> Written:
             for what, cells in rows.items():
                 cell = matrix.cells.get((what, where))
                 value = DASH if cell is None else shown(cell.value, "number")
-                cells.append(Shown(value, "" if cell is None else cell.mark, cell))
+                cells.append(CellText(value, "" if cell is None else cell.mark, cell))
         for name, values, kind, digits in sums:
             if any(of == group for _, of in values):
                 used.add(name)
                 heads.append(name)
                 for what, cells in rows.items():
-                    cells.append(Shown(shown(values.get((what, group)), kind, digits)))
+                    cells.append(CellText(shown(values.get((what, group)), kind, digits)))
         title = f"{group[0]}, {group[2]}" if several else group[0]
         groups.append((title, len(heads) - before))
-    held = [name for name, *_ in sums if name in used]
-    return Written(heads, groups, list(rows.items()), held, matrix.warning)
+    used_sums = [name for name, *_ in sums if name in used]
+    return Written(heads, groups, list(rows.items()), used_sums, matrix.warning)
 
 
 def method_text(what: What) -> str:
@@ -269,9 +270,9 @@ def method_text(what: What) -> str:
 
 CAPTION = "AUROC, mean over classes, seeds pooled."
 MARKED = (
-    "Bold is the highest of the techniques on the same records with one setting; "
-    f"{ALIKE} cannot be told from it (p ≥ {LEVEL} after Holm's correction, or too few patients for "
-    "a test)."
+    "Bold: highest of the techniques on the same records with one setting; "
+    f"{ALIKE}: not significantly different from it (p ≥ {LEVEL} after Holm's correction, or too "
+    "few patients for a test)."
 )
 TUNED = "Tuned rows do not compete with the others."
 SUMMED = {
@@ -285,8 +286,8 @@ def caption_of(text: Written) -> str:
     marked = any(each.mark for _, cells in text.rows for each in cells)
     tuned = marked and any(base_of(what[1]) == "tuned" for what, _ in text.rows)
     sums = [SUMMED[name] for name in text.sums]
-    said = [CAPTION, MARKED if marked else "", TUNED if tuned else "", *sums, text.warning]
-    return " ".join(filter(None, said))
+    sentences = [CAPTION, MARKED if marked else "", TUNED if tuned else "", *sums, text.warning]
+    return " ".join(filter(None, sentences))
 
 
 def matrix_markdown(matrix: Matrix) -> str:
@@ -308,16 +309,18 @@ def matrix_lines(matrix: Matrix) -> list[str]:
         chosen, before = slice(first, first + count), ""
         lines = []
         for what, cells in text.rows:
-            own = [each.text + {"best": "*", "alike": ALIKE, "": " "}[each.mark] for each in cells]
+            texts = [
+                each.text + {"best": "*", "alike": ALIKE, "": " "}[each.mark] for each in cells
+            ]
             if any(each.cell is not None for each in cells[chosen]):
                 setting = "" if what[0] == before else what[0]
-                lines.append([setting, method_text(what), *own[chosen]])
+                lines.append([setting, method_text(what), *texts[chosen]])
                 before = what[0]
         heads = ["setting", "technique", *(f"{head} " for head in text.heads[chosen])]
         table = pd.DataFrame(lines, columns=pd.Index(heads))
         parts += [title, *aligned(table), ""]
         first += count
-    caption = caption_of(text).replace("Bold is", "* is")
+    caption = caption_of(text).replace("Bold:", "*:")
     return [*parts, caption]
 
 
@@ -352,42 +355,27 @@ def matrix_latex(matrix: Matrix) -> str:
     return "\n".join(lines) + "\n"
 
 
-def matrix_html(matrix: Matrix) -> str:
+def matrix_html(matrix: Matrix) -> Markup:
     """The matrix for the page; a cell's interval and seeds are its title."""
     text = written(matrix)
-    groups = "".join(
-        f'<th scope="colgroup" colspan="{count}">{escape(text_of(name))}</th>'
-        for name, count in text.groups
-    )
-    heads = "".join(
-        f'<th scope="col" class="n">{escape(text_of(head))}</th>' for head in text.heads
-    )
-    parts, before = list[str](), ""
+    settings: dict[str, list[tuple[str, bool, list[tuple[CellText, str]]]]] = {}
     for what, cells in text.rows:
-        if what[0] != before:
-            before, wide = what[0], len(cells) + 1
-            head = f'<tr><th scope="rowgroup" colspan="{wide}">{escape(text_of(before))}</th></tr>'
-            parts.append(f"{'</tbody>' if parts else ''}<tbody>{head}")
-        quiet = ' class="quiet"' if what[1] == PAPER else ""
-        name = escape(text_of(method_text(what)))
-        parts.append(
-            f'<tr{quiet}><th scope="row">{name}</th>{"".join(map(_html_cell, cells))}</tr>'
-        )
-    return (
-        '<div class="scroll" role="region" tabindex="0" aria-labelledby="caption-main">'
-        f'<table class="matrix"><caption id="caption-main"><span>{escape(caption_of(text))}</span>'
-        f'</caption><thead><tr><td></td>{groups}</tr><tr><th scope="col">technique</th>{heads}'
-        f"</tr></thead>{''.join(parts)}</tbody></table></div>\n"
+        row = (method_text(what), what[1] == PAPER, [(cell, _about(cell)) for cell in cells])
+        settings.setdefault(what[0], []).append(row)
+    return render(
+        "matrix.html",
+        caption=caption_of(text),
+        groups=text.groups,
+        heads=text.heads,
+        settings=list(settings.items()),
     )
 
 
-def _html_cell(each: Shown) -> str:
-    about, cell = "", each.cell
-    if cell is not None and cell.seeds:
-        ends = [shown(end, "number") for end in (cell.low, cell.high)]
-        span = "no interval" if DASH in ends else f"95 % interval {ends[0]} to {ends[1]}"
-        about = f' title="{span}, {count_of(cell.seeds, "seed")}"'
-    if each.mark == "best":
-        return f'<td class="n best"{about}><b>{each.text}</b></td>'
-    sign = f"<span>{ALIKE}</span>" if each.mark == "alike" else ""
-    return f'<td class="n"{about}>{each.text}{sign}</td>'
+def _about(shown_cell: CellText) -> str:
+    """Interval and seeds of a cell; empty where no run is behind it."""
+    cell = shown_cell.cell
+    if cell is None or not cell.seeds:
+        return ""
+    low, high = shown(cell.low, "number"), shown(cell.high, "number")
+    interval = "no interval" if DASH in (low, high) else f"95 % interval {low} to {high}"
+    return f"{interval}, {count_of(cell.seeds, 'seed')}"

@@ -1,4 +1,4 @@
-"""What a reader of results must know: how they were made, and what they do not say."""
+"""Notes for readers of results: how they were computed, and their limits."""
 
 from __future__ import annotations
 
@@ -22,58 +22,60 @@ def notes(rows: pd.DataFrame) -> list[str]:
     """Notes on score rows (`frames.FRAMES`), but those that no run has made."""
     runs = rows[rows["run"] != ""]
     ours = runs[runs["evaluation"] == CLASSIFIED.evaluation]
-    found = ours[(ours["class"] == "mean") & (ours["metric"] == "auroc")]
-    own = found["role"] == "source"
+    aurocs = ours[(ours["class"] == "mean") & (ours["metric"] == "auroc")]
+    is_source = aurocs["role"] == "source"
     protocols = runs["protocol"].str.split(" ").str[0]
-    lines = [*_notes_on_seeds(runs), *_notes_on_paper(found)]
-    if len(found):
+    lines = [*_notes_on_seeds(runs), *_notes_on_paper(aurocs)]
+    if len(aurocs):
         lines.insert(
             0,
             "AUROC: one-vs-rest, unweighted mean over the classes that could be scored; 95 % "
-            f"interval by Student's t from a {BOOTSTRAP}, with several seeds over patients and "
-            "seeds.",
+            f"interval by Student's t from a {BOOTSTRAP}; with several seeds it covers patients "
+            "and seeds.",
         )
-    chosen = own & (found["split"] == "validation") & ~found["setting"].str.startswith("knn")
+    chosen = (
+        is_source & (aurocs["split"] == "validation") & ~aurocs["setting"].str.startswith("knn")
+    )
     if chosen.any():
         lines.append(
-            "validation: the split that also chose the best epoch, so that its AUROC is a little "
-            "too high."
+            "validation: this split also chose the best epoch, so its AUROC is slightly optimistic."
         )
-    if (found["setting"] == "linear").any():
+    if (aurocs["setting"] == "linear").any():
         lines.append("linear: a linear head on the frozen encoder, all labels.")
-    if found["setting"].str.startswith("knn").any():
+    if aurocs["setting"].str.startswith("knn").any():
         lines.append(
-            "knn: nothing is trained; the nearest training records by the frozen encoder's "
-            "features vote."
+            "knn: no training; the nearest training records by the frozen encoder's features vote."
         )
-    if (own & (found["dataset"] != found["source"])).any():
+    if (is_source & (aurocs["dataset"] != aurocs["source"])).any():
         lines.append(
-            "another source: scored zero-shot as the targets are, by a run that was trained on the "
-            "source named at the left."
+            "another source: scored zero-shot like a target, by a run trained on the source named "
+            "on the left."
         )
     lines += [
         f"{name}: the records of the table are {scored}."
-        for name, scored in _distinct(found, "modality", "scored")
+        for name, scored in _distinct(aurocs, "modality", "scored")
         if scored != "records"
     ]
     lines += [
         f"{s.name}: {s.note}" for s in starts().values() if s.note and s.name in set(protocols)
     ]
     if (protocols == "custom").any():
-        lines.append("custom: settings other than the fixed protocol's; not comparable to paper.")
+        lines.append(
+            "custom: settings other than the fixed protocol's; not comparable with the paper."
+        )
     if (protocols == "tuned").any():
-        lines.append("tuned: settings that a search found; not comparable to paper.")
+        lines.append("tuned: settings that a search found; not comparable with the paper.")
     if (protocols == "shuffled").any():
-        lines.append("shuffled: trained on labels shuffled among the records, a sanity check.")
+        lines.append("shuffled: trained on labels shuffled among the records, as a sanity check.")
     lines += [
-        f"{dataset}: built from {held:,} raw records, the whole dataset has {whole:,}."
-        for dataset, held, whole in _distinct(
+        f"{dataset}: built from {records:,} of {whole:,} raw records."
+        for dataset, records, whole in _distinct(
             runs[runs["provenance"] != "synthetic"], "dataset", "raw_records", "raw_expected"
         )
-        if held != whole
+        if records != whole
     ]
     options = sorted({one for text in runs["options"] for one in text.split("; ") if one})
-    lines += [f"{option}, an option of the build; the default is another." for option in options]
+    lines += [f"{option}: a build option other than the default." for option in options]
     warnings = {
         (name, one)
         for name, text in _distinct(runs, "dataset", "warnings")
@@ -81,7 +83,7 @@ def notes(rows: pd.DataFrame) -> list[str]:
         if one
     }
     lines += [f"{dataset}: {warning}." for dataset, warning in sorted(warnings)]
-    return [*lines, *_notes_on_patients(found), *_notes_on_classes(ours)]
+    return [*lines, *_notes_on_patients(aurocs), *_notes_on_classes(ours)]
 
 
 def synthetic(rows: pd.DataFrame) -> str:
@@ -104,43 +106,39 @@ def _distinct(rows: pd.DataFrame, *names: str) -> list[tuple[Any, ...]]:
     return sorted(rows[[*names]].drop_duplicates().itertuples(index=False, name=None))
 
 
-def _notes_on_seeds(found: pd.DataFrame) -> list[str]:
-    if found["seed"].nunique() < 2:
+def _notes_on_seeds(rows: pd.DataFrame) -> list[str]:
+    if rows["seed"].nunique() < 2:
         return []
     return [
-        "seeds: runs that differ only by their seed are one row with their mean and the standard "
-        "deviation between them (sd); the interval is then for patients and seeds together. Two "
-        "seeds hardly tell how seeds vary, so that it can be very wide: take three or more. Of one "
-        "seed it says nothing about another."
+        "seeds: runs that differ only by seed are one row with their mean and standard deviation "
+        "(sd); the interval then covers patients and seeds. With two seeds it can be very wide: "
+        "run three or more. With one seed it says nothing about other seeds."
     ]
 
 
-def _notes_on_paper(found: pd.DataFrame) -> list[str]:
+def _notes_on_paper(rows: pd.DataFrame) -> list[str]:
     """What was published next to these results, and where the two cannot be compared."""
     words = {p.source: p.words for each in benchmarks().values() if (p := each.published)}
-    published = found["published_in"] != ""
+    published = rows["published_in"] != ""
     lines = [
         f"paper: {source}. {words.get(source, '')}".strip()
-        for source in sorted(set(found.loc[published, "published_in"]))
+        for source in sorted(set(rows.loc[published, "published_in"]))
     ]
-    reasons = sorted(set(found["unlike"]) - {""})
+    reasons = sorted(set(rows["unlike"]) - {""})
     if reasons:
-        lines.append(f"paper: – where the two cannot be compared: {'; '.join(reasons)}.")
+        lines.append(f"paper: – where a result is not comparable: {'; '.join(reasons)}.")
     return lines
 
 
-def _notes_on_patients(found: pd.DataFrame) -> list[str]:
+def _notes_on_patients(rows: pd.DataFrame) -> list[str]:
     """Splits of too few patients."""
     lines = []
-    for dataset, split, patients in _distinct(found, "dataset", "split", "effective"):
+    for dataset, split, patients in _distinct(rows, "dataset", "split", "effective"):
         basis = Basis(patients, ())
         if basis.no_test:
             few = f"with fewer than {TEST_PATIENTS} nothing is tested."
             if basis.no_interval:
-                few = (
-                    f"fewer than {INTERVAL_PATIENTS} have no interval, and nothing about them is "
-                    "tested."
-                )
+                few = f"with fewer than {INTERVAL_PATIENTS} there is no interval and no test."
             lines.append(f"{dataset} ({split}): {basis.no_test}; {few}")
     return lines
 
@@ -148,10 +146,10 @@ def _notes_on_patients(found: pd.DataFrame) -> list[str]:
 def _notes_on_classes(rows: pd.DataFrame) -> list[str]:
     """Classes that rest on few patients, and those of no positives or of nothing else."""
     lines, enough = [], METRICS["auroc"].least
-    each = rows[(rows["metric"] == "auroc") & (rows["class"] != "mean")]
-    places = each.drop_duplicates(["dataset", "split", "class", "effective"])
+    classes = rows[(rows["metric"] == "auroc") & (rows["class"] != "mean")]
+    places = classes.drop_duplicates(["dataset", "split", "class", "effective"])
     for least, most, so in (
-        (1, enough, "so no interval of the class or of a mean over classes"),
+        (1, enough, "so neither the class nor a mean over classes has an interval"),
         (enough, ROUGH_IN_CLASS, "so the interval is rough"),
     ):
         few: dict[tuple[str, str], dict[str, None]] = {}
@@ -167,7 +165,7 @@ def _notes_on_classes(rows: pd.DataFrame) -> list[str]:
         ]
     unscored = places[places["value"].isna()]
     return lines + [
-        f"Not scored in {dataset} ({split}), no positive or no negative {scored}: "
+        f"Not scored in {dataset} ({split}), as all or no {scored} are positive: "
         f"{', '.join(dict.fromkeys(held['class']))}."
         for (dataset, split, scored), held in unscored.groupby(["dataset", "split", "scored"])
     ]

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from markupsafe import Markup
+
 from benchmd_ray.files.atomic import replacing, slug
 from benchmd_ray.report.document import (
+    Section,
     document,
     figure_parts,
     listed_notes,
     prose,
+    render,
     terms,
 )
 from benchmd_ray.report.matrix import matrix_html, matrix_of
@@ -32,12 +35,12 @@ if TYPE_CHECKING:
 NAME = "report.html"
 ABOUT = (
     "How well encoders pretrained by modality-agnostic techniques recognise findings in medical "
-    "data, on the dataset that they were trained on and on others that they never saw (BenchMD). "
-    "Every number is computed from stored predictions, with a 95 % interval where there are enough "
-    "patients for one."
+    "data, on the dataset they were trained on and on unseen target datasets (BenchMD). Every "
+    "number is computed from stored predictions, with a 95 % interval where there are enough "
+    "patients."
 )
-TUNING, RAN = "Tuning", "What ran"
-"""Headings: of what searches found, with sentences; and of what stands near the end."""
+TUNING, RUNS = "Tuning", "Runs"
+"""Headings of sections with sentences, and near the end."""
 
 
 def write_page(
@@ -93,10 +96,10 @@ def page(
 
 
 def _footer(figures: Sequence[Titled]) -> str:
-    drawn = ", the figures in figures/ (SVG, PNG; each caption ends with the file's name)"
+    files = ", figures in figures/ (SVG, PNG; each caption ends with the file's name)"
     return (
-        "Made by benchmd report. The tables are next to this page with all digits (CSV; most as "
-        f"Markdown and LaTeX too){drawn if figures else ''}."
+        "Written by benchmd report. Tables with all digits are next to this page (CSV; most as "
+        f"Markdown and LaTeX too){files if figures else ''}."
     )
 
 
@@ -105,95 +108,88 @@ def _parts(
     figures: Sequence[Titled],
     skipped: Sequence[Skipped],
     chosen: Sequence[Declared],
-) -> list[tuple[str, str, str]]:
-    """Sections of the page: id, heading, HTML."""
+) -> list[Section]:
+    """The sections of the page."""
     drawn = figure_parts(figures)
     tables, absent = _table_parts(analysis, drawn, chosen)
-    late = [(head, *tables.pop(head)) for head in (TUNING, RAN) if head in tables]
-    glance, first = _glance(analysis, chosen), _summary(analysis)
-    parts = [("summary", "Summary", first)]
+    late = [tables.pop(head) for head in (TUNING, RUNS) if head in tables]
+    glance, summary = _glance(analysis, chosen), _summary(analysis)
+    parts = [("summary", "Summary", summary)]
     if glance:
         parts = [("main", "Results at a glance", glance)]
-        late.insert(0, ("Findings", "findings", first))
+        late.insert(0, ("findings", "Findings", summary))
+    reasons = sorted({text_of(figure.reason) for figure in skipped})
+    methods = [
+        *((metric.title, metric.definition) for metric in METRICS.values()),
+        *METHODS,
+        *published_words(),
+    ]
     return [
         *parts,
-        ("notes", "To know before reading", listed_notes(analysis.notes, "Nothing in particular.")),
+        ("notes", "Notes", listed_notes(analysis.notes, "None.")),
         *(
-            (f"figures-{place}", f"Figures: {text_of(section)}", shown)
-            for place, (section, shown) in enumerate(drawn.items(), start=1)
+            (f"figures-{place}", f"Figures: {section}", images)
+            for place, (section, images) in enumerate(drawn.items(), start=1)
         ),
-        *((slug, head, content) for head, (slug, content) in tables.items()),
-        *((slug, head, content) for head, slug, content in late),
-        ("methods", "Methods and words", _methods() + _absent(absent) + _not_drawn(skipped)),
+        *tables.values(),
+        *late,
+        (
+            "methods",
+            "Methods and definitions",
+            Markup("<p>{}</p>").format(prose(ABOUT))
+            + terms(methods)
+            + Markup("<h3>Terms in the tables</h3>\n")
+            + terms(words())
+            + listed_notes(absent, heading="Empty tables")
+            + listed_notes(reasons, heading="Figures not drawn"),
+        ),
     ]
 
 
 def _table_parts(
-    analysis: Analysis, drawn: dict[str, str], chosen: Sequence[Declared]
-) -> tuple[dict[str, tuple[str, str]], list[str]]:
-    """Id and HTML of each heading's tables, figures on tuning with them; and what has none."""
-    together: dict[str, list[Declared]] = {}
-    for each in chosen:
-        if each.page is not None and not each.first:
-            together.setdefault(each.heading, []).append(each)
-    parts, absent = {}, []
+    analysis: Analysis, drawn: dict[str, Markup], chosen: Sequence[Declared]
+) -> tuple[dict[str, Section], list[str]]:
+    """The section of each heading's tables, figures on tuning with them; and what has none."""
+    headings: dict[str, list[Declared]] = {}
+    for declared_table in chosen:
+        if declared_table.page is not None and not declared_table.first:
+            headings.setdefault(declared_table.heading, []).append(declared_table)
+    sections, absent = dict[str, Section](), list[str]()
     classified = len(analysis.scores) or analysis.rows.empty  # else other evaluations have answers
-    for heading, held in together.items():
-        made = [(each.name, each.page(analysis)) for each in held if each.page is not None]
-        shown = "".join(html(name, table) for name, table in made if table is not None)
-        if not shown:
-            absent += [f"{heading}: {held[0].nothing}"] if held[0].nothing and classified else []
+    for heading, declarations in headings.items():
+        content = _tables_html(analysis, declarations)
+        if not content:
+            if (nothing := declarations[0].nothing) and classified:
+                absent.append(f"{heading}: {nothing}")
             continue
-        said = tuning_sentences(analysis) if heading == TUNING else []
-        content = (listed_notes(said, "") if said else "") + shown
         if heading == TUNING:
-            content += drawn.pop(TUNING, "")
-        parts[heading] = (slug(heading), content)
-    return parts, absent
+            content = listed_notes(tuning_sentences(analysis)) + content
+            content += drawn.pop(TUNING, Markup())
+        sections[heading] = (slug(heading), heading, content)
+    return sections, absent
 
 
-def _glance(analysis: Analysis, chosen: Sequence[Declared]) -> str:
+def _tables_html(analysis: Analysis, declarations: Sequence[Declared]) -> Markup:
+    """The tables that have something to show."""
+    tables = [(one.name, one.page(analysis)) for one in declarations if one.page is not None]
+    return Markup().join(html(name, table) for name, table in tables if table is not None)
+
+
+def _glance(analysis: Analysis, chosen: Sequence[Declared]) -> Markup:
     """The first screen: the matrix and what the statistics carry; then benchmarks' first tables."""
     matrix = matrix_of(analysis)
-    said = "".join(
-        f'<li>{prose(sentence)} <a href="#table-{table}">Table</a></li>'
-        for sentence, table in headlines(analysis)
+    glance = Markup()
+    if matrix is not None:
+        sentences = headlines(analysis)
+        glance = render("glance.html", matrix=matrix_html(matrix), headlines=sentences)
+    return glance + _tables_html(analysis, [table for table in chosen if table.first])
+
+
+def _summary(analysis: Analysis) -> Markup:
+    """What the report covers, and the findings by topic."""
+    topics = [*findings(analysis), (TUNING, tuning_sentences(analysis))]
+    return render(
+        "summary.html",
+        facts=facts(analysis),
+        findings=[(topic, sentences) for topic, sentences in topics if sentences],
     )
-    shown = "" if matrix is None else f'{matrix_html(matrix)}<ul class="findings">{said}</ul>\n'
-    for each in chosen:
-        table = each.page(analysis) if each.first and each.page is not None else None
-        shown += "" if table is None else html(each.name, table)
-    return shown
-
-
-def _summary(analysis: Analysis) -> str:
-    numbers = "".join(
-        f"<div><dt>{escape(label)}</dt><dd>{escape(number)}"
-        f'<span class="small">{prose(names)}</span></dd></div>'
-        for label, number, names in facts(analysis)
-    )
-    found = "".join(
-        f"<li><b>{escape(topic)}.</b> {prose(' '.join(sentences))}</li>"
-        for topic, sentences in (*findings(analysis), (TUNING, tuning_sentences(analysis)))
-        if sentences
-    )
-    return f'<dl class="numbers">{numbers}</dl>\n<ul class="findings">{found}</ul>\n'
-
-
-def _absent(lines: Sequence[str]) -> str:
-    """Why tables are missing."""
-    return f"<h3>Tables that had nothing to show</h3>\n{listed_notes(lines, '')}" if lines else ""
-
-
-def _not_drawn(skipped: Sequence[Skipped]) -> str:
-    """Why figures are missing, each reason once."""
-    reasons = sorted({text_of(each.reason) for each in skipped})
-    if not reasons:
-        return ""
-    return f"<h3>Figures that had nothing to show</h3>\n{listed_notes(reasons, '')}"
-
-
-def _methods() -> str:
-    metrics = [(metric.title, metric.definition) for metric in METRICS.values()]
-    methods = terms([*metrics, *METHODS, *published_words()])
-    return f"<p>{prose(ABOUT)}</p>{methods}<h3>Words of the tables</h3>\n{terms(words())}"

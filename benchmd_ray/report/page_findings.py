@@ -1,4 +1,4 @@
-"""What an analysis says, as sentences: every number in them is computed from its frames."""
+"""Findings of an analysis as sentences; every number in them is computed from its frames."""
 
 from __future__ import annotations
 
@@ -10,7 +10,9 @@ import pandas as pd
 
 from benchmd_ray.errors import count_of
 from benchmd_ray.evaluation.registry import usual_start
+from benchmd_ray.report.compared import SCRATCH
 from benchmd_ray.report.figures_parts import ordered
+from benchmd_ray.report.figures_wording import listed
 from benchmd_ray.report.frames import KEY, PLACE, VERSIONS
 from benchmd_ray.report.names import SETTINGS, TECHNIQUES, dataset_text
 from benchmd_ray.report.protocols import is_ensemble
@@ -21,9 +23,19 @@ from benchmd_ray.settings.definition import EncoderSettings
 if TYPE_CHECKING:
     from benchmd_ray.report.analysis import Analysis
 
+BETTER = ("significantly better", "significantly worse")
+SETTING_WORDS = {
+    "knn": "nearest neighbours",
+    "linear": "linear probe",
+    "finetune-full": "full fine-tuning",
+    "finetune-small": "fine-tuning with 8 labels per class",
+    "finetune-medium": "fine-tuning with 64 labels per class",
+    "finetune-large": "fine-tuning with 256 labels per class",
+}
+
 
 def facts(analysis: Analysis) -> list[tuple[str, str, str]]:
-    """How much a report holds: label, number, and the names that were counted."""
+    """Counts of what a report covers: label, number, and the names that were counted."""
     ran, scores = analysis.ran, analysis.rows[analysis.rows["run"] != ""]
     rows = [("finished runs", f"{ran['finished'].sum():,}", _kinds(ran[ran["finished"]]))]
     targets = scores[scores["role"] == "target"]
@@ -48,12 +60,17 @@ def facts(analysis: Analysis) -> list[tuple[str, str, str]]:
 
 
 def compared(analysis: Analysis) -> str:
-    """What was compared on which data, in one line; empty where nothing is classified."""
+    """What was compared on which data, in one line; empty where nothing is classified.
+
+    ``mae vs scratch on ptb-xl → chapman-shaoxing (ecg): linear probe, 2 seeds.``
+    """
     scores = _single(_trained(_mean_auroc(analysis.scores)))
     if scores.empty:
         return ""
     techniques = ordered(scores["technique"].unique(), TECHNIQUES)
-    settings = ordered(scores["setting"].unique(), SETTINGS)
+    others = [name for name in techniques if name != SCRATCH]
+    versus = f" vs {SCRATCH}" if others and len(others) < len(techniques) else ""
+    settings = [SETTING_WORDS.get(s, s) for s in ordered(scores["setting"].unique(), SETTINGS)]
     places = []
     for (modality, source), rows in scores.groupby(["modality", "source"], sort=False):
         targets = sorted(rows.loc[rows["role"] == "target", "dataset"].unique())
@@ -62,45 +79,38 @@ def compared(analysis: Analysis) -> str:
     seeds = int(scores["seeds"].max())
     many = "1 seed" if seeds == 1 else f"up to {seeds} seeds"
     networks = sorted({*analysis.ran.loc[analysis.ran["kind"] == "transfer", "network"]})
-    made = (
-        f" with {' or '.join(networks)}"
-        if networks not in ([], [EncoderSettings().network])
-        else ""
-    )
+    default = networks in ([], [EncoderSettings().network])
+    encoder = "" if default else f", {' or '.join(networks)}"
     return (
-        f"{_listed(techniques)}{made}, by {_listed(settings)}, {many}, trained and scored on "
-        f"{'; '.join(places)}."
+        f"{_listed(others or techniques)}{versus} on {'; '.join(places)}: "
+        f"{listed(settings)}{encoder}, {many}."
     )
 
 
 def headlines(analysis: Analysis) -> list[tuple[str, str]]:
-    """What the statistics carry, at most three sentences, and the table that each rests on."""
+    """What the statistics support, at most three sentences, and the table that each rests on."""
     targets = analysis.changes[analysis.changes["role"] == "target"]
     changes = _trained(_auroc(targets if len(targets) else analysis.changes))
-    tested = changes.dropna(subset="value")
-    where = "on targets" if len(targets) else "on the same rows"
-    found = []
-    if len(tested):
-        names = ("above zero", "below zero")
-        said = judged(tested, "value", names)
-        found.append((f"AUROC of a technique minus scratch {where}: {said}", "changes"))
+    changes = changes.dropna(subset="value")
+    where = " on targets" if len(targets) else ""
+    lines = []
+    if len(changes):
+        lines.append((_against_scratch(changes, where), "changes"))
     tuned = analysis.tuned.dropna(subset="difference")
     tuned = tuned[~tuned["protocol"].map(is_ensemble).astype(bool)]
     if (tuned["role"] == "target").any():
         tuned = tuned[tuned["role"] == "target"]
     if len(tuned):
-        at = "on targets" if (tuned["role"] == "target").all() else "on the source's own splits"
-        said = judged(tuned, "difference", ("above zero", "below zero"))
-        found.append(
-            (f"AUROC of tuned settings minus the start of their search {at}: {said}", "tuned")
-        )
-    found += [(sentence, "ranking") for sentence in _ranking(_trained(analysis.ranking))[:1]]
-    found += [(sentence, "gaps") for sentence in _gaps(_trained(_auroc(analysis.gaps)))[:1]]
-    return found[:3]
+        where = "targets" if (tuned["role"] == "target").all() else "the source's own splits"
+        verdict = judged(tuned, "difference", *BETTER, subject="tuned settings were")
+        lines.append((f"AUROC against the start of the search on {where}: {verdict}", "tuned"))
+    lines += [(sentence, "ranking") for sentence in _ranking(_trained(analysis.ranking))[:1]]
+    lines += [(sentence, "gaps") for sentence in _gaps(_trained(_auroc(analysis.gaps)))[:1]]
+    return lines[:3]
 
 
 def findings(analysis: Analysis) -> list[tuple[str, list[str]]]:
-    """The most important findings by topic, with their intervals; shuffled labels apart."""
+    """The most important findings by topic, with their intervals; shuffled labels by themselves."""
     scores = _single(_mean_auroc(analysis.scores))
     trained = _trained(scores)
     topics = [
@@ -108,12 +118,12 @@ def findings(analysis: Analysis) -> list[tuple[str, list[str]]]:
         ("On targets", _leaders(_trained(analysis.ranking))),
         ("Against scratch", _changes(_trained(_auroc(analysis.changes)))),
         ("Pairs of techniques", _pairs(_trained(analysis.pairs))),
-        ("Order of techniques", _ranking(_trained(analysis.ranking))),
+        ("Ranking", _ranking(_trained(analysis.ranking))),
         ("Shift to targets", _gaps(_trained(_auroc(analysis.gaps)))),
         ("The paper", _paper(scores)),
         ("Seeds", _seeds(trained)),
         ("Subgroups", _subgroups(_trained(analysis.subgroups))),
-        ("Check", _shuffled(scores)),
+        ("Sanity check", _shuffled(scores)),
     ]
     return [(topic, sentences) for topic, sentences in topics if sentences]
 
@@ -128,48 +138,61 @@ def interval_text(row: pd.Series, value: str, *, sign: bool = False) -> str:
 
 
 def judged(
-    rows: pd.DataFrame, value: str, names: tuple[str, str], *, p: str = "p", corrected: str = ""
+    rows: pd.DataFrame,
+    value: str,
+    above: str,
+    below: str,
+    *,
+    subject: str = "",
+    p: str = "p",
+    corrected: str = "",
 ) -> str:
-    """How many differences a test calls different from zero, and how many were not tested.
+    """In how many comparisons a test shows a difference, and how many were not tested.
+
+    ``mae was significantly better in 1 of 2 comparisons; the other showed no difference.``
 
     Args:
         rows: A difference each, with its p.
         value: Column of the differences.
-        names: What those above and below zero are called: ``above zero``.
+        above: What a difference above zero means: ``significantly better``.
+        below: What one below zero means.
+        subject: Begins the sentence: ``mae was``.
         p: Column of p.
         corrected: Says by what p is corrected for the number of tests; empty if it is not.
     """
-    tested = rows.dropna(subset=p)
-    missing = rows[rows[p].isna()]
-    settled = int(missing["p"].notna().sum())  # by `holm`, before they are seen
-    reasons = {
-        "too few patients, in all or in a class": len(missing) - settled,
-        f"no {EXCHANGES:,} exchanges can be significant among so many tests": settled,
-    }
-    untested = " ".join(
-        f"{count_of(number, 'difference')} {_is(number)} not tested: {reason}."
-        for reason, number in reasons.items()
-        if number
-    )
+    tested, untested = rows.dropna(subset=p), _untested(rows[rows[p].isna()])
     if tested.empty:
         return untested
     differs = tested[tested[p] < LEVEL]
     up, down = (int((sign * differs[value] > 0).sum()) for sign in (1, -1))
-    said = (
-        f"of {count_of(len(tested), 'difference')} tested, {up} {_is(up)} {names[0]} and {down} "
-        f"{names[1]} at p < {LEVEL}{corrected}"
-    )
-    rest = len(tested) - up - down
-    said += f"; {rest} cannot be distinguished from zero." if rest else "."
+    total, rest = count_of(len(tested), "comparison"), len(tested) - up - down
+    level = f"(p < {LEVEL}{corrected})"
+    if not up and not down:
+        verdict = f"{total} showed no difference {level}."
+    else:
+        first, number = (above, up) if up else (below, down)
+        verdict = f"{subject} {first} in {number} of {total}".lstrip()
+        verdict += f" and {below} in {down}" if up and down else ""
+        others = "the other" if rest == 1 else f"the other {rest}"
+        verdict += f"; {others} showed no difference {level}." if rest else f" {level}."
     if not corrected:
-        said += (
-            f" By chance alone about {shown(LEVEL * len(tested), 'number', 1)} would reach that."
-        )
-    return f"{said} {untested}".rstrip()
+        expected = shown(LEVEL * len(tested), "number", 1)
+        verdict += f" About {expected} would be significant by chance alone."
+    return f"{verdict} {untested}".rstrip()
 
 
-def _is(number: int) -> str:
-    return "is" if number == 1 else "are"
+def _untested(rows: pd.DataFrame) -> str:
+    """Why comparisons have no p."""
+    settled = int(rows["p"].notna().sum())  # by `holm`, before they are seen
+    reasons = {
+        "too few patients, in all or in a class": len(rows) - settled,
+        f"no {EXCHANGES:,} exchanges can be significant among so many tests": settled,
+    }
+    return " ".join(
+        f"{count_of(number, 'comparison')} {'was' if number == 1 else 'were'} not tested: {reason}."
+        for reason, number in reasons.items()
+        if number
+    )
 
 
 def _kinds(ran: pd.DataFrame) -> str:
@@ -195,7 +218,7 @@ def _mean_auroc(scores: pd.DataFrame) -> pd.DataFrame:
 
 
 def _single(scores: pd.DataFrame) -> pd.DataFrame:
-    """Results of single runs: averages over runs have sentences of their own."""
+    """Results of single runs, without averages over runs."""
     return scores[~scores["protocol"].map(is_ensemble).astype(bool)]
 
 
@@ -206,23 +229,22 @@ def _trained(frame: pd.DataFrame) -> pd.DataFrame:
 
 def _best(scores: pd.DataFrame) -> list[str]:
     """The best result on each source's own validation split."""
-    own = scores[(scores["dataset"] == scores["source"]) & (scores["split"] == "validation")]
+    validation = scores[(scores["dataset"] == scores["source"]) & (scores["split"] == "validation")]
     lines = []
-    for (modality, source), rows in own.dropna(subset="value").groupby(
+    for (modality, source), rows in validation.dropna(subset="value").groupby(
         ["modality", "source"], sort=False
     ):
         best = largest(rows, "value")
+        protocol = best["protocol"]
+        named = "" if protocol == usual_start() else f" ({text_of(protocol)})"
+        seeds = best["seeds"]
         lines.append(
-            f"{text_of(source)} ({text_of(modality)}, own validation split): AUROC "
+            f"{text_of(source)} ({text_of(modality)}, validation split): AUROC "
             f"{interval_text(best, 'value')} by {text_of(best['technique'])}, "
-            f"{text_of(best['setting'])}{_other(best['protocol'])}, {_seeds_text(best['seeds'])}."
+            f"{text_of(best['setting'])}{named}, "
+            f"{'1 seed' if seeds == 1 else f'mean of {seeds} seeds'}."
         )
     return lines
-
-
-def _other(protocol: object) -> str:
-    """Names a protocol other than the fixed one."""
-    return "" if protocol == usual_start() else f" ({text_of(protocol)})"
 
 
 def largest(rows: pd.DataFrame, column: str, sign: int = 1) -> pd.Series:
@@ -230,12 +252,8 @@ def largest(rows: pd.DataFrame, column: str, sign: int = 1) -> pd.Series:
     return rows.iloc[int(np.argmax(sign * rows[column].to_numpy(float)))]
 
 
-def _seeds_text(number: int) -> str:
-    return "one seed" if number == 1 else f"mean of {number} seeds"
-
-
 def _leaders(ranking: pd.DataFrame) -> list[str]:
-    """How often each technique has the highest AUROC of those on the same rows of a target."""
+    """How often each technique has the highest AUROC of those on the same records of a target."""
     targets = ranking[ranking["role"] == "target"].dropna(subset="rank")
     contests = [rows for _, rows in targets.groupby(list(PLACE))]
     if not contests:
@@ -243,100 +261,118 @@ def _leaders(ranking: pd.DataFrame) -> list[str]:
     leads = pd.Series([largest(rows, "rank", -1)["technique"] for rows in contests])
     counts = ", ".join(f"{text_of(name)} {n}" for name, n in leads.value_counts().items())
     return [
-        f"Techniques with the highest AUROC in {count_of(len(contests), 'comparison')} (target × "
-        f"setting): {counts}. These are point estimates; their intervals may overlap."
+        f"Highest AUROC in {count_of(len(contests), 'comparison')} (target × setting): {counts}. "
+        "These are point estimates; their intervals may overlap."
     ]
 
 
 def _changes(changes: pd.DataFrame) -> list[str]:
     """How often pretraining helps."""
-    held = changes.dropna(subset="value")
-    if held.empty:
-        return ["Nothing was compared with training from scratch on the same rows."]
-    lines = [
-        "AUROC of a technique minus scratch on the same rows: "
-        f"{judged(held, 'value', ('above zero', 'below zero'))}"
-    ]
-    for name, row in (
-        ("largest gain", largest(held, "value")),
-        ("largest loss", largest(held, "value", -1)),
-    ):
-        if (row["value"] > 0) == (name == "largest gain"):
-            lines.append(
-                f"The {name}: {interval_text(row, 'value', sign=True)}, of "
-                f"{text_of(row['technique'])} on "
-                f"{dataset_text(*row[['source', 'dataset', 'role', 'split']])} with "
-                f"{text_of(row['setting'])}."
-            )
+    changes = changes.dropna(subset="value")
+    if changes.empty:
+        return ["Nothing was compared with training from scratch on the same records."]
+    lines = [_against_scratch(changes)]
+    for name, sign in (("gain", 1), ("loss", -1)):
+        row = largest(changes, "value", sign)
+        if sign * row["value"] > 0:
+            lines.append(f"Largest {name}: {difference_text(row, row, 'value')}.")
     return lines
 
 
+def _against_scratch(changes: pd.DataFrame, where: str = "") -> str:
+    techniques = changes["technique"].unique()
+    subject = f"{text_of(techniques[0])} was" if len(techniques) == 1 else "pretraining was"
+    return f"AUROC against scratch{where}: {judged(changes, 'value', *BETTER, subject=subject)}"
+
+
+def difference_text(row: pd.Series, interval: pd.Series, value: str) -> str:
+    """A difference with its interval, of which technique on which dataset with which setting."""
+    return (
+        f"{interval_text(interval, value, sign=True)}, {text_of(row['technique'])} on "
+        f"{dataset_text(*row[['source', 'dataset', 'role', 'split']])}, {text_of(row['setting'])}"
+    )
+
+
 def _pairs(pairs: pd.DataFrame) -> list[str]:
-    held = pairs.dropna(subset="difference")
-    if held.empty:
+    pairs = pairs.dropna(subset="difference")
+    if pairs.empty:
         return []
     corrected = " after Holm's correction within each dataset and setting"
-    names = ("in favour of the later technique (b)", "of the earlier one (a)")
-    said = judged(held, "difference", names, p="p_holm", corrected=corrected)
-    return [said[0].upper() + said[1:]]
+    better = ("b was significantly better than a", "a better than b")
+    return [f"Pairs a, b: {judged(pairs, 'difference', *better, p='p_holm', corrected=corrected)}"]
 
 
 def _ranking(ranking: pd.DataFrame) -> list[str]:
-    """How firm the order of techniques is."""
-    taus = ranking.dropna(subset="tau").drop_duplicates(list(PLACE))
+    """How stable the ranking of techniques is."""
+    taus = ranking.dropna(subset="tau").drop_duplicates(list(PLACE))["tau"]
     if taus.empty:
         return []
-    firm = ranking[(ranking["high"] == 1)]
-    return [
-        f"In resamples of patients the order agrees with the order found by a "
-        f"Kendall's τ of {shown(taus['tau'].median(), 'number', 2)} in the median of {len(taus)} "
-        f"comparisons (from {shown(taus['tau'].min(), 'number', 2)} to "
-        f"{shown(taus['tau'].max(), 'number', 2)}; 1 is always the same order). In "
-        f"{len(firm)} of them the tests of pairs put one technique ahead of all others."
-    ]
+    median, low, high = (shown(v, "number", 2) for v in (taus.median(), taus.min(), taus.max()))
+    spread = "" if len(taus) == 1 else f" ({low} to {high} in {len(taus)} comparisons)"
+    line = (
+        f"Ranking stability under the patient bootstrap: median Kendall's τ {median}{spread}; 1 is "
+        "always the same order."
+    )
+    if ranking["high"].notna().any():
+        line += (
+            " One technique was significantly ahead of all others in "
+            f"{(ranking['high'] == 1).sum()} of {count_of(len(taus), 'comparison')}."
+        )
+    return [line]
 
 
 def _gaps(gaps: pd.DataFrame) -> list[str]:
-    held = gaps.dropna(subset="gap")
-    if held.empty:
+    gaps = gaps.dropna(subset="gap")
+    if gaps.empty:
         return []
-    worst = largest(held, "gap")
+    worst = largest(gaps, "gap")
     corrected = " after Holm's correction over the targets of each technique and setting"
-    said = judged(held, "gap", ("falls", "gains"), p="p_holm", corrected=corrected)
+    verdict = judged(
+        gaps,
+        "gap",
+        "fell significantly",
+        "rose significantly",
+        subject="AUROC",
+        p="p_holm",
+        corrected=corrected,
+    )
     return [
-        f"From the source's validation split to a target, AUROC falls by "
-        f"{shown(held['gap'].median(), 'number')} in the median of {len(held)} results: "
-        f"{said} The largest: "
-        f"{interval_text(worst, 'gap', sign=True)}, {text_of(worst['technique'])} on "
-        f"{text_of(worst['dataset'])} with {text_of(worst['setting'])}."
+        "From the source's validation split to a target, AUROC falls by a median of "
+        f"{shown(gaps['gap'].median(), 'number')} ({count_of(len(gaps), 'result')}): {verdict} "
+        f"Largest fall: {interval_text(worst, 'gap')}, {text_of(worst['technique'])} on "
+        f"{text_of(worst['dataset'])}, {text_of(worst['setting'])}."
     ]
 
 
 def _paper(scores: pd.DataFrame) -> list[str]:
-    held = scores.dropna(subset=["paper", "value"])
     if scores.empty:
         return []
-    if held.empty:
-        return ["No result may be compared with a number of the paper; the notes say why."]
-    spans = held.dropna(subset="low")
-    within = int(((spans["low"] <= spans["paper"]) & (spans["paper"] <= spans["high"])).sum())
-    differences = held["value"] - held["paper"]
+    scores = scores.dropna(subset=["paper", "value"])
+    if scores.empty:
+        return ["No result is comparable with a published number; the notes say why."]
+    intervals = scores.dropna(subset="low")
+    inside = intervals["paper"].between(intervals["low"], intervals["high"]).sum()
+    differences = scores["value"] - scores["paper"]
+    mean, low, high = (
+        shown(v, "signed") for v in (differences.mean(), differences.min(), differences.max())
+    )
+    spread = "" if len(scores) == 1 else f" on average ({low} to {high})"
+    are = "is" if len(scores) == 1 else "are"
     return [
-        f"{count_of(len(held), 'result')} can be compared with a number of the paper; the 95 % "
-        f"interval of {within} of the {len(spans)} that have one holds it; ours minus the paper's "
-        f"is {shown(differences.mean(), 'signed')} on average, from "
-        f"{shown(differences.min(), 'signed')} to {shown(differences.max(), 'signed')}."
+        f"{count_of(len(scores), 'result')} {are} comparable with the paper: its number is in our "
+        f"95 % interval in {inside} of {len(intervals)} with an interval; ours minus the paper's "
+        f"is {mean}{spread}."
     ]
 
 
 def _seeds(scores: pd.DataFrame) -> list[str]:
-    held = scores[scores["seeds"] > 1].dropna(subset="sd")
-    if held.empty:
-        return ["Every result is of one seed: how much another seed would change is not known."]
+    scores = scores[scores["seeds"] > 1].dropna(subset="sd")
+    if scores.empty:
+        return ["Every result is of one seed; variation between seeds was not measured."]
+    median, most = shown(scores["sd"].median(), "number"), shown(scores["sd"].max(), "number")
     return [
-        f"AUROC has a standard deviation between seeds of {shown(held['sd'].median(), 'number')} "
-        f"in the median of {len(held)} results with more than one seed, "
-        f"{shown(held['sd'].max(), 'number')} at most."
+        f"Standard deviation of AUROC between seeds: median {median}, at most {most} "
+        f"({count_of(len(scores), 'result')} with several seeds)."
     ]
 
 
@@ -344,23 +380,22 @@ def _subgroups(subgroups: pd.DataFrame) -> list[str]:
     tests = subgroups.dropna(subset="p").drop_duplicates([*KEY, "variable"])
     if tests.empty:
         return []
-    lines = []
-    for variable, rows in tests.groupby("variable", sort=True):
-        differ = int((rows["p"] < LEVEL).sum())
-        lines.append(f"{text_of(variable)} {differ} of {len(rows)}")
+    counts = ", ".join(
+        f"{text_of(variable)} {int((rows['p'] < LEVEL).sum())} of {len(rows)}"
+        for variable, rows in tests.groupby("variable", sort=True)
+    )
     return [
-        f"Results whose groups differ at {LEVEL * 100:.0f} % (Welch's test, not corrected for the "
-        f"number of tests): {', '.join(lines)}."
+        f"Results whose groups differ at p < {LEVEL} (Welch's test, not corrected for "
+        f"the number of tests): {counts}."
     ]
 
 
 def _shuffled(scores: pd.DataFrame) -> list[str]:
-    held = scores[scores["protocol"].astype(str).str.startswith("shuffled")]
-    held = held.dropna(subset="value")
-    if held.empty:
+    values = scores[scores["protocol"].astype(str).str.startswith("shuffled")]["value"].dropna()
+    if values.empty:
         return []
+    low, high = shown(values.min(), "number"), shown(values.max(), "number")
     return [
-        f"Trained on shuffled labels, a check that must end near 0.5: AUROC from "
-        f"{shown(held['value'].min(), 'number')} to {shown(held['value'].max(), 'number')} in "
-        f"{len(held)} results. No other sentence here counts these."
+        f"Trained on shuffled labels, AUROC must be near 0.5: {low} to {high} in "
+        f"{count_of(len(values), 'result')}. No other finding includes these."
     ]

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
-from html import escape
-from typing import Any
+from typing import Any, NamedTuple
 
+from markupsafe import Markup
+
+from benchmd_ray.report.document import render
 from benchmd_ray.report.table import (
     Column,
     Table,
@@ -18,34 +19,36 @@ from benchmd_ray.report.table import (
 )
 
 FIRST = 100
-"""Rows that stand in the HTML itself, so that the page says something without a script too."""
+"""Rows that are in the HTML itself, so that the page is of use without a script."""
 
 
-def html(name: str, table: Table) -> str:
+class HtmlCell(NamedTuple):
+    """A cell of the HTML."""
+
+    text: str
+    style: str = ""
+    """CSS classes."""
+    span: str = ""
+    """An interval."""
+    bold: bool = False
+
+
+def html(name: str, table: Table) -> Markup:
     """A table with its controls, its first rows and its data; its name is unique on the page."""
     content = [_content(column) for column in table.columns]
     rows = _first_rows(table, content)
-    seen = [pair for pair in zip(table.columns, content, strict=True) if not pair[0].required]
-    body = "".join(
-        f"<tr>{''.join(_cell(column, data, row) for column, data in seen)}</tr>"
-        for row in rows[:FIRST]
+    visible = [pair for pair in zip(table.columns, content, strict=True) if not pair[0].required]
+    return render(
+        "table.html",
+        name=name,
+        caption=table.caption,
+        count=_count(table, content, len(rows)),
+        selects=_selects(table, content),
+        columns=[column for column, _ in visible],
+        rows=[[_cell(column, data, row) for column, data in visible] for row in rows[:FIRST]],
+        total=len(rows),
+        data={"rows": table.rows, "columns": content},
     )
-    heads = "".join(_head(column) for column, _ in seen)
-    count = _count(table, content, len(rows))
-    data = _safe({"rows": table.rows, "columns": content})
-    name = escape(name)
-    return f"""<div class="table" data-table id="table-{name}">
-<form class="controls" hidden>{_controls(name, table, content)}</form>
-<p class="count" role="status">{count}</p>
-<div class="scroll" role="region" tabindex="0" aria-labelledby="caption-{name}">
-<table><caption id="caption-{name}"><span>{escape(text_of(table.caption))}</span></caption>
-<thead><tr>{heads}</tr></thead>
-<tbody>{body}</tbody></table>
-</div>
-<p class="more">{_more(len(rows))}</p>
-<script type="application/json">{data}</script>
-</div>
-"""
 
 
 def _count(table: Table, content: Sequence[dict[str, Any]], rows: int) -> str:
@@ -56,14 +59,8 @@ def _count(table: Table, content: Sequence[dict[str, Any]], rows: int) -> str:
         for column, data in zip(table.columns, content, strict=True)
         if column.filtered and (code := _chosen(column, data)) is not None
     ]
-    shown = whole if rows == table.rows else f"{rows:,} of {whole}"
-    return escape(f"{shown}: {', '.join(chosen)}" if chosen else shown)
-
-
-def _more(rows: int) -> str:
-    if rows <= FIRST:
-        return ""
-    return f"The first {FIRST} of {rows:,} rows; the others need JavaScript, or the CSV files."
+    count = whole if rows == table.rows else f"{rows:,} of {whole}"
+    return f"{count}: {', '.join(chosen)}" if chosen else count
 
 
 def _first_rows(table: Table, content: Sequence[dict[str, Any]]) -> list[int]:
@@ -117,59 +114,28 @@ def _content(column: Column) -> dict[str, Any]:
     }
 
 
-def _cell(column: Column, data: dict[str, Any], row: int) -> str:
+def _cell(column: Column, data: dict[str, Any], row: int) -> HtmlCell:
     if column.kind == "text":
-        return f"<td>{escape(data['levels'][data['codes'][row]])}</td>"
+        return HtmlCell(data["levels"][data["codes"][row]])
     number = data["values"][row]
     value = shown(number, column.kind, column.digits)
     if column.kind not in ("interval", "change") or number is None:
-        return f'<td class="n">{escape(value)}</td>'
+        return HtmlCell(value, "n")
     ends = [shown(data[end][row], column.kind, column.digits) for end in ("low", "high")]
-    span = "" if data["low"][row] is None else f" <span>[{', '.join(ends)}]</span>"
-    mark = ""
+    span = "" if data["low"][row] is None else f"[{', '.join(ends)}]"
+    style = "n"
     if column.kind == "change" and data["differs"][row]:
-        worse = bool(data["worse"]) and data["worse"][row]
-        mark = f"{' up' if number > 0 else ' down'} {'gain' if (number > 0) != worse else 'loss'}"
-    return f'<td class="n{mark}"><b>{value}</b>{span}</td>'
+        is_loss = (number > 0) == (bool(data["worse"]) and data["worse"][row])
+        style += f" {'up' if number > 0 else 'down'} {'loss' if is_loss else 'gain'}"
+    return HtmlCell(value, style, span, bold=True)
 
 
-def _head(column: Column) -> str:
-    title = f' title="{escape(column.about)}"' if column.about else ""
-    kind = "" if column.kind == "text" else ' class="n"'
-    return f'<th scope="col"{kind}{title}>{escape(column.title)}</th>'
-
-
-def _controls(name: str, table: Table, content: Sequence[dict[str, Any]]) -> str:
-    """A text box, and a select for each column that rows are chosen by."""
-    parts = [_labelled(name, "search", "Search", 'input type="search"')]
-    for place, (column, data) in enumerate(zip(table.columns, content, strict=True)):
-        if not column.filtered or (len(data["levels"]) < 2 and not column.required):
-            continue
-        options = [] if column.required else ['<option value="">all</option>']
-        chosen = _chosen(column, data)
-        options += [
-            f'<option value="{code}"{" selected" if code == chosen else ""}>'
-            f"{escape(level)}</option>"
-            for code, level in enumerate(data["levels"])
-        ]
-        select = f'select data-column="{place}"'
-        parts.append(
-            _labelled(name, str(place), column.title, select, f"{''.join(options)}</select>")
-        )
-    return "".join([*parts, '<button type="reset">Reset</button>'])
-
-
-def _labelled(table: str, place: str, label: str, control: str, content: str = "") -> str:
-    name = f"{table}-{place}"
-    return (
-        f'<span><label for="{name}">{escape(label)}</label>'
-        f'<{control} id="{name}" autocomplete="off">{content}</span>'
-    )
-
-
-def _safe(content: Any) -> str:
-    """JSON that cannot end the script element that it is in."""
-    text = json.dumps(content, ensure_ascii=True, separators=(",", ":"), allow_nan=False)
-    for character in "<>&":
-        text = text.replace(character, f"\\u{ord(character):04x}")
-    return text
+def _selects(
+    table: Table, content: Sequence[dict[str, Any]]
+) -> list[tuple[int, str, list[str], int | None, bool]]:
+    """Columns that rows are chosen by: place, title, texts, the chosen one, whether one must be."""
+    return [
+        (place, column.title, data["levels"], _chosen(column, data), column.required)
+        for place, (column, data) in enumerate(zip(table.columns, content, strict=True))
+        if column.filtered and (len(data["levels"]) > 1 or column.required)
+    ]

@@ -1,4 +1,4 @@
-"""Section "Tuning" of the report's page: what searches found, as sentences."""
+"""Findings of searches as sentences, for section "Tuning" of the page."""
 
 from __future__ import annotations
 
@@ -8,14 +8,9 @@ import pandas as pd
 
 from benchmd_ray.errors import count_of
 from benchmd_ray.report.columns import part
-from benchmd_ray.report.names import dataset_text
-from benchmd_ray.report.page_findings import (
-    interval_text,
-    judged,
-    largest,
-)
+from benchmd_ray.report.page_findings import BETTER, difference_text, judged, largest
 from benchmd_ray.report.protocols import is_ensemble
-from benchmd_ray.report.table import shown, text_of
+from benchmd_ray.report.table import shown
 from benchmd_ray.report.tuning_frames import FRESH, HIGHEST
 from benchmd_ray.tuning.records import RULE, limits_of
 
@@ -24,27 +19,22 @@ if TYPE_CHECKING:
 
 
 def tuning_sentences(analysis: Analysis) -> list[str]:
-    """What searches found and cost, and whether the tuned settings are better; none without any."""
+    """What searches found and cost, and whether tuned settings are better; none without any."""
     lines = _searched(analysis.searches)
-    held = analysis.tuned.dropna(subset="difference")
-    averages = held["protocol"].map(is_ensemble).astype(bool)
-    targets = held["role"] == "target"
-    for what, chosen in (
-        ("Tuned minus start", ~averages),
-        ("Tuned ensemble minus start ensemble", averages),
-    ):
-        lines += _differences(
-            f"{what} in AUROC on the source's own splits", held[chosen & ~targets]
-        )
-        lines += _differences(f"{what} in AUROC on targets", held[chosen & targets])
+    tuned = analysis.tuned.dropna(subset="difference")
+    averages = tuned["protocol"].map(is_ensemble).astype(bool)
+    targets = tuned["role"] == "target"
+    for subject, protocol in (("tuned settings were", ~averages), ("the ensemble was", averages)):
+        for where, split in (("the source's own splits", ~targets), ("targets", targets)):
+            lines += _differences(subject, where, tuned[protocol & split])
     if not analysis.searches.empty:
         choosing = set(analysis.searches["choosing"])
-        decide = [FRESH] if "confirmed" in choosing else []
-        decide += [f"Of the highest value of a search: {HIGHEST}"] if "highest" in choosing else []
+        rules = [FRESH] if "confirmed" in choosing else []
+        rules += [f"The highest value of a search: {HIGHEST}"] if "highest" in choosing else []
         lines.append(
-            "A search sees only the source, and no split of it that is scored: its training split "
-            "cut by patient into folds, or its training split and its validation split where that "
-            f"is there to choose by. {' '.join(decide)}"
+            "A search sees only the source, and no split of it that is scored: folds of its "
+            "training split cut by patient, or its training split and the validation split where "
+            f"that is only for choosing. {' '.join(rules)}"
         )
         lines += limits_of(*(set(analysis.searches[name]) for name in ("policy", "setting")))
     return lines
@@ -55,9 +45,7 @@ def _searched(rows: pd.DataFrame) -> list[str]:
     if rows.empty:
         return []
     lost = ", ".join(
-        f"{rows[name].sum():,} {said}"
-        for name, said in (("failed", "failed"), ("unfinished", "not finished"))
-        if rows[name].sum()
+        f"{rows[state].sum():,} {state}" for state in ("failed", "unfinished") if rows[state].sum()
     )
     trials = count_of(int(rows["trials"].sum()), "trial") + (f" ({lost})" if lost else "")
     lines = [
@@ -71,21 +59,17 @@ def _searched(rows: pd.DataFrame) -> list[str]:
         lines.append(f"How a search chooses: {RULE}.")
         lines += _chosen(
             confirmed,
-            "a trial takes the start's place: what to expect of it on the search's validation "
-            "records minus the start's score there",
+            "a trial replaced the start; its expected gain on the search's validation records",
         )
     if len(highest):
         lines += _chosen(
-            highest,
-            "the trial with the highest value is another than the start: its value minus the "
-            "start's",
+            highest, "the trial with the highest value is not the start; its gain over the start"
         )
     kept = int((ended["chosen"] == 0).sum())
     if kept:
-        keeps = "keeps its start" if kept == 1 else "keep their starts"
         lines.append(
-            f"{_searches(kept)} of {len(ended)} {keeps}, so that no tuned results are there: "
-            "tuning found nothing that is shown to be better."
+            f"No trial beat the start in {kept} of {_searches(len(ended))}; its settings are kept "
+            "and there are no tuned results."
         )
     return lines
 
@@ -106,25 +90,23 @@ def _searches(number: int) -> str:
 def _spread(values: pd.Series) -> str:
     if len(values) == 1:
         return shown(values.iloc[0], "number")
-    middle, low, high = (shown(v, "number") for v in (values.median(), values.min(), values.max()))
-    return f"{middle} in the median (from {low} to {high})"
+    median, low, high = (shown(v, "number") for v in (values.median(), values.min(), values.max()))
+    return f"{median} (median; {low} to {high})"
 
 
-def _differences(what: str, rows: pd.DataFrame) -> list[str]:
+def _differences(subject: str, where: str, rows: pd.DataFrame) -> list[str]:
     """How often tuning changes AUROC, and the largest difference."""
     if rows.empty:
         return []
     row = largest(rows.assign(size=rows["difference"].abs()), "size")
-    span = part(row.to_frame().T, "difference").iloc[0]
+    interval = part(row.to_frame().T, "difference").iloc[0]
     return [
-        f"{what}, on the same rows: "
-        f"{judged(rows, 'difference', ('above zero', 'below zero'))} The largest: "
-        f"{interval_text(span, 'difference', sign=True)}, of {text_of(row['technique'])} on "
-        f"{dataset_text(*row[['source', 'dataset', 'role', 'split']])} with "
-        f"{text_of(row['setting'])}."
+        f"AUROC against the start of the search on {where}: "
+        f"{judged(rows, 'difference', *BETTER, subject=subject)} Largest difference: "
+        f"{difference_text(row, interval, 'difference')}."
     ]
 
 
 def hours(value: float) -> str:
-    """Hours: two digits that matter, and never 0 for what took time."""
+    """Hours with two significant digits, never 0 for what took time."""
     return f"{value:.2f}" if value >= 0.1 or value == 0 else f"{value:.1g}"

@@ -26,9 +26,9 @@ def subgroup_rows(pools: Sequence[Pool], resamples: int) -> Mapping[str, list[Ro
     """
     rows: dict[str, list[Row]] = {name: [] for name in FRAMES}
     with ThreadPoolExecutor(THREADS) as threads:
-        for found in threads.map(partial(_of_pool, resamples=resamples), pools):
-            for name, made in found.items():
-                rows[name] += made
+        for frames in threads.map(partial(_of_pool, resamples=resamples), pools):
+            for name, part in frames.items():
+                rows[name] += part
     return rows
 
 
@@ -44,8 +44,8 @@ def _of_pool(pool: Pool, resamples: int) -> Mapping[str, list[Row]]:
     for variable in VARIABLES:
         labels = labels_of(pool.first.units, variable)
         if any(label is not None for label in labels):
-            for name, made in _of_variable(pool, variable, labels, resamples).items():
-                rows[name] += [{**pool.key, "variable": variable, **row} for row in made]
+            for name, part in _of_variable(pool, variable, labels, resamples).items():
+                rows[name] += [{**pool.key, "variable": variable, **row} for row in part]
     return rows
 
 
@@ -53,7 +53,7 @@ def _of_variable(
     pool: Pool, variable: str, labels: Sequence[str | None], resamples: int
 ) -> Mapping[str, list[Row]]:
     first = pool.first
-    found = by_subgroup(
+    groups_found = by_subgroup(
         first.targets,
         [member.scores for member in pool.members],
         first.groups,
@@ -71,10 +71,10 @@ def _of_variable(
                 "value": group.value,
                 "low": group.low,
                 "high": group.high,
-                "p": found.p,
+                "p": groups_found.p,
                 "caution": group.caution,
             }
-            for group in found.groups
+            for group in groups_found.groups
         ],
         "subgroup_pairs": [
             {
@@ -84,8 +84,8 @@ def _of_variable(
                 **{name: own[name] for name in ("low", "high", "p", "caution")},
                 "p_holm": pair.p_holm,
             }
-            for pair in found.pairs
+            for pair in groups_found.pairs
             for own in [vars(pair.difference)]
         ],
-        "excluded": [{"group": name, "patients": count} for name, count in found.excluded],
+        "excluded": [{"group": name, "patients": count} for name, count in groups_found.excluded],
     }

@@ -96,48 +96,48 @@ class Pool:
         return " ".join(self.key[name] for name in names)
 
 
-def _over(one: Scored, classes: Collection[str]) -> Scored:
+def _over(result: Scored, classes: Collection[str]) -> Scored:
     """Results with means over some classes only, see `Pool.over`."""
-    chosen = np.array([name in classes for name in one.classes])
+    chosen = np.array([name in classes for name in result.classes])
     values, resampled = {}, {}
-    for name, held in one.values.items():
-        if one.task in EXCLUSIVE and name == "accuracy":
-            values[name], resampled[name] = held, one.resampled[name]
+    for name, metric_values in result.values.items():
+        if result.task in EXCLUSIVE and name == "accuracy":
+            values[name], resampled[name] = metric_values, result.resampled[name]
             continue
-        undefined = one.task in EXCLUSIVE and name == "balanced_accuracy"
+        undefined = result.task in EXCLUSIVE and name == "balanced_accuracy"
         kept = chosen & (not undefined)
-        draws = one.resampled[name].copy()
+        draws = result.resampled[name].copy()
         draws[:, 0] = mean_over_classes(draws[:, 1:][:, kept])
-        mean = mean_over_classes(np.array([held.per_class])[:, kept])
-        values[name], resampled[name] = replace(held, mean=float(mean[0])), draws
-    targets = np.where(chosen, one.targets, UNKNOWN).astype(np.int8)
-    return replace(one, targets=targets, values=values, resampled=resampled)
+        mean = mean_over_classes(np.array([metric_values.per_class])[:, kept])
+        values[name], resampled[name] = replace(metric_values, mean=float(mean[0])), draws
+    targets = np.where(chosen, result.targets, UNKNOWN).astype(np.int8)
+    return replace(result, targets=targets, values=values, resampled=resampled)
 
 
-def pools(found: Sequence[Scored], protocol: Mapping[Path, str]) -> tuple[list[Pool], list[str]]:
+def pools(results: Sequence[Scored], protocol: Mapping[Path, str]) -> tuple[list[Pool], list[str]]:
     """Pool results over seeds, in the order in which they are shown.
 
     Args:
-        found: Results of runs.
+        results: Results of runs.
         protocol: Protocol of each run, by its folder.
 
     Returns:
         The pools, and notes on what was excluded.
     """
     together: dict[tuple[str, ...], list[Scored]] = {}
-    for one in found:
-        key = key_of(one, protocol[one.run.folder])
-        together.setdefault(tuple(key.values()), []).append(one)
-    made, notes = [], []
+    for result in results:
+        key = key_of(result, protocol[result.run.folder])
+        together.setdefault(tuple(key.values()), []).append(result)
+    pooled, notes = [], []
     for values, members in together.items():
         key = dict(zip(KEY, values, strict=True))
-        kept, said = _kept(members)
-        notes += said
-        seeds, said = _seeds(kept)
+        kept, lines = _kept(members)
+        notes += lines
+        seeds, lines = _seeds(kept)
         pool = Pool(key, seeds, tuple(kept))
-        notes += [f"{pool.where()}: {line}" for line in said]
-        made.append(pool)
-    return sorted(made, key=lambda pool: place(pool.key)), notes
+        notes += [f"{pool.where()}: {line}" for line in lines]
+        pooled.append(pool)
+    return sorted(pooled, key=lambda pool: place(pool.key)), notes
 
 
 def _kept(members: Sequence[Scored]) -> tuple[list[Scored], list[str]]:
@@ -153,7 +153,7 @@ def _kept(members: Sequence[Scored]) -> tuple[list[Scored], list[str]]:
                 "Evaluate the runs again with one catalog."
             )
         elif member.run.digest in kept:
-            notes.append(f"{name} are there twice and count once.")
+            notes.append(f"{name} are in the stores twice and counted once.")
         else:
             kept[member.run.digest] = member
     return list(kept.values()), notes
@@ -170,6 +170,6 @@ def _seeds(members: Sequence[Scored]) -> tuple[tuple[int, ...], list[str]]:
         return seeds, []
     numbers = tuple(range(len(seeds)))
     return numbers, [
-        f"the seeds {', '.join(map(str, seeds))} of the transfer are there with several "
-        "pretrainings each; they are numbered from 0 and pooled."
+        f"the seeds {', '.join(map(str, seeds))} of the transfer have several pretrainings each; "
+        "they are renumbered from 0 and pooled."
     ]

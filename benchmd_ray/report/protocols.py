@@ -107,14 +107,14 @@ def searches_behind(run: Run, pretraining: Run | None) -> tuple[str, ...]:
     return tuple(dict.fromkeys(one.settings.tuned for one in runs if one.settings.tuned))
 
 
-def pretraining_of(run: Run, known: Mapping[str, Run]) -> Run | None:
+def pretraining_of(run: Run, runs_by_name: Mapping[str, Run]) -> Run | None:
     """The pretraining of a transfer, from the runs known by name or from its store.
 
     None where it has none, or none that can be found.
     """
     name = run.description.get("upstream")
-    if name is None or name in known:
-        return None if name is None else known[name]
+    if name is None or name in runs_by_name:
+        return None if name is None else runs_by_name[name]
     try:
         return read_run(run.folder.parent / name)
     except BenchmdError:  # not in this store
@@ -150,18 +150,18 @@ def _parts(protocol: str) -> tuple[str, str]:
 
 def _split(protocol: str) -> tuple[str, str, str]:
     """Protocol without its marks, its number and its letter (`_letter`)."""
-    found = re.fullmatch(r"(.+?)(?: (\d*)(z*[a-z]?))?", protocol)
-    base, number, letter = found.groups("") if found else (protocol, "", "")
+    match = re.fullmatch(r"(.+?)(?: (\d*)(z*[a-z]?))?", protocol)
+    base, number, letter = match.groups("") if match else (protocol, "", "")
     return base, number, letter
 
 
-def protocols(found: Sequence[Run]) -> Protocols:
+def protocols(all_runs: Sequence[Run]) -> Protocols:
     """The protocol of each run with its number and letter; those of pretrainings have none."""
-    known = {run.folder.name: run for run in found}
-    upstreams = {run.folder: pretraining_of(run, known) for run in found}
-    names = {run.folder: base_protocol(run, upstreams[run.folder]) for run in found}
+    runs_by_name = {run.folder.name: run for run in all_runs}
+    upstreams = {run.folder: pretraining_of(run, runs_by_name) for run in all_runs}
+    names = {run.folder: base_protocol(run, upstreams[run.folder]) for run in all_runs}
     together: dict[tuple[str, ...], list[Run]] = {}
-    for run in found:
+    for run in all_runs:
         if run.description.get("kind") == "transfer":
             about = run.description
             key = (*(about[k] for k in ("modality", "source", "policy", "setting")),)
@@ -169,9 +169,9 @@ def protocols(found: Sequence[Run]) -> Protocols:
     notes: list[str] = []
     for (modality, source, policy, setting, base), runs in sorted(together.items()):
         variants = _variants(runs, base, upstreams)
-        chosen, said = _numbered(variants, base)
+        chosen, lines = _numbered(variants, base)
         names |= chosen
-        notes += [f"{modality}, {source} ({policy}), {setting}: {line}" for line in said]
+        notes += [f"{modality}, {source} ({policy}), {setting}: {line}" for line in lines]
     return Protocols(names, tuple(notes))
 
 
@@ -179,22 +179,22 @@ def _variants(
     runs: Sequence[Run], base: str, upstreams: Mapping[Path, Run | None]
 ) -> list[_Variant]:
     """Settings of runs; ImageNet's own network is none of the choices that tell them apart."""
-    made: list[tuple[Run, dict[str, str], bool]] = []
+    flats: list[tuple[Run, dict[str, str], bool]] = []
     for run in runs:
         flat = _flat(run.description["determinants"])
-        own = base == usual_start() or run.description["technique"].startswith("imagenet")
-        made.append((run, {k: v for k, v in flat.items() if k not in AXES}, own))
-    whole = [_without_encoder(flat) for _, flat, _ in made]
+        is_usual = base == usual_start() or run.description["technique"].startswith("imagenet")
+        flats.append((run, {k: v for k, v in flat.items() if k not in AXES}, is_usual))
+    whole = [_without_encoder(flat) for _, flat, _ in flats]
     encoders: dict[str, Flat] = {}
-    for (_, flat, own), rest in sorted(
-        zip(made, whole, strict=True), key=lambda pair: json.dumps(pair[0][1], sort_keys=True)
+    for (_, flat, is_usual), rest in sorted(
+        zip(flats, whole, strict=True), key=lambda pair: json.dumps(pair[0][1], sort_keys=True)
     ):
-        if not own:
+        if not is_usual:
             encoders.setdefault(json.dumps(rest, sort_keys=True), flat)
     variants = []
-    for (run, flat, own), rest in zip(made, whole, strict=True):
+    for (run, flat, is_usual), rest in zip(flats, whole, strict=True):
         text = json.dumps(rest, sort_keys=True)
-        settled = encoders.get(text, rest) if own else flat
+        settled = encoders.get(text, rest) if is_usual else flat
         upstream = upstreams[run.folder]
         variants.append(
             _Variant(
@@ -225,15 +225,15 @@ def _pretraining(run: Run, base: str, upstream: Run | None) -> Flat:
 
 def _flat(determinants: Mapping[str, Any]) -> dict[str, str]:
     """Settings of nested determinants: ``transfer.optimiser.lr`` → text of its value."""
-    found: dict[str, str] = {}
+    flat: dict[str, str] = {}
     for name, value in determinants.items():
         if name in NO_SETTINGS:
             continue
         if isinstance(value, Mapping):
-            found |= {f"{name}.{key}": text for key, text in _flat(value).items()}
+            flat |= {f"{name}.{key}": text for key, text in _flat(value).items()}
         else:
-            found[name] = json.dumps(value)
-    return found
+            flat[name] = json.dumps(value)
+    return flat
 
 
 def _numbered(variants: Sequence[_Variant], base: str) -> tuple[dict[Path, str], list[str]]:
@@ -255,10 +255,10 @@ def _numbered(variants: Sequence[_Variant], base: str) -> tuple[dict[Path, str],
 def _found_by(variants: Sequence[_Variant], names: Mapping[Path, str]) -> list[str]:
     """One line for each protocol of tuned settings with the searches that found them."""
     found: dict[str, dict[str, None]] = {}
-    for one in variants:
-        name = names[one.run.folder]
+    for variant in variants:
+        name = names[variant.run.folder]
         if is_tuned(name):
-            found.setdefault(name, {}).update(dict.fromkeys(one.searches))
+            found.setdefault(name, {}).update(dict.fromkeys(variant.searches))
     return [
         f"{name}: settings found by {', '.join(sorted(searches))}."
         for name, searches in sorted(found.items())

@@ -25,7 +25,7 @@ from benchmd_ray.report.figures_labels import (
 )
 from benchmd_ray.report.figures_pairs import draw_pairs
 from benchmd_ray.report.figures_panels import footer
-from benchmd_ray.report.figures_parts import Drawn, Report, Skipped, Titled, studies
+from benchmd_ray.report.figures_parts import Drawn, FigureContext, Skipped, Titled, studies
 from benchmd_ray.report.figures_ranks import (
     draw_critical_differences,
     draw_main_difference,
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Skipped", "Titled", "Which", "draw", "figures"]
 
-Topic = Callable[[Report], Iterator[Drawn]]
+Topic = Callable[[FigureContext], Iterator[Drawn]]
 Which = Literal["main", "all", "none"]
 MAIN: tuple[Topic, ...] = (
     draw_forests,
@@ -102,11 +102,11 @@ def draw(
         for name in table["technique"].unique()
     }
     single = analysis.scores[~analysis.scores["protocol"].map(is_ensemble).astype(bool)]
-    found = studies(single, analysis.modalities)
-    report = Report(analysis, technique_looks(names), found, resamples)
-    own = [named_by(each.figures) for each in benchmarks().values() if each.figures]
+    all_studies = studies(single, analysis.modalities)
+    report = FigureContext(analysis, technique_looks(names), all_studies, resamples)
+    of_benchmarks = [named_by(each.figures) for each in benchmarks().values() if each.figures]
     with styled():
-        topics = [MAIN, *own, *([OTHERS] if which == "all" else [])]
+        topics = [MAIN, *of_benchmarks, *([OTHERS] if which == "all" else [])]
         drawn = {one.name: one for each in topics for topic in each for one in topic(report)}
         shown = [one for one in drawn.values() if isinstance(one, Titled)]
         if warning := synthetic(analysis.rows):

@@ -38,40 +38,40 @@ class Beside(NamedTuple):
     """Why the two cannot be compared; None where they can."""
 
 
-def beside(one: Scored, protocol: str) -> Beside | None:
+def beside(result: Scored, protocol: str) -> Beside | None:
     """What was published of a result, if anything.
 
     Args:
-        one: The result.
+        result: The result.
         protocol: The run's protocol, as `protocols` names it.
     """
-    run = one.run.description
-    found = published_for(one.dataset, run["setting"], run["technique"])
-    if found is None or found[0].published is None:
+    run = result.run.description
+    published_entry = published_for(result.dataset, run["setting"], run["technique"])
+    if published_entry is None or published_entry[0].published is None:
         return None
-    published, value = found[0].published, found[1]
+    published, value = published_entry[0].published, published_entry[1]
     unlike = published.unlike(
         protocol,
         run["source"],
-        one.about["role"],
-        split=one.split,
-        options=_options(one.run, one.dataset, one.about),
-        raw=(_raw(one.about), tuple(run["raw"])),
+        result.about["role"],
+        split=result.split,
+        options=_options(result.run, result.dataset, result.about),
+        raw=(_raw(result.about), tuple(run["raw"])),
     )
-    if _provenance(run, one.about) == "synthetic":
+    if _provenance(run, result.about) == "synthetic":
         unlike = "synthetic data"
     return Beside(value, published.source, unlike)
 
 
-def key_of(one: Scored, protocol: str) -> dict[str, str]:
+def key_of(result: Scored, protocol: str) -> dict[str, str]:
     """What names a result, by the columns of `frames.KEY`."""
-    about, run = one.about, one.run.description
+    about, run = result.about, result.run.description
     return {
         "modality": about["modality"],
         "source": run["source"],
-        "dataset": one.dataset,
+        "dataset": result.dataset,
         "role": about["role"],
-        "split": one.split,
+        "split": result.split,
         "policy": about["policy"],
         "setting": run["setting"],
         "technique": run["technique"],
@@ -79,26 +79,26 @@ def key_of(one: Scored, protocol: str) -> dict[str, str]:
     }
 
 
-def score_rows(one: Scored, protocol: str) -> Iterator[Row]:
+def score_rows(result: Scored, protocol: str) -> Iterator[Row]:
     """Rows of a measured result: each metric over all classes (``mean``) and of each class."""
-    near = beside(one, protocol)
+    near = beside(result, protocol)
     published = near is not None and near.unlike is None
     shared = {
         "evaluation": CLASSIFIED.evaluation,
         **dict.fromkeys(("method", "regime", "use_case", "group"), ""),
-        **key_of(one, protocol),
-        "seed": one.run.description["seed"],
-        "records": len(one.targets),
-        "scored": one.predicted.scored,
-        "patients": one.patients,
-        **_of_catalog(one.run, one.dataset, one.about),
+        **key_of(result, protocol),
+        "seed": result.run.description["seed"],
+        "records": len(result.targets),
+        "scored": result.predicted.scored,
+        "patients": result.patients,
+        **_of_catalog(result.run, result.dataset, result.about),
         "unlike": "" if near is None or near.unlike is None else near.unlike,
-        "run": one.run.folder.name,
+        "run": result.run.folder.name,
     }
-    positives = (one.targets == 1).sum(axis=0)
-    for metric in one.values:
-        for column, name in enumerate(("mean", *one.classes)):
-            value = one.pooled(metric, column)
+    positives = (result.targets == 1).sum(axis=0)
+    for metric in result.values:
+        for column, name in enumerate(("mean", *result.classes)):
+            value = result.pooled(metric, column)
             first = (metric, column) == ("auroc", 0)
             yield {
                 **shared,
@@ -109,19 +109,21 @@ def score_rows(one: Scored, protocol: str) -> Iterator[Row]:
                 "high": value.high,
                 "caution": value.caution,
                 "positives": int(positives[column - 1] if column else positives.sum()),
-                "effective": one.support.rarer[column - 1] if column else one.support.effective,
+                "effective": result.support.rarer[column - 1]
+                if column
+                else result.support.effective,
                 "paper": near.value if first and near and published else np.nan,
                 "published_in": near.source if first and near else "",
             }
 
 
 def other_rows(
-    found: Sequence[Run], protocol: Mapping[Path, str], resamples: int
+    runs: Sequence[Run], protocol: Mapping[Path, str], resamples: int
 ) -> tuple[pd.DataFrame, list[str]]:
     """Rows of all evaluations of runs but the classification, and notes on what was skipped."""
-    parts, notes, known = [frame("rows", ())], [], evaluations()
+    parts, notes, known_evaluations = [frame("rows", ())], [], evaluations()
     seen: set[tuple[str, str, str]] = set()
-    for run in found:
+    for run in runs:
         for path in predictions_of(run.folder) if run.finished else ():
             name = path.parent.name
             if name == CLASSIFIED.evaluation:
@@ -130,13 +132,13 @@ def other_rows(
                 continue
             seen.add((run.digest, name, path.stem))
             try:
-                evaluation = known.get(name)
+                evaluation = known_evaluations.get(name)
                 if evaluation is None or evaluation.scores is None:
                     raise BenchmdError(f"{path}: no benchmark here has the evaluation {name}.")
                 predictions = read_predictions(path, evaluation.form)
-                said = _said(run, predictions.description) | {"protocol": protocol[run.folder]}
+                shared = _said(run, predictions.description) | {"protocol": protocol[run.folder]}
                 scores = partial(evaluation.scores, predictions, resamples)
-                parts.append(_rows_of(f"the evaluation {name} of {path}", scores, said))
+                parts.append(_rows_of(f"the evaluation {name} of {path}", scores, shared))
             except BenchmdError as error:
                 notes.append(f"Skipped: {error}")
     return pd.concat(parts, ignore_index=True), notes
@@ -145,18 +147,20 @@ def other_rows(
 def brought_rows(datasets: Collection[str]) -> tuple[pd.DataFrame, list[str]]:
     """Rows that benchmarks bring for these datasets, which no run has made, and notes."""
     parts, notes = [frame("rows", ())], []
-    for each in benchmarks().values():
-        if each.rows is None:
+    for benchmark in benchmarks().values():
+        if benchmark.rows is None:
             continue
         try:
-            parts.append(_rows_of(f"the benchmark {each.name}", partial(each.rows, datasets), {}))
+            parts.append(
+                _rows_of(f"the benchmark {benchmark.name}", partial(benchmark.rows, datasets), {})
+            )
         except BenchmdError as error:
             notes.append(f"Skipped: {error}")
     return pd.concat(parts, ignore_index=True), notes
 
 
 def _rows_of(
-    whose: str, make: Callable[[], pd.DataFrame], said: Mapping[str, object]
+    whose: str, make: Callable[[], pd.DataFrame], shared: Mapping[str, object]
 ) -> pd.DataFrame:
     """Score rows that code from outside makes, whole.
 
@@ -164,7 +168,7 @@ def _rows_of(
         BenchmdError: It fails, or they are of another form.
     """
     try:
-        return whole_rows(pd.DataFrame({**make(), **said}))
+        return whole_rows(pd.DataFrame({**make(), **shared}))
     except Exception as error:  # whatever a module of the user does
         raise BenchmdError(
             f"{whose} gives no score rows ({type(error).__name__}: {first_line(error)})."
@@ -173,10 +177,10 @@ def _rows_of(
 
 def _said(run: Run, about: Mapping[str, str]) -> dict[str, object]:
     """What names the rows of an evaluation, whatever it says itself."""
-    said = run.description
+    description = run.description
     return {
         **{name: about[name] for name in ("evaluation", "modality", "dataset", "role", "policy")},
-        **{name: said[name] for name in ("source", "setting", "technique", "seed")},
+        **{name: description[name] for name in ("source", "setting", "technique", "seed")},
         **_of_catalog(run, about["dataset"], about),
         "run": run.folder.name,
     }
@@ -194,31 +198,31 @@ def whole_rows(rows: pd.DataFrame) -> pd.DataFrame:
             f"score rows have the column {others[0]}, expected some of: {', '.join(columns)}."
         )
     empty = {"str": "", "float64": np.nan, "int64": 0}
-    made = {name: rows.get(name, empty[kind]) for name, kind in columns.items()}
+    columns_whole = {name: rows.get(name, empty[kind]) for name, kind in columns.items()}
     try:
-        return pd.DataFrame(made, index=rows.index).astype(columns)
+        return pd.DataFrame(columns_whole, index=rows.index).astype(columns)
     except (TypeError, ValueError) as error:
         raise BenchmdError(f"score rows have a column of another type: {error}.") from error
 
 
-def with_predictions(found: Sequence[Run]) -> list[Run]:
+def with_predictions(runs: Sequence[Run]) -> list[Run]:
     """Finished runs with predictions.
 
     Raises:
         BenchmdError: There are none.
     """
-    chosen = [run for run in found if run.finished and predictions_of(run.folder)]
+    chosen = [run for run in runs if run.finished and predictions_of(run.folder)]
     if not chosen:
         raise BenchmdError(
-            f"of {count_of(len(found), 'run')} none is finished and has predictions. Run "
+            f"of {count_of(len(runs), 'run')} none is finished and has predictions. Run "
             "`benchmd transfer` first: it evaluates the source and the targets that it is given."
         )
     return chosen
 
 
-def unfinished(found: Sequence[Run]) -> list[str]:
+def unfinished(runs: Sequence[Run]) -> list[str]:
     """Names the runs that are skipped because they are not finished."""
-    names = [run.folder.name for run in found if not run.finished]
+    names = [run.folder.name for run in runs if not run.finished]
     return [f"Not finished, skipped: {', '.join(names)}."] if names else []
 
 

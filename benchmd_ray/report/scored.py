@@ -108,12 +108,12 @@ class Scored:
 
     def pooled(self, metric: str, column: int = 0) -> Pooled:
         """A metric with its interval: of column 0 over all classes, then of each class."""
-        held = self._pooled.get((metric, column))
-        if held is None:
+        pooled = self._pooled.get((metric, column))
+        if pooled is None:
             value, drawn = self.whole[metric][column], self.resampled[metric][:, column]
-            held = pooled_seeds([float(value)], [drawn], self.support.basis(metric, column))
-            self._pooled[metric, column] = held
-        return held
+            pooled = pooled_seeds([float(value)], [drawn], self.support.basis(metric, column))
+            self._pooled[metric, column] = pooled
+        return pooled
 
     @cached_property
     def whole(self) -> Mapping[str, Floats]:
@@ -132,7 +132,7 @@ class Read(NamedTuple):
 
 def read_scored(run: Run) -> Read:
     """All that a finished run has predicted."""
-    found, skipped = [], []
+    scored, skipped = [], []
     for path in predictions_of(run.folder):
         if path.parent.name != CLASSIFIED.evaluation:
             continue
@@ -141,18 +141,18 @@ def read_scored(run: Run) -> Read:
         except BenchmdError as error:
             skipped.append(f"Skipped: {error}")
             continue
-        found += of_predictions(run, predictions)
-    return Read(found, skipped)
+        scored += of_predictions(run, predictions)
+    return Read(scored, skipped)
 
 
 def of_predictions(run: Run, predictions: Predictions) -> list[Scored]:
     """The predictions of a run for a dataset, split by split, without metrics."""
-    found = []
+    scored = []
     for split in predictions.splits:
         targets, scores, _ = predictions.of_split(split)
         units = predictions.units_of_split(split)
         order = np.argsort(units["unit_id"].to_numpy(dtype=np.str_), kind="stable")
-        found.append(
+        scored.append(
             Scored(
                 run=run,
                 about=predictions.description,
@@ -165,39 +165,39 @@ def of_predictions(run: Run, predictions: Predictions) -> list[Scored]:
                 resampled={},
             )
         )
-    return found
+    return scored
 
 
-def measured(found: Sequence[Scored], metrics: Sequence[str], resamples: int) -> list[Scored]:
+def measured(results: Sequence[Scored], metrics: Sequence[str], resamples: int) -> list[Scored]:
     """The same predictions with metrics and resamples, each computed once (`kept`)."""
     most = min(THREADS, usual_threads())
-    each = max(1, most // max(1, len(found)))  # a few large ones have several
+    threads = max(1, most // max(1, len(results)))  # a few large ones have several
     with ThreadPoolExecutor(most) as pool:
-        return list(pool.map(lambda one: _measured(one, metrics, resamples, each), found))
+        return list(pool.map(lambda one: _measured(one, metrics, resamples, threads), results))
 
 
-def _measured(one: Scored, metrics: Sequence[str], resamples: int, threads: int) -> Scored:
+def _measured(result: Scored, metrics: Sequence[str], resamples: int, threads: int) -> Scored:
     inputs: dict[str, npt.NDArray[Any]] = {
-        "targets": one.targets,
-        "scores": one.scores,
-        "groups": one.groups,
+        "targets": result.targets,
+        "scores": result.scores,
+        "groups": result.groups,
     }
-    how = {"task": one.task, "metrics": list(metrics), "resamples": resamples}
-    held = kept(
+    how = {"task": result.task, "metrics": list(metrics), "resamples": resamples}
+    stored = kept(
         inputs,
         how,
-        lambda: _compute(one, metrics, resamples, threads),
-        lambda table: _fits(table, metrics, len(one.classes), resamples),
+        lambda: _compute(result, metrics, resamples, threads),
+        lambda table: _fits(table, metrics, len(result.classes), resamples),
     )
-    values, resampled_of, columns = {}, {}, 1 + len(one.classes)
-    every = held["value"].to_numpy().reshape(len(metrics), columns)
+    values, resampled_of, columns = {}, {}, 1 + len(result.classes)
+    every = stored["value"].to_numpy().reshape(len(metrics), columns)
     for place, name in enumerate(metrics):
         mean, *per_class = every[place].tolist()
         unscored = tuple(np.flatnonzero(np.isnan(per_class)).tolist())
         values[name] = Values(mean, tuple(per_class), unscored)
-        draws = held["draws"].slice(place * columns, columns).combine_chunks()
+        draws = stored["draws"].slice(place * columns, columns).combine_chunks()
         resampled_of[name] = draws.flatten().to_numpy().reshape(columns, -1).T
-    return replace(one, values=values, resampled=resampled_of)
+    return replace(result, values=values, resampled=resampled_of)
 
 
 KEPT = pa.schema(
@@ -226,20 +226,20 @@ def _fits(table: pa.Table, metrics: Sequence[str], classes: int, resamples: int)
     )
 
 
-def _compute(one: Scored, metrics: Sequence[str], resamples: int, threads: int) -> pa.Table:
+def _compute(result: Scored, metrics: Sequence[str], resamples: int, threads: int) -> pa.Table:
     """Values of all units and of resamples, with the columns of `KEPT`."""
     rows: dict[str, list[Any]] = {name: [] for name in KEPT.names}
-    columns = 1 + len(one.classes)
+    columns = 1 + len(result.classes)
     for name in metrics:
-        whole = metric(name, one.targets, one.scores, one.task)
+        whole = metric(name, result.targets, result.scores, result.task)
         drawn = np.empty((0, columns))
-        if not all(one.support.basis(name, column).no_interval for column in range(columns)):
+        if not all(result.support.basis(name, column).no_interval for column in range(columns)):
             drawn = resampled(
                 name,
-                one.targets,
-                one.scores,
-                one.groups,
-                one.task,
+                result.targets,
+                result.scores,
+                result.groups,
+                result.task,
                 resamples=resamples,
                 threads=threads,
             )

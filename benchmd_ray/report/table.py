@@ -106,8 +106,8 @@ def constant(columns: Sequence[Column]) -> tuple[tuple[Column, ...], str]:
     kept = tuple(c for c in columns if c not in alone)
     if not alone or not kept:
         return tuple(columns), ""
-    said = ", ".join(f"{c.title} {text_of(c.values[0])}" for c in alone)
-    return kept, f" In all rows: {said}."
+    text = ", ".join(f"{c.title} {text_of(c.values[0])}" for c in alone)
+    return kept, f" In all rows: {text}."
 
 
 def first_level(column: Column) -> str:

@@ -85,15 +85,15 @@ def write_declared(
         warning: What every printed table ends with.
     """
     contents: dict[str, str] = {}
-    for each in tables:
-        data = each.data(reported)
+    for declaration in tables:
+        data = declaration.data(reported)
         if not len(data):
             continue
-        contents[f"{each.name}.csv"] = csv_text(data)
-        table = each.printed(reported) if each.printed else None
+        contents[f"{declaration.name}.csv"] = csv_text(data)
+        table = declaration.printed(reported) if declaration.printed else None
         if table is not None:
-            below = [*(notes if each.name == main else ()), *filter(None, [warning])]
-            contents |= _printed(each.name, table, below)
+            below = [*(notes if declaration.name == main else ()), *filter(None, [warning])]
+            contents |= _printed(declaration.name, table, below)
     for name in _names(tables) - contents.keys():  # of an earlier report, which had such rows
         (folder / name).unlink(missing_ok=True)
     for name, content in contents.items():
@@ -103,12 +103,12 @@ def write_declared(
 
 
 def _printed(name: str, table: Table, notes: Sequence[str]) -> dict[str, str]:
-    shown, caption = plain(table)
-    lines = [caption, "", markdown(shown)]
+    texts, caption = plain(table)
+    lines = [caption, "", markdown(texts)]
     if notes:
         lines += ["", *(f"- {note}" for note in notes)]
     label = f"tab:{name.replace('_', '-')}"
     return {
         f"{name}.md": "\n".join(lines) + "\n",
-        f"{name}.tex": latex(shown, caption, label, notes),
+        f"{name}.tex": latex(texts, caption, label, notes),
     }

@@ -73,14 +73,14 @@ def auroc_frame(analysis: Analysis) -> pd.DataFrame:
     """AUROC over all classes of each result, with what is known of the runs behind it."""
     scores = analysis.scores[analysis.scores["metric"] == "auroc"]
     whole = scores[scores["class"] == "mean"].reset_index(drop=True)
-    each = dict(list(scores[scores["class"] != "mean"].groupby([*KEY], sort=False)))
+    classes_of = dict(list(scores[scores["class"] != "mean"].groupby([*KEY], sort=False)))
     rows = analysis.rows[analysis.rows["evaluation"] == CLASSIFIED.evaluation]
     rows = rows[(rows["metric"] == "auroc") & (rows["class"] == "mean")]
     grouped = rows.groupby([*KEY], sort=False)
     options = grouped["options"].first().to_dict()
     provenance = grouped["provenance"].agg(lambda held: together(*held)).to_dict()
     places = list(whole[list(KEY)].itertuples(index=False, name=None))
-    classes = [each.get(place, scores[:0]) for place in places]
+    classes = [classes_of.get(place, scores[:0]) for place in places]
     return whole.drop(columns=["metric", "class", "positives"]).assign(
         seed_values=["; ".join(map(str, values)) for values in whole["seed_values"]],
         classes=[f"{held['value'].count()}/{len(held)}" for held in classes],
@@ -132,13 +132,13 @@ def classes(analysis: Analysis) -> Table | None:
 def all_metrics(analysis: Analysis) -> Table | None:
     """All metrics over all classes, a column each."""
     scores = analysis.scores[analysis.scores["class"] == "mean"]
-    held = {name: rows.reset_index(drop=True) for name, rows in scores.groupby("metric")}
-    if not held:
+    frames = {name: rows.reset_index(drop=True) for name, rows in scores.groupby("metric")}
+    if not frames:
         return None
-    rows = held["auroc"]
+    rows = frames["auroc"]
     columns = (
         *key_columns(rows),
-        *(interval_of(METRICS[name].title, held[name], "value") for name in METRICS),
+        *(interval_of(METRICS[name].title, frames[name], "value") for name in METRICS),
         *cautions(rows),
     )
     caption = (
@@ -214,7 +214,7 @@ def changes(analysis: Analysis) -> Table | None:
         column_of("p (DeLong)", rows["p_delong"], "p"),
         *cautions(rows),
     )
-    caption = "Each technique minus training from scratch, on the same rows."
+    caption = "Each technique minus training from scratch, on the same records."
     return table_of(caption, columns, rows)
 
 
@@ -229,7 +229,7 @@ def pairs(analysis: Analysis) -> Table | None:
         column_of("p (Holm)", rows["p_holm"], "p"),
         *cautions(rows),
     )
-    caption = "Difference in AUROC of two techniques on the same rows."
+    caption = "Difference in AUROC between two techniques on the same records."
     return table_of(caption, columns, rows)
 
 
@@ -284,7 +284,7 @@ def excluded(analysis: Analysis) -> Table | None:
         column_of("patients", rows["patients"], "integer"),
     )
     return table_of(
-        "Groups of too few patients, and patients whose group is not known.",
+        "Groups with too few patients, and patients whose group is missing.",
         columns,
         rows,
     )
@@ -303,7 +303,7 @@ def ran(analysis: Analysis) -> Table | None:
         column_of("workers", rows["workers"], "integer"),
         *(column_of(name, rows[name], "text") for name in ("catalog", "parts", *VERSIONS)),
     )
-    return table_of("Runs that this report is made of.", columns, rows)
+    return table_of("Runs of this report.", columns, rows)
 
 
 def tuned(analysis: Analysis) -> Table | None:
@@ -326,8 +326,8 @@ def tuned(analysis: Analysis) -> Table | None:
         *cautions(rows),
     )
     caption = (
-        "Settings that a search found against those that it started from, AUROC, mean over "
-        "classes, on the same rows."
+        "AUROC of tuned settings and of those that the search started from, mean over classes, on "
+        "the same records."
     )
     return table_of(caption, columns, rows)
 
@@ -366,14 +366,14 @@ def aggregates(*tables: Declared) -> tuple[Declared, ...]:
 
 
 TABLES = aggregates(
-    Declared.both("auroc", "Results", auroc_frame, results, "No result."),
+    Declared.both("auroc", "Results", auroc_frame, results, "No results."),
     Declared(
         "metrics",
         "All metrics",
         lambda a: a.scores.drop(columns=["seed_values", "paper", "runs"]),
         metrics,
         all_metrics,
-        "No result.",
+        "No results.",
     ),
     Declared("auroc_per_class", "All metrics", class_frame, printed=classes),
     Declared.both(
@@ -381,42 +381,42 @@ TABLES = aggregates(
         "In distribution and target",
         lambda a: a.gaps,
         gaps,
-        "No run was scored both on its source's validation split and on a target.",
+        "No run was scored on both its source's validation split and a target.",
     ),
     Declared.both(
         "changes",
         "Against training from scratch",
         lambda a: a.changes,
         changes,
-        "No technique was scored on the same rows as training from scratch.",
+        "No technique was scored on the same records as training from scratch.",
     ),
     Declared.both(
         "pairs",
         "Techniques in pairs",
         lambda a: a.pairs,
         pairs,
-        "No two techniques were scored on the same rows.",
+        "No two techniques were scored on the same records.",
     ),
     Declared.both(
         "ranking",
-        "Order of techniques",
+        "Ranking of techniques",
         lambda a: a.ranking,
         ranking,
-        "No two techniques were scored on the same rows.",
+        "No two techniques were scored on the same records.",
     ),
     Declared.both(
         "subgroups",
         "Subgroups",
         lambda a: a.subgroups,
         subgroups,
-        "No dataset of this report states age, sex, site, device or view.",
+        "No dataset of this report has age, sex, site, device or view.",
     ),
     Declared.both("subgroup_pairs", "Subgroups", lambda a: a.subgroup_pairs, subgroup_pairs),
     Declared("subgroups_excluded", "Subgroups", lambda a: a.excluded, excluded),
     Declared.both("tuned", "Tuning", lambda a: a.tuned, tuned),
     Declared.both("searches", "Tuning", lambda a: a.searches, searches),
-    Declared("runs", "What ran", lambda a: a.ran, ran, nothing="No run."),
-    Declared("scores", "What ran", lambda a: a.rows),
+    Declared("runs", "Runs", lambda a: a.ran, ran, nothing="No runs."),
+    Declared("scores", "Runs", lambda a: a.rows),
 )
 """The tables of every report, in order: only as CSV where they are neither shown nor printed."""
 
@@ -427,20 +427,20 @@ def declared() -> tuple[Declared, ...]:
     Raises:
         BenchmdError: A benchmark's cannot be imported, or has the name of another.
     """
-    made = {one.name: one for one in TABLES}
-    for each in benchmarks().values():
-        for one in named_by(each.tables) if each.tables else ():
-            if one.name in made:
+    tables = {one.name: one for one in TABLES}
+    for benchmark in benchmarks().values():
+        for one in named_by(benchmark.tables) if benchmark.tables else ():
+            if one.name in tables:
                 raise BenchmdError(
-                    f"the benchmark {each.name} has a table {one.name}, and there is one already: "
-                    "choose another name."
+                    f"the benchmark {benchmark.name} has a table {one.name}, and there is one "
+                    "already: choose another name."
                 )
-            made[one.name] = one
-    return tuple(made.values())
+            tables[one.name] = one
+    return tuple(tables.values())
 
 
 def main_table(analysis: Analysis) -> Declared:
     """The table that answers first: AUROC, or where no run classifies the first of a benchmark."""
     others = declared()[len(TABLES) :]
-    found = (one for one in (TABLES[0], *others) if one.printed and one.printed(analysis))
-    return next(found, TABLES[0])
+    printed = (one for one in (TABLES[0], *others) if one.printed and one.printed(analysis))
+    return next(printed, TABLES[0])

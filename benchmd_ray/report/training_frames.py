@@ -19,12 +19,12 @@ LINES = 500
 NAMES = ("loss", "validation_auroc", "validation_dsc", "lr")
 
 
-def training_rows(found: Sequence[Run]) -> Iterator[Row]:
+def training_rows(runs: Sequence[Run]) -> Iterator[Row]:
     """Loss, source validation AUROC (DSC of masks), learning rate, over steps or epochs.
 
     Pretraining counts steps, transfers count epochs.
     """
-    for run in found:
+    for run in runs:
         about = run.description
         unit = "steps" if about["kind"] == "pretrain" else "epochs"
         for line in thinned(read_metrics(run.folder)):
@@ -48,9 +48,9 @@ def thinned(lines: Sequence[Row]) -> list[Row]:
     return [lines[i] for i in range((len(lines) - 1) % step, len(lines), step)] if lines else []
 
 
-def ran_rows(found: Sequence[Run], protocols: Mapping[Path, str]) -> Iterator[Row]:
+def ran_rows(runs: Sequence[Run], protocols: Mapping[Path, str]) -> Iterator[Row]:
     """One row per run, finished or not."""
-    for run in found:
+    for run in runs:
         about = run.description
         yield {
             "run": run.folder.name,
@@ -73,14 +73,14 @@ def ran_rows(found: Sequence[Run], protocols: Mapping[Path, str]) -> Iterator[Ro
 
 def parts_of(run: Run) -> Mapping[str, object]:
     """Versions of the parts of the code (`parts.PARTS`) that made a run, by part."""
-    held: Mapping[str, object] = run.description["determinants"].get("parts", {})
-    return held
+    parts: Mapping[str, object] = run.description["determinants"].get("parts", {})
+    return parts
 
 
-def older_parts(found: Sequence[Run]) -> list[str]:
+def older_parts(runs: Sequence[Run]) -> list[str]:
     """Names runs that parts of the code of other versions made."""
     together: dict[str, list[str]] = {}
-    for run in found:
+    for run in runs:
         for change in older(parts_of(run)):
             together.setdefault(change, []).append(run.folder.name)
     return [

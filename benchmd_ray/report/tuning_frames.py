@@ -32,7 +32,7 @@ Row = dict[str, Any]
 
 
 @dataclass(frozen=True, eq=False)
-class Pair:
+class TunedPair:
     """Tuned results, and those of the settings that their search started from."""
 
     tuned: Pool
@@ -50,13 +50,13 @@ class Pair:
 
 
 FRESH = (
-    "Fresh evaluations are on other folds and with other seeds than the race, but of the same "
-    "patients, so that they are still a little optimistic: the source's scored splits and the "
-    "targets, which no search sees, decide."
+    "Fresh evaluations use other folds and seeds than the race, but the same patients, so they are "
+    "still slightly optimistic: the source's scored splits and the targets, which no search sees, "
+    "decide."
 )
 HIGHEST = (
-    "it is the best of many and so too high; the source's scored splits and the targets, which no "
-    "search sees, decide."
+    "it is the best of many and so optimistic; the source's scored splits and the targets, which "
+    "no search sees, decide."
 )
 """What a reader of inner scores must know, by how a search chose."""
 SAME = ("catalog", "precision")
@@ -97,7 +97,7 @@ def search_rows(records: Sequence[SearchRecord]) -> Iterator[Row]:
 
 def networks(record: SearchRecord) -> str:
     """Networks of a search, the one that it starts from first: ``resnet18 or resnet50``."""
-    encoders = [each.get("encoder", {}) for each in record.settings]
+    encoders = [settings.get("encoder", {}) for settings in record.settings]
     started = [str(size.get("network", EncoderSettings().network)) for size in encoders]
     searched = record.space.get("encoder.network", {}).get("values", ())
     return " or ".join(dict.fromkeys([*started, *map(str, searched)]))
@@ -106,39 +106,39 @@ def networks(record: SearchRecord) -> str:
 def _choice(record: SearchRecord) -> dict[str, float]:
     """Scores by which a search chose, start and choice, and the difference that decided."""
     decision, nearest = record.decision, next(iter(record.finalists), {})
-    one = next((one for one in record.finalists if one["number"] == record.best), nearest)
+    finalist = next((one for one in record.finalists if one["number"] == record.best), nearest)
     return {
         "start_value": record.first_value if decision is None else decision["start"],
         "chosen_value": record.value if decision is None else decision["expected"],
-        "difference": one.get("difference", np.nan),
-        "difference_low": one.get("low", np.nan),
+        "difference": finalist.get("difference", np.nan),
+        "difference_low": finalist.get("low", np.nan),
     }
 
 
 def tuned_pairs(
-    pools: Sequence[Pool], records: Sequence[SearchRecord], found: Sequence[Run]
-) -> list[Pair]:
+    pools: Sequence[Pool], records: Sequence[SearchRecord], runs: Sequence[Run]
+) -> list[TunedPair]:
     """The tuned results among pools of one source and policy, each with its counterpart.
 
     Args:
         pools: Results of single runs.
         records: Searches.
-        found: Runs, among them the pretrainings.
+        runs: Runs, among them the pretrainings.
     """
     named = {record.name: record for record in records}
-    known = {run.folder.name: run for run in found}
+    runs_by_name = {run.folder.name: run for run in runs}
     pairs = []
     for pool in pools:
         if is_tuned(pool.key["protocol"]):
             run = pool.first.run
-            search = searches_behind(run, pretraining_of(run, known))[0]
+            search = searches_behind(run, pretraining_of(run, runs_by_name))[0]
             record = named.get(search)
-            start = None if record is None else _start(pool, pools, record, known)
-            pairs.append(Pair(pool, start, search, record))
+            start = None if record is None else _start(pool, pools, record, runs_by_name)
+            pairs.append(TunedPair(pool, start, search, record))
     return pairs
 
 
-def tuned_rows(pairs: Iterable[Pair], paper: Callable[[Pool], float]) -> Iterator[Row]:
+def tuned_rows(pairs: Iterable[TunedPair], paper: Callable[[Pool], float]) -> Iterator[Row]:
     """One row per tuned result; NaN where the settings that the search started from did not run.
 
     Args:
@@ -169,22 +169,24 @@ def tuning_notes(tuned: pd.DataFrame, records: Sequence[SearchRecord]) -> list[s
             why = all_failed if trials and failed == trials else "no trial is complete yet"
             notes.append(f"{record.name}: {why}.")
         elif record.best == 0:
-            notes.append(f"{record.name} keeps its start: {_kept(record)}, so nothing is tuned.")
+            notes.append(
+                f"{record.name}: no trial beat the start, so nothing is tuned: {_kept(record)}."
+            )
     averages = tuned["protocol"].map(is_ensemble).astype(bool)
     notes += _ensemble_notes(tuned[averages], tuned[~averages])
     lost = tuned[~averages & tuned["start_protocol"].isna()]
     unknown = sorted(set(lost["search"]) - {record.name for record in records})
     notes += [
-        f"{name}: this search is not in the stores of this report, so what it started from is not "
-        "known and nothing is compared. Name its store too."
+        f"{name}: this search is not in the stores of this report, so its start is missing and "
+        "nothing is compared. Name its store too."
         for name in unknown
     ]
     lost = lost[~lost["search"].isin(unknown)]
     for (name, technique, setting), rows in lost.groupby(["search", "technique", "setting"]):
         notes.append(
             f"{name}: {technique}, {setting}: the settings that the search started from were not "
-            f"scored on {', '.join(sorted(set(rows['dataset'])))} with the same records, so "
-            "nothing is compared there. Run them too."
+            f"scored on the same records of {', '.join(sorted(set(rows['dataset'])))}, so nothing "
+            "is compared there. Run them too."
         )
     return notes
 
@@ -194,12 +196,12 @@ def _kept(record: SearchRecord) -> str:
     if record.choosing == "highest":
         return "no other trial has a higher value"
     if not record.finalists:
-        return "no other trial was evaluated again against it"
-    one = record.finalists[0]
+        return "no other trial was evaluated again"
+    finalist = record.finalists[0]
     return (
-        f"of {count_of(len(record.finalists), 'trial')} evaluated again none is shown to be better "
-        f"(largest difference {shown(one['difference'], 'signed')}, lower bound "
-        f"{shown(one['low'], 'signed')})"
+        f"{count_of(len(record.finalists), 'trial')} evaluated again, none significantly better "
+        f"(largest difference {shown(finalist['difference'], 'signed')}, lower bound "
+        f"{shown(finalist['low'], 'signed')})"
     )
 
 
@@ -208,10 +210,10 @@ def _ensemble_notes(averages: pd.DataFrame, single: pd.DataFrame) -> list[str]:
     if averages.empty:
         return []
     notes = [
-        "tuned ensemble: the seeds of tuned settings as one model, which averages their "
-        "probabilities; start ensemble: the same of the settings that the search started from, "
-        "over the same seeds. An ensemble is compared with the other one only, as averaging by "
-        "itself raises scores; interval and p are over patients and say nothing about other seeds."
+        "tuned ensemble: one model that averages the probabilities of all seeds with tuned "
+        "settings; start ensemble: the same for the settings that the search started from, over "
+        "the same seeds. Ensembles are compared only with each other, as averaging by itself "
+        "raises scores; interval and p cover patients, not seeds."
     ]
     started = set(single.dropna(subset="start_protocol")["search"])
     lost = averages[averages["start_protocol"].isna() & averages["search"].isin(started)]
@@ -230,7 +232,7 @@ def _listed(record: SearchRecord, name: str) -> str:
 
 
 def _start(
-    pool: Pool, pools: Sequence[Pool], record: SearchRecord, known: Mapping[str, Run]
+    pool: Pool, pools: Sequence[Pool], record: SearchRecord, runs_by_name: Mapping[str, Run]
 ) -> Pool | None:
     """Results of the settings that a search started from; those with the same seeds first."""
     first = record.start(*(pool.key[name] for name in ("modality", "source", "policy")))
@@ -244,7 +246,7 @@ def _start(
         and all(one.key[name] == pool.key[name] for name in names)
         and one.first.rows_digest == pool.first.rows_digest
         and _same(one.first.run, pool.first.run)
-        and _has(one.first.run, pretraining_of(one.first.run, known), first)
+        and _has(one.first.run, pretraining_of(one.first.run, runs_by_name), first)
     ]
     return max(fit, key=lambda one: one.seeds == pool.seeds, default=None)
 
@@ -263,8 +265,8 @@ def _same(run: Run, other: Run) -> bool:
 
 def _has(run: Run, upstream: Run | None, first: Settings) -> bool:
     """Whether a transfer and its pretraining have settings but for what names its result."""
-    own = run.settings
-    if (own.encoder, _plain(own.transfer)) != (first.encoder, _plain(first.transfer)):
+    settings = run.settings
+    if (settings.encoder, _plain(settings.transfer)) != (first.encoder, _plain(first.transfer)):
         return False
     if upstream is None:  # from scratch, or not to be found
         return run.description.get("upstream") is None
@@ -290,15 +292,15 @@ def _row(pool: Pool, start: Pool | None, paper: Callable[[Pool], float]) -> Row:
     differing = ("difference", "difference_low", "difference_high")
     if start is None:
         return row | {"start_protocol": None} | dict.fromkeys((*lost, *differing), np.nan)
-    first, found = start.pooled("auroc", 0), difference(pool, start, "auroc")
+    first, change = start.pooled("auroc", 0), difference(pool, start, "auroc")
     return row | {
         "start_protocol": start.key["protocol"],
         "start": first.mean,
         "start_low": first.low,
         "start_high": first.high,
         "paper": paper(start),
-        **dict(zip(differing, (found.value, found.low, found.high), strict=True)),
-        "p": found.p,
+        **dict(zip(differing, (change.value, change.low, change.high), strict=True)),
+        "p": change.p,
         "p_delong": p_delong(start, pool),
-        "caution": found.caution,
+        "caution": change.caution,
     }

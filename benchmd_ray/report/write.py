@@ -52,7 +52,7 @@ def write_report(
     say(f"written: {page}")
     if sent is not None:
         analysis = replace(analysis, notes=_sent_notes(analysis.notes))
-        tables = [each for each in declared() if each.aggregate]
+        tables = [table for table in declared() if table.aggregate]
         aggregate = [each for each in drawn if each.aggregate]
         write_tables(analysis, sent, tables)
         _write_figures(aggregate, sent / "figures")

@@ -17,7 +17,7 @@ from typing import Any
 from benchmd_ray.cluster.connection import free_reserved
 from benchmd_ray.cluster.telemetry import count, gauge, observe
 from benchmd_ray.console.interrupts import Stopping
-from benchmd_ray.console.progress import Board, above
+from benchmd_ray.console.progress import Display, above
 from benchmd_ray.errors import BenchmdError, first_line
 from benchmd_ray.runs.store import read_run
 from benchmd_ray.runs.store import shown as address_of
@@ -71,7 +71,7 @@ class Execution:
         cpus: int | None,
         say: Callable[[str], None],
         observers: Observers,
-        shown: Board,
+        shown: Display,
         attached: bool = False,
     ) -> None:
         """Look at the cluster that this process is connected to; see `schedule.run_plan`.

@@ -16,7 +16,7 @@ import torch
 from benchmd_ray.cluster.connection import connected, embedded, own_cpus
 from benchmd_ray.cluster.head import last_words
 from benchmd_ray.console.interrupts import stopping
-from benchmd_ray.console.progress import SilentBoard, board
+from benchmd_ray.console.progress import Display, board
 from benchmd_ray.errors import BenchmdError
 from benchmd_ray.runs.places import backing_of
 from benchmd_ray.service.capacity import need_of, placed
@@ -76,7 +76,7 @@ def run_plan(
         stack.callback(notified.closed)
         stack.enter_context(connected(address, cpus=logical))
         stop = stack.enter_context(stopping())
-        shown = SilentBoard() if quiet else board(len(plan.items), "runs")
+        shown = Display() if quiet else board(len(plan.items), "runs")
         execution = Execution(
             plan,
             store,

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 from benchmd_ray.cluster.connection import require_shared
 from benchmd_ray.console.interrupts import Stopping
-from benchmd_ray.console.progress import SilentBoard, board
+from benchmd_ray.console.progress import Display, board
 from benchmd_ray.console.repeating import repeating
 from benchmd_ray.data.catalog import open_catalog
 from benchmd_ray.data.provenance import together
@@ -190,7 +190,7 @@ class Session:
             remove(self.work.local)  # of a search of the same name that was removed from there
         if study.begun:
             self.say(f"{plan.name}: continues, {count_of(study.begun, 'trial')} were begun before")
-        display = SilentBoard() if quiet else board(self.tuning.budget.trials, "trials")
+        display = Display() if quiet else board(self.tuning.budget.trials, "trials")
         with closing(display):
             limits = Limits(
                 study,

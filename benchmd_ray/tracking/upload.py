@@ -382,8 +382,8 @@ class _Following:
     def _tell_metrics(self, entry: _Open) -> None:
         lines = read_metrics(entry.folder)
         for line in lines[entry.lines :]:
-            told = {f"{entry.kind}/{name}": value for name, value in line.items()}
-            entry.wandb_run.log(told, step=int(line["done"]))
+            metrics = {f"{entry.kind}/{name}": value for name, value in line.items()}
+            entry.wandb_run.log(metrics, step=int(line["done"]))
         entry.lines = len(lines)
 
     def _init(

@@ -78,8 +78,8 @@ def _score_rows(folder: Path, dataset: str, evaluation: Evaluation) -> list[Any]
     if evaluation.scores is not None:
         scored = evaluation.scores(predictions, RESAMPLES)
         return whole_rows(scored.assign(dataset=dataset)).to_dict("records")
-    found = measured(of_predictions(read_run(folder), predictions), ("auroc",), RESAMPLES)
-    return [row for one in found for row in score_rows(one, "")]
+    results = measured(of_predictions(read_run(folder), predictions), ("auroc",), RESAMPLES)
+    return [row for one in results for row in score_rows(one, "")]
 
 
 def shown_of_search(search: str, about: Mapping[str, Any]) -> dict[str, Any]:
@@ -115,12 +115,12 @@ def tell_search(wandb_run: Any, trials: Sequence[Row]) -> None:
     """All trials of a search as one table; their counts and the highest score as summary."""
     import wandb
 
-    shown = [(row, settings_of(row), _results(row)) for row in trials]
-    names = list(dict.fromkeys(name for _, settings, _ in shown for name in settings))
-    results = list(dict.fromkeys(name for *_, held in shown for name in held))
+    rows = [(row, settings_of(row), _results(row)) for row in trials]
+    names = list(dict.fromkeys(name for _, settings, _ in rows for name in settings))
+    results = list(dict.fromkeys(name for *_, values in rows for name in values))
     data: list[Iterable[Any]] = [
         [int(row["number"]), row["state"], *map(settings.get, names), *map(held.get, results)]
-        for row, settings, held in shown
+        for row, settings, held in rows
     ]
     table = wandb.Table(
         columns=["trial", "state", *names, *results], data=data, allow_mixed_types=True
@@ -128,7 +128,7 @@ def tell_search(wandb_run: Any, trials: Sequence[Row]) -> None:
     wandb_run.log({"trials": table})
     states = [row["state"] for row in trials]
     wandb_run.summary.update({f"trials/{state}": states.count(state) for state in set(states)})
-    scored = [(held["score"], int(row["number"])) for row, _, held in shown if "score" in held]
+    scored = [(held["score"], int(row["number"])) for row, _, held in rows if "score" in held]
     if scored:
         value, number = max(scored, key=lambda each: (each[0], -each[1]))
         wandb_run.summary.update({"highest_score": value, "highest_score_trial": number})

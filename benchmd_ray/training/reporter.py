@@ -11,7 +11,7 @@ from typing import Protocol
 import torch
 
 from benchmd_ray.cluster.telemetry import count, gauge
-from benchmd_ray.console.progress import Progress, SilentProgress, progress
+from benchmd_ray.console.progress import Display, progress
 from benchmd_ray.errors import BenchmdError
 from benchmd_ray.files.atomic import append_text, replacing
 from benchmd_ray.files.integrity import line
@@ -37,7 +37,7 @@ class RunReporter:
     def __init__(self, folder: Path, *, silent: bool = False) -> None:
         self._path = folder / METRICS
         self._silent = silent
-        self._display: Progress = SilentProgress()
+        self._display = Display()
         self._before = (0, time.monotonic())
 
     def start(self, what: str, total: int, unit: str, done: int) -> None:

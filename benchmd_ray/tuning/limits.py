@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from benchmd_ray.cluster.telemetry import gauge
-from benchmd_ray.console.progress import Board
+from benchmd_ray.console.progress import Display
 from benchmd_ray.data.inner import FOLDS
 from benchmd_ray.errors import BenchmdError, shown
 from benchmd_ray.tuning.known import Trial
@@ -86,7 +86,7 @@ class Limits:
         budget: Budget,
         place: Place,
         halted: Callable[[], bool],
-        shown: Board,
+        shown: Display,
         worked: float = 0.0,
         lost: Callable[[int, str], None] = lambda number, reason: None,
         room: Callable[[int], int] | None = None,

@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from benchmd_ray.benchmarks.medmnist.recipes import medmnist_settings
-from benchmd_ray.console.progress import SilentBoard
+from benchmd_ray.console.progress import Display
 from benchmd_ray.data.cards import cards, kind_of
 from benchmd_ray.errors import BenchmdError
 from benchmd_ray.models.networks import NETWORK
@@ -157,7 +157,7 @@ def test_the_best_settings_load_as_they_were_whatever_the_network(start, winner,
         best = proposal.values if won else None
     arm = Arm(kind.name, {0: tmp_path}, settings)
     work = TrialContext("scratch", Transfer(), (arm,), tmp_path, ())
-    limits = Limits(study, Budget(), Place(1.0, 0.0, 1), lambda: False, SilentBoard())
+    limits = Limits(study, Budget(), Place(1.0, 0.0, 1), lambda: False, Display())
     write_result(tmp_path, limits, work, [base], {"seconds": 1.0, "shared_seconds": 0.0})
     expected = applied(settings, best)
     found = load_settings(tmp_path / BEST, base=base)

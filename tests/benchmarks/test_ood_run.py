@@ -630,7 +630,7 @@ def test_the_report_shows_detectors_controls_and_alarms(
     from benchmd_ray.report.analysis import analyse
     from benchmd_ray.report.canvas import styled
     from benchmd_ray.report.figures_panels import footer
-    from benchmd_ray.report.figures_parts import Report
+    from benchmd_ray.report.figures_parts import FigureContext
     from benchmd_ray.report.page import page
     from benchmd_ray.report.write import write_report
     from benchmd_ray.scores.comparison import holm
@@ -648,7 +648,7 @@ def test_the_report_shows_detectors_controls_and_alarms(
     differences = compared(analysis)
     own = differences[(differences["method"] == "energy") & (differences["use_case"] == "faulty")]
     with styled():
-        figures = list(draw(Report(analysis, {}, (), 50)))
+        figures = list(draw(FigureContext(analysis, {}, (), 50)))
     assert [one.name.split("-")[1] for one in figures] == ["ptb", "sets", "alarms", "gallery"]
     (legend,) = figures[0].figure.legends
     regimes = set(report_rows.frame(analysis).query("group == 'all'")["regime"])

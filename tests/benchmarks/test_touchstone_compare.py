@@ -34,7 +34,7 @@ from benchmd_ray.cli import main
 from benchmd_ray.errors import BenchmdError
 from benchmd_ray.evaluation.registry import benchmark
 from benchmd_ray.report.analysis import Analysis
-from benchmd_ray.report.figures_parts import Report, Skipped, Titled
+from benchmd_ray.report.figures_parts import FigureContext, Skipped, Titled
 from benchmd_ray.report.rows import whole_rows
 from benchmd_ray.report.table import plain
 from benchmd_ray.scores.comparison import holm
@@ -420,11 +420,11 @@ def test_score_rows_of_named_folders_have_the_columns_of_reports(tmp_path, monke
     analysis = Analysis(rows=rows)
     table, _ = plain(algorithms(analysis))
     assert set(table["algorithm"]) == {"a", "b"}
-    (figure,) = draw_rows(Report(analysis, {}, ()))
+    (figure,) = draw_rows(FigureContext(analysis, {}, ()))
     assert figure.name == "segmentation-jhh-dsc"
     nothing = Analysis(rows=whole_rows(pd.DataFrame()))
     assert algorithms(nothing) is None
-    assert not list(draw_rows(Report(nothing, {}, ())))
+    assert not list(draw_rows(FigureContext(nothing, {}, ())))
 
 
 def test_equal_algorithms_share_a_rank_and_a_title():

@@ -45,7 +45,7 @@ from benchmd_ray.files.integrity import Damaged
 from benchmd_ray.modality.modalities import modality
 from benchmd_ray.models.encoder import require_fitting
 from benchmd_ray.report.analysis import analyse
-from benchmd_ray.report.figures_parts import Report
+from benchmd_ray.report.figures_parts import FigureContext
 from benchmd_ray.report.page import page
 from benchmd_ray.report.table_files import write_tables
 from benchmd_ray.report.tables import main_table
@@ -434,7 +434,7 @@ def test_a_report_pools_seeds_and_compares_networks(reported, tmp_path):
     assert "mean mask" in text
     assert "custom: settings other than" in text
     assert tmp_path / "segmentation-networks-pairs.csv" in written
-    (figure,) = report_trained.draw(Report(reported, {}, ()))
+    (figure,) = report_trained.draw(FigureContext(reported, {}, ()))
     assert figure.name == "segmentation-networks-hippocampus-test"
     assert figure.aggregate
 

@@ -66,7 +66,7 @@ def test_the_summary_counts_and_averages(compared):
     inside = int(fair["inside"].sum())
     first, by_technique, *excluded = summary(compared)
     assert first.startswith(f"{len(fair)} comparable cells of BenchMD v2, tables 1 and 2: ")
-    held = f"of {len(fair)} with an interval of ours, it holds the paper's number in {inside};"
+    held = f"the paper's number is in our interval in {inside} of {len(fair)} with an interval;"
     assert held in first
     assert (
         f"mean difference (ours minus the paper's) {shown(fair['difference'].mean(), 'signed')}."
@@ -93,7 +93,7 @@ def test_without_an_interval_nothing_is_said_to_be_outside_of_it(tmp_path):
     assert line["ours [95 %]"] == f"{row['value']:.3f}"
     assert line["caution"] == "no interval: 8 patients"
     fair = frame.assign(reason="")
-    assert "of 0 with an interval of ours, it holds the paper's number in 0" in summary(fair)[0]
+    assert "the paper's number is in our interval in 0 of 0 with an interval" in summary(fair)[0]
 
 
 def invoke(*arguments):

@@ -252,12 +252,14 @@ def test_ensembles_are_next_to_the_others_in_the_tables(made):
     shown, _ = plain(tables.tuned(analysis))
     assert shown["protocol"].tolist() == ["tuned", "tuned ensemble"]
     assert shown["start is"].tolist() == ["fixed", "start ensemble"]
-    assert any(note.startswith("tuned ensemble: the seeds of tuned") for note in analysis.notes)
+    assert any(
+        note.startswith("tuned ensemble: one model that averages") for note in analysis.notes
+    )
     assert "start ensemble" in page(analysis, [])
     said = tuning_sentences(analysis)
-    for what in ("Tuned minus start", "Tuned ensemble minus start ensemble"):
-        (line,) = (line for line in said if line.startswith(what))
-        assert "of 1 difference tested" in line
+    for subject in ("tuned settings were", "the ensemble was"):
+        (line,) = (line for line in said if f"{subject} significantly" in line)
+        assert "in 1 of 1 comparison" in line
 
 
 def test_seeds_below_several_pretrainings_make_no_ensemble(tmp_path):
@@ -274,7 +276,7 @@ def test_seeds_below_several_pretrainings_make_no_ensemble(tmp_path):
             write_predictions(run, "ptb-xl", held, role="source")
     analysis = reported(tmp_path, resamples=20)
     assert not analysis.scores["protocol"].map(is_ensemble).any()
-    assert any("where a seed has several pretrainings" in note for note in analysis.notes)
+    assert any("as a seed has several pretrainings" in note for note in analysis.notes)
 
 
 def test_ensembles_enter_no_comparison_of_techniques_and_no_row_of_a_run(tmp_path):

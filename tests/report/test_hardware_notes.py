@@ -43,8 +43,8 @@ def transferred(store, technique="scratch", *, trained=HARDWARE, **about):
 def note(stages, *kinds, source="ptb-xl"):
     return (
         f"{source}: results that are pooled or compared were {stages} on different hardware, which "
-        f"rounds differently: {'; '.join(sorted(map(str, kinds)))}. Part of their differences may "
-        "come from that."
+        f"rounds differently: {'; '.join(sorted(map(str, kinds)))}. This may explain part of "
+        "their differences."
     )
 
 

@@ -17,6 +17,7 @@ from analysis_frames import invented, made, without_intervals
 from benchmd_ray.report import tables as sections
 from benchmd_ray.report.analysis import Analysis
 from benchmd_ray.report.canvas import new_figure, styled
+from benchmd_ray.report.document import document
 from benchmd_ray.report.figures_parts import Skipped, Titled
 from benchmd_ray.report.frames import FRAMES, PLACE, frame
 from benchmd_ray.report.page import page, write_page
@@ -164,14 +165,14 @@ def test_why_figures_are_missing_is_said_once(analysis):
     reasons = ("no <class> can be drawn", "no target", "no <class> can be drawn")
     text = page(analysis, [], skipped=[Skipped(str(n), why) for n, why in enumerate(reasons)])
     assert text.count("no &lt;class&gt; can be drawn") == text.count("<li>no target</li>") == 1
-    assert "nothing to show" not in page(analysis, [])
+    assert "Figures not drawn" not in page(analysis, [])
 
 
 def test_sections_come_in_the_order_of_reading(parsed):
     assert [a["id"] for a in parsed.of("section")] == [
         *("main", "notes", "figures-1", "results", "all-metrics", "in-distribution-and-target"),
-        *("against-training-from-scratch", "techniques-in-pairs", "order-of-techniques"),
-        *("subgroups", "findings", "what-ran", "methods"),
+        *("against-training-from-scratch", "techniques-in-pairs", "ranking-of-techniques"),
+        *("subgroups", "findings", "runs", "methods"),
     ]
 
 
@@ -204,14 +205,14 @@ def test_an_empty_analysis_says_so():
     text = page(Analysis(), [])
     parsed = Parsed(text)
     assert not parsed.of("table")
-    for said in ("No result.", "No two techniques were scored", "No run.", "scored both on its"):
+    for said in ("No results.", "No two techniques were scored", "No runs.", "on both its source"):
         assert said in parsed.text
 
 
 def test_what_is_empty_is_told_at_the_end_and_not_in_the_contents(analysis):
     empty = {n: getattr(analysis, n).iloc[:0] for n in ("subgroups", "subgroup_pairs", "excluded")}
     text = page(replace(analysis, **empty), [])
-    said = "No dataset of this report states age, sex, site, device or view."
+    said = "No dataset of this report has age, sex, site, device or view."
     assert said in Parsed(text).text
     assert text.index(said) > text.index('id="methods"')
     assert 'href="#subgroups"' not in text
@@ -409,14 +410,12 @@ def test_findings_on_changes_are_counted_from_the_frame(analysis):
     changes, text = analysis.changes, told(analysis)["Against scratch"]
     clear = changes[changes["p"] < 0.05]
     up, down = (clear["value"] > 0).sum(), (clear["value"] < 0).sum()
-    assert f"of {len(changes)} differences tested, {up} are above zero and {down} below" in text
+    counts = f"better in {up} of {len(changes)} comparisons and significantly worse in {down}"
+    assert f"pretraining was significantly {counts}" in text
     open_ = told(replace(analysis, changes=changes.assign(p=0.4)))["Against scratch"]
-    counts = (
-        f"0 are above zero and 0 below zero at p < 0.05; {len(changes)} cannot be distinguished"
-    )
-    assert counts in open_
+    assert f"{len(changes)} comparisons showed no difference (p < 0.05)" in open_
     best = changes.sort_values("value").iloc[-1]
-    assert f"The largest gain: +{best['value']:.3f} [" in text
+    assert f"Largest gain: +{best['value']:.3f} [" in text
     assert best["technique"] in text
 
 
@@ -424,26 +423,41 @@ def test_differences_that_no_test_could_show_are_said_not_to_be_tested():
     rows = pd.DataFrame(
         {"difference": 0.3, "p": [1e-9, 5e-5, np.nan], "p_holm": [1e-7, *2 * [np.nan]]}
     )
-    said = judged(rows, "difference", ("above", "below"), p="p_holm", corrected=" after Holm")
+    names = ("better", "worse")
+    said = judged(rows, "difference", *names, subject="b was", p="p_holm", corrected=" after Holm")
     assert said == (
-        "of 1 difference tested, 1 is above and 0 below at p < 0.05 after Holm. 1 difference is "
-        "not tested: too few patients, in all or in a class. 1 difference is not tested: no 20,000 "
-        "exchanges can be significant among so many tests."
+        "b was better in 1 of 1 comparison (p < 0.05 after Holm). 1 comparison was not tested: too "
+        "few patients, in all or in a class. 1 comparison was not tested: no 20,000 exchanges can "
+        "be significant among so many tests."
     )
+
+
+@pytest.mark.parametrize(
+    ("values", "p", "expected"),
+    [
+        ([0.1, 0.1], [0.01, 0.5], "a in 1 of 2 comparisons; the other showed no difference (p"),
+        ([0.1, -0.1], [0.01, 0.01], "a in 1 of 2 comparisons and b in 1 (p < 0.05)."),
+        ([-0.1, 0.1, 0.1], [0.01, 0.5, 0.5], "b in 1 of 3 comparisons; the other 2 showed no"),
+        ([0.1], [0.5], "1 comparison showed no difference (p < 0.05)."),
+    ],
+)
+def test_verdicts_count_what_a_test_shows_in_both_directions(values, p, expected):
+    rows = pd.DataFrame({"value": values, "p": p})
+    assert judged(rows, "value", "a", "b").startswith(expected)
 
 
 def test_no_gain_is_told_where_there_is_none(analysis):
     changes = analysis.changes.assign(value=-0.1, low=-0.2, high=-0.05)
     text = told(replace(analysis, changes=changes))["Against scratch"]
-    assert "largest gain" not in text
-    assert "The largest loss: −0.100 [−0.200, −0.050]" in text
+    assert "Largest gain" not in text
+    assert "Largest loss: −0.100 [−0.200, −0.050]" in text
 
 
 def test_findings_on_targets_count_who_is_first_among_those_on_the_same_rows(analysis):
     ranking = analysis.ranking[analysis.ranking["role"] == "target"]
     first = ranking[ranking["rank"] == 1]["technique"].value_counts()
     text = told(analysis)["On targets"]
-    assert f"highest AUROC in {len(ranking.groupby(list(PLACE)))} comparisons" in text
+    assert f"Highest AUROC in {len(ranking.groupby(list(PLACE)))} comparisons" in text
     for name, count in first.items():
         assert f"{name} {count}" in text
 
@@ -451,22 +465,22 @@ def test_findings_on_targets_count_who_is_first_among_those_on_the_same_rows(ana
 def test_findings_on_gaps_paper_and_pairs(analysis):
     text = told(analysis)
     gap = np.median(analysis.gaps["gap"])
-    assert f"falls by {gap:.3f} in the median of {len(analysis.gaps)} results" in text[
+    assert f"falls by a median of {gap:.3f} ({len(analysis.gaps)} results)" in text[
         "Shift to targets"
     ].replace("−", "-")
     held = analysis.scores[analysis.scores["paper"].notna()]
     inside = [low <= p <= high for low, p, high in held[["low", "paper", "high"]].to_numpy()]
-    assert f"{len(held)} results can be compared with" in text["The paper"]
-    assert f"of {sum(inside)} of the {len(held)} that have one holds it" in text["The paper"]
+    assert f"{len(held)} results are comparable with the paper" in text["The paper"]
+    assert f"in our 95 % interval in {sum(inside)} of {len(held)} with" in text["The paper"]
     clear = analysis.pairs[analysis.pairs["p_holm"] < 0.05]
     up, down = (clear["difference"] > 0).sum(), (clear["difference"] < 0).sum()
     assert text["Pairs of techniques"].startswith(
-        f"Of {len(analysis.pairs)} differences tested, {up} {'is' if up == 1 else 'are'} in favour "
-        f"of the later technique (b) and {down} of the earlier one (a) at p < 0.05 after Holm's"
+        f"Pairs a, b: b was significantly better than a in {up} of {len(analysis.pairs)} "
+        f"comparisons and a better than b in {down}; the other "
     )
     gaps = analysis.gaps[analysis.gaps["p_holm"] < 0.05]
-    said = f"{(gaps['gap'] > 0).sum()} are falls and {(gaps['gap'] < 0).sum()} gains at p < 0.05"
-    assert said in text["Shift to targets"]
+    fell = f"AUROC fell significantly in {(gaps['gap'] > 0).sum()} of {len(analysis.gaps)} comp"
+    assert fell in text["Shift to targets"]
 
 
 def test_findings_of_few_patients_say_that_nothing_is_tested(analysis):
@@ -479,14 +493,14 @@ def test_findings_of_few_patients_say_that_nothing_is_tested(analysis):
         ("Shift to targets", "gaps"),
     ):
         count = len(few[name])
-        assert f"{count} differences are not tested: too few patients" in text[topic]
+        assert f"{count} comparisons were not tested: too few patients" in text[topic]
     everything = " ".join(text.values())
     assert "significant" not in everything
     assert "differ at" not in everything.replace(text["Subgroups"], "")
     assert "p < 0.05" not in everything.replace(text["Subgroups"], "")
     assert "[" not in everything
     assert "(no interval)" in text["Best results"]
-    assert "0 of the 0 that have one" in text["The paper"]
+    assert "0 of 0 with an interval" in text["The paper"]
 
 
 def test_the_best_result_is_the_highest_on_the_validation_split(analysis):
@@ -506,10 +520,10 @@ def test_shuffled_labels_are_told_apart(analysis):
         protocol="shuffled", value=0.999, low=0.99, high=1.0, paper=math.nan
     )
     text = told(replace(analysis, scores=pd.concat([analysis.scores, shuffled])))
-    assert "0.999" in text["Check"]
+    assert "0.999" in text["Sanity check"]
     assert "0.999" not in text["Best results"]
     assert text["Best results"] == told(analysis)["Best results"]
-    assert "Check" not in told(analysis)
+    assert "Sanity check" not in told(analysis)
 
 
 def test_one_seed_is_said_to_be_one():
@@ -538,10 +552,23 @@ def test_facts_count_what_the_report_holds(report_analysis):
 def test_every_file_that_the_report_reads_is_part_of_the_package():
     setup = configparser.ConfigParser()
     setup.read(ROOT / "setup.cfg")
-    for name in ("report.page_assets", "benchmarks.benchmd", "benchmarks.medmnist"):
+    for name in (
+        "report.page_assets",
+        "report.templates",
+        "benchmarks.benchmd",
+        "benchmarks.medmnist",
+    ):
         package = f"benchmd_ray.{name}"
         patterns = setup["options.package_data"][package].replace(",", " ").split()
         files = [p.name for p in (ROOT / package.replace(".", "/")).iterdir() if p.is_file()]
         files = [file for file in files if not file.endswith(".py")]
         assert files
         assert [f for f in files if not any(fnmatch(f, one) for one in patterns)] == []
+
+
+def test_templates_escape_whatever_is_not_markup_and_drop_the_folders_of_paths():
+    written = str(document("t", "l", [("id", "head", f"{EVIL} /home/ada/runs/mae-1")], "foot"))
+    assert "<script>window" not in written
+    assert "<img" not in written
+    assert "mae-1" in written
+    assert "ada" not in written

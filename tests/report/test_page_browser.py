@@ -322,7 +322,7 @@ def test_figures_keep_a_white_card_in_the_dark(opened):
 @pytest.mark.slow
 def test_the_contents_lead_to_the_sections(opened):
     tab = opened()
-    tab.get_by_role("link", name="Order of techniques").click()
+    tab.get_by_role("link", name="Ranking of techniques").click()
     top = "section => Math.abs(section.getBoundingClientRect().top) < 100"
-    assert eventually(lambda: tab.locator("#order-of-techniques").evaluate(top), True)
-    tab.wait_for_selector("nav a[href='#order-of-techniques'][aria-current]")
+    assert eventually(lambda: tab.locator("#ranking-of-techniques").evaluate(top), True)
+    tab.wait_for_selector("nav a[href='#ranking-of-techniques'][aria-current]")

@@ -49,7 +49,7 @@ from benchmd_ray.report.figures_groups import (
 from benchmd_ray.report.figures_labels import draw_label_efficiency
 from benchmd_ray.report.figures_pairs import draw_pairs
 from benchmd_ray.report.figures_parts import (
-    Report,
+    FigureContext,
     Titled,
     in_distribution,
     over_targets,
@@ -98,7 +98,9 @@ def only(topic, analysis):
     """Figures of one topic by name."""
     looks = technique_looks(analysis.scores["technique"])
     with styled():
-        found = list(topic(Report(analysis, looks, studies(analysis.scores, analysis.modalities))))
+        found = list(
+            topic(FigureContext(analysis, looks, studies(analysis.scores, analysis.modalities)))
+        )
     return {one.name: one for one in found}
 
 
@@ -877,7 +879,7 @@ def test_runs_from_scratch_stand_beside_each_pretraining_of_a_protocol(images):
     found = studies(scores, ("cxr",))
     assert [study.protocol for study in found] == ["custom 1a", "custom 1b"]
     assert set(found[1].of(scores)["technique"]) == {"scratch", "mae"}
-    report = Report(replace(images, scores=scores), technique_looks([]), found)
+    report = FigureContext(replace(images, scores=scores), technique_looks([]), found)
     assert report.detail(found[1]) == "finetune-full"
 
 

@@ -158,12 +158,12 @@ def test_custom_settings_never_stand_beside_the_paper_and_the_note_says_so(tmp_p
     source, note = [note for note in analysis.notes if note.startswith("paper: ")]
     assert source.startswith("paper: BenchMD v2, tables 1 and 2. Its numbers are of the full")
     why = "settings other than the fixed protocol's"
-    assert note == f"paper: – where the two cannot be compared: {why}."
+    assert note == f"paper: – where a result is not comparable: {why}."
 
 
 def test_a_table_says_when_a_dataset_is_not_whole(tmp_path):
     run, *_ = make_run(tmp_path)
-    expected = "georgia: built from 9,000 raw records, the whole dataset has 10,344."
+    expected = "georgia: built from 9,000 of 10,344 raw records."
     assert expected in notes(rows_of(run))
 
 
@@ -201,17 +201,17 @@ def test_the_papers_number_stands_beside_what_is_like_it(tmp_path, changes, show
     rows = rows_of(make_run(tmp_path, **(HAM | changes))[0])
     paper = paper_auroc()["ham10000", "linear", "shed"]
     assert rows["paper"].dropna().tolist() == ([paper] if shown else [])
-    said = [note for note in notes(rows) if "cannot be compared" in note]
+    said = [note for note in notes(rows) if "is not comparable" in note]
     assert bool(said) != shown
 
 
 def test_only_what_chooses_an_epoch_warns_of_the_split_that_chose_it(tmp_path):
     run, *_ = make_run(tmp_path, dataset="ptb-xl", role="source", split="validation")
     found = rows_of(run)
-    assert any(note.startswith("validation: the split") for note in notes(found))
+    assert any(note.startswith("validation: this split") for note in notes(found))
     for neighbours in ("knn", "knn-small"):
         said = notes(found.assign(setting=neighbours))
-        assert not any(note.startswith("validation: the split") for note in said)
+        assert not any(note.startswith("validation: this split") for note in said)
 
 
 def test_a_table_names_the_source_that_each_run_was_trained_on(tmp_path):
@@ -246,8 +246,8 @@ def test_options_of_the_builds_are_named(tmp_path):
     chosen = {"trained_options": {"images": "all"}, "options": {"uncertain": "negative"}}
     run, *_ = make_run(tmp_path, **chosen)
     text = "\n".join(notes(rows_of(run)))
-    assert "ptb-xl: images=all, an option of the build" in text
-    assert "georgia: uncertain=negative, an option of the build" in text
+    assert "ptb-xl: images=all: a build option" in text
+    assert "georgia: uncertain=negative: a build option" in text
     write_tables(analyse([run], resamples=20), tmp_path / "out")
     for name in ("auroc.csv", "scores.csv"):
         with (tmp_path / "out" / name).open() as file:
@@ -260,7 +260,7 @@ def test_what_is_scored_of_ct_is_called_a_scan(tmp_path):
     few = rows.assign(effective=[150, 20, 20, 3, 20, 20, 20, 0])
     expected = [
         "ldct: the records of the table are scans.",
-        "Not scored in lndb (test), no positive or no negative scans: hypertrophy.",
+        "Not scored in lndb (test), as all or no scans are positive: hypertrophy.",
     ]
     assert [note for note in notes(few) if "scan" in note] == expected
 
@@ -404,8 +404,8 @@ def test_classes_that_rest_on_few_patients_are_named(tmp_path):
     found = [note for note in notes(few) if "Fewer than" in note]
     names = rows["class"].tolist()[1:]
     assert found == [
-        "Fewer than 5 patients on the rarer side (positive or negative) in georgia (test), so no "
-        f"interval of the class or of a mean over classes: {names[0]} (1), {names[2]} "
+        "Fewer than 5 patients on the rarer side (positive or negative) in georgia (test), so "
+        f"neither the class nor a mean over classes has an interval: {names[0]} (1), {names[2]} "
         "(effectively 4.5).",
         "Fewer than 10 patients on the rarer side (positive or negative) in georgia (test), so the "
         f"interval is rough: {names[3]} (5), {names[4]} (effectively 9.25).",
@@ -415,7 +415,7 @@ def test_classes_that_rest_on_few_patients_are_named(tmp_path):
 @pytest.mark.parametrize(
     ("patients", "note"),
     [
-        (9, "9 patients; fewer than 10 have no interval, and nothing about them is tested."),
+        (9, "9 patients; with fewer than 10 there is no interval and no test."),
         (10, "10 patients; with fewer than 20 nothing is tested."),
         (19.9, "19 effective patients; with fewer than 20 nothing is tested."),
         (20, ""),

@@ -277,10 +277,11 @@ def test_a_search_that_its_start_wins_says_so(tmp_path):
     scored(tmp_path)
     analysis = analyse(runs([tmp_path]), searches=searches([tmp_path]), resamples=5)
     assert analysis.tuned.empty
-    assert f"{NAME} keeps its start: no other trial has a higher value, so nothing is tuned." in (
-        analysis.notes
+    assert (
+        f"{NAME}: no trial beat the start, so nothing is tuned: no other trial has a higher value."
+        in (analysis.notes)
     )
-    assert "1 search of 1 keeps its start" in " ".join(tuning_sentences(analysis))
+    assert "No trial beat the start in 1 of 1 search" in " ".join(tuning_sentences(analysis))
 
 
 def race(store, **about):
@@ -306,9 +307,9 @@ def test_a_confirmed_search_says_what_it_chose_and_by_which_rule(tmp_path):
     assert shown["its lower bound"].tolist() == ["+0.025"]
     said = " ".join(tuning_sentences(analysis))
     assert f"How a search chooses: {RULE}." in said
-    assert "In 1 of 1 search a trial takes the start's place" in said
+    assert "In 1 of 1 search a trial replaced the start" in said
     for text in (said, " ".join(analysis.notes)):
-        assert "of the same patients, so that they are still a little optimistic" in text
+        assert "the same patients, so they are still slightly optimistic" in text
         assert "best of many" not in text
     figures, _ = draw(Analysis(records=analysis.records))
     texts_ = " ".join(f"{one.title} {one.caption}" for one in figures)
@@ -325,12 +326,14 @@ def test_a_search_that_keeps_its_start_says_why_and_has_no_tuned_row(tmp_path):
     shown, _ = plain(tables.searches(analysis))
     assert shown["chosen trial"].tolist() == ["keeps the start"]
     assert analysis.tuned.empty
-    (note,) = [note for note in analysis.notes if note.startswith(f"{NAME} keeps its start")]
-    assert "of 2 trials evaluated again none is shown to be better (largest difference" in note
-    assert "+0.040, lower bound −0.020), so nothing is tuned." in note
+    (note,) = [
+        note for note in analysis.notes if note.startswith(f"{NAME}: no trial beat the start")
+    ]
+    assert "2 trials evaluated again, none significantly better (largest difference" in note
+    assert "+0.040, lower bound −0.020)." in note
     said = " ".join(tuning_sentences(analysis))
-    assert "1 search of 1 keeps its start, so that no tuned results are there" in said
-    assert "takes the start's place: what to expect" not in said
+    assert "No trial beat the start in 1 of 1 search; its settings are kept" in said
+    assert "a trial replaced the start" not in said
     (figure,) = (
         one for one in draw(Analysis(records=analysis.records))[0] if "finalists" in one.name
     )
@@ -356,7 +359,7 @@ def test_a_race_without_fresh_evaluations_keeps_its_start_so_far(tmp_path):
     (row,) = analysis.searches.to_dict("records")
     assert (row["chosen"], row["start_value"]) == (0, first)
     assert np.isnan(row["difference"])
-    assert any("no other trial was evaluated again against it" in one for one in analysis.notes)
+    assert any("no other trial was evaluated again" in one for one in analysis.notes)
     drawn, skipped = draw(Analysis(records=analysis.records))
     assert f"finalists-{NAME}" in {one.name for one in skipped}
     assert "no trial was evaluated again" in drawn[0].title
@@ -412,12 +415,12 @@ def test_sentences_call_a_difference_what_its_test_says(analysis):
         return " ".join(tuning_sentences(replace(analysis, tuned=rows)))
 
     lines = said(p=0.01)
-    assert "on targets, on the same rows: of 1 difference tested, 1 is above zero and 0" in lines
+    assert "on targets: tuned settings were significantly better in 1 of 1 comparison (" in lines
     lines = said(p=0.05)
-    assert "0 are above zero and 0 below zero at p < 0.05; 1 cannot be distinguished" in lines
+    assert "on targets: 1 comparison showed no difference (p < 0.05)" in lines
     assert "12 trials" in lines
     lines = said(p=np.nan)
-    assert "on targets, on the same rows: 1 difference is not tested: too few patients, in" in lines
+    assert "on targets: 1 comparison was not tested: too few patients, in" in lines
 
 
 def test_without_a_search_nothing_speaks_of_tuning(made, tmp_path):
@@ -628,9 +631,9 @@ def test_the_first_screen_says_what_tuning_gained(analysis):
     said = dict(map(reversed, headlines(analysis)))["tuned"]
     held = analysis.tuned[~analysis.tuned["protocol"].str.contains("ensemble")]
     held = held[held["role"] == "target"].dropna(subset=["difference"])
-    assert said.startswith("AUROC of tuned settings minus the start of their search on targets: ")
+    assert said.startswith("AUROC against the start of the search on targets: ")
     tested = held["p"].notna().sum()
-    assert f"of {tested} difference" in said or f"{len(held)} difference" in said
+    assert f"{tested} comparison" in said or f"{len(held)} comparison" in said
     text = page(analysis, [])
     assert text.index(said[:50]) < text.index('id="notes"')
 

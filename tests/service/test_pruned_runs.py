@@ -8,7 +8,7 @@ import pytest
 from stored import runs
 
 from benchmd_ray.console.interrupts import Stopping
-from benchmd_ray.console.progress import SilentBoard
+from benchmd_ray.console.progress import Display
 from benchmd_ray.errors import BenchmdError
 from benchmd_ray.files.atomic import sha256
 from benchmd_ray.runs.places import store_folder
@@ -199,7 +199,7 @@ def test_a_plan_names_the_pruned_weights_that_it_needs_before_it_starts(
             cpus=1,
             say=print,
             observers=Observers([]),
-            shown=SilentBoard(),
+            shown=Display(),
         ).run(Stopping())
 
 

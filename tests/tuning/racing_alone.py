@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from benchmd_ray.console.progress import SilentBoard
+from benchmd_ray.console.progress import Display
 from benchmd_ray.tuning.limits import Budget, Limits, Place
 from benchmd_ray.tuning.study import Study
 
@@ -26,7 +26,7 @@ def raced(study: Study, trials: int, score: Score, kill_after: int | None = None
         score: Of an evaluation.
         kill_after: Evaluations after which the process is killed; None: never.
     """
-    limits = Limits(study, Budget(trials=trials), Place(1.0, 0.0, 1), lambda: False, SilentBoard())
+    limits = Limits(study, Budget(trials=trials), Place(1.0, 0.0, 1), lambda: False, Display())
     done = 0
     while jobs := study.unfinished() or [limits.next_job()]:
         job = jobs[0]

@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-from benchmd_ray.console.progress import SilentBoard
+from benchmd_ray.console.progress import Display
 from benchmd_ray.data.inner import FOLDS
 from benchmd_ray.tuning.limits import Budget, Limits, Place
 from benchmd_ray.tuning.study import Study
@@ -80,7 +80,7 @@ def test_a_race_that_is_over_stays_so_however_cheap_the_choice_is(tmp_path, cost
         limits = Limits(
             study,
             Budget(trials=None, device_hours=hours),
-            *(Place(1.0, 0.0, 2), lambda: False, SilentBoard()),
+            *(Place(1.0, 0.0, 2), lambda: False, Display()),
         )
         order = []
         while not limits.out_of_time and (job := (study.unfinished() or [limits.next_job()])[0]):

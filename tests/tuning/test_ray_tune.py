@@ -9,7 +9,7 @@ import pytest
 from ray.tune.experiment import Trial
 from ray.tune.search import Searcher
 
-from benchmd_ray.console.progress import SilentBoard
+from benchmd_ray.console.progress import Display
 from benchmd_ray.errors import BenchmdError, BucketError, DiskFull, Gone, NoRoom, Transient
 from benchmd_ray.settings.definition import Settings, updated
 from benchmd_ray.tuning.limits import Budget, Limits, Place
@@ -26,7 +26,7 @@ SPACE = Space("made", (Parameter("transfer.optimiser.lr", "log float", 1e-3, low
 @pytest.fixture
 def limits(tmp_path):
     study = Study(tmp_path / "study.log", SPACE, Method(sampler="random", stopping="none"))
-    return Limits(study, Budget(trials=3), Place(1.0, 0.0, 2), lambda: False, SilentBoard())
+    return Limits(study, Budget(trials=3), Place(1.0, 0.0, 2), lambda: False, Display())
 
 
 @pytest.fixture
@@ -296,7 +296,7 @@ def test_hours_are_kept_for_the_choice_of_which_two_jobs_work_at_once(tmp_path, 
     study = Study(tmp_path / "study.log", SPACE, Method(sampler="random", evaluations=3))
     race(study, 720.0)
     limits = Limits(
-        study, Budget(hours=10.0), Place(1.0, 0.0, slots), lambda: False, SilentBoard(), 0.0
+        study, Budget(hours=10.0), Place(1.0, 0.0, slots), lambda: False, Display(), 0.0
     )
     assert limits.to_come == study.method.confirming
     assert limits.each == pytest.approx(0.2)
@@ -311,7 +311,7 @@ def test_a_race_without_a_trial_above_the_start_takes_all_hours(tmp_path):
     race(study, 720.0, gain=-0.1)
     devices = Place(1.0, 0.0, 2)
     enough, little = (
-        Limits(study, Budget(device_hours=hours), devices, lambda: False, SilentBoard(), 0.0)
+        Limits(study, Budget(device_hours=hours), devices, lambda: False, Display(), 0.0)
         for hours in (1.3, 0.7)
     )
     assert not enough.used  # 0.6 are
@@ -336,7 +336,7 @@ def test_what_a_trial_has_earned_comes_before_the_choice_unless_it_costs_a_cut(t
         study = Study(path, SPACE, Method(sampler="random", evaluations=3))
         race(study, 720.0)
         budget, place = Budget(trials=None, device_hours=hours), Place(1.0, 0.0, 2)
-        limits = Limits(study, budget, place, lambda: False, SilentBoard())
+        limits = Limits(study, budget, place, lambda: False, Display())
         assert limits.used
         for number, evaluations in granted:
             job = limits.next_job()
@@ -352,7 +352,7 @@ def test_a_cut_begins_where_hours_are_left_for_half_of_it(tmp_path):
         study = Study(tmp_path / f"{hours}.log", SPACE, Method(sampler="random", evaluations=3))
         race(study, 720.0)
         budget, place = Budget(trials=3, device_hours=hours), Place(1.0, 0.0, 1)
-        limits = Limits(study, budget, place, lambda: False, SilentBoard())
+        limits = Limits(study, budget, place, lambda: False, Display())
         study.promote = lambda: None
         while job := limits.next_job():
             finished(study, job, 0.5 + 0.1 * job.number + 0.01 * (job.evaluations[0] % 10))
@@ -368,7 +368,7 @@ def test_a_cut_that_was_begun_is_for_the_finalist_too(tmp_path):
     study = Study(tmp_path / "study.log", SPACE, Method(sampler="random", evaluations=3))
     race(study, 720.0)
     budget, place = Budget(trials=3, device_hours=1.7), Place(1.0, 0.0, 1)
-    limits = Limits(study, budget, place, lambda: False, SilentBoard())
+    limits = Limits(study, budget, place, lambda: False, Display())
     study.promote = lambda: None
     finished(study, limits.next_job(), seconds=2 * 720.0)
     limits.look()
@@ -384,7 +384,7 @@ def test_the_next_finalist_has_its_turn_where_hours_are_left_for_its_cut(tmp_pat
         study.propose()
         study.evaluated(number, 0, {"ecg": 0.5 + number * 0.1}, 360.0)
     budget, place = Budget(trials=4, device_hours=hours), Place(1.0, 0.0, 1)
-    limits = Limits(study, budget, place, lambda: False, SilentBoard())
+    limits = Limits(study, budget, place, lambda: False, Display())
     study.promote = lambda: None
     while job := limits.next_job():
         finished(study, job, 0.9 - 0.1 * job.number, 720.0)
@@ -399,7 +399,7 @@ def test_by_the_clock_a_cut_begins_where_it_can_end(tmp_path):
     budget, place = Budget(trials=3, hours=10.0), Place(1.0, 0.0, 2)
     study.promote = lambda: None
     for worked, begins in ((9.02, False), (8.98, True)):
-        limits = Limits(study, budget, place, lambda: False, SilentBoard(), worked=3600 * worked)
+        limits = Limits(study, budget, place, lambda: False, Display(), worked=3600 * worked)
         assert (limits.next_job() is not None) is begins
 
 
@@ -407,9 +407,7 @@ def test_hours_of_what_is_at_work_are_not_left(tmp_path):
     study = Study(tmp_path / "study.log", SPACE, Method(sampler="random", evaluations=3))
     race(study, 720.0)
     place = Place(1.0, 0.0, 8)
-    limits = Limits(
-        study, Budget(trials=None, device_hours=20.0), place, lambda: False, SilentBoard()
-    )
+    limits = Limits(study, Budget(trials=None, device_hours=20.0), place, lambda: False, Display())
     assert not limits.used
     for _ in range(70):
         study.propose()

@@ -9,7 +9,7 @@ import yaml
 from kinds import MODALITIES
 from racing_alone import raced
 
-from benchmd_ray.console.progress import SilentBoard
+from benchmd_ray.console.progress import Display
 from benchmd_ray.errors import BenchmdError
 from benchmd_ray.files.atomic import digest
 from benchmd_ray.files.integrity import write_hashed_json
@@ -75,7 +75,7 @@ def make(tmp_path):
         study = Study(folder / "study.log", SPACE, method, devices=DEVICES)
         work = TrialContext("mae", stage or Transfer(), arms, folder, (1, 2))
         place = Place(DEVICES, 0.0, 1)
-        limits = Limits(study, Budget(), place, lambda: False, SilentBoard())
+        limits = Limits(study, Budget(), place, lambda: False, Display())
         plan = {
             "format": FORMAT,
             "technique": "mae",
@@ -393,11 +393,11 @@ def test_a_search_without_a_budget_is_refused():
 def test_the_budget_ends_a_search(make, budget, used):
     _, study, _, _ = make(sampler="random", stopping="none")
     fill(study)  # 7 trials; 72.75 seconds on two devices, 0.04 hours
-    limits = Limits(study, budget, Place(DEVICES, 0.0, 1), lambda: False, SilentBoard())
+    limits = Limits(study, budget, Place(DEVICES, 0.0, 1), lambda: False, Display())
     assert limits.used is used
     assert limits.begun is (budget.trials == 7)
     assert limits.out_of_time is (budget.hours == 1e-12)
-    halted = Limits(study, budget, Place(DEVICES, 0.0, 1), lambda: True, SilentBoard())
+    halted = Limits(study, budget, Place(DEVICES, 0.0, 1), lambda: True, Display())
     assert halted.used
     assert halted.out_of_time
 

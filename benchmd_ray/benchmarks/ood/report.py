@@ -110,9 +110,10 @@ def _tested(analysis: Analysis) -> str:
     rows = rows[rows["use_case"].isin(DETECTED)]
     if rows.empty:
         return ""
-    names, corrected = ("above zero", "below zero"), " after Holm's correction"
-    judgement = judged(rows, "difference", names, p="p_holm", corrected=corrected)
-    return f" AUROC of a detector minus that of the probability threshold: {judgement}"
+    names, corrected = ("significantly better", "significantly worse"), " after Holm's correction"
+    subject = "another detector was"
+    judgement = judged(rows, "difference", *names, subject=subject, p="p_holm", corrected=corrected)
+    return f" AUROC against the probability threshold: {judgement}"
 
 
 def detectors(analysis: Analysis) -> Table | None:

@@ -19,7 +19,7 @@ from benchmd_ray.benchmarks.ood.report_rows import CASES, STUDY, StudiedNetwork,
 from benchmd_ray.benchmarks.ood.table import ALL, IN, about
 from benchmd_ray.report.canvas import TechniqueLook
 from benchmd_ray.report.figures_panels import FAINT, SMALL, grid, technique_legend
-from benchmd_ray.report.figures_parts import Drawn, Report, Titled, techniques_of
+from benchmd_ray.report.figures_parts import Drawn, FigureContext, Titled, techniques_of
 
 COLOURS = {"none": "#0072B2", "other-sources": "#D55E00", "same-source": "#999999"}
 MARKERS = {"none": "o", "other-sources": "s", "same-source": "^"}
@@ -33,7 +33,7 @@ APART = {"none": 0.0, "other-sources": 0.15, "same-source": -0.15}
 """Where intervals of a detector are on its line, so that none hides another."""
 
 
-def draw(report: Report) -> Iterator[Drawn]:
+def draw(report: FigureContext) -> Iterator[Drawn]:
     """All figures of each network."""
     rows = frame(report.analysis)
     if rows.empty:
@@ -229,7 +229,7 @@ def _picture(axes: Axes, picture: bytes, shape: Sequence[int]) -> None:
         axes.imshow(values[0], cmap="gray", vmin=0, vmax=255)
 
 
-def _pretrainings(rows: pd.DataFrame, report: Report) -> Iterator[Drawn]:
+def _pretrainings(rows: pd.DataFrame, report: FigureContext) -> Iterator[Drawn]:
     """Techniques next to each other, by one detector that uses the network and was not chosen."""
     means = rows[(rows["group"] == ALL) & (rows["regime"] == "none")]
     places = ["modality", "source", "policy", "setting", "evaluation"]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from html import escape
 from pathlib import Path
 
 from benchmd_ray.benchmarks.touchstone import report
@@ -145,10 +144,10 @@ def page(comparison: Comparison, figures: Sequence[Titled]) -> str:
     """The HTML of a comparison."""
     title = f"{len(comparison.scores.algorithms)} algorithms compared"
     footer = (
-        f"Made by benchmd segment compare (version {VERSION} of the comparison). The tables are "
+        f"Written by benchmd segment compare (version {VERSION} of the comparison). The tables are "
         f"next to this page with all digits (CSV), the figures in {FIGURES}/ (SVG, PNG)."
     )
-    return document(title, LEAD, _parts(comparison, figures), escape(footer))
+    return document(title, LEAD, _parts(comparison, figures), footer)
 
 
 def _parts(comparison: Comparison, figures: Sequence[Titled]) -> list[Section]:
@@ -166,10 +165,6 @@ def _parts(comparison: Comparison, figures: Sequence[Titled]) -> list[Section]:
         for head in headings
         if head in together or head in drawn
     ]
-    notes = (
-        "notes",
-        "To know before reading",
-        listed_notes(comparison.notes, "Nothing in particular."),
-    )
+    notes = ("notes", "Notes", listed_notes(comparison.notes, "None."))
     first = parts[:1] or [("results", RESULTS, none("No result."))]
-    return [*first, notes, *parts[1:], ("methods", "Methods and words", terms(WORDS))]
+    return [*first, notes, *parts[1:], ("methods", "Methods and definitions", terms(WORDS))]

@@ -15,7 +15,7 @@ from benchmd_ray.files.atomic import slug
 from benchmd_ray.report.analysis import Analysis
 from benchmd_ray.report.columns import column_of, interval_of
 from benchmd_ray.report.figures_panels import FAINT, SMALL, grid
-from benchmd_ray.report.figures_parts import Drawn, Report, Titled
+from benchmd_ray.report.figures_parts import Drawn, FigureContext, Titled
 from benchmd_ray.report.table import Column, Table, constant
 from benchmd_ray.report.tables import Declared, aggregates
 
@@ -79,7 +79,7 @@ def algorithms(analysis: Analysis) -> Table | None:
     return Table(f"{caption}{note}", columns)
 
 
-def draw(report: Report) -> Iterator[Drawn]:
+def draw(report: FigureContext) -> Iterator[Drawn]:
     """Averages with intervals, a figure for each test set and metric."""
     rows = frame(report.analysis)
     means = rows[rows["class"] == MEAN]

@@ -23,7 +23,7 @@ from benchmd_ray.report.columns import (
     table_of,
 )
 from benchmd_ray.report.figures_panels import FAINT, SMALL, grid
-from benchmd_ray.report.figures_parts import Drawn, Report, Titled
+from benchmd_ray.report.figures_parts import Drawn, FigureContext, Titled
 from benchmd_ray.report.frames import KEY
 from benchmd_ray.report.table import Column, Table
 from benchmd_ray.report.tables import Declared, aggregates
@@ -221,7 +221,7 @@ def pairs(analysis: Analysis) -> Table | None:
     return table_of("Difference in mean DSC of two networks on the same cases.", columns, rows)
 
 
-def draw(report: Report) -> Iterator[Drawn]:
+def draw(report: FigureContext) -> Iterator[Drawn]:
     """Networks against the mean mask, a figure for each dataset and split."""
     rows = frame(report.analysis)
     for (dataset, split), group in rows.groupby(["dataset", "split"], sort=False):

@@ -77,8 +77,8 @@ class Example:
 
 def splits(catalog: Catalog) -> list[str]:
     """Splits with records, in the order in which they are shown."""
-    held = [split for split in catalog.manifest["splits"] if catalog.rows(split)]
-    return sorted(held, key=lambda split: (*SPLITS, split).index(split))
+    names = [split for split in catalog.manifest["splits"] if catalog.rows(split)]
+    return sorted(names, key=lambda split: (*SPLITS, split).index(split))
 
 
 def class_balance(catalog: Catalog) -> dict[str, Balance]:
@@ -87,7 +87,7 @@ def class_balance(catalog: Catalog) -> dict[str, Balance]:
     Raises:
         BenchmdError: A shard is missing or of another size than the manifest states.
     """
-    found = {}
+    balances = {}
     for split in splits(catalog):
         records = 0
         positive, unknown = np.zeros((2, len(catalog.card.classes)), np.int64)
@@ -98,12 +98,12 @@ def class_balance(catalog: Catalog) -> dict[str, Balance]:
             if not catalog.card.target.is_mask:
                 unknown += (targets == UNKNOWN).sum(axis=0)
         names = catalog.card.classes
-        found[split] = Balance(
+        balances[split] = Balance(
             records,
             dict(zip(names, positive.tolist(), strict=True)),
             dict(zip(names, unknown.tolist(), strict=True)),
         )
-    return found
+    return balances
 
 
 def people(catalog: Catalog) -> dict[str, People]:
@@ -127,17 +127,17 @@ def _people(frames: Iterable[pd.DataFrame]) -> People:
     for frame in frames:
         both = [frame] if firsts is None else [firsts, frame]
         firsts = pd.concat(both).groupby("group_id", sort=False, as_index=False).first()
-    found = People()
+    people = People()
     if firsts is None:
-        return found
-    found.patients = len(firsts)
+        return people
+    people.patients = len(firsts)
     sexes = firsts["sex"].where(firsts["sex"].isin(SEXES), "unknown")
     for sex, ages in firsts.groupby(sexes)["age"]:
-        known = ages.dropna()
-        bins = (known.clip(0, OLDEST_AGE) // AGE_BIN).astype(int)
-        found.ages[str(sex)] = np.bincount(bins, minlength=AGE_BINS).tolist()
-        found.age_unknown[str(sex)] = len(ages) - len(known)
-    return found
+        stated = ages.dropna()
+        bins = (stated.clip(0, OLDEST_AGE) // AGE_BIN).astype(int)
+        people.ages[str(sex)] = np.bincount(bins, minlength=AGE_BINS).tolist()
+        people.age_unknown[str(sex)] = len(ages) - len(stated)
+    return people
 
 
 def examples(catalog: Catalog, per_class: int) -> dict[str, list[Example]]:
@@ -166,7 +166,7 @@ def examples(catalog: Catalog, per_class: int) -> dict[str, list[Example]]:
 def _candidates(catalog: Catalog, per_class: int) -> dict[str, list[tuple[str, int]]]:
     """Split and row of enough records of each class, the preferred ones first."""
     names = [*_shown_classes(catalog)]
-    shown = [catalog.card.classes.index(name) for name in names]
+    columns = [catalog.card.classes.index(name) for name in names]
     if catalog.task.kind == "multi-label":
         names.append(NO_CLASS)
     best = {name: pd.DataFrame() for name in names}
@@ -175,12 +175,12 @@ def _candidates(catalog: Catalog, per_class: int) -> dict[str, list[tuple[str, i
             targets = targets_of(table["target"], catalog.card.target)
             present = catalog.card.target.present(targets)
             none = (targets == 0).reshape(len(targets), -1).all(axis=1)
-            of_class = np.column_stack([present[:, shown], none])
+            of_class = np.column_stack([present[:, columns], none])
             ids, groups = (table[name].to_numpy() for name in ("record_id", "group_id"))
             for column, name in enumerate(names):
                 rows = np.flatnonzero(of_class[:, column])
                 key = hashlib.blake2b(name.encode(), digest_size=8).hexdigest()
-                found = pd.DataFrame(
+                candidates = pd.DataFrame(
                     {
                         "patient": pd.util.hash_array(groups[rows], hash_key=key),
                         "record": pd.util.hash_array(ids[rows], hash_key=key),
@@ -188,7 +188,7 @@ def _candidates(catalog: Catalog, per_class: int) -> dict[str, list[tuple[str, i
                         "split": split,
                     }
                 )
-                best[name] = _lowest(pd.concat([best[name], found]), per_class * len(names))
+                best[name] = _lowest(pd.concat([best[name], candidates]), per_class * len(names))
     return {
         name: [(str(split), int(row)) for split, row in zip(f["split"], f["row"], strict=True)]
         for name, f in best.items()

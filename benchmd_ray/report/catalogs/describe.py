@@ -80,14 +80,14 @@ def _what(card: DatasetCard) -> list[str]:
 
 
 def _get(card: DatasetCard) -> list[str]:
-    said = {
+    terms = {
         "homepage": card.homepage,
         "access": card.access,
         "licence": card.licence,
         "cite": card.citation,
     }
     lines = []
-    for label, content in said.items():
+    for label, content in terms.items():
         lines += paragraph(content, label=label) if content else []
     if card.download:
         lines += ["  download", *(line for each in card.download for line in list_item(each, 4))]
@@ -149,9 +149,9 @@ def _code_counts(card: DatasetCard) -> str:
         codes = code_classes(card.code_table, card.name)
     except KeyError:  # a table of one dataset
         codes = code_classes(card.code_table)
-    held = Counter(codes.values())
-    named = [f"{name} {held[name]}" for name in card.classes if held[name]]
-    return ", ".join([*named, f"excluded {held['']}"] if held[""] else named)
+    counts = Counter(codes.values())
+    named = [f"{name} {counts[name]}" for name in card.classes if counts[name]]
+    return ", ".join([*named, f"excluded {counts['']}"] if counts[""] else named)
 
 
 def _options(card: DatasetCard) -> list[str]:
@@ -182,8 +182,8 @@ def _policies(card: DatasetCard) -> list[str]:
         rules = {}
     lines = []
     for policy, scored in card.evaluation_splits.items():
-        said = f"{rules.get(policy, '')} Scored and never trained on: {', '.join(scored)}."
-        lines += paragraph(said, label=policy)
+        text = f"{rules.get(policy, '')} Scored and never trained on: {', '.join(scored)}."
+        lines += paragraph(text, label=policy)
     return lines
 
 
@@ -216,11 +216,11 @@ def _notes(card: DatasetCard) -> list[str]:
 
 def _files(files: Files) -> list[str]:
     """What a card says of its files, as it stands there."""
-    said = {f.name: getattr(files, f.name) for f in fields(files)}
-    own = {k: v for k, v in said.items() if v != getattr(Files(), k)}
-    found = f"Records are the rows of {files.table}." if files.table else "Records are files."
-    lines = paragraph(found)
-    for name, value in own.items():
+    values = {f.name: getattr(files, f.name) for f in fields(files)}
+    changed = {k: v for k, v in values.items() if v != getattr(Files(), k)}
+    sentence = f"Records are the rows of {files.table}." if files.table else "Records are files."
+    lines = paragraph(sentence)
+    for name, value in changed.items():
         lines += paragraph(json.dumps(value), label=name)
     return lines
 
@@ -254,15 +254,15 @@ def show(name: str, draws: bool) -> list[str]:
     Raises:
         BenchmdError: It is neither, or figures of a dataset are wanted.
     """
-    found = named(name)
-    if isinstance(found, Catalog):
-        return describe_catalog(found)
+    card = named(name)
+    if isinstance(card, Catalog):
+        return describe_catalog(card)
     if draws:
         raise BenchmdError(
             f"{name} is the name of a dataset, and figures are drawn of a catalog. Build one, and "
             f"name its folder, such as `benchmd catalog show ./{name} --figures FOLDER`."
         )
-    return describe_card(found)
+    return describe_card(card)
 
 
 def named(name: str) -> DatasetCard | Catalog:

@@ -28,9 +28,12 @@ def describe_catalog(catalog: Catalog) -> list[str]:
         *count_table("", list(splits), _rows(catalog, splits)),
         *_statistics(catalog),
     ]
-    if held := manifest["splits"].get(HELD_OUT):
-        counts = ", ".join(f"{name} {count:,}" for name, count in held["conditions"].items())
-        whole = f"{count_of(held['records'], 'record')} of {count_of(held['patients'], 'patient')}"
+    if held_out := manifest["splits"].get(HELD_OUT):
+        counts = ", ".join(f"{name} {count:,}" for name, count in held_out["conditions"].items())
+        records, patients = (
+            count_of(held_out[name], name[:-1]) for name in ("records", "patients")
+        )
+        whole = f"{records} of {patients}"
         lines += paragraph(f"held out of all training: {whole} ({counts})", 0)
     for key, title in (("warnings", "noted"), ("excluded", "excluded")):
         for reason, count in manifest.get(key, {}).items():
@@ -51,7 +54,7 @@ def describe_catalog(catalog: Catalog) -> list[str]:
 
 def _rows(catalog: Catalog, splits: Mapping[str, Any]) -> dict[str, list[int]]:
     """Rows of the table of counts; units only where they are not the records themselves."""
-    rows = {row: [held[row] for held in splits.values()] for row in ("records", "patients")}
+    rows = {row: [split[row] for split in splits.values()] for row in ("records", "patients")}
     units = [held.get("units", held["records"]) for held in splits.values()]
     if units != rows["records"]:
         scored = catalog.task.scored
@@ -65,10 +68,12 @@ def _rows(catalog: Catalog, splits: Mapping[str, Any]) -> dict[str, list[int]]:
 
 def _statistics(catalog: Catalog) -> list[str]:
     """Mean and standard deviation of the training split, where its signals are normalised by it."""
-    held, signal = catalog.statistics, catalog.signal
-    if held is None or not (signal.dtype == "uint8" or signal.normaliser.startswith("source-")):
+    statistics, signal = catalog.statistics, catalog.signal
+    if statistics is None or not (
+        signal.dtype == "uint8" or signal.normaliser.startswith("source-")
+    ):
         return []
-    mean, std = (" ".join(f"{value:.2f}" for value in held[name]) for name in ("mean", "std"))
+    mean, std = (" ".join(f"{value:.2f}" for value in statistics[name]) for name in ("mean", "std"))
     unit = "of 255" if signal.dtype == "uint8" else signal.unit
     return [f"training split, per channel: mean {mean}, standard deviation {std} {unit}"]
 

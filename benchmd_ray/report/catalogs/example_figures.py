@@ -41,15 +41,15 @@ def draw_examples(catalog: Catalog, chosen: dict[str, list[Example]]) -> dict[st
     }
 
 
-def _draw_stacks(catalog: Catalog, name: str, found: Sequence[Example]) -> Figure:
+def _draw_stacks(catalog: Catalog, name: str, examples: Sequence[Example]) -> Figure:
     """Channels below each other on a grid; of millivolts as on paper, to scale."""
     unit, count = catalog.signal.unit, catalog.signal.stored_shape[0]
     near = round(0.1 * _rate(catalog))
-    box = PAPER.get(unit) or _round_below(_spread([example.signal for example in found]) / 2)
-    stacks = [_stacked(example.signal, box, near) for example in found]
+    box = PAPER.get(unit) or _round_below(_spread([example.signal for example in examples]) / 2)
+    stacks = [_stacked(example.signal, box, near) for example in examples]
     lowest = min(float(values.min()) for values, _ in stacks) - box
     highest = max(float(values.max()) for values, _ in stacks) + box
-    seconds = max(example.signal.shape[1] for example in found) / _rate(catalog)
+    seconds = max(example.signal.shape[1] for example in examples) / _rate(catalog)
     wide = _grid_seconds(seconds)
     width = 7.0
     height = (highest - lowest) / box * width / (seconds / wide) if unit in PAPER else 0.5 * count
@@ -57,10 +57,10 @@ def _draw_stacks(catalog: Catalog, name: str, found: Sequence[Example]) -> Figur
         f"{named(catalog)}, {name}: {count} channels, each about its median; a box is {wide:g} s × "
         f"{box:g} {unit}",
         1.0 + height,
-        width=0.5 + (width + 0.5) * len(found),
+        width=0.5 + (width + 0.5) * len(examples),
     )
-    panels = figure.subplots(1, len(found), squeeze=False)[0]
-    for axes, example, (values, offsets) in zip(panels, found, stacks, strict=True):
+    panels = figure.subplots(1, len(examples), squeeze=False)[0]
+    for axes, example, (values, offsets) in zip(panels, examples, stacks, strict=True):
         rows = np.arange(np.floor(lowest / box) * box, highest, box)
         _paper(axes, np.arange(0, seconds + wide / 2, wide), rows)
         _traces(axes, values, offsets, _channels(catalog), _rate(catalog))
@@ -209,8 +209,8 @@ def _draw_images(catalog: Catalog, chosen: dict[str, list[Example]]) -> Figure:
     windowed = kind.normaliser == "window"
     if windowed:
         centre, width = (float(kind.parameters[name]) for name in ("centre", "width"))
-        said = f"{centre:g}/{width:g} {kind.unit}".replace("-", "−")
-        what = f"the middle slice of volumes of each class, window {said}"
+        window = f"{centre:g}/{width:g} {kind.unit}".replace("-", "−")
+        what = f"the middle slice of volumes of each class, window {window}"
     columns = max(map(len, chosen.values()))
     shapes = [example.signal.shape[-2:] for found in chosen.values() for example in found]
     cell = max(height for height, _ in shapes), max(width for _, width in shapes)
@@ -230,7 +230,7 @@ def _draw_images(catalog: Catalog, chosen: dict[str, list[Example]]) -> Figure:
         for axes, example in zip(row[: len(found)], found, strict=True):
             mask = _mask(catalog, example, name)
             image = _image(example.signal, mask)
-            shown = _shown(axes, image, *(limits or _own_limits(image)))
+            picture = _shown(axes, image, *(limits or _own_limits(image)))
             if mask is not None and mask.any():
                 axes.contour(_plane(mask), [0.5], colors=CONTOUR, linewidths=1.0)
             _same_scale(axes, example.signal.shape[-2:], cell)
@@ -239,7 +239,7 @@ def _draw_images(catalog: Catalog, chosen: dict[str, list[Example]]) -> Figure:
             axes.set_xlabel(textwrap.fill(text, 30), fontsize=7)
     if volume and limits:
         ends: Literal["both", "neither"] = "both" if windowed else "neither"
-        figure.colorbar(shown, ax=panels, shrink=0.5, label=kind.unit, extend=ends)
+        figure.colorbar(picture, ax=panels, shrink=0.5, label=kind.unit, extend=ends)
     return figure
 
 

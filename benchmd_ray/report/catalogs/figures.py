@@ -67,7 +67,7 @@ def write_figures(catalog: Catalog, folder: Path) -> list[Path]:
 
 def draw_class_balance(catalog: Catalog, balances: dict[str, Balance]) -> Figure:
     """Share of each split's records that is of each class, with the numbers."""
-    sizes = ", ".join(f"{held.records:,} {split}" for split, held in balances.items())
+    sizes = ", ".join(f"{balance.records:,} {split}" for split, balance in balances.items())
     names = catalog.card.classes
     figure = new_figure(
         f"Class balance of {named(catalog)}: {sizes} {_rows(catalog)}",
@@ -105,11 +105,11 @@ def _colour(split: str) -> int:
     return (*SPLITS, split).index(split)
 
 
-def _class_bars(axes: Axes, held: Balance, shift: float, height: float, **look: Any) -> None:
+def _class_bars(axes: Axes, balance: Balance, shift: float, height: float, **look: Any) -> None:
     """Bars of one split: its share of each class, the unknown after it, and the numbers."""
-    for row, name in enumerate(held.positive):
-        positive, unknown = held.positive[name], held.unknown[name]
-        share, end = (100 * n / held.records for n in (positive, positive + unknown))
+    for row, name in enumerate(balance.positive):
+        positive, unknown = balance.positive[name], balance.unknown[name]
+        share, end = (100 * n / balance.records for n in (positive, positive + unknown))
         axes.barh(row + shift, share, height * 0.9, **look)
         text = f"{positive:,} ({share:.1f} %)"
         if unknown:
@@ -122,28 +122,28 @@ def _class_bars(axes: Axes, held: Balance, shift: float, height: float, **look: 
         )
 
 
-def draw_people(catalog: Catalog, found: dict[str, People]) -> Figure:
+def draw_people(catalog: Catalog, splits: dict[str, People]) -> Figure:
     """Ages of each split's patients by sex, and how many are not known."""
-    sizes = ", ".join(f"{held.patients:,} {split}" for split, held in found.items())
+    sizes = ", ".join(f"{held.patients:,} {split}" for split, held in splits.items())
     whom = _whom(catalog)
     figure = new_figure(
-        f"Ages and sexes of {named(catalog)}: {sizes} {whom}", 0.9 + 2.0 * len(found)
+        f"Ages and sexes of {named(catalog)}: {sizes} {whom}", 0.9 + 2.0 * len(splits)
     )
-    panels = figure.subplots(len(found), sharex=True, squeeze=False)[:, 0]
+    panels = figure.subplots(len(splits), sharex=True, squeeze=False)[:, 0]
     labels = [f"{n * AGE_BIN}–{(n + 1) * AGE_BIN - 1}" for n in range(AGE_BINS - 1)]
     places = np.append(np.arange(AGE_BINS), AGE_BINS + 0.5)
-    shown = [sex for sex in SEXES if any(held.of_sex(sex) for held in found.values())]
+    sexes = [sex for sex in SEXES if any(held.of_sex(sex) for held in splits.values())]
     most = max(
-        max(*held.ages[sex], held.age_unknown[sex]) for held in found.values() for sex in shown
+        max(*held.ages[sex], held.age_unknown[sex]) for held in splits.values() for sex in sexes
     )
-    upright = most > 999 or (most > 99 and len(shown) > 2)  # wider than a bar
-    for axes, (split, held) in zip(panels, found.items(), strict=True):
-        for number, sex in enumerate(shown):
-            shift = (number - (len(shown) - 1) / 2) * 0.8 / len(shown)
+    upright = most > 999 or (most > 99 and len(sexes) > 2)  # wider than a bar
+    for axes, (split, held) in zip(panels, splits.items(), strict=True):
+        for number, sex in enumerate(sexes):
+            shift = (number - (len(sexes) - 1) / 2) * 0.8 / len(sexes)
             counts = [*held.ages[sex], held.age_unknown[sex]]
             label = "sex unknown" if sex == "unknown" else sex
             bars = axes.bar(
-                places + shift, counts, 0.76 / len(shown), label=label, **look(SEXES.index(sex))
+                places + shift, counts, 0.76 / len(sexes), label=label, **look(SEXES.index(sex))
             )
             texts = [f"{n:,}" if n else "" for n in counts]
             axes.bar_label(bars, texts, fontsize=6.5, padding=2, rotation=90 if upright else 0)
@@ -167,10 +167,10 @@ def _whom(catalog: Catalog) -> str:
     return f"{grouped_by}s"
 
 
-def _sexes(held: People) -> str:
-    counts = ", ".join(f"{sex} {held.of_sex(sex):,}" for sex in SEXES[:2])
-    ages = sum(held.age_unknown.values())
-    return f"{counts}, sex unknown {held.of_sex('unknown'):,}; age unknown {ages:,}"
+def _sexes(people: People) -> str:
+    counts = ", ".join(f"{sex} {people.of_sex(sex):,}" for sex in SEXES[:2])
+    ages = sum(people.age_unknown.values())
+    return f"{counts}, sex unknown {people.of_sex('unknown'):,}; age unknown {ages:,}"
 
 
 def _rows(catalog: Catalog) -> str:
