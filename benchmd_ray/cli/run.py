@@ -194,7 +194,7 @@ def _execute(choice: Choice, store: Path, options: dict[str, Any]) -> None:
         with connected(options["address"], cpus=0):  # its nodes may come later
             device = _device_of_cluster()
             plan = plan_for(device)
-            if device == "cpu" and any(i.settings.execution.device == "auto" for i in plan.items):
+            if device == "cpu" and choice.values_of("execution.device")[-1:] in ([], ["auto"]):
                 echo(
                     "note: the cluster has no GPU now, so this is for CPUs: where GPU nodes come "
                     "later, stop and name --set execution.device=cuda",

@@ -65,8 +65,7 @@ def dry_run(
     resources = resources_of(address, cpus, gpus)
     device = "cuda" if resources.gpus else "cpu"
     plan = make_plan(choice, store, device=device, tflops=tflops)
-    on_gpu = any(item.gpus > 0 for item in plan.items)
-    held = status(plan, store, gpu=on_gpu, weights=choice.weights)
+    held = status(plan, store, weights=choice.weights)
     if as_data:
         return data_of(plan, resources, held)
     return describe(plan, resources, held, items=items)
@@ -81,14 +80,12 @@ def resources_of(address: str | None, cpus: float | None, gpus: float | None) ->
     return Resources(cpus or held.cpus, held.gpus if gpus is None else gpus)
 
 
-def status(plan: Plan, store: Path, *, gpu: bool = False, weights: Path | None = None) -> Status:
+def status(plan: Plan, store: Path, *, weights: Path | None = None) -> Status:
     """What of a plan is done.
 
     Args:
         plan: The plan.
         store: Folder of all runs; it need not be there.
-        gpu: Whether the plan will run on GPUs: their runs have another precision, unless the
-            settings name one.
         weights: File of ImageNet weights. Without it those of an earlier download are taken;
             where there are none, nothing is downloaded just to look.
     """
@@ -99,7 +96,7 @@ def status(plan: Plan, store: Path, *, gpu: bool = False, weights: Path | None =
         if weights is None and item.technique in TECHNIQUES and TECHNIQUES[item.technique].imagenet
     )
     asked = [i for i in plan.items if i.name not in hidden and i.catalog is not None]
-    found = find_runs(asked, store, gpu=gpu, weights=weights)
+    found = find_runs(asked, store, weights=weights)
     done = {name for name, run in found.items() if run is not None and run.done}
     begun = {
         item.name

@@ -21,7 +21,7 @@ from benchmd_ray.console.progress import Board, above
 from benchmd_ray.errors import BenchmdError, first_line
 from benchmd_ray.runs.store import read_run
 from benchmd_ray.runs.store import shown as address_of
-from benchmd_ray.service.capacity import Need, need_of, placed
+from benchmd_ray.service.capacity import Need, need_of
 from benchmd_ray.service.keeping import pruned_and_needed, release_unneeded
 from benchmd_ray.service.live import Progressing, longest_first, status_text
 from benchmd_ray.service.nodes import Nodes
@@ -80,8 +80,7 @@ class Execution:
         """
         self.say, self.observers, self.shown = say, observers, shown
         self.nodes = Nodes(cpus, attached=attached, say=self._note)
-        self.gpu = self.nodes.capacity.gpus > 0
-        items = [placed(item, gpu=self.gpu) for item in plan.items]
+        items = list(plan.items)
         self.needs = {item.name: need_of(item) for item in items}
         self.items, self.store, self.weights = items, store, weights
         self.waiting = longest_first(items)
@@ -115,7 +114,7 @@ class Execution:
     def run(self, stop: Stopping) -> Outcome:
         """Work until nothing more can be done."""
         try:
-            progress = find_runs(self.items, self.store, gpu=self.gpu, weights=self.weights)
+            progress = find_runs(self.items, self.store, weights=self.weights)
             if lacking := pruned_and_needed(self.items, progress, self.store):
                 raise BenchmdError(f"nothing was started: {lacking}")
             self._sort_out(progress)
@@ -222,7 +221,7 @@ class Execution:
         where = elsewhere(self.nodes.leaving())
         reference = task.options(name=item.name, scheduling_strategy=where).remote(
             execute_item,
-            item,
+            item if found is None else replace(item, resolved=found.resolved),
             address_of(self.store),
             None if upstream is None else upstream.name,
             None if folder is None else folder.name,
@@ -234,7 +233,7 @@ class Execution:
     def _find(self, item: Item, upstream: Path | None) -> Progress | None:
         try:
             run = None if upstream is None else read_run(upstream)
-            return find_run(item, self.store, run, gpu=self.gpu, weights=self.weights)
+            return find_run(item, self.store, run, weights=self.weights)
         except BenchmdError:
             return None  # its task will say what is wrong
 

@@ -6,7 +6,7 @@ A plan is data. It holds what is to be run with which settings, not how far anyt
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from benchmd_ray.errors import BenchmdError
@@ -25,6 +25,7 @@ from benchmd_ray.service.cost import Inputs, Work
 from benchmd_ray.service.datasets import Dataset, Found, read_also
 from benchmd_ray.service.estimate import Estimator
 from benchmd_ray.service.rates import measured_runs
+from benchmd_ray.service.resolved import ResolvedRun, resolve_settings
 from benchmd_ray.service.steps import Evaluate, Step, pretrain_step, transfer_step
 from benchmd_ray.settings.definition import Settings
 from benchmd_ray.ssl import SCRATCH, TECHNIQUES
@@ -60,7 +61,7 @@ class Item:
     catalog: Location | None
     """Catalog of ``dataset``; None in a plan from cards only."""
     settings: Settings
-    """Of this very run."""
+    """Of this very run, with device, precision and workers as it is executed."""
     after: str | None
     """Name of the item whose run this one starts from: a transfer's pretraining, an evaluation's
     transfer."""
@@ -76,6 +77,8 @@ class Item:
     """Estimated size of what it needs in addition while it runs: its checkpoints."""
     also: tuple[Location, ...] = ()
     """Catalogs of other datasets that an evaluation reads."""
+    resolved: ResolvedRun | None = field(default=None, repr=False)
+    """The run, once what it starts from is finished."""
 
     @property
     def kind(self) -> str:
@@ -328,7 +331,8 @@ def _of_workers(drafts: Sequence[_Draft], estimator: Estimator) -> list[str]:
 
 
 def _item(draft: _Draft, estimator: Estimator, on_gpu: bool) -> Item:
-    settings, step = draft.settings, draft.step
+    step = draft.step
+    settings = step.placed(resolve_settings(draft.settings, gpu=on_gpu))
     gpus = step.gpus(draft.inputs) if on_gpu else 0.0
     disk = step.disk(draft.inputs)
     read = draft.target or draft.source

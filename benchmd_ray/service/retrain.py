@@ -53,8 +53,7 @@ def retraining_plan(
         begun = started(tuning, one.plan)
         choice = replace(
             begun,
-            file=None,
-            assignments=(),
+            overrides=(),
             bench=USUAL,  # whose usual start is what the changes are from
             start="",
             evaluated=begun.bench,

@@ -11,15 +11,13 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
-import torch
-
 from benchmd_ray.cluster.connection import connected, embedded, own_cpus
 from benchmd_ray.cluster.head import last_words
 from benchmd_ray.console.interrupts import stopping
 from benchmd_ray.console.progress import SilentBoard, board
 from benchmd_ray.errors import BenchmdError
 from benchmd_ray.runs.places import backing_of
-from benchmd_ray.service.capacity import need_of, placed
+from benchmd_ray.service.capacity import need_of
 from benchmd_ray.service.execution import Execution
 from benchmd_ray.service.keeping import release_rest
 from benchmd_ray.service.logged import LoggedPlan, quieted
@@ -101,14 +99,12 @@ def _release_rest(plan: Plan, store: Path, outcome: Outcome, say: Callable[[str]
 
 
 def _nothing_to_do(plan: Plan, store: Path, weights: Path | None) -> Outcome | None:
-    """The outcome where everything is done, on this machine's device."""
-    gpu = torch.cuda.is_available()
-    items = [placed(item, gpu=gpu) for item in plan.items]
+    """The outcome where everything is done."""
     folders = {}
-    for name, found in find_runs(items, store, gpu=gpu, weights=weights).items():
-        if found is None or not found.done:
+    for name, progress in find_runs(plan.items, store, weights=weights).items():
+        if progress is None or not progress.done:
             return None
-        folders[name] = found.run.folder
+        folders[name] = progress.run.folder
     return Outcome(folders, before=tuple(folders))
 
 
@@ -132,5 +128,5 @@ def _logical_cpus(plan: Plan, cpus: int | None, address: str | None) -> int:
     """
     if not embedded(address):
         return 0
-    needs = [] if cpus else [need_of(placed(item, gpu=False)) for item in plan.items]
+    needs = [] if cpus else [need_of(item) for item in plan.items]
     return max([cpus or own_cpus(), *(math.ceil(need.cpus) + need.spare for need in needs)])

@@ -32,7 +32,8 @@ from benchmd_ray.service.choice import (
     with_setting,
 )
 from benchmd_ray.service.datasets import Dataset
-from benchmd_ray.service.naming import file_name, settled, transfer_parts
+from benchmd_ray.service.naming import file_name, transfer_parts
+from benchmd_ray.service.resolved import resolve_settings
 from benchmd_ray.settings.definition import EncoderSettings, Settings, as_dict
 from benchmd_ray.ssl import SCRATCH, method_source, technique_named
 from benchmd_ray.tuning.limits import Budget
@@ -306,7 +307,7 @@ def _planned(
             raise _SkippedError(f"{technique}: {reason} ({source.modality}).")
         start = with_linear(start) if setting == PRETRAIN else with_setting(start, setting)
         require_fitting(source.kind.signal, start.encoder)
-        start = settled(replace(start, seed=tuning.choice.seeds[0]), gpu=gpu)
+        start = resolve_settings(replace(start, seed=tuning.choice.seeds[0]), gpu=gpu)
         space = space_of(technique, setting, source.kind, tuning.space)
         starts.append(start)
         names = {parameter.name for parameter in space.parameters}

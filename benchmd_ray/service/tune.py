@@ -192,7 +192,8 @@ def _upstream(
         settings=("linear",),
         seeds=tuning.choice.seeds[:1],
     )
-    whole = make_plan(choice, measure=False)
+    device = plan.starts[0].execution.device
+    whole = make_plan(choice, device=device, measure=False)
     items = tuple(
         replace(item, settings=_keeping(item.settings))
         for item in of_sources(whole, plan)

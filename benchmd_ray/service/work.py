@@ -91,6 +91,6 @@ def _run(item: Item, store: Path, upstream: str | None, weights: Path | None) ->
     """Folder of the run that the item made or found."""
     assert item.catalog is not None  # `run_plan` refuses such items
     before = None if upstream is None else read_run(store / upstream)
-    place = (item.catalog, store, item.settings, before, weights, item.also)
+    place = (item.catalog, store, item.settings, before, weights, item.also, item.resolved)
     request = Request(item.technique, *place)
     return item.step.run(request).folder

@@ -21,6 +21,7 @@ from benchmd_ray.service.cost import Inputs
 from benchmd_ray.service.datasets import Dataset, Found
 from benchmd_ray.service.plan import Choice, make_plan
 from benchmd_ray.service.rates import Measured
+from benchmd_ray.service.resolved import resolve_settings
 from benchmd_ray.settings.definition import ENCODERS, default_settings, load_settings
 
 METHODS = ("e-mix", "shed", "mae")
@@ -120,13 +121,13 @@ def test_any_choice_makes_a_sound_plan(seed):
 
 
 def test_settings_are_the_fixed_protocols_with_the_runs_own_seed_and_labels():
-    items = {i.name: i for i in planned(Choice(seeds=(3,))).items}
+    items = {i.name: i for i in planned(Choice(seeds=(3,)), device="cpu").items}
     small = items["lidc-idri/clean/mae/seed-3/finetune-small"].settings
     wanted = load_settings(
         assignments=["seed=3", "transfer.mode=finetune", "transfer.labels=small"],
         base=default_settings(MODALITIES["ldct"]),
     )
-    assert small == wanted
+    assert small == resolve_settings(wanted, gpu=False)
     assert small.pretrain.batch_size == 32
     pretrained = items["bcn20000/clean/imagenet+mae/seed-3/pretrain"].settings
     assert pretrained.encoder == ENCODERS["vit-tiny"]
