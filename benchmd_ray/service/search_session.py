@@ -142,6 +142,7 @@ class Session:
         tuning: Tuning,
         plan: SearchPlan,
         store: Path,
+        *,
         arms: tuple[Arm, ...],
         room: Room,
         memory: int | None,
@@ -151,6 +152,21 @@ class Session:
         log: LoggedSearch,
         alone: Callable[[], None],
     ) -> None:
+        """Take what is searched and where.
+
+        Args:
+            tuning: What was asked for.
+            plan: The search.
+            store: Folder of all runs.
+            arms: What trials work on, by source.
+            room: Where trials find room.
+            memory: Bytes that a trial may allocate; None sets no limit.
+            stop: Says whether a signal asked to stop.
+            observer: Is notified of each trial that ended.
+            say: Takes a line for the user.
+            log: The store's log of searches.
+            alone: Makes sure that no other process works on this search, or raises.
+        """
         self.tuning, self.plan, self.store = tuning, plan, store
         self.folder = folder = store / SEARCHES / plan.name
         self.room, self.stop, self.observer, self.say = room, stop, observer, say

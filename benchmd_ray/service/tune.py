@@ -104,7 +104,17 @@ def run_searches(
                     memory = memory_of(tuning, plan, room.place, own=own)
                     arms = _arms(tuning, plan, inner, upstream, store)
                     session = Session(
-                        tuning, plan, store, arms, room, memory, stop, observer, say, log, alone
+                        tuning,
+                        plan,
+                        store,
+                        arms=arms,
+                        room=room,
+                        memory=memory,
+                        stop=stop,
+                        observer=observer,
+                        say=say,
+                        log=log,
+                        alone=alone,
                     )
                     with log.searching(plan.name):
                         found.append(session.run(inner, quiet=quiet))

@@ -54,13 +54,23 @@ def search_and_train(
     whole = all(one.chosen is not None for one in searched)
     if search_only:
         return whole
-    return _train(tuning, searched, store, say, address, cpus, dashboard, tflops) and whole
+    return whole & _train(
+        tuning,
+        searched,
+        store,
+        say=say,
+        address=address,
+        cpus=cpus,
+        dashboard=dashboard,
+        tflops=tflops,
+    )
 
 
 def _train(
     tuning: Tuning,
     searched: Sequence[Searched],
     store: Path,
+    *,
     say: Callable[[str], None],
     address: str | None,
     cpus: int | None,
