@@ -142,6 +142,15 @@ def test_the_users_settings_come_over_the_protocols(tmp_path: Path):
         assert (item.settings.pretrain.steps, item.settings.transfer.epochs) == (9, 2)
 
 
+def test_a_settings_file_is_read_once_for_all_techniques_and_sources(tmp_path: Path):
+    file = tmp_path / "settings.yaml"
+    file.write_text("pretrain: {steps: 9}\n", "utf-8")
+    choice = Choice(modalities=("ecg", "derm"), file=file)
+    file.unlink()
+    assert {item.settings.pretrain.steps for item in planned(choice).items} == {9}
+    assert replace(choice, seeds=(1,)).overrides == choice.overrides
+
+
 @pytest.mark.parametrize(
     ("assignment", "option"),
     [
