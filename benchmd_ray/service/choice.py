@@ -16,7 +16,7 @@ from benchmd_ray.modality.modalities import Modality
 from benchmd_ray.modality.tasks import Task
 from benchmd_ray.models.imagenet import require_images
 from benchmd_ray.models.networks import require_task
-from benchmd_ray.service.datasets import Dataset, Found, from_cards, from_catalogs
+from benchmd_ray.service.datasets import Found, PlannedDataset, from_cards, from_catalogs
 from benchmd_ray.settings.definition import (
     ENCODERS,
     EncoderSettings,
@@ -189,7 +189,7 @@ def chosen_datasets(choice: Choice) -> Found:
     return Found(kept, (*found.notes, *notes, *also.notes), others)
 
 
-def _no_source(missing: Sequence[str], found: Iterable[Dataset]) -> BenchmdError:
+def _no_source(missing: Sequence[str], found: Iterable[PlannedDataset]) -> BenchmdError:
     held = ", ".join(f"{d.name} ({d.modality} {d.role}, policy {d.policy})" for d in found)
     of = f" of {', '.join(missing)}" if missing else ""
     return BenchmdError(

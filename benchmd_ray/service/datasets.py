@@ -20,7 +20,7 @@ TRAINED_SHARE = 0.8
 
 
 @dataclass(frozen=True)
-class Dataset:
+class PlannedDataset:
     """One dataset under one policy, as far as a plan needs to know it."""
 
     name: str
@@ -54,9 +54,9 @@ class Dataset:
 class Found:
     """Datasets, and what was excluded and why."""
 
-    datasets: tuple[Dataset, ...]
+    datasets: tuple[PlannedDataset, ...]
     notes: tuple[str, ...] = ()
-    also: tuple[Dataset, ...] = ()
+    also: tuple[PlannedDataset, ...] = ()
     """Others, which nothing is trained on."""
 
 
@@ -85,7 +85,7 @@ def from_catalogs(paths: Iterable[Location]) -> Found:
             for folder, finished in held
             if not finished
         ]
-    found: dict[tuple[str, str], Dataset] = {}
+    found: dict[tuple[str, str], PlannedDataset] = {}
     for folder in folders:
         dataset = _of_catalog(open_catalog(folder))
         key = (dataset.name, dataset.policy)
@@ -99,8 +99,8 @@ def from_catalogs(paths: Iterable[Location]) -> Found:
 
 
 def read_also(
-    evaluation: Evaluation, source: Dataset, found: Sequence[Dataset]
-) -> tuple[Dataset, ...]:
+    evaluation: Evaluation, source: PlannedDataset, found: Sequence[PlannedDataset]
+) -> tuple[PlannedDataset, ...]:
     """Those of some datasets that an evaluation of a source reads in addition.
 
     Raises:
@@ -128,7 +128,7 @@ def require_one_each(catalogs: Iterable[tuple[str, Location | None]]) -> None:
         places[name] = place
 
 
-def _order(dataset: Dataset) -> tuple[str, ...]:
+def _order(dataset: PlannedDataset) -> tuple[str, ...]:
     return (dataset.modality, dataset.role, dataset.name, dataset.policy)
 
 
@@ -147,10 +147,10 @@ def _catalog_folders(path: Location, depth: int = DEPTH) -> Iterator[tuple[Locat
             yield from _catalog_folders(path / name, depth - 1)
 
 
-def _of_catalog(catalog: Catalog) -> Dataset:
+def _of_catalog(catalog: Catalog) -> PlannedDataset:
     splits = catalog.manifest["splits"]
     classes = splits.get("train", {}).get("classes", {})
-    return Dataset(
+    return PlannedDataset(
         name=catalog.dataset,
         kind=catalog.card.modality,
         role=catalog.card.role,
@@ -170,8 +170,8 @@ def from_cards(names: Iterable[str], policies: Sequence[str] = ("clean",)) -> Fo
     return Found(tuple(sorted(found, key=_order)))
 
 
-def _of_card(card: DatasetCard, policy: str) -> Dataset:
-    return Dataset(
+def _of_card(card: DatasetCard, policy: str) -> PlannedDataset:
+    return PlannedDataset(
         name=card.name,
         kind=card.modality,
         role=card.role,

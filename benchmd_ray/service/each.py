@@ -37,7 +37,7 @@ class Call:
 
 
 @dataclass(frozen=True)
-class Lost:
+class FailedCall:
     """An item that gave nothing."""
 
     reason: str
@@ -50,7 +50,7 @@ def each(
     cpus: float = 1.0,
     gpus: float = 0.0,
     grows: bool = False,
-) -> Iterator[tuple[str, Any | Lost]]:
+) -> Iterator[tuple[str, Any | FailedCall]]:
     """Names of items with what the work gave, as they end; within `cluster.connected`.
 
     Args:
@@ -100,17 +100,19 @@ def each(
 
 
 def _result(reference: Any, tries: list[int]) -> Any:
-    """What a task gave, a `Lost`, or `_AGAIN`."""
+    """What a task gave, a `FailedCall`, or `_AGAIN`."""
     import ray
 
     try:
         return ray.get(reference)
     except ray.exceptions.RayTaskError as error:
-        return Lost(str(error).strip().rpartition("\n")[2])
+        return FailedCall(str(error).strip().rpartition("\n")[2])
     except ray.exceptions.NodeDiedError as error:
         tries[1] += 1
         return (
-            Lost(f"its nodes went away: {first_line(error)}") if tries[1] > NODE_LOSSES else _AGAIN
+            FailedCall(f"its nodes went away: {first_line(error)}")
+            if tries[1] > NODE_LOSSES
+            else _AGAIN
         )
     except ray.exceptions.RayError as error:
         tries[0] += 1
@@ -118,7 +120,7 @@ def _result(reference: Any, tries: list[int]) -> Any:
             return _AGAIN
         memory = isinstance(error, ray.exceptions.OutOfMemoryError)
         why = "for lack of memory" if memory else f"({type(error).__name__})"
-        return Lost(f"its Ray worker was lost {TRIES} times {why}")
+        return FailedCall(f"its Ray worker was lost {TRIES} times {why}")
 
 
 def _largest_memory() -> int:

@@ -25,13 +25,13 @@ from benchmd_ray.service.capacity import Need, need_of
 from benchmd_ray.service.keeping import pruned_and_needed, release_unneeded
 from benchmd_ray.service.live import Progressing, longest_first, status_text
 from benchmd_ray.service.nodes import Nodes
-from benchmd_ray.service.outcome import Again, Failure, Observers, Outcome
+from benchmd_ray.service.outcome import Again, Failure, Observers, PlanOutcome
 from benchmd_ray.service.plan import Item, Plan
 from benchmd_ray.service.remote import elsewhere, node_in, task_of
 from benchmd_ray.service.simulate import Resources, pace_of, seconds_needed, time_left
 from benchmd_ray.service.status import find_run, find_runs
 from benchmd_ray.service.steps import Progress
-from benchmd_ray.service.work import Report, execute_item
+from benchmd_ray.service.work import ItemReport, execute_item
 
 TICK_SECONDS = 0.5
 """How often the driver looks around while nothing ends."""
@@ -51,7 +51,7 @@ CANCEL_SECONDS = 50.0
 
 
 @dataclass(frozen=True)
-class Task:
+class RunningItem:
     """A task at work on an item."""
 
     item: Item
@@ -85,7 +85,7 @@ class Execution:
         self.items, self.store, self.weights = items, store, weights
         self.waiting = longest_first(items)
         self.rank = {item.name: number for number, item in enumerate(self.waiting)}
-        self.running: dict[Any, Task] = {}
+        self.running: dict[Any, RunningItem] = {}
         self.folders: dict[str, Path] = {}
         self.ends: dict[str, list[Any]] = {
             name: [] for name in ("done", "before", "elsewhere", "failed", "not_run")
@@ -111,7 +111,7 @@ class Execution:
         self.start = time.monotonic()
         self.left, self.estimate_at = math.nan, 0.0
 
-    def run(self, stop: Stopping) -> Outcome:
+    def run(self, stop: Stopping) -> PlanOutcome:
         """Work until nothing more can be done."""
         try:
             progress = find_runs(self.items, self.store, weights=self.weights)
@@ -134,7 +134,7 @@ class Execution:
             with contextlib.suppress(Exception):
                 self.nodes.close()
         ends = {name: tuple(held) for name, held in self.ends.items()}
-        return Outcome(folders=self.folders, seconds=time.monotonic() - self.start, **ends)
+        return PlanOutcome(folders=self.folders, seconds=time.monotonic() - self.start, **ends)
 
     def _sort_out(self, found: dict[str, Progress | None]) -> None:
         """Take what is done already, and refuse what can never run here."""
@@ -227,7 +227,7 @@ class Execution:
             None if folder is None else folder.name,
             self.weights,
         )
-        self.running[reference] = Task(item, need, shown)
+        self.running[reference] = RunningItem(item, need, shown)
         self.observers.started(item, folder)
 
     def _find(self, item: Item, upstream: Path | None) -> Progress | None:
@@ -250,7 +250,7 @@ class Execution:
             task = self.running.pop(reference)
             self._settle(task, *self._report(reference, task))
 
-    def _report(self, reference: Any, task: Task) -> tuple[Report, str]:
+    def _report(self, reference: Any, task: RunningItem) -> tuple[ItemReport, str]:
         """What a task says, or what Ray says of it; and its node, where that is known."""
         import ray
 
@@ -261,24 +261,24 @@ class Execution:
             self.alone.add(task.item.name)
             self.reserved |= task.need.workers > 1
             line = "the node ran out of memory and its process was ended"
-            return Report(error=line, again=True), node_in(error)
+            return ItemReport(error=line, again=True), node_in(error)
         except ray.exceptions.RayTaskError as error:  # such as a node without this package
             last = str(error).strip().rpartition("\n")[2]
             line = f"its process could not work: {last}"
-            return Report(error=line, again=True), node_in(error)
+            return ItemReport(error=line, again=True), node_in(error)
         except ray.exceptions.RayError as error:
             self.reserved |= task.need.workers > 1
             self.nodes.look_soon()
             if isinstance(error, ray.exceptions.NodeDiedError):
-                return Report(error="its node went away", lost=True), node_in(error)
+                return ItemReport(error="its node went away", lost=True), node_in(error)
             line = f"its process was lost ({type(error).__name__}: {first_line(error)})"
             node = node_in(error)
             # Where it was preempted, it may have been sent to that same node once more.
             leaves = node in self.nodes.leaving() or task.item.name in self.preempted
             self.preempted.discard(task.item.name)
-            return Report(error=line, lost=leaves, again=not leaves), node
+            return ItemReport(error=line, lost=leaves, again=not leaves), node
 
-    def _settle(self, task: Task, report: Report, node: str) -> None:
+    def _settle(self, task: RunningItem, report: ItemReport, node: str) -> None:
         """Note how the work on an item ended."""
         item = task.item
         if report.run is not None:

@@ -21,8 +21,8 @@ from benchmd_ray.service.choice import (
     technique_settings,
     with_setting,
 )
-from benchmd_ray.service.cost import Inputs, Work
-from benchmd_ray.service.datasets import Dataset, Found, read_also
+from benchmd_ray.service.cost import Inputs, Workload
+from benchmd_ray.service.datasets import Found, PlannedDataset, read_also
 from benchmd_ray.service.estimate import Estimator
 from benchmd_ray.service.rates import measured_runs
 from benchmd_ray.service.resolved import ResolvedRun, resolve_settings
@@ -160,17 +160,17 @@ class _Draft:
     technique: str
     setting: str
     settings: Settings
-    source: Dataset
-    target: Dataset | None = None
+    source: PlannedDataset
+    target: PlannedDataset | None = None
     after: str | None = None
-    also: tuple[Dataset, ...] = ()
+    also: tuple[PlannedDataset, ...] = ()
 
     @property
     def inputs(self) -> Inputs:
         return Inputs(self.technique, self.settings, self.source, self.target, also=self.also)
 
     @property
-    def work(self) -> Work:
+    def work(self) -> Workload:
         return self.step.work(self.inputs)
 
 
@@ -212,9 +212,9 @@ def _drafts(choice: Choice, chosen: Found, notes: list[str]) -> list[_Draft]:
 
 def _drafts_of_source(
     choice: Choice,
-    source: Dataset,
-    targets: Sequence[Dataset],
-    found: Sequence[Dataset],
+    source: PlannedDataset,
+    targets: Sequence[PlannedDataset],
+    found: Sequence[PlannedDataset],
     techniques: Mapping[str, Settings],
 ) -> Iterator[_Draft]:
     exported: dict[str, str] = {}
@@ -245,7 +245,10 @@ def _drafts_of_source(
 
 
 def _evaluations(
-    choice: Choice, transfer: _Draft, targets: Sequence[Dataset], found: Sequence[Dataset]
+    choice: Choice,
+    transfer: _Draft,
+    targets: Sequence[PlannedDataset],
+    found: Sequence[PlannedDataset],
 ) -> Iterator[_Draft]:
     """What is asked of a transfer, but the usual evaluation of its source, which it does itself."""
     task = transfer.source.kind.task
@@ -286,7 +289,7 @@ def own_gpus() -> int:
 
 def _estimator(
     drafts: Sequence[_Draft],
-    known: Sequence[Dataset],
+    known: Sequence[PlannedDataset],
     store: Path | None,
     device: str,
     tflops: float | None,

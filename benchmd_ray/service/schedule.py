@@ -21,7 +21,7 @@ from benchmd_ray.service.capacity import need_of
 from benchmd_ray.service.execution import Execution
 from benchmd_ray.service.keeping import release_rest
 from benchmd_ray.service.logged import LoggedPlan, quieted
-from benchmd_ray.service.outcome import Observer, Observers, Outcome
+from benchmd_ray.service.outcome import Observer, Observers, PlanOutcome
 from benchmd_ray.service.plan import Plan
 from benchmd_ray.service.status import find_runs
 
@@ -36,7 +36,7 @@ def run_plan(
     cpus: int | None = None,
     observers: Sequence[Observer] = (),
     quiet: bool = False,
-) -> Outcome:
+) -> PlanOutcome:
     """Execute what is missing of a plan. What fails is in the outcome; the rest continues.
 
     Args:
@@ -90,7 +90,9 @@ def run_plan(
         return outcome
 
 
-def _release_rest(plan: Plan, store: Path, outcome: Outcome, say: Callable[[str], None]) -> None:
+def _release_rest(
+    plan: Plan, store: Path, outcome: PlanOutcome, say: Callable[[str], None]
+) -> None:
     """Free what need not stay of what was done before, too."""
     try:
         release_rest(plan.items, outcome.folders, store)
@@ -98,14 +100,14 @@ def _release_rest(plan: Plan, store: Path, outcome: Outcome, say: Callable[[str]
         say(f"nothing was freed: {error}")
 
 
-def _nothing_to_do(plan: Plan, store: Path, weights: Path | None) -> Outcome | None:
+def _nothing_to_do(plan: Plan, store: Path, weights: Path | None) -> PlanOutcome | None:
     """The outcome where everything is done."""
     folders = {}
     for name, progress in find_runs(plan.items, store, weights=weights).items():
         if progress is None or not progress.done:
             return None
         folders[name] = progress.run.folder
-    return Outcome(folders, before=tuple(folders))
+    return PlanOutcome(folders, before=tuple(folders))
 
 
 def _require_executable(plan: Plan) -> None:

@@ -31,7 +31,7 @@ from benchmd_ray.service.choice import (
     technique_settings,
     with_setting,
 )
-from benchmd_ray.service.datasets import Dataset
+from benchmd_ray.service.datasets import PlannedDataset
 from benchmd_ray.service.naming import file_name, transfer_parts
 from benchmd_ray.service.resolved import resolve_settings
 from benchmd_ray.settings.definition import EncoderSettings, Settings, as_dict
@@ -88,7 +88,7 @@ class SearchPlan:
     technique: str
     setting: str
     """Of `SETTINGS`."""
-    sources: tuple[Dataset, ...]
+    sources: tuple[PlannedDataset, ...]
     """One, or several that share their settings."""
     starts: tuple[Settings, ...]
     """What the first trial takes for each source, device and precision settled."""
@@ -285,7 +285,7 @@ def space_of(technique: str, setting: str, kind: Modality, path: Path | None = N
 
 def _planned(
     tuning: Tuning,
-    group: Sequence[Dataset],
+    group: Sequence[PlannedDataset],
     technique: str,
     setting: str,
     held: set[str],
@@ -328,7 +328,9 @@ def _planned(
     return SearchPlan(technique, setting, tuple(group), tuple(starts), space, method)
 
 
-def _given(portfolio: Portfolio, plan: SearchPlan, targets: Sequence[Dataset]) -> tuple[Given, ...]:
+def _given(
+    portfolio: Portfolio, plan: SearchPlan, targets: Sequence[PlannedDataset]
+) -> tuple[Given, ...]:
     """Of a portfolio, what a search on one source tries.
 
     Not what was learned on its source, or on a target that its choice is scored on, or on another
@@ -410,7 +412,7 @@ def _signal_of(modality: str) -> Signal:
     return next(stated, None) or modality_named(modality).signal
 
 
-def _patients(source: Dataset) -> int:
+def _patients(source: PlannedDataset) -> int:
     """Patients of a source that a search sees; by its card alone, as many as records."""
     if source.catalog is None:
         return sum(source.rows[split] for split in splits_seen(source.rows, source.scored))
@@ -419,7 +421,7 @@ def _patients(source: Dataset) -> int:
     return sum(int(splits[split]["patients"]) for split in seen_splits(catalog))
 
 
-def _require_modalities(group: Sequence[Dataset]) -> None:
+def _require_modalities(group: Sequence[PlannedDataset]) -> None:
     modalities = [source.modality for source in group]
     if len(modalities) < 2 or len(set(modalities)) < len(modalities):
         names = ", ".join(f"{source.name} ({source.modality})" for source in group)

@@ -20,7 +20,7 @@ from benchmd_ray.modality.signals import Signal
 from benchmd_ray.models.imagenet import StartWeights
 from benchmd_ray.runs.store import Run
 from benchmd_ray.service import cost
-from benchmd_ray.service.cost import Disk, Inputs, Work
+from benchmd_ray.service.cost import Disk, Inputs, Workload
 from benchmd_ray.service.naming import finished_upstream, pretraining, transferring
 from benchmd_ray.service.resolved import ResolvedRun
 from benchmd_ray.service.scored import is_scored, open_also
@@ -82,7 +82,7 @@ class Step(ABC):
     """Whether several workers share its training."""
 
     @abstractmethod
-    def work(self, inputs: Inputs) -> Work:
+    def work(self, inputs: Inputs) -> Workload:
         """What it computes."""
 
     @abstractmethod
@@ -186,7 +186,7 @@ class Pretrain(_OfEncoder, Step):
 
     kind, title, scores, parallel = "pretrain", "pretraining", False, True
 
-    def work(self, inputs: Inputs) -> Work:
+    def work(self, inputs: Inputs) -> Workload:
         """Its steps."""
         settings, batch = inputs.settings, inputs.settings.pretrain.batch_size
         flops = cost.pretrain_flops(inputs.signal, settings.encoder, inputs.technique, batch)
@@ -213,7 +213,7 @@ class Export(_OfEncoder, Step):
 
     kind, title, scores = "pretrain", "pretraining", False
 
-    def work(self, inputs: Inputs) -> Work:
+    def work(self, inputs: Inputs) -> Workload:
         """Nothing is computed."""
         return replace(
             _training(self, inputs, inputs.settings.pretrain.batch_size), method=inputs.technique
@@ -238,7 +238,7 @@ class Linear(_OnLabels, Step):
 
     kind, title = "transfer", "transfers"
 
-    def work(self, inputs: Inputs) -> Work:
+    def work(self, inputs: Inputs) -> Workload:
         """Each record is encoded once; the epochs are the head's."""
         rows, validation = cost.training_records(inputs), inputs.source.rows.get("validation", 0)
         batch = min(inputs.settings.transfer.batch_size, rows)
@@ -260,7 +260,7 @@ class Neighbours(_OnLabels, Step):
 
     kind, title = "transfer", "transfers"
 
-    def work(self, inputs: Inputs) -> Work:
+    def work(self, inputs: Inputs) -> Workload:
         """Each record is encoded once; the neighbours are found meanwhile."""
         rows, validation = cost.training_records(inputs), inputs.source.rows.get("validation", 0)
         forward = cost.forward_flops(inputs.signal, inputs.settings.encoder)
@@ -282,7 +282,7 @@ class Finetune(_OnLabels, Step):
 
     kind, title, parallel = "transfer", "transfers", True
 
-    def work(self, inputs: Inputs) -> Work:
+    def work(self, inputs: Inputs) -> Workload:
         """Its epochs, each with the validation."""
         encoder, source = inputs.settings.encoder, inputs.source
         rows, validation = cost.training_records(inputs), source.rows.get("validation", 0)
@@ -306,7 +306,7 @@ class Evaluate(Step):
 
     kind, title, makes_run = "evaluate", "evaluations", False
 
-    def work(self, inputs: Inputs) -> Work:
+    def work(self, inputs: Inputs) -> Workload:
         """Each record goes through the encoder as often as the evaluation says."""
         read = (inputs.target or inputs.source, *inputs.also)
         scored = sum(dataset.scored_rows for dataset in read) * self.evaluation.passes
@@ -362,9 +362,9 @@ def counts(steps: Iterable[Step]) -> dict[str, int]:
     return {title: titles.count(title) for title in dict.fromkeys(one.title for one in STEPS)}
 
 
-def _training(step: Step, inputs: Inputs, batch: int) -> Work:
+def _training(step: Step, inputs: Inputs, batch: int) -> Workload:
     """The work of a step without its units."""
-    return Work(
+    return Workload(
         type(step).__name__.lower(),
         inputs.source.modality,
         inputs.settings.encoder,

@@ -18,7 +18,7 @@ from benchmd_ray.report.formats import aligned
 from benchmd_ray.runs.files import SEARCHES, TRIALS
 from benchmd_ray.runs.places import backing_of
 from benchmd_ray.service.capacity import Capacity
-from benchmd_ray.service.datasets import Dataset
+from benchmd_ray.service.datasets import PlannedDataset
 from benchmd_ray.service.dry_run import figure, resources_of
 from benchmd_ray.service.plan import Plan, make_plan
 from benchmd_ray.service.retrain import of_sources, started
@@ -146,18 +146,18 @@ def _inner_bytes(plan: SearchPlan) -> int:
     )
 
 
-def _seen(source: Dataset) -> tuple[str, ...]:
+def _seen(source: PlannedDataset) -> tuple[str, ...]:
     """Splits of a source that a search sees, see `data.inner`."""
     return splits_seen(source.rows, source.scored)
 
 
-def _inner_share(source: Dataset) -> float:
+def _inner_share(source: PlannedDataset) -> float:
     """Of as many records as the training split has, what an evaluation trains on."""
     rows = sum(source.rows[split] for split in _seen(source))
     return (1 - 1 / FOLDS) * rows / source.rows["train"]
 
 
-def _validation(source: Dataset) -> str:
+def _validation(source: PlannedDataset) -> str:
     """What an evaluation is scored on, in words."""
     rows = sum(source.rows[split] for split in _seen(source))
     splits = " and ".join(_seen(source))

@@ -23,10 +23,10 @@ from benchmd_ray.service.live import (
     status_text,
     units_done,
 )
-from benchmd_ray.service.outcome import Failure, Outcome
+from benchmd_ray.service.outcome import Failure, PlanOutcome
 from benchmd_ray.service.plan import Choice, Item, make_plan
 from benchmd_ray.service.steps import Evaluate, pretrain_step, transfer_step
-from benchmd_ray.service.work import Report
+from benchmd_ray.service.work import ItemReport
 from benchmd_ray.settings.definition import Settings, updated
 
 
@@ -204,7 +204,7 @@ def test_only_what_trains_on_several_workers_keeps_them(gpus):
 
 def test_an_outcome_is_told_with_the_failures_last(make_item, tmp_path):
     item = make_item("x/pretrain")
-    outcome = Outcome(
+    outcome = PlanOutcome(
         folders={},
         done=("a", "b"),
         before=("c",),
@@ -221,7 +221,7 @@ def test_an_outcome_is_told_with_the_failures_last(make_item, tmp_path):
         f"    history and metrics: {tmp_path}",
         "not run: x/linear (after x/pretrain)",
     ]
-    assert Outcome({}).lines() == ["nothing to do"]
+    assert PlanOutcome({}).lines() == ["nothing to do"]
 
 
 def test_a_signal_is_noted_a_second_one_interrupts_and_handlers_come_back():
@@ -260,7 +260,7 @@ def test_what_found_no_memory_in_its_share_of_a_gpu_gets_a_whole_one(make_item, 
     state.tries, state.waiting, state.rank = {}, [], {"a": 0}
     state.observers = SimpleNamespace(again=lambda *_: None)
     state._say = print
-    report = Report(error="OutOfMemoryError: none left", again=True, memory=True)
+    report = ItemReport(error="OutOfMemoryError: none left", again=True, memory=True)
     state._settle(SimpleNamespace(item=item, need=need_of(item)), report, "")
     assert [each.gpus for each in state.waiting] == [then]
     assert (state.needs["a"].gpus, state.alone) == (then, alone)

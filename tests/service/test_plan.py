@@ -18,7 +18,7 @@ from benchmd_ray.service import choice as choice_module
 from benchmd_ray.service import plan as plans
 from benchmd_ray.service.choice import chosen_datasets
 from benchmd_ray.service.cost import Inputs
-from benchmd_ray.service.datasets import Dataset, Found
+from benchmd_ray.service.datasets import Found, PlannedDataset
 from benchmd_ray.service.plan import Choice, make_plan
 from benchmd_ray.service.rates import Measured
 from benchmd_ray.service.resolved import resolve_settings
@@ -364,10 +364,13 @@ def test_a_target_is_scored_by_sources_of_its_signal_and_classes_alone(monkeypat
     rows = {"train": 80, "validation": 10, "test": 10}
     scored = ("test",)
     found = [
-        Dataset("theirs", derm, "source", "clean", rows, scored, catalog=Path("a"), digest="a"),
-        Dataset("mine", own, "source", "clean", rows, scored, catalog=Path("b"), digest="b"),
-        Dataset("target", derm, "target", "clean", rows, scored, catalog=Path("c"), digest="c"),
-        Dataset("strange", replace(own, signal=MODALITIES["cxr"].signal), "target",
+        PlannedDataset("theirs", derm, "source", "clean", rows,
+                scored, catalog=Path("a"), digest="a"),
+        PlannedDataset("mine", own, "source", "clean", rows,
+                scored, catalog=Path("b"), digest="b"),
+        PlannedDataset("target", derm, "target", "clean", rows,
+                scored, catalog=Path("c"), digest="c"),
+        PlannedDataset("strange", replace(own, signal=MODALITIES["cxr"].signal), "target",
                 "clean", rows, scored, catalog=Path("d"), digest="d"),
     ]  # fmt: skip
     monkeypatch.setattr(choice_module, "from_catalogs", lambda _: Found(tuple(found)))

@@ -268,13 +268,13 @@ def away(times):
     def work(item, store, upstream, name, weights):
         from pathlib import Path
 
-        from benchmd_ray.service.work import Report, execute_item
+        from benchmd_ray.service.work import ItemReport, execute_item
 
         tries = Path(store).parent / item.name.replace("/", "-")
         tried = len(tries.read_text()) if tries.exists() else 0
         tries.write_text("x" * (tried + 1))
         if tried < times:
-            return Report(error="cannot reach s3://lab", lost=True)
+            return ItemReport(error="cannot reach s3://lab", lost=True)
         return execute_item(item, store, upstream, name, weights)
 
     return work
@@ -352,12 +352,12 @@ def without_memory_at_first(folder):
         import time
         from pathlib import Path
 
-        from benchmd_ray.service.work import Report, execute_item
+        from benchmd_ray.service.work import ItemReport, execute_item
 
         tried = Path(folder) / "tried"
         if item.dataset == "georgia" and not tried.exists():
             tried.touch()
-            return Report(error="OutOfMemoryError: none left", again=True, memory=True)
+            return ItemReport(error="OutOfMemoryError: none left", again=True, memory=True)
         time.sleep(item.dataset == "cpsc")
         return execute_item(item, store, upstream, name, weights)
 
@@ -532,7 +532,7 @@ def test_a_worker_does_not_resolve_again_what_the_driver_resolved(plan_of, tmp_p
     monkeypatch.setattr("benchmd_ray.service.steps.pretraining", refuse)
     resolved = replace(item, resolved=progress.resolved)
     report = work.execute_item(resolved, str(tmp_path), None, None, None)
-    assert report == work.Report(progress.run.folder.name)
+    assert report == work.ItemReport(progress.run.folder.name)
 
 
 def test_a_worker_refuses_weights_other_than_those_of_the_plan(plan_of, tmp_path, monkeypatch):
@@ -548,15 +548,15 @@ def test_a_worker_refuses_weights_other_than_those_of_the_plan(plan_of, tmp_path
 @pytest.mark.parametrize(
     ("error", "expected"),
     [
-        (Busy("held"), work.Report(error="held", busy=True)),
-        (BenchmdError("wrong"), work.Report(error="wrong")),
-        (NoRoom("full"), work.Report(error="full", lost=True)),
-        (Transient("lost"), work.Report(error="lost", again=True)),
-        (Lost("taken over"), work.Report(error="taken over", again=True)),
-        (ValueError("odd\nmore"), work.Report(error="ValueError: odd", again=True)),
+        (Busy("held"), work.ItemReport(error="held", busy=True)),
+        (BenchmdError("wrong"), work.ItemReport(error="wrong")),
+        (NoRoom("full"), work.ItemReport(error="full", lost=True)),
+        (Transient("lost"), work.ItemReport(error="lost", again=True)),
+        (Lost("taken over"), work.ItemReport(error="taken over", again=True)),
+        (ValueError("odd\nmore"), work.ItemReport(error="ValueError: odd", again=True)),
         (
             torch.OutOfMemoryError("none left"),
-            work.Report(error="OutOfMemoryError: none left", again=True, memory=True),
+            work.ItemReport(error="OutOfMemoryError: none left", again=True, memory=True),
         ),
     ],
 )
