@@ -217,22 +217,22 @@ class Commands(click.Group):
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         """Names of the commands."""
-        own = super().list_commands(ctx)
+        names = super().list_commands(ctx)
         if self._of_benchmarks:
             from benchmd_ray.evaluation.registry import commands
 
-            own += [name for name in commands() if name not in own]
-        return sorted(own)
+            names += [name for name in commands() if name not in names]
+        return sorted(names)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         """The command of that name."""
-        own = super().get_command(ctx, cmd_name)
-        if own is None and self._of_benchmarks:
+        command = super().get_command(ctx, cmd_name)
+        if command is None and self._of_benchmarks:
             from benchmd_ray.evaluation.registry import commands, named_by
 
             path = commands().get(cmd_name)
             return named_by(path) if path else None
-        return own
+        return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """List the commands with a whole sentence each; the program's by what they are for."""
@@ -242,11 +242,11 @@ class Commands(click.Group):
             sections.append((title, [name for name in names if name in left]))
             left = [name for name in left if name not in names]
         sections.append(("Single benchmarks" if sections else "Commands", left))
-        for title, own in sections:
-            found = [(name, self.get_command(ctx, name)) for name in own]
+        for title, section in sections:
+            commands = [(name, self.get_command(ctx, name)) for name in section]
             rows = [
                 (name, command.get_short_help_str(LONGEST_SENTENCE))
-                for name, command in found
+                for name, command in commands
                 if command is not None and not command.hidden
             ]
             if rows:

@@ -157,11 +157,11 @@ def _show(choice: Choice, store: Path, options: dict[str, Any]) -> None:
     from benchmd_ray.service.dry_run import dry_run
 
     asked = {name: options[name] for name in ("address", "cpus", "gpus", "tflops", "items")}
-    found = dry_run(choice, store, **asked, as_data=options["as_json"])
+    output = dry_run(choice, store, **asked, as_data=options["as_json"])
     if options["as_json"]:
-        print_json(found)
+        print_json(output)
     else:
-        for line in found:
+        for line in output:
             echo(line)
 
 

@@ -107,11 +107,11 @@ def cluster_capacity(cpus: float | None = None, leaving: Collection[str] = ()) -
         for name, node in nodes.items()
         if name not in leaving
     )
-    held = sum(own for own, _ in each)
+    total = sum(own for own, _ in each)
     return Capacity(
-        cpus=held if cpus is None else min(held, cpus),
+        cpus=total if cpus is None else min(total, cpus),
         gpus=sum(own for _, own in each),
-        all_cpus=held,
+        all_cpus=total,
         each=each,
         nodes=frozenset(nodes),
     )

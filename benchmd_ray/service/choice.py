@@ -116,12 +116,12 @@ class Choice:
     @property
     def chosen_start(self) -> Start:
         """The start, whichever of its variants is chosen."""
-        own = benchmark(self.bench)
-        for start in own.starts:
+        chosen = benchmark(self.bench)
+        for start in chosen.starts:
             kinds = (card.modality for card in cards().values())
             if self.start == start.name or any(self.start in start.variants(k) for k in kinds):
                 return start
-        return own.starts[0]
+        return chosen.starts[0]
 
 
 def require_known(choice: Choice) -> None:
@@ -160,21 +160,21 @@ def require_known(choice: Choice) -> None:
 def chosen_datasets(choice: Choice) -> Found:
     """Sources that can be trained on with what they are scored on, of the chosen modalities."""
     if choice.catalogs:
-        found = from_catalogs(choice.catalogs)
+        available = from_catalogs(choice.catalogs)
     else:
         names = choice.datasets or benchmark(choice.bench).datasets()
-        found = from_cards(names, tuple(dict.fromkeys(choice.policies)) or ("clean",))
+        available = from_cards(names, tuple(dict.fromkeys(choice.policies)) or ("clean",))
     policies = choice.policies or POLICIES
     chosen = [
         d
-        for d in found.datasets
+        for d in available.datasets
         if (not choice.modalities or d.modality in choice.modalities) and d.policy in policies
     ]
     sources = [d for d in chosen if d.role == "source"]
-    held = {d.modality for d in sources}
-    missing = [name for name in choice.modalities if name not in held]
+    covered = {d.modality for d in sources}
+    missing = [name for name in choice.modalities if name not in covered]
     if missing or not sources:
-        raise _no_source(missing, found.datasets)
+        raise _no_source(missing, available.datasets)
     alone = [
         d for d in chosen if not any(d.policy == s.policy and d.kind.fits(s.kind) for s in sources)
     ]
@@ -186,14 +186,14 @@ def chosen_datasets(choice: Choice) -> Found:
     also = from_catalogs(choice.also) if choice.also else Found(())
     kept = tuple(d for d in chosen if d not in alone)
     others = tuple(d for d in also.datasets if d not in kept)  # else it would be read twice
-    return Found(kept, (*found.notes, *notes, *also.notes), others)
+    return Found(kept, (*available.notes, *notes, *also.notes), others)
 
 
-def _no_source(missing: Sequence[str], found: Iterable[PlannedDataset]) -> BenchmdError:
-    held = ", ".join(f"{d.name} ({d.modality} {d.role}, policy {d.policy})" for d in found)
+def _no_source(missing: Sequence[str], datasets: Iterable[PlannedDataset]) -> BenchmdError:
+    names = ", ".join(f"{d.name} ({d.modality} {d.role}, policy {d.policy})" for d in datasets)
     of = f" of {', '.join(missing)}" if missing else ""
     return BenchmdError(
-        f"there is no catalog of a source{of} to train on among {held or 'none'}. Build one with "
+        f"there is no catalog of a source{of} to train on among {names or 'none'}. Build one with "
         "`benchmd catalog build`, or choose other modalities or policies."
     )
 

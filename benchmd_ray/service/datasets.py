@@ -73,29 +73,29 @@ def from_catalogs(paths: Iterable[Location]) -> Found:
     folders: dict[Location, None] = {}
     notes: list[str] = []
     for path in paths:
-        held = list(_catalog_folders(path))
-        if not any(finished for _, finished in held):
+        catalogs = list(_catalog_folders(path))
+        if not any(finished for _, finished in catalogs):
             raise BenchmdError(
                 f"{path} holds no catalog (no {MANIFEST} in it or up to {DEPTH} levels below). "
                 "Name a catalog, or a folder with catalogs, that `benchmd catalog build` wrote."
             )
-        folders |= {folder: None for folder, finished in held if finished}
+        folders |= {folder: None for folder, finished in catalogs if finished}
         notes += [
             f"{folder}: skipped, an unfinished catalog (run its `benchmd catalog build`)."
-            for folder, finished in held
+            for folder, finished in catalogs
             if not finished
         ]
-    found: dict[tuple[str, str], PlannedDataset] = {}
+    datasets: dict[tuple[str, str], PlannedDataset] = {}
     for folder in folders:
         dataset = _of_catalog(open_catalog(folder))
         key = (dataset.name, dataset.policy)
-        if key in found:
+        if key in datasets:
             raise BenchmdError(
-                f"{found[key].catalog} and {folder} are both catalogs of {dataset.name} with "
+                f"{datasets[key].catalog} and {folder} are both catalogs of {dataset.name} with "
                 f"policy {dataset.policy}: name one of them."
             )
-        found[key] = dataset
-    return Found(tuple(sorted(found.values(), key=_order)), tuple(notes))
+        datasets[key] = dataset
+    return Found(tuple(sorted(datasets.values(), key=_order)), tuple(notes))
 
 
 def read_also(
@@ -166,8 +166,8 @@ def _of_catalog(catalog: Catalog) -> PlannedDataset:
 def from_cards(names: Iterable[str], policies: Sequence[str] = ("clean",)) -> Found:
     """Datasets as their cards state them, with about the records that a complete download has."""
     chosen = [dataset_card(name) for name in sorted(names)]
-    found = [_of_card(card, policy) for card in chosen for policy in policies]
-    return Found(tuple(sorted(found, key=_order)))
+    datasets = [_of_card(card, policy) for card in chosen for policy in policies]
+    return Found(tuple(sorted(datasets, key=_order)))
 
 
 def _of_card(card: DatasetCard, policy: str) -> PlannedDataset:

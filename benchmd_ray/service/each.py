@@ -66,11 +66,11 @@ def each(
     """
     import ray
 
-    held = ray.cluster_resources().get("GPU", 0)
-    if gpus > held and not grows:
+    available = ray.cluster_resources().get("GPU", 0)
+    if gpus > available and not grows:
         raise BenchmdError(
-            f"{gpus:g} GPUs are asked for, and this machine has {held:g}: ask for fewer, or name a "
-            "cluster with --address."
+            f"{gpus:g} GPUs are asked for, and this machine has {available:g}: ask for fewer, or "
+            "name a cluster with --address."
         )
     task = ray.remote(num_cpus=cpus, num_gpus=gpus, max_retries=0)(work)
     waiting, running = deque(calls), dict[Any, Call]()
@@ -83,8 +83,8 @@ def each(
                 stop.check()
                 while waiting and len(running) < ahead:
                     call = waiting.popleft()
-                    own = task.options(name=call.name, memory=min(call.memory, most))
-                    running[own.remote(call.given)] = call
+                    sized = task.options(name=call.name, memory=min(call.memory, most))
+                    running[sized.remote(call.given)] = call
                 ready, _ = ray.wait(list(running), num_returns=1, timeout=WAIT_SECONDS)
                 for reference in ready:
                     call = running.pop(reference)

@@ -124,15 +124,15 @@ class Estimator:
         """What the estimates rest on, in words."""
         heads = self.used["head"]
         counts = sorted((source, count) for source, count in self.used.items() if source != "head")
-        told = [_told(source, count, self) for source, count in counts]
+        words = [_told(source, count, self) for source, count in counts]
         if self.tflops:
-            told = [f"{self.tflops:g} TFLOP/s sustained by each device, as stated."]
+            words = [f"{self.tflops:g} TFLOP/s sustained by each device, as stated."]
         if heads:
-            told.append(
+            words.append(
                 f"{count_of(heads, 'entry')}: {1000 * HEAD_STEP_SECONDS:g} ms for a step of a "
                 f"linear head, a mere assumption, since none on {self.device} is measured."
             )
-        return " ".join(told) or "No estimate was asked for."
+        return " ".join(words) or "No estimate was asked for."
 
 
 def _computing(measured: Sequence[Measured]) -> list[Measured]:

@@ -365,10 +365,10 @@ def _require_trained_on(run: Run, source: Catalog) -> None:
     A pretraining that a transfer starts from is always of the same catalog.
     """
     if run.description["determinants"]["catalog"] != source.digest:
-        held = ", ".join(source.held_out) or "nothing"
+        held_out = ", ".join(source.held_out) or "nothing"
         raise BenchmdError(
             f"{run.folder} was trained on another catalog of {source.dataset} than {source.path}, "
-            f"which holds out {held}: it may have learned what it is to detect. Train on this "
+            f"which holds out {held_out}: it may have learned what it is to detect. Train on this "
             "catalog."
         )
 

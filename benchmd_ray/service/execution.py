@@ -136,13 +136,13 @@ class Execution:
         ends = {name: tuple(held) for name, held in self.ends.items()}
         return PlanOutcome(folders=self.folders, seconds=time.monotonic() - self.start, **ends)
 
-    def _sort_out(self, found: dict[str, Progress | None]) -> None:
+    def _sort_out(self, progress: dict[str, Progress | None]) -> None:
         """Take what is done already, and refuse what can never run here."""
         left = []
         for item in self.waiting:
-            held = found[item.name]
-            if held is not None and held.done:
-                self.folders[item.name] = held.run.folder
+            state = progress[item.name]
+            if state is not None and state.done:
+                self.folders[item.name] = state.run.folder
                 self.ends["before"].append(item.name)
             elif refusal := self.nodes.refusal(self.needs[item.name]):
                 self._fail(item, refusal, None)
@@ -206,28 +206,28 @@ class Execution:
     def _start(self, item: Item) -> None:
         """Start an item's task, unless another process has done it by now."""
         upstream = self.folders.get(item.after or "")
-        found = self._find(item, upstream)
-        if found is not None and found.done:
-            self._finish(item, found.run.folder, "elsewhere")
+        progress = self._find(item, upstream)
+        if progress is not None and progress.done:
+            self._finish(item, progress.run.folder, "elsewhere")
             return
-        need, folder = self.needs[item.name], None if found is None else found.run.folder
+        need, folder = self.needs[item.name], None if progress is None else progress.run.folder
         single = need.workers == 1
         # A Ray Train job reserves for its workers itself; its task only waits for them. A process
         # that held a GPU ends with its task, and memory and faults of the GPU with it.
-        held = (need.cpus, need.gpus) if single else (0.0, 0.0)
-        task = task_of(*held, 1 if need.gpus else ITEMS_OF_A_PROCESS)
-        shown = Progressing(item, folder, time.monotonic())
-        shown = replace(shown, before=min(0.99, shown.fraction or 0.0))
+        reserved = (need.cpus, need.gpus) if single else (0.0, 0.0)
+        task = task_of(*reserved, 1 if need.gpus else ITEMS_OF_A_PROCESS)
+        progressing = Progressing(item, folder, time.monotonic())
+        progressing = replace(progressing, before=min(0.99, progressing.fraction or 0.0))
         where = elsewhere(self.nodes.leaving())
         reference = task.options(name=item.name, scheduling_strategy=where).remote(
             execute_item,
-            item if found is None else replace(item, resolved=found.resolved),
+            item if progress is None else replace(item, resolved=progress.resolved),
             address_of(self.store),
             None if upstream is None else upstream.name,
             None if folder is None else folder.name,
             self.weights,
         )
-        self.running[reference] = RunningItem(item, need, shown)
+        self.running[reference] = RunningItem(item, need, progressing)
         self.observers.started(item, folder)
 
     def _find(self, item: Item, upstream: Path | None) -> Progress | None:

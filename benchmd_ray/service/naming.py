@@ -46,8 +46,8 @@ def pretraining(
         determinants["weights"] = start.sha256
     if technique_named(technique).imagenet:
         used.add("imagenet")
-    if (own := method_source(technique)) is not None:
-        determinants["method_source"] = own
+    if (code := method_source(technique)) is not None:
+        determinants["method_source"] = code
     if method is None:  # nothing is trained or drawn
         kept = ("stage", "encoder", "network_source", "catalog", "technique", "weights")
         determinants = {name: determinants[name] for name in kept if name in determinants}
@@ -119,9 +119,9 @@ def finished_upstream(folder: Path, source: Catalog) -> Run:
             f"{folder} is not a finished pretraining run: name one that `benchmd pretrain` printed."
         )
     if run.description["determinants"]["catalog"] != source.digest:
-        held = f"{run.description['source']}, policy {run.description['policy']}"
+        trained_on = f"{run.description['source']}, policy {run.description['policy']}"
         raise BenchmdError(
-            f"{folder} was pretrained on another catalog ({held}) than {source.path} "
+            f"{folder} was pretrained on another catalog ({trained_on}) than {source.path} "
             f"({source.dataset}, policy {source.manifest['policy']}), and may have seen its "
             "validation or test patients: pretrain on this catalog."
         )
@@ -170,9 +170,9 @@ def _determinants(settings: Settings, source: Catalog, stage: str) -> dict[str, 
     which values dropout draws. With a streaming feed the workers decide the order.
     """
     everything, execution = as_dict(settings), settings.execution
-    own = network_source(settings.encoder)
+    network = network_source(settings.encoder)
     return {
-        **({} if own is None else {"network_source": own}),
+        **({} if network is None else {"network_source": network}),
         "stage": stage,
         "encoder": everything["encoder"],
         stage: everything[stage],

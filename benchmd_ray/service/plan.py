@@ -123,15 +123,15 @@ def make_plan(
     """
     require_known(choice)
     _require_read(choice)
-    found = chosen_datasets(choice)
-    notes = [*found.notes]
-    drafts = _drafts(choice, found, notes)
+    chosen = chosen_datasets(choice)
+    notes = [*chosen.notes]
+    drafts = _drafts(choice, chosen, notes)
     if not drafts:
         raise BenchmdError(
             "nothing is left to run of what was chosen: " + " ".join(notes or ["no technique."])
         )
     kind = _device(drafts[0].settings, device)
-    estimator = _estimator(drafts, found.datasets, store, kind, tflops, measure)
+    estimator = _estimator(drafts, chosen.datasets, store, kind, tflops, measure)
     items = tuple(_item(draft, estimator, kind == "cuda") for draft in drafts)
     notes += _of_workers(drafts, estimator)
     return Plan(items, estimator.basis(), tuple(notes))
@@ -177,13 +177,13 @@ class _Draft:
 def _drafts(choice: Choice, chosen: Found, notes: list[str]) -> list[_Draft]:
     """All items, dependencies first: source by source, seed by seed, technique by technique."""
     drafts: list[_Draft] = []
-    found = chosen.datasets
+    datasets = chosen.datasets
     unfit: dict[str, list[str]] = {}
     names = tuple(dict.fromkeys(choice.techniques)) or ALL_TECHNIQUES
-    for source in (d for d in found if d.role == "source"):
+    for source in (d for d in datasets if d.role == "source"):
         targets = [
             d
-            for d in found
+            for d in datasets
             if (d.role, d.policy) == ("target", source.policy) and d.kind.fits(source.kind)
         ]
         if not targets and not chosen.also:
@@ -197,10 +197,10 @@ def _drafts(choice: Choice, chosen: Found, notes: list[str]) -> list[_Draft]:
                 fitting[name] = settings
             else:
                 unfit.setdefault(f"{name}: skipped, {reason}", []).append(source.modality)
-        others = (*(d for d in found if d.policy == source.policy), *chosen.also)
+        others = (*(d for d in datasets if d.policy == source.policy), *chosen.also)
         drafts += _drafts_of_source(choice, source, targets, others, fitting)
-    told = {why: ", ".join(dict.fromkeys(where)) for why, where in unfit.items()}
-    notes += [f"{why} ({where})." for why, where in told.items()]
+    reasons = {why: ", ".join(dict.fromkeys(where)) for why, where in unfit.items()}
+    notes += [f"{why} ({where})." for why, where in reasons.items()]
     used = {draft.technique for draft in drafts}
     if choice.weights is None and any(TECHNIQUES[n].imagenet for n in used & TECHNIQUES.keys()):
         notes.append(

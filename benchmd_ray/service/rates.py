@@ -58,10 +58,10 @@ def measured_runs(store: Path, known: Sequence[PlannedDataset] = ()) -> list[Mea
             counted in what they wrote; transfers that wrote nothing yet are excluded.
     """
     try:
-        found = read_stores([store]).found
+        speeds = read_stores([store]).found
     except BenchmdError:  # none there
         return []
-    measured = (_measured(run, known) for run in found)
+    measured = (_measured(run, known) for run in speeds)
     return [speed for speed in measured if speed is not None]
 
 

@@ -42,5 +42,5 @@ def _on_node(work: Callable[..., ItemReport], *arguments: Any) -> tuple[str, Ite
 
 def node_in(error: BaseException) -> str:
     """The node that Ray names in an error; empty where it names none."""
-    found = re.search(r"(?i)node id: ([0-9a-f]{56})", str(error))
-    return found[1] if found else ""
+    match = re.search(r"(?i)node id: ([0-9a-f]{56})", str(error))
+    return match[1] if match else ""

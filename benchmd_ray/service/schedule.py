@@ -56,14 +56,14 @@ def run_plan(
             cannot be reached.
     """
     _require_executable(plan)
-    store, own = store.resolve(), embedded(address)
-    if own and (outcome := _nothing_to_do(plan, store, weights)):
+    store, is_embedded = store.resolve(), embedded(address)
+    if is_embedded and (outcome := _nothing_to_do(plan, store, weights)):
         with backing_of(store).keeping_weights():
             _release_rest(plan, store, outcome, say)
         Observers(observers).closed()
         return outcome  # without the seconds that starting Ray takes
     logical = _logical_cpus(plan, cpus, address)
-    if own:  # it may offer more CPUs than there are, for the largest item
+    if is_embedded:  # it may offer more CPUs than there are, for the largest item
         cpus = cpus or own_cpus()
     quiet, say = quieted(quiet, say)
     with ExitStack() as stack:
@@ -74,7 +74,7 @@ def run_plan(
         stack.callback(notified.closed)
         stack.enter_context(connected(address, cpus=logical))
         stop = stack.enter_context(stopping())
-        shown = SilentBoard() if quiet else board(len(plan.items), "runs")
+        display = SilentBoard() if quiet else board(len(plan.items), "runs")
         execution = Execution(
             plan,
             store,
@@ -82,8 +82,8 @@ def run_plan(
             cpus=cpus,
             say=say,
             observers=notified,
-            shown=shown,
-            attached=not own,
+            shown=display,
+            attached=not is_embedded,
         )
         outcome = execution.run(stop)
         _release_rest(plan, store, outcome, say)

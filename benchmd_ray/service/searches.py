@@ -223,26 +223,26 @@ def planned_searches(tuning: Tuning, *, gpu: bool) -> list[SearchPlan]:
             left to search.
     """
     _require_known(tuning)
-    found = chosen_datasets(tuning.choice)
-    sources = [dataset for dataset in found.datasets if dataset.role == "source"]
-    targets = [dataset for dataset in found.datasets if dataset.role == "target"]
+    chosen = chosen_datasets(tuning.choice)
+    sources = [dataset for dataset in chosen.datasets if dataset.role == "source"]
+    targets = [dataset for dataset in chosen.datasets if dataset.role == "target"]
     groups = [sources] if tuning.method.universal else [[source] for source in sources]
     plans: list[SearchPlan] = []
     why: list[str] = []
-    held: set[str] = set()
+    names: set[str] = set()
     for group in groups:
         for technique in dict.fromkeys(tuning.choice.techniques or ALL_TECHNIQUES):
             for setting in dict.fromkeys(tuning.searched):
                 try:
-                    plan = _planned(tuning, group, technique, setting, held, gpu=gpu)
+                    plan = _planned(tuning, group, technique, setting, names, gpu=gpu)
                     plans.append(replace(plan, portfolio=_given(tuning.portfolio, plan, targets)))
                 except _SkippedError as reason:
                     why.append(str(reason))
     if not plans:
         raise BenchmdError("nothing is left to search: " + " ".join(dict.fromkeys(why)))
     for name in tuning.held:
-        if name not in held:
-            raise unknown_name("setting to hold with --fix:", name, held)
+        if name not in names:
+            raise unknown_name("setting to hold with --fix:", name, names)
     return plans
 
 
@@ -279,8 +279,8 @@ def space_of(technique: str, setting: str, kind: Modality, path: Path | None = N
     Raises:
         BenchmdError: See `tuning.spaces.space_for`.
     """
-    own = None if path else built_in_space(technique, setting, kind)
-    return space_for(technique, setting, kind, path, built_in=own)
+    built_in = None if path else built_in_space(technique, setting, kind)
+    return space_for(technique, setting, kind, path, built_in=built_in)
 
 
 def _planned(
@@ -338,9 +338,9 @@ def _given(
     """
     if len(plan.sources) > 1:
         return ()
-    (own,) = plan.sources
-    scored = [own.name, *(d.name for d in targets if d.modality == own.modality)]
-    kind = kind_of(plan.technique, plan.setting, own.kind.signal, own.kind.task.selected_by)
+    (source,) = plan.sources
+    scored = [source.name, *(d.name for d in targets if d.modality == source.modality)]
+    kind = kind_of(plan.technique, plan.setting, source.kind.signal, source.kind.task.selected_by)
 
     @cache
     def usable(name: str) -> bool:
@@ -372,16 +372,16 @@ def learned_in(
     for store in stores:
         for why in backing_of(store).refresh_store().values():
             say(f"skipped: {why}")
-    held = read_searches(stores)
-    found = [
+    searches = read_searches(stores)
+    records = [
         one
-        for one in held.found
+        for one in searches.found
         if len(one.sources) == 1 and one.result is not None and wanted(one.name)
     ]
-    for why in held.damaged.values():
+    for why in searches.damaged.values():
         say(f"skipped: {why}")
     kinds = {}
-    for record in found:
+    for record in records:
         if any(settings.get("tuned") for settings in record.settings):
             say(f"skipped {record.name}: its start was tuned, perhaps on what is tuned next.")
             continue
@@ -392,10 +392,10 @@ def learned_in(
             continue
         about = (record.technique, record.setting, signal, record.objectives[0])
         kinds[record.name] = kind_of(*about)
-    portfolio = learned(found, kinds)
+    portfolio = learned(records, kinds)
     if not portfolio.candidates:
         raise BenchmdError(
-            f"nothing is to be learned from {len(found)} search{'es' * (len(found) != 1)} of "
+            f"nothing is to be learned from {len(records)} search{'es' * (len(records) != 1)} of "
             f"{', '.join(map(shown, stores))}: expected one with {FEWEST} trials or more that have "
             "a score, and settings that gain over the start."
         )

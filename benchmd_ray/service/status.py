@@ -55,12 +55,12 @@ def find_runs(
         BenchmdError: The store is on S3 and cannot be reached.
     """
     backing_of(store).refresh_store()
-    found: dict[str, Progress | None] = {}
+    progress: dict[str, Progress | None] = {}
     for item in items:
-        before = found.get(item.after) if item.after else None
+        before = progress.get(item.after) if item.after else None
         try:
             run = before.run if before else None
-            found[item.name] = find_run(item, store, run, weights=weights)
+            progress[item.name] = find_run(item, store, run, weights=weights)
         except BenchmdError:
-            found[item.name] = None
-    return found
+            progress[item.name] = None
+    return progress

@@ -396,5 +396,5 @@ def _weights_once(
     technique: str, path: Path | None, signal: Signal, settings: str
 ) -> StartWeights | None:
     encoder = updated(EncoderSettings(), json.loads(settings))
-    found = start_weights(technique, path, signal, encoder)
-    return None if found is None else replace(found, tensors={})
+    start = start_weights(technique, path, signal, encoder)
+    return None if start is None else replace(start, tensors={})

@@ -86,7 +86,7 @@ def run_searches(
         log.noted(line)
 
     nodes = Nodes(cpus, attached=not own, say=noted)
-    found = []
+    searched = []
     try:
         for plan in plans:
             folder = store / SEARCHES / plan.name
@@ -117,16 +117,16 @@ def run_searches(
                         alone=alone,
                     )
                     with log.searching(plan.name):
-                        found.append(session.run(inner, quiet=quiet))
+                        searched.append(session.run(inner, quiet=quiet))
                 stop.check()
-            for line in found[-1].lines:
+            for line in searched[-1].lines:
                 say(line)
     finally:
         with suppress(Exception):  # Ray itself may be what is lost
             nodes.close()
         if observer is not None:
             observer.closed()
-    return found
+    return searched
 
 
 @contextmanager
@@ -220,10 +220,10 @@ def _upstream(
     if outcome.failed:
         failure = outcome.failed[0]
         raise BenchmdError(f"{failure.item.name}, which all trials need: {failure.reason}")
-    found = {item.source: outcome.folders[item.name] for item in items}
-    for folder in found.values():
+    folders = {item.source: outcome.folders[item.name] for item in items}
+    for folder in folders.values():
         require_weights(read_run(folder))  # of an earlier session: they may have been pruned
-    return found
+    return folders
 
 
 def _arms(
@@ -265,9 +265,9 @@ def _start_weights(
         write_hash(path)
     if isinstance(place, Address):
         there, _ = entries(place.parent)
-        for own in (hash_path(path), path):
-            if own.name not in there:
-                patiently(partial(put_file, own, place.parent / own.name))
+        for file in (hash_path(path), path):
+            if file.name not in there:
+                patiently(partial(put_file, file, place.parent / file.name))
     return place
 
 

@@ -47,10 +47,12 @@ def search_and_train(
         Stopped: A signal asked to stop; the same call resumes.
     """
     dashboard = dashboard or Dashboard()
-    with tuning_cluster(tuning, address, cpus) as own:
+    with tuning_cluster(tuning, address, cpus) as is_embedded:
         plans = planned_searches(tuning, gpu=cluster_capacity(cpus).gpus > 0)
-        told = None if dashboard.mode == "off" else TrackedSearch(store, dashboard, say)
-        searched = run_searches(tuning, plans, store, say=say, cpus=cpus, own=own, observer=told)
+        observer = None if dashboard.mode == "off" else TrackedSearch(store, dashboard, say)
+        searched = run_searches(
+            tuning, plans, store, say=say, cpus=cpus, own=is_embedded, observer=observer
+        )
     whole = all(one.chosen is not None for one in searched)
     if search_only:
         return whole
