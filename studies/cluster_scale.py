@@ -39,7 +39,7 @@ from benchmd_ray.service import execution
 from benchmd_ray.service.choice import Choice
 from benchmd_ray.service.plan import Item, Plan, make_plan
 from benchmd_ray.service.schedule import run_plan
-from benchmd_ray.service.work import Report
+from benchmd_ray.service.work import ItemReport
 from benchmd_ray.settings.definition import Settings, load_settings
 from benchmd_ray.storage.location import location
 from benchmd_ray.tuning.limits import Budget, Limits, Place
@@ -194,9 +194,9 @@ def empty_plan(catalog: Catalog, store: Path, items: int) -> dict[str, float]:
     }
 
 
-def nothing(item: Item, store: str, *_: Any) -> Report:
+def nothing(item: Item, store: str, *_: Any) -> ItemReport:
     """Takes the place of an item's work."""
-    return Report(f"nothing-{item.seed}")
+    return ItemReport(f"nothing-{item.seed}")
 
 
 class Sleeping(Stage):

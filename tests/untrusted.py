@@ -18,8 +18,9 @@ from benchmd_ray.runs.history import seconds_worked
 from benchmd_ray.runs.listing import listed
 from benchmd_ray.runs.retention import prune
 from benchmd_ray.runs.store import read_run, read_stores, require_weights
-from benchmd_ray.service.naming import finished_upstream, settled, transferring
+from benchmd_ray.service.naming import finished_upstream, transferring
 from benchmd_ray.service.rates import measured_runs
+from benchmd_ray.service.resolved import resolve_settings
 from benchmd_ray.service.scored import is_scored
 from benchmd_ray.settings.definition import Settings
 from benchmd_ray.training.checkpoints import _undamaged_step
@@ -74,7 +75,7 @@ def uses(store: Path, source: Catalog, *, report: bool) -> Iterator[Callable[[],
         yield lambda: against_paper(found, resamples=2)
     yield lambda: measured_runs(store)
     yield lambda: prune(store, "predictions", dry_run=True)
-    settings = settled(Settings(), gpu=False)
+    settings = resolve_settings(Settings(), gpu=False)
     for folder in sorted({path.parent for path in store.glob("*/run.json")}):
         yield lambda folder=folder: require_weights(read_run(folder))
         yield lambda folder=folder: (model_description(folder), load_encoder(folder))
@@ -85,7 +86,7 @@ def uses(store: Path, source: Catalog, *, report: bool) -> Iterator[Callable[[],
             yield lambda folder=folder: is_scored(read_run(folder), source, whole=True)
         else:
             yield lambda folder=folder: transferring(
-                source, store, settings, finished_upstream(folder, source)
+                source, settings, finished_upstream(folder, source)
             )
     for path in sorted(store.glob("searches/*/study.log")):
         space = space_for("mae", "linear", modality("ecg"), store.parent / "space.yaml")

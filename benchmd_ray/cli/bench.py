@@ -63,24 +63,24 @@ def bench_show(name: str) -> None:
     from benchmd_ray.data.cards import dataset_card
     from benchmd_ray.evaluation.registry import benchmark
 
-    own = benchmark(name)
-    lines = [own.title, f"version {own.version}"]
-    if own.about:
-        lines += ["", *textwrap.wrap(own.about, 96)]
-    cards = [dataset_card(dataset) for dataset in own.datasets()]
+    chosen = benchmark(name)
+    lines = [chosen.title, f"version {chosen.version}"]
+    if chosen.about:
+        lines += ["", *textwrap.wrap(chosen.about, 96)]
+    cards = [dataset_card(dataset) for dataset in chosen.datasets()]
     lines += ["", f"datasets ({len(cards)}):"]
     names = ", ".join(card.name for card in cards)
     lines += textwrap.wrap(names, 94, initial_indent="  ", subsequent_indent="  ")
     lines += ["", "starts (--start):"]
     kinds = list({card.modality.name: card.modality for card in cards}.values())
-    for start in own.starts:
+    for start in chosen.starts:
         lines.append(f"  {start.name}: {start.meaning}")
         variants = dict.fromkeys(one for kind in kinds for one in start.variants(kind))
         if variants:
             text = f"or one of {', '.join(variants)}"
             lines += textwrap.wrap(text, 92, initial_indent="    ", subsequent_indent="    ")
-    if own.published is not None:
-        said = f"published: {own.published.source}. {own.published.words}"
+    if chosen.published is not None:
+        said = f"published: {chosen.published.source}. {chosen.published.words}"
         lines += ["", *textwrap.wrap(said, 96)]
     for line in (*lines, "", f"run it: benchmd run --bench {name} --dry-run"):
         echo(line)

@@ -26,12 +26,12 @@ def cache_list() -> None:
     from benchmd_ray.files.atomic import cache_folder
     from benchmd_ray.files.cache import entries
 
-    found = entries()
-    for entry in found:
+    files = entries()
+    for entry in files:
         name = entry.path.relative_to(cache_folder())
         echo(f"{_when(entry.used)}  {entry.bytes:>16,}  {name}")
-    count = f"{len(found)} entr{'y' if len(found) == 1 else 'ies'}"
-    echo(f"{cache_folder()}: {count}, {sum(each.bytes for each in found):,} bytes")
+    count = f"{len(files)} entr{'y' if len(files) == 1 else 'ies'}"
+    echo(f"{cache_folder()}: {count}, {sum(each.bytes for each in files):,} bytes")
 
 
 @cache.command("prune")

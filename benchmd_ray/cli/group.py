@@ -1,4 +1,4 @@
-"""The command group, and how errors are shown."""
+"""Groups and commands: the options of all of them, their help, and how errors are shown."""
 
 from __future__ import annotations
 
@@ -6,12 +6,14 @@ import errno
 import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import click
 
 from benchmd_ray._version import __version__
-from benchmd_ray.cli.allowed import Command, verbose
+from benchmd_ray.cli.allowed import named_plugins
 from benchmd_ray.console.interrupts import stoppable
 from benchmd_ray.console.terminal import echo, guarded, traceback_lines, visible
 from benchmd_ray.errors import BenchmdError, Stopped
@@ -47,8 +49,157 @@ LONGEST_SENTENCE = 200
 """Of a command in a list, in characters."""
 
 
+def _add_cards(ctx: click.Context, param: click.Parameter, folders: tuple[Path, ...]) -> None:
+    from benchmd_ray.modality.card_folders import add_card_folders
+
+    if folders:
+        add_card_folders(folders)
+
+
+def _quieten(ctx: click.Context, param: click.Parameter, given: bool) -> None:
+    if given:
+        from benchmd_ray.console import progress
+
+        def restore(before: bool = progress.shown) -> None:
+            progress.shown = before
+
+        ctx.call_on_close(restore)
+        progress.shown = False
+
+
+VERBOSE = "benchmd_ray.cli.verbose"
+"""Of a context's ``meta``: whether to log more."""
+
+
+def _tell_more(ctx: click.Context, param: click.Parameter, given: bool) -> None:
+    if given:
+        import logging
+
+        ctx.find_root().meta[VERBOSE] = True
+        logging.basicConfig(format="%(levelname)s %(name)s: %(message)s")
+        logger = logging.getLogger("benchmd_ray")
+        ctx.call_on_close(partial(logger.setLevel, logger.level))
+        logger.setLevel(logging.INFO)
+
+
+def verbose() -> bool:
+    """Whether the command at work was given ``--verbose``."""
+    ctx = click.get_current_context(silent=True)
+    return ctx is not None and bool(ctx.find_root().meta.get(VERBOSE))
+
+
+MANY = 16
+"""Options of a command from which on its help lists them by what they are for, the rare ones only
+in ``--help-all``."""
+OPTION_SECTIONS: dict[str, tuple[str, ...]] = {
+    "Search": ("sampler", "stopping", "evaluations", "choosing", "cost", "universal"),
+    "Space": ("space", "held", "portfolio", "learned"),
+    "Budget": ("trials", "hours", "device_hours", "at_once", "memory_gib", "search_only"),
+    "Plan without running": ("dry_run", "items", "tflops", "gpus", "as_json"),
+    "Where and with what": (
+        *("store", "settings_file", "assignments", "address", "cpus", "weights"),
+        *("allow_plugin", "cards"),
+    ),
+    "Weights & Biases": (
+        *("wandb_mode", "wandb_project", "wandb_entity", "wandb_tags", "wandb_system"),
+    ),
+    "Messages and help": ("quiet", "verbose", "_click_default_help", "help_all"),
+}
+"""Options by what they are for, by the names of their parameters; others are what is chosen."""
+RARE = frozenset(
+    {
+        *("also", "evaluated", "policies", "any_md5"),
+        *("sampler", "stopping", "evaluations", "choosing", "cost", "portfolio", "learned"),
+        *("device_hours", "at_once", "memory_gib", "tflops", "gpus", "as_json"),
+        *("allow_plugin", "cards", "verbose"),
+        *("wandb_project", "wandb_entity", "wandb_tags", "wandb_system"),
+    }
+)
+"""Options that most users never need, by the names of their parameters."""
+ALL_OPTIONS = "benchmd_ray.cli.all_options"
+"""Of a context's ``meta``: whether help lists the rare options, too."""
+
+
+def _print_all(ctx: click.Context, param: click.Parameter, is_asked: bool) -> None:
+    if is_asked:
+        ctx.meta[ALL_OPTIONS] = True
+        click.echo(ctx.get_help(), color=ctx.color)
+        ctx.exit()
+
+
+class Command(click.Command):
+    """A command that takes folders of cards, and allows the plug-ins that its user names."""
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """List the options; of a command with many the usual ones, by what they are for."""
+        options = [p for p in self.get_params(ctx) if p.get_help_record(ctx) is not None]
+        if len(options) < MANY:
+            super().format_options(ctx, formatter)
+            return
+        titles = {name: title for title, names in OPTION_SECTIONS.items() for name in names}
+        sections: dict[str, list[tuple[str, str]]] = {
+            "What": [],
+            **{t: [] for t in OPTION_SECTIONS},
+        }
+        for option in options:
+            record, name = option.get_help_record(ctx), option.name or ""
+            if record is not None and (ctx.meta.get(ALL_OPTIONS) or name not in RARE):
+                sections[titles.get(name, "What")].append(record)
+        for title, rows in sections.items():
+            if rows:
+                with formatter.section(title):
+                    formatter.write_dl(rows)
+
+    def __init__(
+        self, name: str | None, *, params: list[click.Parameter] | None = None, **named: Any
+    ) -> None:
+        cards = click.Option(
+            ["--cards"],
+            type=click.Path(path_type=Path),
+            multiple=True,
+            expose_value=False,
+            is_eager=True,
+            callback=_add_cards,
+            help="Folder with your own dataset and modality cards (repeatable); or BENCHMD_CARDS.",
+        )
+        quiet = click.Option(
+            ["-q", "--quiet"],
+            is_flag=True,
+            expose_value=False,
+            callback=_quieten,
+            help="Show no progress.",
+        )
+        verbose = click.Option(
+            ["-v", "--verbose"],
+            is_flag=True,
+            expose_value=False,
+            callback=_tell_more,
+            help="Print log messages, and where in the code an error occurred.",
+        )
+        params = [*(params or []), cards, quiet, verbose]
+        if len(params) + 1 >= MANY:  # with --help
+            help_all = click.Option(
+                ["--help-all"],
+                is_flag=True,
+                is_eager=True,
+                expose_value=False,
+                callback=_print_all,
+                help="Show all options, the rarely used ones too, and exit.",
+            )
+            params.append(help_all)
+        super().__init__(name, params=params, **named)
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Run the command."""
+        if names := list(named_plugins(ctx.params)):
+            from benchmd_ray.extensions.plugins import allow
+
+            allow(*names)
+        return super().invoke(ctx)
+
+
 class Commands(click.Group):
-    """Prints errors that a user can mend without a traceback, and exits with 1."""
+    """A group that prints errors which a user can correct without a traceback, and exits with 1."""
 
     command_class = Command
     group_class = type
@@ -66,22 +217,22 @@ class Commands(click.Group):
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         """Names of the commands."""
-        own = super().list_commands(ctx)
+        names = super().list_commands(ctx)
         if self._of_benchmarks:
             from benchmd_ray.evaluation.registry import commands
 
-            own += [name for name in commands() if name not in own]
-        return sorted(own)
+            names += [name for name in commands() if name not in names]
+        return sorted(names)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         """The command of that name."""
-        own = super().get_command(ctx, cmd_name)
-        if own is None and self._of_benchmarks:
+        command = super().get_command(ctx, cmd_name)
+        if command is None and self._of_benchmarks:
             from benchmd_ray.evaluation.registry import commands, named_by
 
             path = commands().get(cmd_name)
             return named_by(path) if path else None
-        return own
+        return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """List the commands with a whole sentence each; the program's by what they are for."""
@@ -91,11 +242,11 @@ class Commands(click.Group):
             sections.append((title, [name for name in names if name in left]))
             left = [name for name in left if name not in names]
         sections.append(("Single benchmarks" if sections else "Commands", left))
-        for title, own in sections:
-            found = [(name, self.get_command(ctx, name)) for name in own]
+        for title, section in sections:
+            commands = [(name, self.get_command(ctx, name)) for name in section]
             rows = [
                 (name, command.get_short_help_str(LONGEST_SENTENCE))
-                for name, command in found
+                for name, command in commands
                 if command is not None and not command.hidden
             ]
             if rows:
@@ -154,7 +305,7 @@ def main() -> None:
     """Benchmarks of learning on medical data; BenchMD unless --bench names another.
 
     \b
-    The way of the data:
+    Workflow:
       benchmd catalog build   raw files       -> a catalog (Parquet shards, manifest)
       benchmd pretrain        source catalog  -> a pretrained encoder
       benchmd transfer        labels          -> a classifier, scored on source and targets

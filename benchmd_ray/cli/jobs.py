@@ -122,21 +122,21 @@ def _require_known(given: Mapping[str, Any]) -> None:
             technique_named(name, also=(SCRATCH,))
 
 
-def _found(command: Sequence[str]) -> tuple[click.Command, list[str], list[str]]:
+def _found(words: Sequence[str]) -> tuple[click.Command, list[str], list[str]]:
     """The command that was asked for, its names, and the arguments after these."""
-    found: click.Command = main
-    names, rest = [], list(command)
-    while isinstance(found, click.Group):
-        commands = {name: one for name, one in found.commands.items() if name not in LOCAL}
+    command: click.Command = main
+    names, rest = [], list(words)
+    while isinstance(command, click.Group):
+        commands = {name: one for name, one in command.commands.items() if name not in LOCAL}
         if not rest:
             raise BenchmdError(f"name a command after `--`: one of {', '.join(sorted(commands))}.")
-        if rest[0] in LOCAL and rest[0] in found.commands:
+        if rest[0] in LOCAL and rest[0] in command.commands:
             raise BenchmdError(f"`benchmd {rest[0]}` is of use on this machine only.")
         if rest[0] not in commands:
             raise unknown_name("command", rest[0], commands)
         names.append(rest.pop(0))
-        found = commands[names[-1]]
-    return found, names, rest
+        command = commands[names[-1]]
+    return command, names, rest
 
 
 def _paths(value: Any) -> Iterator[Path]:

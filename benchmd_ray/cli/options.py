@@ -143,20 +143,21 @@ WANDB = (
         default="off",
         show_default=True,
         metavar="MODE",
-        help="Follow it in Weights & Biases: auto (online with a key, else offline), online, "
-        "offline.",
+        help="Log to Weights & Biases: auto (online with a key, else offline), online or offline.",
     ),
     click.option(
         "--wandb-project",
         default="benchmd",
         show_default=True,
         metavar="NAME",
-        help="Project in W&B.",
+        help="W&B project.",
     ),
-    click.option("--wandb-entity", metavar="NAME", help="User or team in W&B (default: yours)."),
-    click.option("--wandb-tag", "wandb_tags", multiple=True, metavar="TAG", help="Tag in W&B."),
+    click.option("--wandb-entity", metavar="NAME", help="W&B user or team. Default: yours."),
     click.option(
-        "--wandb-system", is_flag=True, help="Show in W&B how busy the machine is, without names."
+        "--wandb-tag", "wandb_tags", multiple=True, metavar="TAG", help="W&B tag (repeatable)."
+    ),
+    click.option(
+        "--wandb-system", is_flag=True, help="Log the load of the machine to W&B, without names."
     ),
 )
 
@@ -218,9 +219,11 @@ MODALITY = click.option(
     shell_complete=complete_modality,
     help="Only this modality (repeatable).",
 )
-POLICY = click.option("--policy", "policies", multiple=True, help="Only catalogs of this policy.")
+POLICY = click.option(
+    "--policy", "policies", multiple=True, help="Only catalogs built with this policy (repeatable)."
+)
 WEIGHTS = click.option(
-    "--weights", type=FILE, help="ImageNet weights; else downloaded where needed."
+    "--weights", type=FILE, help="File of ImageNet weights. Default: downloaded when needed."
 )
 BENCH = click.option(
     "--bench",
@@ -228,13 +231,13 @@ BENCH = click.option(
     show_default=True,
     metavar="NAME",
     shell_complete=complete_bench,
-    help="Benchmark, of `benchmd bench list`, or the import path of your own.",
+    help="Name of a benchmark (`benchmd bench list`), or the import path of your own.",
 )
 START = click.option(
     "--start",
     default="",
     metavar="NAME",
-    help="What settings begin with, of `benchmd bench show NAME`; else the benchmark's usual one.",
+    help="Baseline that settings start from (`benchmd bench show NAME`). Default: the benchmark's.",
 )
 HELD = click.option(
     "--fix", "held", multiple=True, metavar="A.B", help="Do not search this setting (repeatable)."
@@ -243,17 +246,14 @@ JSON = click.option("--json", "as_json", is_flag=True, help="Print JSON, for pro
 GPUS = click.option(
     "--gpus",
     type=click.IntRange(0),
-    help="With --dry-run: GPUs to plan for, and --cpus next to them; else those of this machine "
-    "or of the cluster.",
+    help="With --dry-run: GPUs to plan for. Default: those of this machine or cluster.",
 )
 TFLOPS = click.option(
     "--tflops",
     type=float,
-    help="Estimate for another machine: the speed that each device sustains, in TFLOP/s.",
+    help="Estimate for another machine: sustained TFLOP/s of each device.",
 )
-CPUS = click.option(
-    "--cpus", type=click.IntRange(1), help="CPUs to use at once; else all there are."
-)
+CPUS = click.option("--cpus", type=click.IntRange(1), help="CPUs to use at once. Default: all.")
 
 
 def execution_options(command: F) -> F:
@@ -261,7 +261,7 @@ def execution_options(command: F) -> F:
     for option in (
         click.option(
             "--address",
-            help="Work on the Ray cluster at this address (auto, host:port); else embedded.",
+            help="Ray cluster to work on (auto, host:port). Default: an embedded Ray.",
         ),
         ALLOW,
         click.option(
@@ -291,7 +291,7 @@ def or_runs(ctx: click.Context, param: click.Parameter, paths: tuple[Path, ...])
 
 
 def print_json(value: Any) -> None:
-    """Print a value as JSON; numbers that are none become null.
+    """Print a value as JSON; NaN and infinity become null.
 
     Args:
         value: Plain values, or lists and mappings of such; others are printed as text.

@@ -48,8 +48,7 @@ if TYPE_CHECKING:
     type=CATALOG,
     multiple=True,
     metavar="PATH",
-    help="Catalogs that evaluations read and nothing is trained on (repeatable), such as those of "
-    "`--bench ood`.",
+    help="Catalogs for evaluation only, such as those of `--bench ood` (repeatable).",
 )
 @MODALITY
 @click.option(
@@ -58,8 +57,8 @@ if TYPE_CHECKING:
     multiple=True,
     shell_complete=complete_technique,
     help="Only this technique (repeatable): scratch, e-mix, shed, mae, imagenet, imagenet+mae, "
-    "package.module:name of your own method, hf:FOLDER of transformers or "
-    "model:package.module:name of your own encoder; else all that are built in.",
+    "package.module:name (your own method), hf:FOLDER (a transformers model) or "
+    "model:package.module:name (your own encoder). Default: all built-in techniques.",
 )
 @click.option(
     "--setting",
@@ -69,10 +68,10 @@ if TYPE_CHECKING:
     shell_complete=complete_transfer,
     help="Only this transfer setting (repeatable): linear, linear-small, linear-medium, "
     "linear-large, finetune-small, finetune-medium, finetune-large, finetune-full, knn, knn-small, "
-    "knn-medium, knn-large; else linear and the four of fine-tuning.",
+    "knn-medium, knn-large. Default: linear and the four fine-tuning settings.",
 )
 @click.option(
-    "--seed", "seeds", type=int, multiple=True, default=(0,), help="Seeds (repeatable); else 0."
+    "--seed", "seeds", type=int, multiple=True, default=(0,), help="Seed (repeatable). Default: 0."
 )
 @POLICY
 @BENCH
@@ -81,13 +80,15 @@ if TYPE_CHECKING:
     "evaluated",
     metavar="BENCH",
     default="",
-    help="Make this benchmark's evaluations of each transfer, or this one evaluation, instead of "
-    "the usual ones, such as ood.",
+    help="Evaluate each transfer with this benchmark's evaluations, or this single evaluation, "
+    "instead of the default ones, such as ood.",
 )
 @START
 @WEIGHTS
-@click.option("--dry-run", is_flag=True, help="Show what would be run, for how long, and stop.")
-@click.option("--items", is_flag=True, help="With --dry-run: list every single run.")
+@click.option(
+    "--dry-run", is_flag=True, help="Show what would run and how long it would take, then stop."
+)
+@click.option("--items", is_flag=True, help="With --dry-run: list every run.")
 @TFLOPS
 @GPUS
 @JSON
@@ -113,8 +114,8 @@ def run(
 ) -> None:
     """Run everything that is missing: pretrain, transfer, evaluate, several runs at a time.
 
-    Sources and targets are told apart by the catalogs; what is done already is not done again, and
-    an interrupted command resumes where it stopped. Several such commands may share a store.
+    Each catalog states whether it is a source or a target. Finished runs are not repeated, and an
+    interrupted command resumes where it stopped. Several commands may share a store.
 
     \b
     benchmd run --dry-run                                # the paper's benchmark, from the cards
@@ -156,11 +157,11 @@ def _show(choice: Choice, store: Path, options: dict[str, Any]) -> None:
     from benchmd_ray.service.dry_run import dry_run
 
     asked = {name: options[name] for name in ("address", "cpus", "gpus", "tflops", "items")}
-    found = dry_run(choice, store, **asked, as_data=options["as_json"])
+    output = dry_run(choice, store, **asked, as_data=options["as_json"])
     if options["as_json"]:
-        print_json(found)
+        print_json(output)
     else:
-        for line in found:
+        for line in output:
             echo(line)
 
 
@@ -194,7 +195,7 @@ def _execute(choice: Choice, store: Path, options: dict[str, Any]) -> None:
         with connected(options["address"], cpus=0):  # its nodes may come later
             device = _device_of_cluster()
             plan = plan_for(device)
-            if device == "cpu" and any(i.settings.execution.device == "auto" for i in plan.items):
+            if device == "cpu" and choice.values_of("execution.device")[-1:] in ([], ["auto"]):
                 echo(
                     "note: the cluster has no GPU now, so this is for CPUs: where GPU nodes come "
                     "later, stop and name --set execution.device=cuda",

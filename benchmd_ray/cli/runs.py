@@ -67,9 +67,9 @@ def pretrain(
     base = base_settings(path, technique, own_encoder(technique))
     settings = load_settings(settings_file, assignments, base)
     run = pretrain_run(technique, path, store, settings, address, weights=weights)
-    if held := run.description.get("weights"):
-        skipped = ", ".join(held["skipped"]) or "nothing"
-        echo(f"from {held['file']}, without: {skipped}", err=True)
+    if file := run.description.get("weights"):
+        skipped = ", ".join(file["skipped"]) or "nothing"
+        echo(f"from {file['file']}, without: {skipped}", err=True)
     echo(shown(run.folder))
 
 

@@ -39,17 +39,17 @@ def list_runs(stores: tuple[Path, ...], states: tuple[str, ...], *, as_json: boo
     from benchmd_ray.runs.store import read_stores
 
     stored = read_stores(list(stores))
-    found = [listed(run) for run in stored.found]
+    rows = [listed(run) for run in stored.found]
     if as_json:
-        chosen = [each for each in found if not states or each.state in states]
+        chosen = [each for each in rows if not states or each.state in states]
         print_json({"runs": [each.data for each in chosen], "damaged": stored.notes})
         return
-    for each in found:
+    for each in rows:
         if not states or each.state in states:
             echo(each.line)
     for why in stored.damaged.values():
         echo(f"damaged: {why}")
-    echo(counts(found, len(stored.damaged)))
+    echo(counts(rows, len(stored.damaged)))
 
 
 @main.command()

@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     type=CATALOG,
     multiple=True,
     metavar="PATH",
-    help="A catalog, or a folder of catalogs, also on S3 (repeatable). Targets are scored "
+    help="A catalog, or a folder of catalogs, also on S3 (repeatable). Targets are evaluated "
     "after the search.",
 )
 @MODALITY
@@ -63,21 +63,21 @@ if TYPE_CHECKING:
     metavar="NAME",
     shell_complete=complete_transfer,
     help="What is searched (repeatable): pretrain, linear, or finetune-small, -medium, -large or "
-    "-full; else the benchmark's own, or linear.",
+    "-full. Default: the benchmark's setting, else linear.",
 )
 @click.option(
     "--universal",
     is_flag=True,
-    help="One search of settings that all modalities share, by their mean score.",
+    help="Search one set of settings for all modalities, by their mean score.",
 )
 @click.option("--space", type=FILE, help="YAML file of your own search space.")
 @HELD
 @click.option(
     "--trials",
     type=click.IntRange(1),
-    help="Trials of each search; else 50 without hours.",
+    help="Trials of each search. Default: 50, unless hours are limited.",
 )
-@click.option("--hours", type=float, help="Hours by the clock, of each search.")
+@click.option("--hours", type=float, help="Wall-clock hours of each search.")
 @click.option(
     "--device-hours", type=float, help="GPU hours (CPU hours without one) of each search."
 )
@@ -91,13 +91,13 @@ if TYPE_CHECKING:
 @click.option(
     "--stopping",
     type=click.Choice(["racing", "asha", "none"]),
-    help="How trials earn evaluations and are stopped early: racing; with --cost none.",
+    help="How trials are stopped early. Default: racing, with --cost none.",
 )
 @click.option(
     "--evaluations",
     type=click.IntRange(1, 50),
-    help="Of a trial that goes to the end, each on other folds with another seed; else 3, of "
-    "5,000 patients or more fewer.",
+    help="Evaluations of a trial that is not stopped, each on other folds with another seed. "
+    "Default: 3, fewer from 5,000 patients on.",
 )
 @click.option(
     "--choose",
@@ -105,42 +105,45 @@ if TYPE_CHECKING:
     type=click.Choice(["confirmed", "highest"]),
     default="confirmed",
     show_default=True,
-    help="confirmed: the best against the start on fresh folds and seeds; highest: the highest "
-    "value of all.",
+    help="confirmed: compare the best trials with the default settings on fresh folds and seeds; "
+    "highest: take the highest score.",
 )
-@click.option("--cost", is_flag=True, help="Device hours as a second objective.")
+@click.option("--cost", is_flag=True, help="Minimise device hours as a second objective.")
 @click.option(
     "--portfolio",
     type=FILE,
-    help="Settings that scored above the start on other datasets, tried after it; else those that "
-    "ship.",
+    help="File of settings that scored above the default ones on other datasets, tried after "
+    "these; none tries no others. Default: the file that ships.",
 )
-@click.option("--no-portfolio", is_flag=True, help="Try none of them.")
 @click.option(
     "--learn",
     "learned",
     type=STORE,
     multiple=True,
     metavar="STORE",
-    help="Write a portfolio of a store's finished searches into it, and stop (repeatable).",
+    help="Write a portfolio from the searches of this store into it, then stop (repeatable).",
 )
-@click.option("--at-once", type=click.IntRange(1), help="Trials at once; else as many as fit.")
-@click.option("--memory-gib", type=Real(1), help="Memory that a trial may allocate, 1 or more.")
+@click.option(
+    "--at-once", type=click.IntRange(1), help="Concurrent trials. Default: as many as fit."
+)
+@click.option("--memory-gib", type=Real(1), help="Memory limit of a trial in GiB, 1 or more.")
 @click.option(
     "--seed",
     "seeds",
     type=int,
     multiple=True,
     default=(0,),
-    help="Seeds of the runs after the search (repeatable); the first is that of the search.",
+    help="Seed of the runs after the search (repeatable); the first is also that of the search.",
 )
 @POLICY
 @BENCH
 @START
 @WEIGHTS
-@click.option("--search-only", is_flag=True, help="Do not train what was found.")
+@click.option("--search-only", is_flag=True, help="Do not train the chosen settings.")
 @click.option(
-    "--dry-run", is_flag=True, help="Show what would be searched, for how long, and stop."
+    "--dry-run",
+    is_flag=True,
+    help="Show what would be searched and how long it would take, then stop.",
 )
 @GPUS
 @TFLOPS
@@ -261,9 +264,7 @@ def _tuning(options: dict[str, Any]) -> Tuning:
     )
     kept = ("space", "held", "at_once", "memory_gib", "evaluations")
     portfolio = Portfolio()
-    if options["no_portfolio"] and options["portfolio"]:
-        raise click.UsageError("name --portfolio or --no-portfolio, not both.")
-    if not options["no_portfolio"]:
+    if options["portfolio"] != Path("none"):
         portfolio = read_portfolio(options["portfolio"])
     return Tuning(
         choice,

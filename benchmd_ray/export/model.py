@@ -144,7 +144,7 @@ def _programs(
         checks = portable.noise(model.signal, portable.statistics_of(run.folder))
     else:
         checks = portable.records_of(catalog, model.signal)
-    program, made = portable.traced(model), []
+    program, programs = portable.traced(model), []
     for name in names:
         if name == portable.TORCH:
             outputs = portable.write_torch(program, folder)
@@ -152,8 +152,8 @@ def _programs(
             inputs = portable.input_names(model.signal)
             outputs = portable.write_onnx(program, folder, inputs, portable.output_name(model))
         apart = portable.require_equal(name, outputs, model, checks)
-        made.append(Program(name, apart, checks.what))
-    return tuple(made)
+        programs.append(Program(name, apart, checks.what))
+    return tuple(programs)
 
 
 def _config(

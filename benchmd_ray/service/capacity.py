@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from benchmd_ray.data.catalog import open_catalog
 from benchmd_ray.data.sizes import streams
 from benchmd_ray.errors import BenchmdError, count_of
-from benchmd_ray.service.naming import settled
 from benchmd_ray.service.plan import Item
 
 SLACK = 1e-6
@@ -108,33 +107,18 @@ def cluster_capacity(cpus: float | None = None, leaving: Collection[str] = ()) -
         for name, node in nodes.items()
         if name not in leaving
     )
-    held = sum(own for own, _ in each)
+    total = sum(own for own, _ in each)
     return Capacity(
-        cpus=held if cpus is None else min(held, cpus),
+        cpus=total if cpus is None else min(total, cpus),
         gpus=sum(own for _, own in each),
-        all_cpus=held,
+        all_cpus=total,
         each=each,
         nodes=frozenset(nodes),
     )
 
 
-def placed(item: Item, *, gpu: bool) -> Item:
-    """An item with device and precision settled, on several workers only where it trains on them.
-
-    Args:
-        item: An item of a plan.
-        gpu: Whether the cluster has a GPU.
-    """
-    settings = item.step.placed(settled(item.settings, gpu=gpu))
-    execution = settings.execution
-    gpus = 0.0
-    if execution.device == "cuda":
-        gpus = float(execution.workers) if execution.workers > 1 else item.gpus or 1.0
-    return replace(item, settings=settings, gpus=gpus)
-
-
 def need_of(item: Item) -> Need:
-    """What an item holds, as `placed` settled it."""
+    """What an item needs while it runs."""
     execution = item.settings.execution
     several = execution.workers > 1
     cpus = float(execution.workers * execution.cpus_per_worker) if several else max(item.cpus, 1.0)

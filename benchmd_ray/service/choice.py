@@ -3,25 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import InitVar, dataclass, field, replace
+from functools import reduce
 from pathlib import Path
 from typing import Any, Literal, get_args, get_type_hints
 
 from benchmd_ray.data.cards import POLICIES, cards, known_modalities
-from benchmd_ray.errors import BenchmdError, unknown_name
+from benchmd_ray.errors import BenchmdError, shown, unknown_name
 from benchmd_ray.evaluation.benchmark import Start
 from benchmd_ray.evaluation.registry import USUAL, benchmark
 from benchmd_ray.modality.modalities import Modality
 from benchmd_ray.modality.tasks import Task
 from benchmd_ray.models.imagenet import require_images
 from benchmd_ray.models.networks import require_task
-from benchmd_ray.service.datasets import Dataset, Found, from_cards, from_catalogs
+from benchmd_ray.service.datasets import Found, PlannedDataset, from_cards, from_catalogs
 from benchmd_ray.settings.definition import (
     ENCODERS,
     EncoderSettings,
     Settings,
     TransferSettings,
-    load_settings,
+    read_changes,
     updated,
 )
 from benchmd_ray.ssl import HUB, SCRATCH, TECHNIQUES, protocol_encoder, technique_named
@@ -61,12 +62,16 @@ class Choice:
     """Transfer settings as tables name them: ``linear``, ``finetune-small``, …"""
     seeds: tuple[int, ...] = (0,)
     policies: tuple[str, ...] = ()
-    file: Path | None = None
-    """YAML file of settings for all runs, over the fixed protocol's."""
-    assignments: tuple[str, ...] = ()
-    """``a.b=value`` settings, over the file's."""
+    file: InitVar[Path | None] = None
+    """YAML file of settings for all runs, over the fixed protocol's; read once, into
+    ``overrides``."""
+    assignments: InitVar[tuple[str, ...]] = ()
+    """``a.b=value`` settings, over the file's; parsed once, into ``overrides``."""
+    overrides: tuple[Mapping[str, Any], ...] = ()
+    """Changes of settings by group, each over the ones before it: those of ``file`` and
+    ``assignments``, where these are named."""
     changes: Mapping[str, Any] = field(default_factory=dict)
-    """Settings by group that a search found, over the fixed protocol's and under the file's."""
+    """Settings by group that a search found, over the fixed protocol's and under ``overrides``."""
     weights: Path | None = None
     """File of ImageNet weights; None downloads them."""
     bench: str = USUAL
@@ -78,7 +83,9 @@ class Choice:
     """Name of the benchmark whose evaluations are made, or of one evaluation; empty for those of
     ``bench``."""
 
-    def __post_init__(self) -> None:
+    def __post_init__(self, file: Path | None, assignments: tuple[str, ...]) -> None:
+        if file is not None or assignments:
+            object.__setattr__(self, "overrides", read_changes(file, assignments))
         chosen = self.chosen_start
         for option, name, only in (
             ("technique", "techniques", chosen.technique),
@@ -94,22 +101,34 @@ class Choice:
                 )
             object.__setattr__(self, name, (only,))
 
+    def values_of(self, name: str) -> list[Any]:
+        """What the user's settings say of one of them, such as ``execution.device``, in order."""
+        *groups, last = name.split(".")
+        values = []
+        for changes in self.overrides:
+            group: Any = changes
+            for key in groups:
+                group = group.get(key) if isinstance(group, Mapping) else None
+            if isinstance(group, Mapping) and last in group:
+                values.append(group[last])
+        return values
+
     @property
     def chosen_start(self) -> Start:
         """The start, whichever of its variants is chosen."""
-        own = benchmark(self.bench)
-        for start in own.starts:
+        chosen = benchmark(self.bench)
+        for start in chosen.starts:
             kinds = (card.modality for card in cards().values())
             if self.start == start.name or any(self.start in start.variants(k) for k in kinds):
                 return start
-        return own.starts[0]
+        return chosen.starts[0]
 
 
 def require_known(choice: Choice) -> None:
     """Refuse names that do not exist.
 
     Raises:
-        BenchmdError: One does not, or a seed is below 0.
+        BenchmdError: One does not, a seed is below 0, or the settings choose what a plan varies.
     """
     # Those of catalogs are what their cards say, which need not be here.
     kinds = choice.modalities if choice.catalogs else known_modalities()
@@ -135,26 +154,27 @@ def require_known(choice: Choice) -> None:
             raise BenchmdError(f"seed {seed} is below 0: name seeds from 0 on.")
     if not choice.seeds:
         raise BenchmdError("no seed is chosen: name one, such as 0.")
+    _require_free(choice)
 
 
 def chosen_datasets(choice: Choice) -> Found:
     """Sources that can be trained on with what they are scored on, of the chosen modalities."""
     if choice.catalogs:
-        found = from_catalogs(choice.catalogs)
+        available = from_catalogs(choice.catalogs)
     else:
         names = choice.datasets or benchmark(choice.bench).datasets()
-        found = from_cards(names, tuple(dict.fromkeys(choice.policies)) or ("clean",))
+        available = from_cards(names, tuple(dict.fromkeys(choice.policies)) or ("clean",))
     policies = choice.policies or POLICIES
     chosen = [
         d
-        for d in found.datasets
+        for d in available.datasets
         if (not choice.modalities or d.modality in choice.modalities) and d.policy in policies
     ]
     sources = [d for d in chosen if d.role == "source"]
-    held = {d.modality for d in sources}
-    missing = [name for name in choice.modalities if name not in held]
+    covered = {d.modality for d in sources}
+    missing = [name for name in choice.modalities if name not in covered]
     if missing or not sources:
-        raise _no_source(missing, found.datasets)
+        raise _no_source(missing, available.datasets)
     alone = [
         d for d in chosen if not any(d.policy == s.policy and d.kind.fits(s.kind) for s in sources)
     ]
@@ -166,14 +186,14 @@ def chosen_datasets(choice: Choice) -> Found:
     also = from_catalogs(choice.also) if choice.also else Found(())
     kept = tuple(d for d in chosen if d not in alone)
     others = tuple(d for d in also.datasets if d not in kept)  # else it would be read twice
-    return Found(kept, (*found.notes, *notes, *also.notes), others)
+    return Found(kept, (*available.notes, *notes, *also.notes), others)
 
 
-def _no_source(missing: Sequence[str], found: Iterable[Dataset]) -> BenchmdError:
-    held = ", ".join(f"{d.name} ({d.modality} {d.role}, policy {d.policy})" for d in found)
+def _no_source(missing: Sequence[str], datasets: Iterable[PlannedDataset]) -> BenchmdError:
+    names = ", ".join(f"{d.name} ({d.modality} {d.role}, policy {d.policy})" for d in datasets)
     of = f" of {', '.join(missing)}" if missing else ""
     return BenchmdError(
-        f"there is no catalog of a source{of} to train on among {held or 'none'}. Build one with "
+        f"there is no catalog of a source{of} to train on among {names or 'none'}. Build one with "
         "`benchmd catalog build`, or choose other modalities or policies."
     )
 
@@ -182,16 +202,15 @@ def technique_settings(choice: Choice, kind: Modality, name: str) -> tuple[Setti
     """Settings of a technique's runs but for seed and label setting, or why it does not fit.
 
     Raises:
-        BenchmdError: The settings cannot be used, or choose what the plan varies, or an encoder
-            that a technique chosen by name cannot have.
+        BenchmdError: The settings cannot be used, or choose an encoder that a technique chosen by
+            name cannot have.
     """
     start, variant = benchmark(choice.bench).start_named(choice.start, kind)
     base = start.settings(kind, name, variant)
     if name.startswith(HUB) and not kind.signal.is_image:
         return base, "networks of transformers are for images"
     base = replace(base, encoder=own_encoder(name) or base.encoder)
-    settings = load_settings(choice.file, choice.assignments, updated(base, choice.changes))
-    _require_free(choice, base, settings)
+    settings = reduce(updated, (choice.changes, *choice.overrides), base)
     if kind.task.segments and name != SCRATCH:
         return settings, "networks of masks are trained from random weights"
     try:
@@ -225,24 +244,21 @@ def _architecture(encoder: EncoderSettings) -> EncoderSettings:
     return replace(encoder, dropout=0.0, embedding_dropout=0.0)
 
 
-def _require_free(choice: Choice, base: Settings, settings: Settings) -> None:
-    """Refuse settings of what the plan itself varies, even where they say what is the default.
+def _require_free(choice: Choice) -> None:
+    """Refuse settings of what the plan itself varies, even where they state the default.
 
     Raises:
         BenchmdError: They choose the seed, the mode or the labels.
     """
-    mode: Mode = "linear" if base.transfer.mode == "finetune" else "finetune"
-    other = replace(base, seed=1, transfer=replace(base.transfer, mode=mode, labels="small"))
-    again = load_settings(choice.file, choice.assignments, other)
-    for name, option, one, two in (
-        ("seed", "--seed", settings.seed, again.seed),
-        ("transfer.mode", "--setting", settings.transfer.mode, again.transfer.mode),
-        ("transfer.labels", "--setting", settings.transfer.labels, again.transfer.labels),
+    for name, option in (
+        ("seed", "--seed"),
+        ("transfer.mode", "--setting"),
+        ("transfer.labels", "--setting"),
     ):
-        if one == two:
+        if values := choice.values_of(name):
             raise BenchmdError(
-                f"the settings choose {name} ({one}), which a plan varies itself: leave it out "
-                f"and choose with {option}."
+                f"the settings choose {name} ({shown(values[-1])}), which a plan varies itself: "
+                f"leave it out and choose with {option}."
             )
 
 

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from benchmd_ray.modality.signals import Signal
 from benchmd_ray.models.networks import NETWORK
-from benchmd_ray.service.datasets import Dataset
+from benchmd_ray.service.datasets import PlannedDataset
 from benchmd_ray.settings.definition import (
     EncoderSettings,
     Settings,
@@ -43,13 +43,13 @@ class Inputs:
 
     technique: str
     settings: Settings
-    source: Dataset
+    source: PlannedDataset
     """Dataset that is trained on."""
-    target: Dataset | None = None
+    target: PlannedDataset | None = None
     """Dataset that is scored, where it is not the source."""
     labelled: int | None = None
     """Training records of a transfer, where they are counted; else `labelled_rows`."""
-    also: tuple[Dataset, ...] = ()
+    also: tuple[PlannedDataset, ...] = ()
     """Other datasets that an evaluation reads."""
 
     @property
@@ -59,7 +59,7 @@ class Inputs:
 
 
 @dataclass(frozen=True)
-class Work:
+class Workload:
     """What one step computes, all workers together."""
 
     step: str
@@ -87,7 +87,7 @@ class Work:
         flops = self.units * self.unit_flops + self.once_flops
         return self.unit_head_steps > 0 or flops <= SMALL
 
-    def alike(self, other: Work) -> bool:
+    def alike(self, other: Workload) -> bool:
         """Whether a unit of the other work is the very same."""
         one, two = (
             (w.step, w.modality, w.encoder, w.batch, w.workers, w.method, w.unit_head_steps)
@@ -102,7 +102,7 @@ def training_records(inputs: Inputs) -> int:
     return inputs.labelled or labelled_rows(inputs.settings.transfer, inputs.source)
 
 
-def labelled_rows(transfer: TransferSettings, source: Dataset) -> int:
+def labelled_rows(transfer: TransferSettings, source: PlannedDataset) -> int:
     """Training records of a label setting, at most; the classes of a record are not known here."""
     whole, wanted = source.rows.get("train", 0), transfer.labels_per_class
     if wanted is None:

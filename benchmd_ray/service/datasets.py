@@ -20,7 +20,7 @@ TRAINED_SHARE = 0.8
 
 
 @dataclass(frozen=True)
-class Dataset:
+class PlannedDataset:
     """One dataset under one policy, as far as a plan needs to know it."""
 
     name: str
@@ -54,9 +54,9 @@ class Dataset:
 class Found:
     """Datasets, and what was excluded and why."""
 
-    datasets: tuple[Dataset, ...]
+    datasets: tuple[PlannedDataset, ...]
     notes: tuple[str, ...] = ()
-    also: tuple[Dataset, ...] = ()
+    also: tuple[PlannedDataset, ...] = ()
     """Others, which nothing is trained on."""
 
 
@@ -73,34 +73,34 @@ def from_catalogs(paths: Iterable[Location]) -> Found:
     folders: dict[Location, None] = {}
     notes: list[str] = []
     for path in paths:
-        held = list(_catalog_folders(path))
-        if not any(finished for _, finished in held):
+        catalogs = list(_catalog_folders(path))
+        if not any(finished for _, finished in catalogs):
             raise BenchmdError(
                 f"{path} holds no catalog (no {MANIFEST} in it or up to {DEPTH} levels below). "
                 "Name a catalog, or a folder with catalogs, that `benchmd catalog build` wrote."
             )
-        folders |= {folder: None for folder, finished in held if finished}
+        folders |= {folder: None for folder, finished in catalogs if finished}
         notes += [
             f"{folder}: skipped, an unfinished catalog (run its `benchmd catalog build`)."
-            for folder, finished in held
+            for folder, finished in catalogs
             if not finished
         ]
-    found: dict[tuple[str, str], Dataset] = {}
+    datasets: dict[tuple[str, str], PlannedDataset] = {}
     for folder in folders:
         dataset = _of_catalog(open_catalog(folder))
         key = (dataset.name, dataset.policy)
-        if key in found:
+        if key in datasets:
             raise BenchmdError(
-                f"{found[key].catalog} and {folder} are both catalogs of {dataset.name} with "
+                f"{datasets[key].catalog} and {folder} are both catalogs of {dataset.name} with "
                 f"policy {dataset.policy}: name one of them."
             )
-        found[key] = dataset
-    return Found(tuple(sorted(found.values(), key=_order)), tuple(notes))
+        datasets[key] = dataset
+    return Found(tuple(sorted(datasets.values(), key=_order)), tuple(notes))
 
 
 def read_also(
-    evaluation: Evaluation, source: Dataset, found: Sequence[Dataset]
-) -> tuple[Dataset, ...]:
+    evaluation: Evaluation, source: PlannedDataset, found: Sequence[PlannedDataset]
+) -> tuple[PlannedDataset, ...]:
     """Those of some datasets that an evaluation of a source reads in addition.
 
     Raises:
@@ -128,7 +128,7 @@ def require_one_each(catalogs: Iterable[tuple[str, Location | None]]) -> None:
         places[name] = place
 
 
-def _order(dataset: Dataset) -> tuple[str, ...]:
+def _order(dataset: PlannedDataset) -> tuple[str, ...]:
     return (dataset.modality, dataset.role, dataset.name, dataset.policy)
 
 
@@ -147,10 +147,10 @@ def _catalog_folders(path: Location, depth: int = DEPTH) -> Iterator[tuple[Locat
             yield from _catalog_folders(path / name, depth - 1)
 
 
-def _of_catalog(catalog: Catalog) -> Dataset:
+def _of_catalog(catalog: Catalog) -> PlannedDataset:
     splits = catalog.manifest["splits"]
     classes = splits.get("train", {}).get("classes", {})
-    return Dataset(
+    return PlannedDataset(
         name=catalog.dataset,
         kind=catalog.card.modality,
         role=catalog.card.role,
@@ -166,12 +166,12 @@ def _of_catalog(catalog: Catalog) -> Dataset:
 def from_cards(names: Iterable[str], policies: Sequence[str] = ("clean",)) -> Found:
     """Datasets as their cards state them, with about the records that a complete download has."""
     chosen = [dataset_card(name) for name in sorted(names)]
-    found = [_of_card(card, policy) for card in chosen for policy in policies]
-    return Found(tuple(sorted(found, key=_order)))
+    datasets = [_of_card(card, policy) for card in chosen for policy in policies]
+    return Found(tuple(sorted(datasets, key=_order)))
 
 
-def _of_card(card: DatasetCard, policy: str) -> Dataset:
-    return Dataset(
+def _of_card(card: DatasetCard, policy: str) -> PlannedDataset:
+    return PlannedDataset(
         name=card.name,
         kind=card.modality,
         role=card.role,

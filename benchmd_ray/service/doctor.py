@@ -57,8 +57,8 @@ def findings() -> Iterator[Finding]:
 
 
 def _python() -> Finding:
-    held = sys.version_info[:2]
-    fits = PYTHONS[0] <= held < PYTHONS[1]
+    version = sys.version_info[:2]
+    fits = PYTHONS[0] <= version < PYTHONS[1]
     least, most = (f"{major}.{minor}" for major, minor in (PYTHONS[0], (3, PYTHONS[1][1] - 1)))
     remedy = "" if fits else f"install Python {least} to {most} and set up .venv with it"
     return Finding("Python", "ok" if fits else "missing", platform.python_version(), remedy)
@@ -101,8 +101,8 @@ def _devices() -> Iterator[Finding]:
     for number in range(torch.cuda.device_count()):
         free, whole = torch.cuda.mem_get_info(number)
         model = torch.cuda.get_device_name(number)
-        said = f"{model}, {free / 2**30:.0f} of {whole / 2**30:.0f} GiB free"
-        yield Finding(f"GPU {number}", "ok", said)
+        message = f"{model}, {free / 2**30:.0f} of {whole / 2**30:.0f} GiB free"
+        yield Finding(f"GPU {number}", "ok", message)
     if not torch.cuda.is_available():
         cuda = torch.version.cuda
         why = f"PyTorch is built for CUDA {cuda}" if cuda else "PyTorch is built for CPUs only"
@@ -143,23 +143,23 @@ def _rooms() -> Iterator[Finding]:
 def _room(
     what: str, free: float, whole: float, least: float, remedy: str, where: str = ""
 ) -> Finding:
-    said = f"{free / 2**30:.1f} of {whole / 2**30:.1f} GiB free{where}"
+    message = f"{free / 2**30:.1f} of {whole / 2**30:.1f} GiB free{where}"
     short = free < least * 2**30
-    return Finding(what, "note" if short else "ok", said, remedy if short else "")
+    return Finding(what, "note" if short else "ok", message, remedy if short else "")
 
 
 def _cluster() -> Finding:
     """Whether the Ray that commands would use can be reached; nothing is started."""
     address = os.environ.get("RAY_ADDRESS", "")
     if not address:
-        said = "none is named (RAY_ADDRESS): commands start their own on this machine"
-        return Finding("Ray cluster", "ok", said)
+        message = "none is named (RAY_ADDRESS): commands start their own on this machine"
+        return Finding("Ray cluster", "ok", message)
     host, _, port = address.rpartition("://")[2].rpartition(":")
     if not host or not port.isdigit():
         return Finding("Ray cluster", "ok", f"RAY_ADDRESS is {address}")
     try:
         socket.create_connection((host, int(port)), 3).close()
     except OSError as error:
-        said = f"nothing answers at RAY_ADDRESS={address} ({error})"
-        return Finding("Ray cluster", "missing", said, "start it (docs/cluster.md), or unset it")
+        message = f"nothing answers at RAY_ADDRESS={address} ({error})"
+        return Finding("Ray cluster", "missing", message, "start it (docs/cluster.md), or unset it")
     return Finding("Ray cluster", "ok", f"something listens at RAY_ADDRESS={address}")

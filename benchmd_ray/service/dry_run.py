@@ -65,11 +65,10 @@ def dry_run(
     resources = resources_of(address, cpus, gpus)
     device = "cuda" if resources.gpus else "cpu"
     plan = make_plan(choice, store, device=device, tflops=tflops)
-    on_gpu = any(item.gpus > 0 for item in plan.items)
-    held = status(plan, store, gpu=on_gpu, weights=choice.weights)
+    state = status(plan, store, weights=choice.weights)
     if as_data:
-        return data_of(plan, resources, held)
-    return describe(plan, resources, held, items=items)
+        return data_of(plan, resources, state)
+    return describe(plan, resources, state, items=items)
 
 
 def resources_of(address: str | None, cpus: float | None, gpus: float | None) -> Resources:
@@ -77,18 +76,16 @@ def resources_of(address: str | None, cpus: float | None, gpus: float | None) ->
     if embedded(address):
         return Resources(cpus or own_cpus(), own_gpus() if gpus is None else gpus)
     with connected(address):
-        held = cluster_capacity()
-    return Resources(cpus or held.cpus, held.gpus if gpus is None else gpus)
+        capacity = cluster_capacity()
+    return Resources(cpus or capacity.cpus, capacity.gpus if gpus is None else gpus)
 
 
-def status(plan: Plan, store: Path, *, gpu: bool = False, weights: Path | None = None) -> Status:
+def status(plan: Plan, store: Path, *, weights: Path | None = None) -> Status:
     """What of a plan is done.
 
     Args:
         plan: The plan.
         store: Folder of all runs; it need not be there.
-        gpu: Whether the plan will run on GPUs: their runs have another precision, unless the
-            settings name one.
         weights: File of ImageNet weights. Without it those of an earlier download are taken;
             where there are none, nothing is downloaded just to look.
     """
@@ -99,19 +96,19 @@ def status(plan: Plan, store: Path, *, gpu: bool = False, weights: Path | None =
         if weights is None and item.technique in TECHNIQUES and TECHNIQUES[item.technique].imagenet
     )
     asked = [i for i in plan.items if i.name not in hidden and i.catalog is not None]
-    found = find_runs(asked, store, gpu=gpu, weights=weights)
-    done = {name for name, run in found.items() if run is not None and run.done}
+    progress = find_runs(asked, store, weights=weights)
+    done = {name for name, run in progress.items() if run is not None and run.done}
     begun = {
         item.name
         for item in asked
-        if (run := found[item.name]) is not None
+        if (run := progress[item.name]) is not None
         and item.step.makes_run
         and item.name not in done
         and run.run.folder.is_dir()
     }
     unknown = hidden if store.is_dir() else frozenset()
     return Status(
-        frozenset(done), frozenset(begun), unknown, pruned_and_needed(asked, found, store)
+        frozenset(done), frozenset(begun), unknown, pruned_and_needed(asked, progress, store)
     )
 
 
@@ -166,7 +163,7 @@ def data_of(plan: Plan, resources: Resources, held: Status) -> dict[str, Any]:
         seconds: float | None = simulate(left, resources).seconds
     except BenchmdError:
         seconds = None
-    told = ("name", "kind", "modality", "source", "dataset", "policy", "technique", "setting")
+    texts = ("name", "kind", "modality", "source", "dataset", "policy", "technique", "setting")
     numbers = ("seed", "seconds", "cpus", "gpus", "disk_bytes", "after")
     return {
         "seconds": seconds,
@@ -177,7 +174,7 @@ def data_of(plan: Plan, resources: Resources, held: Status) -> dict[str, Any]:
         "notes": [*plan.notes, *([held.lacking] if held.lacking else [])],
         "items": [
             {
-                **{name: getattr(item, name) for name in (*told, *numbers)},
+                **{name: getattr(item, name) for name in (*texts, *numbers)},
                 "state": _state(item, held),
             }
             for item in plan.items

@@ -37,7 +37,7 @@ class Call:
 
 
 @dataclass(frozen=True)
-class Lost:
+class FailedCall:
     """An item that gave nothing."""
 
     reason: str
@@ -50,7 +50,7 @@ def each(
     cpus: float = 1.0,
     gpus: float = 0.0,
     grows: bool = False,
-) -> Iterator[tuple[str, Any | Lost]]:
+) -> Iterator[tuple[str, Any | FailedCall]]:
     """Names of items with what the work gave, as they end; within `cluster.connected`.
 
     Args:
@@ -66,11 +66,11 @@ def each(
     """
     import ray
 
-    held = ray.cluster_resources().get("GPU", 0)
-    if gpus > held and not grows:
+    available = ray.cluster_resources().get("GPU", 0)
+    if gpus > available and not grows:
         raise BenchmdError(
-            f"{gpus:g} GPUs are asked for, and this machine has {held:g}: ask for fewer, or name a "
-            "cluster with --address."
+            f"{gpus:g} GPUs are asked for, and this machine has {available:g}: ask for fewer, or "
+            "name a cluster with --address."
         )
     task = ray.remote(num_cpus=cpus, num_gpus=gpus, max_retries=0)(work)
     waiting, running = deque(calls), dict[Any, Call]()
@@ -83,8 +83,8 @@ def each(
                 stop.check()
                 while waiting and len(running) < ahead:
                     call = waiting.popleft()
-                    own = task.options(name=call.name, memory=min(call.memory, most))
-                    running[own.remote(call.given)] = call
+                    sized = task.options(name=call.name, memory=min(call.memory, most))
+                    running[sized.remote(call.given)] = call
                 ready, _ = ray.wait(list(running), num_returns=1, timeout=WAIT_SECONDS)
                 for reference in ready:
                     call = running.pop(reference)
@@ -100,17 +100,19 @@ def each(
 
 
 def _result(reference: Any, tries: list[int]) -> Any:
-    """What a task gave, a `Lost`, or `_AGAIN`."""
+    """What a task gave, a `FailedCall`, or `_AGAIN`."""
     import ray
 
     try:
         return ray.get(reference)
     except ray.exceptions.RayTaskError as error:
-        return Lost(str(error).strip().rpartition("\n")[2])
+        return FailedCall(str(error).strip().rpartition("\n")[2])
     except ray.exceptions.NodeDiedError as error:
         tries[1] += 1
         return (
-            Lost(f"its nodes went away: {first_line(error)}") if tries[1] > NODE_LOSSES else _AGAIN
+            FailedCall(f"its nodes went away: {first_line(error)}")
+            if tries[1] > NODE_LOSSES
+            else _AGAIN
         )
     except ray.exceptions.RayError as error:
         tries[0] += 1
@@ -118,7 +120,7 @@ def _result(reference: Any, tries: list[int]) -> Any:
             return _AGAIN
         memory = isinstance(error, ray.exceptions.OutOfMemoryError)
         why = "for lack of memory" if memory else f"({type(error).__name__})"
-        return Lost(f"its Ray worker was lost {TRIES} times {why}")
+        return FailedCall(f"its Ray worker was lost {TRIES} times {why}")
 
 
 def _largest_memory() -> int:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 from benchmd_ray.errors import count_of
-from benchmd_ray.service.cost import Work
+from benchmd_ray.service.cost import Workload
 from benchmd_ray.service.rates import Measured, Spot, median_start
 
 TERA = 1e12
@@ -52,7 +52,7 @@ class Estimator:
         """Whether nothing is known of the device's speed."""
         return self.tflops is None and self.spot is None and not _computing(self.here)
 
-    def seconds(self, work: Work, share: float = 1.0) -> float:
+    def seconds(self, work: Workload, share: float = 1.0) -> float:
         """Seconds of work.
 
         Args:
@@ -65,7 +65,7 @@ class Estimator:
         self.used[source if work.unit_flops else other] += 1
         return start + work.units * units + once
 
-    def speedup(self, work: Work) -> float | None:
+    def speedup(self, work: Workload) -> float | None:
         """How many times as fast as a single worker those of some work are, by measured runs.
 
         Returns:
@@ -80,11 +80,11 @@ class Estimator:
             rates.append(statistics.median(alike))
         return rates[0] / rates[1]
 
-    def _start_seconds(self, work: Work) -> float:
+    def _start_seconds(self, work: Workload) -> float:
         """Seconds in addition to the units: of runs like it, else of all on this device."""
         return median_start([m for m in self.here if m.work.alike(work)] or self.here)
 
-    def _unit_seconds(self, work: Work, share: float) -> tuple[float, Source]:
+    def _unit_seconds(self, work: Workload, share: float) -> tuple[float, Source]:
         if same := [m for m in self.here if m.units_per_second and m.work.alike(work)]:
             return 1 / statistics.median(m.units_per_second for m in same), "same"
         head = self._head_seconds(work.unit_head_steps)
@@ -93,13 +93,13 @@ class Estimator:
         speed, source = self._speed(work, training=True)
         return head + work.unit_flops / (speed * work.workers * share), source
 
-    def _forward_seconds(self, work: Work, share: float) -> tuple[float, Source]:
+    def _forward_seconds(self, work: Workload, share: float) -> tuple[float, Source]:
         if not work.once_flops:
             return 0.0, "scaled"
         speed, source = self._speed(work, training=False)
         return work.once_flops / (speed * work.workers * share), source
 
-    def _speed(self, work: Work, *, training: bool) -> tuple[float, Source]:
+    def _speed(self, work: Workload, *, training: bool) -> tuple[float, Source]:
         """Operations a second of one worker, and what says so."""
         if self.tflops:
             return self.tflops * TERA, "stated"
@@ -124,27 +124,27 @@ class Estimator:
         """What the estimates rest on, in words."""
         heads = self.used["head"]
         counts = sorted((source, count) for source, count in self.used.items() if source != "head")
-        told = [_told(source, count, self) for source, count in counts]
+        words = [_told(source, count, self) for source, count in counts]
         if self.tflops:
-            told = [f"{self.tflops:g} TFLOP/s sustained by each device, as stated."]
+            words = [f"{self.tflops:g} TFLOP/s sustained by each device, as stated."]
         if heads:
-            told.append(
+            words.append(
                 f"{count_of(heads, 'entry')}: {1000 * HEAD_STEP_SECONDS:g} ms for a step of a "
                 f"linear head, a mere assumption, since none on {self.device} is measured."
             )
-        return " ".join(told) or "No estimate was asked for."
+        return " ".join(words) or "No estimate was asked for."
 
 
 def _computing(measured: Sequence[Measured]) -> list[Measured]:
     return [m for m in measured if m.work.unit_flops]
 
 
-def nearest(measured: Sequence[Measured], work: Work) -> list[Measured]:
+def nearest(measured: Sequence[Measured], work: Workload) -> list[Measured]:
     """The measured runs most like some work: as much as possible of what decides speed is the same.
 
     In this order: encoder, workers, step, modality, batch.
     """
-    same: list[Callable[[Work], object]] = [
+    same: list[Callable[[Workload], object]] = [
         lambda w: w.encoder == work.encoder,
         lambda w: w.workers == work.workers,
         lambda w: w.step == work.step,

@@ -28,7 +28,8 @@ from benchmd_ray.runs.predictions import (
     predictions_path,
 )
 from benchmd_ray.runs.store import Run, open_run, read_run, require_weights, scoring, working
-from benchmd_ray.service.naming import finished_upstream, pretraining, settled, transferring
+from benchmd_ray.service.naming import finished_upstream, pretraining, transferring
+from benchmd_ray.service.resolved import ResolvedRun, resolve_settings
 from benchmd_ray.service.scored import is_scored, open_also
 from benchmd_ray.settings.definition import EncoderSettings, Settings
 from benchmd_ray.ssl import SCRATCH, technique_named
@@ -95,28 +96,74 @@ def pretrain_run(
     source = open_catalog(catalog)
     start = start_weights(technique, weights, source.signal, settings.encoder)
     with _place(settings, address, within=within) as (settings, on_cluster):
-        job, name, description = pretraining(technique, source, store, settings, start)
-        run = open_run(store, name, description, partial(require_pretrainable, job, source))
-        if not run.finished:
-            with working(run, settings.execution.device, settings.execution.keep):
-                _pretrain(replace(job, folder=run.folder), source, start, on_cluster)
+        resolved = pretraining(technique, source, settings, start)
+        return pretrain_resolved(resolved, store, weights, on_cluster=on_cluster, start=start)
+
+
+def pretrain_resolved(
+    resolved: ResolvedRun,
+    store: Path,
+    weights: Path | None,
+    *,
+    on_cluster: bool,
+    start: StartWeights | None = None,
+) -> Run:
+    """Pretrain what was resolved, unless it is done.
+
+    Args:
+        resolved: The run.
+        store: Folder of all runs, absolute.
+        weights: File of ImageNet weights; None downloads them where they are needed.
+        on_cluster: Compute on the cluster that this process is connected to.
+        start: What the technique starts from, where it was read before.
+
+    Raises:
+        Busy: Another process works on it.
+        BenchmdError: It cannot work as it is resolved, or the work failed.
+    """
+    execution = resolved.settings.execution
+    if not on_cluster:
+        choose_device(execution.device)  # refused before a run's folder is made
+    job = resolved.job(store)
+    assert isinstance(job, PretrainJob)
+    check = partial(require_pretrainable, job, resolved.source)
+    run = open_run(store, resolved.name, resolved.description, check)
+    if not run.finished:
+        start = start or _start_of(resolved, weights)
+        with working(run, execution.device, execution.keep):
+            _pretrain(resolved, run.folder, start, on_cluster)
     return run
 
 
+def _start_of(resolved: ResolvedRun, path: Path | None) -> StartWeights | None:
+    """The weights that a pretraining starts from: those that it was resolved with."""
+    technique = resolved.technique
+    path = path if technique_named(technique).imagenet else None
+    start = start_weights(technique, path, resolved.source.signal, resolved.settings.encoder)
+    planned = resolved.description["determinants"].get("weights")
+    if start is not None and start.sha256 != planned:
+        raise BenchmdError(
+            f"{start.file} has the SHA-256 {start.sha256}, and the run was planned with {planned}: "
+            "the file was changed, or is another one on this machine. Use the same file everywhere "
+            "and run the command again."
+        )
+    return start
+
+
 def _pretrain(
-    job: PretrainJob, source: Catalog, start: StartWeights | None, on_cluster: bool
+    resolved: ResolvedRun, folder: Path, start: StartWeights | None, on_cluster: bool
 ) -> None:
     """Train by the technique's method, or export the weights to start from where it has none."""
-    if start is not None and technique_named(job.technique).method is None:
+    source, job = resolved.source, resolved.job(folder)
+    if start is not None and technique_named(resolved.technique).method is None:
         weights = {f"encoder.{name}": value for name, value in start.tensors.items()}
-        about = (job.settings.encoder, source.signal, source.statistics)
-        export_model(job.folder, weights, *about)
+        export_model(folder, weights, resolved.settings.encoder, source.signal, source.statistics)
         return
     if start is not None:
-        write_weights(job.folder / START, start.tensors)
-        write_hash(job.folder / START)
+        write_weights(folder / START, start.tensors)
+        write_hash(folder / START)
     launch(job, on_ray=on_cluster)
-    remove_hashed(job.folder / START)
+    remove_hashed(folder / START)
 
 
 def transfer_settings(catalog: Location, upstream: Path | str | None) -> Settings:
@@ -168,28 +215,50 @@ def transfer_run(
     if isinstance(upstream, str):
         upstream = pretrain_run(upstream, catalog, store, settings, address, within=within).folder
     pretrained = None if upstream is None else finished_upstream(upstream.resolve(), source)
-    for target in targets:
-        _require_target(open_catalog(target), source)
+    opened = [open_catalog(target.resolve()) for target in targets]
+    for target in opened:
+        _require_target(target, source)
     with _place(settings, address, within=within) as (settings, on_cluster):
-        job, name, description = transferring(source, store, settings, pretrained)
-        check = partial(_require_ready, job, source, pretrained)
-        run = open_run(store, name, description, check)
-        if not run.finished:
-            if pretrained is not None:
-                require_weights(pretrained)
-            with working(run, settings.execution.device, settings.execution.keep):
-                launch(replace(job, folder=run.folder), on_ray=on_cluster)
-        usual = usual_evaluation(source.task)
-        for path in (catalog, *targets):
-            _evaluate(run, path.resolve(), settings, on_cluster, usual)
+        resolved = transferring(source, settings, pretrained)
+        run = transfer_resolved(resolved, store, on_cluster=on_cluster)
+        for target in opened:
+            _evaluate(run, target, settings, on_cluster, usual_evaluation(source.task))
     return run
 
 
-def _require_ready(job: TransferJob, source: Catalog, pretrained: Run | None) -> None:
+def transfer_resolved(resolved: ResolvedRun, store: Path, *, on_cluster: bool) -> Run:
+    """Transfer what was resolved, unless it is done, and evaluate the source.
+
+    Args:
+        resolved: The run.
+        store: Folder of all runs, absolute.
+        on_cluster: Compute on the cluster that this process is connected to.
+
+    Raises:
+        Busy: Another process works on it.
+        BenchmdError: It cannot work as it is resolved, or the work failed.
+    """
+    settings, source = resolved.settings, resolved.source
+    if not on_cluster:
+        choose_device(settings.execution.device)  # refused before a run's folder is made
+    check = partial(_require_ready, resolved, store)
+    run = open_run(store, resolved.name, resolved.description, check)
+    if not run.finished:
+        if resolved.upstream is not None:
+            require_weights(resolved.upstream)
+        with working(run, settings.execution.device, settings.execution.keep):
+            launch(resolved.job(run.folder), on_ray=on_cluster)
+    _evaluate(run, source, settings, on_cluster, usual_evaluation(source.task))
+    return run
+
+
+def _require_ready(resolved: ResolvedRun, store: Path) -> None:
     """Refuse a transfer that cannot work, before anything starts."""
-    if pretrained is not None:
-        require_weights(pretrained)
-    require_transferable(job, source)
+    if resolved.upstream is not None:
+        require_weights(resolved.upstream)
+    job = resolved.job(store)
+    assert isinstance(job, TransferJob)
+    require_transferable(job, resolved.source)
 
 
 def evaluate_run(
@@ -225,10 +294,11 @@ def evaluate_run(
     if not run.finished:
         raise BenchmdError(f"{run.folder} is not finished: run its `benchmd transfer` again.")
     run = replace(run, folder=run.folder.resolve())
-    asked = evaluation or usual_evaluation(open_catalog(catalog.resolve()).task)
+    opened = open_catalog(catalog.resolve())
+    asked = evaluation or usual_evaluation(opened.task)
     alone = replace(settings, execution=replace(settings.execution, workers=1))
     with _place(alone, address, within=within) as (settings, on_cluster):
-        return _evaluate(run, catalog.resolve(), settings, on_cluster, asked, also)
+        return _evaluate(run, opened, settings, on_cluster, asked, also)
 
 
 @contextlib.contextmanager
@@ -251,9 +321,7 @@ def _place(
     if within:
         on_cluster = settings.execution.workers > 1
     with connected(address) if on_cluster else contextlib.nullcontext():
-        if not on_cluster:
-            choose_device(settings.execution.device)  # refused before a run's folder is made
-        yield settled(settings, gpu=_has_gpu(on_cluster)), on_cluster
+        yield resolve_settings(settings, gpu=_has_gpu(on_cluster)), on_cluster
 
 
 def _has_gpu(on_cluster: bool) -> bool:
@@ -266,13 +334,13 @@ def _has_gpu(on_cluster: bool) -> bool:
 
 def _evaluate(
     run: Run,
-    catalog: Location,
+    opened: Catalog,
     settings: Settings,
     on_cluster: bool,
     evaluation: Evaluation,
     also: tuple[Location, ...] = (),
 ) -> Path:
-    opened, others = open_catalog(catalog), open_also(also)
+    others = open_also(also)
     _require_same_policy(opened, run.description["policy"])
     path = predictions_path(run.folder, opened.dataset, evaluation.name)
     if evaluation.also is not None:
@@ -297,10 +365,10 @@ def _require_trained_on(run: Run, source: Catalog) -> None:
     A pretraining that a transfer starts from is always of the same catalog.
     """
     if run.description["determinants"]["catalog"] != source.digest:
-        held = ", ".join(source.held_out) or "nothing"
+        held_out = ", ".join(source.held_out) or "nothing"
         raise BenchmdError(
             f"{run.folder} was trained on another catalog of {source.dataset} than {source.path}, "
-            f"which holds out {held}: it may have learned what it is to detect. Train on this "
+            f"which holds out {held_out}: it may have learned what it is to detect. Train on this "
             "catalog."
         )
 

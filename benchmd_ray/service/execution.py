@@ -21,17 +21,17 @@ from benchmd_ray.console.progress import Display, above
 from benchmd_ray.errors import BenchmdError, first_line
 from benchmd_ray.runs.store import read_run
 from benchmd_ray.runs.store import shown as address_of
-from benchmd_ray.service.capacity import Need, need_of, placed
+from benchmd_ray.service.capacity import Need, need_of
 from benchmd_ray.service.keeping import pruned_and_needed, release_unneeded
 from benchmd_ray.service.live import Progressing, longest_first, status_text
 from benchmd_ray.service.nodes import Nodes
-from benchmd_ray.service.outcome import Again, Failure, Observers, Outcome
+from benchmd_ray.service.outcome import Again, Failure, Observers, PlanOutcome
 from benchmd_ray.service.plan import Item, Plan
 from benchmd_ray.service.remote import elsewhere, node_in, task_of
 from benchmd_ray.service.simulate import Resources, pace_of, seconds_needed, time_left
 from benchmd_ray.service.status import find_run, find_runs
 from benchmd_ray.service.steps import Progress
-from benchmd_ray.service.work import Report, execute_item
+from benchmd_ray.service.work import ItemReport, execute_item
 
 TICK_SECONDS = 0.5
 """How often the driver looks around while nothing ends."""
@@ -51,7 +51,7 @@ CANCEL_SECONDS = 50.0
 
 
 @dataclass(frozen=True)
-class Task:
+class RunningItem:
     """A task at work on an item."""
 
     item: Item
@@ -80,13 +80,12 @@ class Execution:
         """
         self.say, self.observers, self.shown = say, observers, shown
         self.nodes = Nodes(cpus, attached=attached, say=self._note)
-        self.gpu = self.nodes.capacity.gpus > 0
-        items = [placed(item, gpu=self.gpu) for item in plan.items]
+        items = list(plan.items)
         self.needs = {item.name: need_of(item) for item in items}
         self.items, self.store, self.weights = items, store, weights
         self.waiting = longest_first(items)
         self.rank = {item.name: number for number, item in enumerate(self.waiting)}
-        self.running: dict[Any, Task] = {}
+        self.running: dict[Any, RunningItem] = {}
         self.folders: dict[str, Path] = {}
         self.ends: dict[str, list[Any]] = {
             name: [] for name in ("done", "before", "elsewhere", "failed", "not_run")
@@ -112,10 +111,10 @@ class Execution:
         self.start = time.monotonic()
         self.left, self.estimate_at = math.nan, 0.0
 
-    def run(self, stop: Stopping) -> Outcome:
+    def run(self, stop: Stopping) -> PlanOutcome:
         """Work until nothing more can be done."""
         try:
-            progress = find_runs(self.items, self.store, gpu=self.gpu, weights=self.weights)
+            progress = find_runs(self.items, self.store, weights=self.weights)
             if lacking := pruned_and_needed(self.items, progress, self.store):
                 raise BenchmdError(f"nothing was started: {lacking}")
             self._sort_out(progress)
@@ -135,15 +134,15 @@ class Execution:
             with contextlib.suppress(Exception):
                 self.nodes.close()
         ends = {name: tuple(held) for name, held in self.ends.items()}
-        return Outcome(folders=self.folders, seconds=time.monotonic() - self.start, **ends)
+        return PlanOutcome(folders=self.folders, seconds=time.monotonic() - self.start, **ends)
 
-    def _sort_out(self, found: dict[str, Progress | None]) -> None:
+    def _sort_out(self, progress: dict[str, Progress | None]) -> None:
         """Take what is done already, and refuse what can never run here."""
         left = []
         for item in self.waiting:
-            held = found[item.name]
-            if held is not None and held.done:
-                self.folders[item.name] = held.run.folder
+            state = progress[item.name]
+            if state is not None and state.done:
+                self.folders[item.name] = state.run.folder
                 self.ends["before"].append(item.name)
             elif refusal := self.nodes.refusal(self.needs[item.name]):
                 self._fail(item, refusal, None)
@@ -207,34 +206,34 @@ class Execution:
     def _start(self, item: Item) -> None:
         """Start an item's task, unless another process has done it by now."""
         upstream = self.folders.get(item.after or "")
-        found = self._find(item, upstream)
-        if found is not None and found.done:
-            self._finish(item, found.run.folder, "elsewhere")
+        progress = self._find(item, upstream)
+        if progress is not None and progress.done:
+            self._finish(item, progress.run.folder, "elsewhere")
             return
-        need, folder = self.needs[item.name], None if found is None else found.run.folder
+        need, folder = self.needs[item.name], None if progress is None else progress.run.folder
         single = need.workers == 1
         # A Ray Train job reserves for its workers itself; its task only waits for them. A process
         # that held a GPU ends with its task, and memory and faults of the GPU with it.
-        held = (need.cpus, need.gpus) if single else (0.0, 0.0)
-        task = task_of(*held, 1 if need.gpus else ITEMS_OF_A_PROCESS)
-        shown = Progressing(item, folder, time.monotonic())
-        shown = replace(shown, before=min(0.99, shown.fraction or 0.0))
+        reserved = (need.cpus, need.gpus) if single else (0.0, 0.0)
+        task = task_of(*reserved, 1 if need.gpus else ITEMS_OF_A_PROCESS)
+        progressing = Progressing(item, folder, time.monotonic())
+        progressing = replace(progressing, before=min(0.99, progressing.fraction or 0.0))
         where = elsewhere(self.nodes.leaving())
         reference = task.options(name=item.name, scheduling_strategy=where).remote(
             execute_item,
-            item,
+            item if progress is None else replace(item, resolved=progress.resolved),
             address_of(self.store),
             None if upstream is None else upstream.name,
             None if folder is None else folder.name,
             self.weights,
         )
-        self.running[reference] = Task(item, need, shown)
+        self.running[reference] = RunningItem(item, need, progressing)
         self.observers.started(item, folder)
 
     def _find(self, item: Item, upstream: Path | None) -> Progress | None:
         try:
             run = None if upstream is None else read_run(upstream)
-            return find_run(item, self.store, run, gpu=self.gpu, weights=self.weights)
+            return find_run(item, self.store, run, weights=self.weights)
         except BenchmdError:
             return None  # its task will say what is wrong
 
@@ -251,7 +250,7 @@ class Execution:
             task = self.running.pop(reference)
             self._settle(task, *self._report(reference, task))
 
-    def _report(self, reference: Any, task: Task) -> tuple[Report, str]:
+    def _report(self, reference: Any, task: RunningItem) -> tuple[ItemReport, str]:
         """What a task says, or what Ray says of it; and its node, where that is known."""
         import ray
 
@@ -262,24 +261,24 @@ class Execution:
             self.alone.add(task.item.name)
             self.reserved |= task.need.workers > 1
             line = "the node ran out of memory and its process was ended"
-            return Report(error=line, again=True), node_in(error)
+            return ItemReport(error=line, again=True), node_in(error)
         except ray.exceptions.RayTaskError as error:  # such as a node without this package
             last = str(error).strip().rpartition("\n")[2]
             line = f"its process could not work: {last}"
-            return Report(error=line, again=True), node_in(error)
+            return ItemReport(error=line, again=True), node_in(error)
         except ray.exceptions.RayError as error:
             self.reserved |= task.need.workers > 1
             self.nodes.look_soon()
             if isinstance(error, ray.exceptions.NodeDiedError):
-                return Report(error="its node went away", lost=True), node_in(error)
+                return ItemReport(error="its node went away", lost=True), node_in(error)
             line = f"its process was lost ({type(error).__name__}: {first_line(error)})"
             node = node_in(error)
             # Where it was preempted, it may have been sent to that same node once more.
             leaves = node in self.nodes.leaving() or task.item.name in self.preempted
             self.preempted.discard(task.item.name)
-            return Report(error=line, lost=leaves, again=not leaves), node
+            return ItemReport(error=line, lost=leaves, again=not leaves), node
 
-    def _settle(self, task: Task, report: Report, node: str) -> None:
+    def _settle(self, task: RunningItem, report: ItemReport, node: str) -> None:
         """Note how the work on an item ended."""
         item = task.item
         if report.run is not None:

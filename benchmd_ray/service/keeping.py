@@ -43,8 +43,8 @@ def release_rest(items: Iterable[Item], folders: Mapping[str, Path], store: Path
     chosen = list(items)
     if all(item.settings.execution.keep != "predictions" for item in chosen):
         return 0
-    held = backing_of(store).with_weights()
-    return _release(chosen, [n for n, folder in folders.items() if folder.name in held], folders)
+    stored = backing_of(store).with_weights()
+    return _release(chosen, [n for n, folder in folders.items() if folder.name in stored], folders)
 
 
 def pruned_and_needed(

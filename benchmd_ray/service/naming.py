@@ -1,4 +1,4 @@
-"""What a run is: the settings it adopts, what determines it and how its folder is named."""
+"""Resolve a run: the encoder that it adopts, what determines it and how its folder is named."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from benchmd_ray.extensions.parts import EVERY, package_versions, versions_of
 from benchmd_ray.models.imagenet import StartWeights
 from benchmd_ray.models.networks import network_part, network_source
 from benchmd_ray.runs.store import Run, read_run
+from benchmd_ray.service.resolved import ResolvedRun
 from benchmd_ray.settings.definition import (
     ENCODERS,
     AugmentationSettings,
@@ -26,34 +27,12 @@ from benchmd_ray.settings.definition import (
 )
 from benchmd_ray.ssl import SCRATCH, method_source, protocol_encoder, technique_named
 from benchmd_ray.ssl.brought import technique_label
-from benchmd_ray.training.jobs import PretrainJob, TransferJob
-
-
-def settled(settings: Settings, *, gpu: bool) -> Settings:
-    """Settings without ``auto`` for device and precision: both are part of what names a run.
-
-    Args:
-        settings: The settings.
-        gpu: Whether there is a GPU where the run will be executed.
-    """
-    device, precision = settings.execution.device, settings.execution.precision
-    if device == "auto":
-        device = "cuda" if gpu else "cpu"
-    if precision == "auto":
-        precision = "bf16" if device == "cuda" else "float32"
-    return replace(
-        settings, execution=replace(settings.execution, device=device, precision=precision)
-    )
 
 
 def pretraining(
-    technique: str,
-    source: Catalog,
-    store: Path,
-    settings: Settings,
-    start: StartWeights | None,
-) -> tuple[PretrainJob, str, dict[str, Any]]:
-    """A pretraining's job, the beginning of its folder's name and its ``run.json``."""
+    technique: str, source: Catalog, settings: Settings, start: StartWeights | None
+) -> ResolvedRun:
+    """A pretraining on a source, from weights that were trained elsewhere or from random ones."""
     label = technique_label(technique)
     about: dict[str, Any] = {"kind": "pretrain", "technique": label, "setting": "pretrain"}
     if start is not None:
@@ -67,8 +46,8 @@ def pretraining(
         determinants["weights"] = start.sha256
     if technique_named(technique).imagenet:
         used.add("imagenet")
-    if (own := method_source(technique)) is not None:
-        determinants["method_source"] = own
+    if (code := method_source(technique)) is not None:
+        determinants["method_source"] = code
     if method is None:  # nothing is trained or drawn
         kept = ("stage", "encoder", "network_source", "catalog", "technique", "weights")
         determinants = {name: determinants[name] for name in kept if name in determinants}
@@ -76,19 +55,17 @@ def pretraining(
     determinants["parts"] = versions_of({*used, network_part(settings.encoder.network)})
     if start is not None:
         about["weights"] = {"file": start.file, "skipped": start.skipped}
-    job = PretrainJob(settings, technique, source.path, store)
     name = f"pretrain-{source.signal.name}-{file_name(label)}"
-    return job, name, _description(settings, source, about, determinants)
+    description = _description(settings, source, about, determinants)
+    return ResolvedRun(settings, technique, source, None, name, description)
 
 
-def transferring(
-    source: Catalog, store: Path, settings: Settings, pretrained: Run | None
-) -> tuple[TransferJob, str, dict[str, Any]]:
-    """A transfer's job, the beginning of its folder's name and its ``run.json``."""
+def transferring(source: Catalog, settings: Settings, pretrained: Run | None) -> ResolvedRun:
+    """A transfer to a source's labels, from a finished pretraining or from random weights."""
     technique = SCRATCH if pretrained is None else str(pretrained.description["technique"])
     if pretrained is not None:
-        held = updated(EncoderSettings(), pretrained.description["settings"]["encoder"])
-        encoder = _adopted(settings.encoder, held, technique, pretrained.folder.name)
+        encoder = updated(EncoderSettings(), pretrained.description["settings"]["encoder"])
+        encoder = _adopted(settings.encoder, encoder, technique, pretrained.folder.name)
         settings = replace(settings, encoder=encoder)
     determinants = _determinants(settings, source, "transfer") | {
         "upstream": None if pretrained is None else pretrained.model_sha256,
@@ -113,9 +90,8 @@ def transferring(
         "upstream": None if pretrained is None else pretrained.folder.name,
     }
     description = _description(settings, source, about, determinants, pretrained)
-    folder = None if pretrained is None else pretrained.folder
     name = f"transfer-{source.signal.name}-{file_name(technique)}-{setting}"
-    return TransferJob(settings, source.path, store, folder), name, description
+    return ResolvedRun(settings, technique, source, pretrained, name, description)
 
 
 def transfer_parts(settings: Settings) -> set[str]:
@@ -143,9 +119,9 @@ def finished_upstream(folder: Path, source: Catalog) -> Run:
             f"{folder} is not a finished pretraining run: name one that `benchmd pretrain` printed."
         )
     if run.description["determinants"]["catalog"] != source.digest:
-        held = f"{run.description['source']}, policy {run.description['policy']}"
+        trained_on = f"{run.description['source']}, policy {run.description['policy']}"
         raise BenchmdError(
-            f"{folder} was pretrained on another catalog ({held}) than {source.path} "
+            f"{folder} was pretrained on another catalog ({trained_on}) than {source.path} "
             f"({source.dataset}, policy {source.manifest['policy']}), and may have seen its "
             "validation or test patients: pretrain on this catalog."
         )
@@ -194,9 +170,9 @@ def _determinants(settings: Settings, source: Catalog, stage: str) -> dict[str, 
     which values dropout draws. With a streaming feed the workers decide the order.
     """
     everything, execution = as_dict(settings), settings.execution
-    own = network_source(settings.encoder)
+    network = network_source(settings.encoder)
     return {
-        **({} if own is None else {"network_source": own}),
+        **({} if network is None else {"network_source": network}),
         "stage": stage,
         "encoder": everything["encoder"],
         stage: everything[stage],

@@ -94,7 +94,7 @@ class Failure:
 
 
 @dataclass(frozen=True)
-class Outcome:
+class PlanOutcome:
     """What became of a plan."""
 
     folders: dict[str, Path]

@@ -6,7 +6,7 @@ A plan is data. It holds what is to be run with which settings, not how far anyt
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from benchmd_ray.errors import BenchmdError
@@ -21,10 +21,11 @@ from benchmd_ray.service.choice import (
     technique_settings,
     with_setting,
 )
-from benchmd_ray.service.cost import Inputs, Work
-from benchmd_ray.service.datasets import Dataset, Found, read_also
+from benchmd_ray.service.cost import Inputs, Workload
+from benchmd_ray.service.datasets import Found, PlannedDataset, read_also
 from benchmd_ray.service.estimate import Estimator
 from benchmd_ray.service.rates import measured_runs
+from benchmd_ray.service.resolved import ResolvedRun, resolve_settings
 from benchmd_ray.service.steps import Evaluate, Step, pretrain_step, transfer_step
 from benchmd_ray.settings.definition import Settings
 from benchmd_ray.ssl import SCRATCH, TECHNIQUES
@@ -60,7 +61,7 @@ class Item:
     catalog: Location | None
     """Catalog of ``dataset``; None in a plan from cards only."""
     settings: Settings
-    """Of this very run."""
+    """Of this very run, with device, precision and workers as it is executed."""
     after: str | None
     """Name of the item whose run this one starts from: a transfer's pretraining, an evaluation's
     transfer."""
@@ -76,6 +77,8 @@ class Item:
     """Estimated size of what it needs in addition while it runs: its checkpoints."""
     also: tuple[Location, ...] = ()
     """Catalogs of other datasets that an evaluation reads."""
+    resolved: ResolvedRun | None = field(default=None, repr=False)
+    """The run, once what it starts from is finished."""
 
     @property
     def kind(self) -> str:
@@ -120,15 +123,15 @@ def make_plan(
     """
     require_known(choice)
     _require_read(choice)
-    found = chosen_datasets(choice)
-    notes = [*found.notes]
-    drafts = _drafts(choice, found, notes)
+    chosen = chosen_datasets(choice)
+    notes = [*chosen.notes]
+    drafts = _drafts(choice, chosen, notes)
     if not drafts:
         raise BenchmdError(
             "nothing is left to run of what was chosen: " + " ".join(notes or ["no technique."])
         )
     kind = _device(drafts[0].settings, device)
-    estimator = _estimator(drafts, found.datasets, store, kind, tflops, measure)
+    estimator = _estimator(drafts, chosen.datasets, store, kind, tflops, measure)
     items = tuple(_item(draft, estimator, kind == "cuda") for draft in drafts)
     notes += _of_workers(drafts, estimator)
     return Plan(items, estimator.basis(), tuple(notes))
@@ -157,30 +160,30 @@ class _Draft:
     technique: str
     setting: str
     settings: Settings
-    source: Dataset
-    target: Dataset | None = None
+    source: PlannedDataset
+    target: PlannedDataset | None = None
     after: str | None = None
-    also: tuple[Dataset, ...] = ()
+    also: tuple[PlannedDataset, ...] = ()
 
     @property
     def inputs(self) -> Inputs:
         return Inputs(self.technique, self.settings, self.source, self.target, also=self.also)
 
     @property
-    def work(self) -> Work:
+    def work(self) -> Workload:
         return self.step.work(self.inputs)
 
 
 def _drafts(choice: Choice, chosen: Found, notes: list[str]) -> list[_Draft]:
     """All items, dependencies first: source by source, seed by seed, technique by technique."""
     drafts: list[_Draft] = []
-    found = chosen.datasets
+    datasets = chosen.datasets
     unfit: dict[str, list[str]] = {}
     names = tuple(dict.fromkeys(choice.techniques)) or ALL_TECHNIQUES
-    for source in (d for d in found if d.role == "source"):
+    for source in (d for d in datasets if d.role == "source"):
         targets = [
             d
-            for d in found
+            for d in datasets
             if (d.role, d.policy) == ("target", source.policy) and d.kind.fits(source.kind)
         ]
         if not targets and not chosen.also:
@@ -194,10 +197,10 @@ def _drafts(choice: Choice, chosen: Found, notes: list[str]) -> list[_Draft]:
                 fitting[name] = settings
             else:
                 unfit.setdefault(f"{name}: skipped, {reason}", []).append(source.modality)
-        others = (*(d for d in found if d.policy == source.policy), *chosen.also)
+        others = (*(d for d in datasets if d.policy == source.policy), *chosen.also)
         drafts += _drafts_of_source(choice, source, targets, others, fitting)
-    told = {why: ", ".join(dict.fromkeys(where)) for why, where in unfit.items()}
-    notes += [f"{why} ({where})." for why, where in told.items()]
+    reasons = {why: ", ".join(dict.fromkeys(where)) for why, where in unfit.items()}
+    notes += [f"{why} ({where})." for why, where in reasons.items()]
     used = {draft.technique for draft in drafts}
     if choice.weights is None and any(TECHNIQUES[n].imagenet for n in used & TECHNIQUES.keys()):
         notes.append(
@@ -209,9 +212,9 @@ def _drafts(choice: Choice, chosen: Found, notes: list[str]) -> list[_Draft]:
 
 def _drafts_of_source(
     choice: Choice,
-    source: Dataset,
-    targets: Sequence[Dataset],
-    found: Sequence[Dataset],
+    source: PlannedDataset,
+    targets: Sequence[PlannedDataset],
+    found: Sequence[PlannedDataset],
     techniques: Mapping[str, Settings],
 ) -> Iterator[_Draft]:
     exported: dict[str, str] = {}
@@ -242,7 +245,10 @@ def _drafts_of_source(
 
 
 def _evaluations(
-    choice: Choice, transfer: _Draft, targets: Sequence[Dataset], found: Sequence[Dataset]
+    choice: Choice,
+    transfer: _Draft,
+    targets: Sequence[PlannedDataset],
+    found: Sequence[PlannedDataset],
 ) -> Iterator[_Draft]:
     """What is asked of a transfer, but the usual evaluation of its source, which it does itself."""
     task = transfer.source.kind.task
@@ -283,7 +289,7 @@ def own_gpus() -> int:
 
 def _estimator(
     drafts: Sequence[_Draft],
-    known: Sequence[Dataset],
+    known: Sequence[PlannedDataset],
     store: Path | None,
     device: str,
     tflops: float | None,
@@ -328,7 +334,8 @@ def _of_workers(drafts: Sequence[_Draft], estimator: Estimator) -> list[str]:
 
 
 def _item(draft: _Draft, estimator: Estimator, on_gpu: bool) -> Item:
-    settings, step = draft.settings, draft.step
+    step = draft.step
+    settings = step.placed(resolve_settings(draft.settings, gpu=on_gpu))
     gpus = step.gpus(draft.inputs) if on_gpu else 0.0
     disk = step.disk(draft.inputs)
     read = draft.target or draft.source

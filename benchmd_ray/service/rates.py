@@ -13,8 +13,8 @@ from benchmd_ray.errors import BenchmdError
 from benchmd_ray.runs.predictions import predictions_path, read_predictions
 from benchmd_ray.runs.store import Run, read_stores
 from benchmd_ray.runs.training_log import read_metrics
-from benchmd_ray.service.cost import Inputs, Work
-from benchmd_ray.service.datasets import Dataset
+from benchmd_ray.service.cost import Inputs, Workload
+from benchmd_ray.service.datasets import PlannedDataset
 from benchmd_ray.service.steps import pretrain_step, transfer_step
 from benchmd_ray.training.jobs import RESULT, selected_by, transfer_result
 
@@ -27,7 +27,7 @@ class Measured:
     """Name of its folder."""
     device: str
     """``cpu`` or ``cuda``."""
-    work: Work
+    work: Workload
     units_per_second: float
     start_seconds: float | None = None
     """Worked in addition to its units: loading and once-only encoding; None while unfinished."""
@@ -49,7 +49,7 @@ class Spot:
     """Operations a second without gradients."""
 
 
-def measured_runs(store: Path, known: Sequence[Dataset] = ()) -> list[Measured]:
+def measured_runs(store: Path, known: Sequence[PlannedDataset] = ()) -> list[Measured]:
     """Speeds of the runs of a store that reported any, in order of name.
 
     Args:
@@ -58,14 +58,14 @@ def measured_runs(store: Path, known: Sequence[Dataset] = ()) -> list[Measured]:
             counted in what they wrote; transfers that wrote nothing yet are excluded.
     """
     try:
-        found = read_stores([store]).found
+        speeds = read_stores([store]).found
     except BenchmdError:  # none there
         return []
-    measured = (_measured(run, known) for run in found)
+    measured = (_measured(run, known) for run in speeds)
     return [speed for speed in measured if speed is not None]
 
 
-def _measured(run: Run, known: Sequence[Dataset]) -> Measured | None:
+def _measured(run: Run, known: Sequence[PlannedDataset]) -> Measured | None:
     try:
         work = _work_of_run(run, known)
         rate = units_per_second(read_metrics(run.folder))
@@ -92,7 +92,7 @@ def units_per_second(lines: Iterable[dict[str, float]]) -> float | None:
     return sum(units for units, _ in parts) / seconds if seconds else None
 
 
-def _work_of_run(run: Run, known: Sequence[Dataset]) -> Work | None:
+def _work_of_run(run: Run, known: Sequence[PlannedDataset]) -> Workload | None:
     about, settings = run.description, run.settings
     rows, labelled = _rows(run, known), None
     if about["kind"] == "transfer":
@@ -102,13 +102,13 @@ def _work_of_run(run: Run, known: Sequence[Dataset]) -> Work | None:
         if "validation" not in rows or not (labelled or rows.get("train")):
             return None
     name = str(about["source"])
-    source = Dataset(name, run.modality, "source", str(about["policy"]), rows, ())
+    source = PlannedDataset(name, run.modality, "source", str(about["policy"]), rows, ())
     technique = str(about["technique"])
     step = pretrain_step(technique) if about["kind"] == "pretrain" else transfer_step(settings)
     return step.work(Inputs(technique, settings, source, labelled=labelled))
 
 
-def _rows(run: Run, known: Sequence[Dataset]) -> dict[str, int]:
+def _rows(run: Run, known: Sequence[PlannedDataset]) -> dict[str, int]:
     """Records of the splits of the source, from its catalog or else from the run's predictions."""
     catalog = run.description["determinants"]["catalog"]
     for dataset in known:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection
 from functools import cache
 from typing import Any
 
-from benchmd_ray.service.work import Report
+from benchmd_ray.service.work import ItemReport
 
 
 def elsewhere(leaving: Collection[str]) -> Any:
@@ -33,7 +33,7 @@ def task_of(cpus: float, gpus: float, calls: int) -> Any:
     return ray.remote(num_cpus=cpus, num_gpus=gpus, max_retries=0, max_calls=calls)(_on_node)
 
 
-def _on_node(work: Callable[..., Report], *arguments: Any) -> tuple[str, Report]:
+def _on_node(work: Callable[..., ItemReport], *arguments: Any) -> tuple[str, ItemReport]:
     """Do an item's work, as a Ray task, and say on which node."""
     import ray
 
@@ -42,5 +42,5 @@ def _on_node(work: Callable[..., Report], *arguments: Any) -> tuple[str, Report]
 
 def node_in(error: BaseException) -> str:
     """The node that Ray names in an error; empty where it names none."""
-    found = re.search(r"(?i)node id: ([0-9a-f]{56})", str(error))
-    return found[1] if found else ""
+    match = re.search(r"(?i)node id: ([0-9a-f]{56})", str(error))
+    return match[1] if match else ""

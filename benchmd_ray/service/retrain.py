@@ -46,22 +46,21 @@ def retraining_plan(
         start = make_plan(started(tuning, one.plan), store, device=device, tflops=tflops)
         basis = start.basis
         notes += start.notes
-        own = of_sources(start, one.plan)
-        items |= {item.name: item for item in own}
+        start_items = of_sources(start, one.plan)
+        items |= {item.name: item for item in start_items}
         if one.chosen.trial.number == 0:
             continue
-        begun = started(tuning, one.plan)
+        start_choice = started(tuning, one.plan)
         choice = replace(
-            begun,
-            file=None,
-            assignments=(),
+            start_choice,
+            overrides=(),
             bench=USUAL,  # whose usual start is what the changes are from
             start="",
-            evaluated=begun.bench,
+            evaluated=start_choice.bench,
             changes=one.changes,
         )
         best = make_plan(choice, store, device=device, tflops=tflops)
-        items |= {item.name: item for item in _tuned(of_sources(best, one.plan), own, one)}
+        items |= {item.name: item for item in _tuned(of_sources(best, one.plan), start_items, one)}
     return Plan(tuple(items.values()), basis, tuple(dict.fromkeys(notes))) if items else None
 
 
@@ -82,23 +81,23 @@ def of_sources(plan: Plan, search: SearchPlan) -> list[Item]:
 
 def _tuned(best: Sequence[Item], start: Sequence[Item], search: Searched) -> list[Item]:
     """Items of the best settings, under names of their own, without those that the start has."""
-    begun = {item.name: item for item in start}
+    by_name = {item.name: item for item in start}
     named: dict[str, str] = {}
-    made = []
+    items = []
     for item in best:
-        held, settings = begun[item.name].settings, item.settings
+        before, settings = by_name[item.name].settings, item.settings
         named[item.name] = f"{search.plan.name}/{item.name}"
         if not item.step.scores:
-            unchanged = (held.encoder, held.pretrain) == (settings.encoder, settings.pretrain)
+            unchanged = (before.encoder, before.pretrain) == (settings.encoder, settings.pretrain)
             if unchanged:  # the search varied only the transfer
                 named[item.name] = item.name
                 continue
-        made.append(
+        items.append(
             replace(
                 item,
                 name=named[item.name],
                 after=None if item.after is None else named[item.after],
-                settings=replace(settings, execution=held.execution),
+                settings=replace(settings, execution=before.execution),
             )
         )
-    return made
+    return items

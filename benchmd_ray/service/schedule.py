@@ -11,19 +11,17 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
-import torch
-
 from benchmd_ray.cluster.connection import connected, embedded, own_cpus
 from benchmd_ray.cluster.head import last_words
 from benchmd_ray.console.interrupts import stopping
 from benchmd_ray.console.progress import Display, board
 from benchmd_ray.errors import BenchmdError
 from benchmd_ray.runs.places import backing_of
-from benchmd_ray.service.capacity import need_of, placed
+from benchmd_ray.service.capacity import need_of
 from benchmd_ray.service.execution import Execution
 from benchmd_ray.service.keeping import release_rest
 from benchmd_ray.service.logged import LoggedPlan, quieted
-from benchmd_ray.service.outcome import Observer, Observers, Outcome
+from benchmd_ray.service.outcome import Observer, Observers, PlanOutcome
 from benchmd_ray.service.plan import Plan
 from benchmd_ray.service.status import find_runs
 
@@ -38,7 +36,7 @@ def run_plan(
     cpus: int | None = None,
     observers: Sequence[Observer] = (),
     quiet: bool = False,
-) -> Outcome:
+) -> PlanOutcome:
     """Execute what is missing of a plan. What fails is in the outcome; the rest continues.
 
     Args:
@@ -58,14 +56,14 @@ def run_plan(
             cannot be reached.
     """
     _require_executable(plan)
-    store, own = store.resolve(), embedded(address)
-    if own and (outcome := _nothing_to_do(plan, store, weights)):
+    store, is_embedded = store.resolve(), embedded(address)
+    if is_embedded and (outcome := _nothing_to_do(plan, store, weights)):
         with backing_of(store).keeping_weights():
             _release_rest(plan, store, outcome, say)
         Observers(observers).closed()
         return outcome  # without the seconds that starting Ray takes
     logical = _logical_cpus(plan, cpus, address)
-    if own:  # it may offer more CPUs than there are, for the largest item
+    if is_embedded:  # it may offer more CPUs than there are, for the largest item
         cpus = cpus or own_cpus()
     quiet, say = quieted(quiet, say)
     with ExitStack() as stack:
@@ -76,7 +74,7 @@ def run_plan(
         stack.callback(notified.closed)
         stack.enter_context(connected(address, cpus=logical))
         stop = stack.enter_context(stopping())
-        shown = Display() if quiet else board(len(plan.items), "runs")
+        display = Display() if quiet else board(len(plan.items), "runs")
         execution = Execution(
             plan,
             store,
@@ -84,15 +82,17 @@ def run_plan(
             cpus=cpus,
             say=say,
             observers=notified,
-            shown=shown,
-            attached=not own,
+            shown=display,
+            attached=not is_embedded,
         )
         outcome = execution.run(stop)
         _release_rest(plan, store, outcome, say)
         return outcome
 
 
-def _release_rest(plan: Plan, store: Path, outcome: Outcome, say: Callable[[str], None]) -> None:
+def _release_rest(
+    plan: Plan, store: Path, outcome: PlanOutcome, say: Callable[[str], None]
+) -> None:
     """Free what need not stay of what was done before, too."""
     try:
         release_rest(plan.items, outcome.folders, store)
@@ -100,16 +100,14 @@ def _release_rest(plan: Plan, store: Path, outcome: Outcome, say: Callable[[str]
         say(f"nothing was freed: {error}")
 
 
-def _nothing_to_do(plan: Plan, store: Path, weights: Path | None) -> Outcome | None:
-    """The outcome where everything is done, on this machine's device."""
-    gpu = torch.cuda.is_available()
-    items = [placed(item, gpu=gpu) for item in plan.items]
+def _nothing_to_do(plan: Plan, store: Path, weights: Path | None) -> PlanOutcome | None:
+    """The outcome where everything is done."""
     folders = {}
-    for name, found in find_runs(items, store, gpu=gpu, weights=weights).items():
-        if found is None or not found.done:
+    for name, progress in find_runs(plan.items, store, weights=weights).items():
+        if progress is None or not progress.done:
             return None
-        folders[name] = found.run.folder
-    return Outcome(folders, before=tuple(folders))
+        folders[name] = progress.run.folder
+    return PlanOutcome(folders, before=tuple(folders))
 
 
 def _require_executable(plan: Plan) -> None:
@@ -132,5 +130,5 @@ def _logical_cpus(plan: Plan, cpus: int | None, address: str | None) -> int:
     """
     if not embedded(address):
         return 0
-    needs = [] if cpus else [need_of(placed(item, gpu=False)) for item in plan.items]
+    needs = [] if cpus else [need_of(item) for item in plan.items]
     return max([cpus or own_cpus(), *(math.ceil(need.cpus) + need.spare for need in needs)])

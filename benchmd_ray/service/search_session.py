@@ -77,9 +77,9 @@ class Searched:
     def lines(self) -> list[str]:
         """What a user reads of it."""
         counts = {state: sum(t.state == state for t in self.trials) for state in STATES}
-        told = ", ".join(f"{n} {TOLD.get(state, state)}" for state, n in counts.items() if n)
+        states = ", ".join(f"{n} {TOLD.get(state, state)}" for state, n in counts.items() if n)
         lines = [
-            f"{self.plan.name}: {told or 'no trial'}; {self.device_hours:.3g} {self.device} hours"
+            f"{self.plan.name}: {states or 'no trial'}; {self.device_hours:.3g} {self.device} hours"
         ]
         failed = [trial for trial in self.trials if trial.state == "failed"]
         lines += [f"    trial {trial.number} failed: {trial.reason}" for trial in failed]
@@ -142,6 +142,7 @@ class Session:
         tuning: Tuning,
         plan: SearchPlan,
         store: Path,
+        *,
         arms: tuple[Arm, ...],
         room: Room,
         memory: int | None,
@@ -151,6 +152,21 @@ class Session:
         log: LoggedSearch,
         alone: Callable[[], None],
     ) -> None:
+        """Take what is searched and where.
+
+        Args:
+            tuning: What was asked for.
+            plan: The search.
+            store: Folder of all runs.
+            arms: What trials work on, by source.
+            room: Where trials find room.
+            memory: Bytes that a trial may allocate; None sets no limit.
+            stop: Says whether a signal asked to stop.
+            observer: Is notified of each trial that ended.
+            say: Takes a line for the user.
+            log: The store's log of searches.
+            alone: Makes sure that no other process works on this search, or raises.
+        """
         self.tuning, self.plan, self.store = tuning, plan, store
         self.folder = folder = store / SEARCHES / plan.name
         self.room, self.stop, self.observer, self.say = room, stop, observer, say
@@ -269,8 +285,8 @@ class Session:
             write_hashed_json(path, self.plan.describe(inner))
             return
         # Of the plan alone: all else follows from the journal, and is written anew.
-        held = [source["inner"] for source in read_plan(self.folder)["sources"]]
-        if held != [inner_digest(catalogs) for catalogs in inner]:
+        digests = [source["inner"] for source in read_plan(self.folder)["sources"]]
+        if digests != [inner_digest(catalogs) for catalogs in inner]:
             raise BenchmdError(
                 f"{shown(self.folder)} was begun on other records than an inner catalog has now: "
                 "its trials cannot be compared with new ones. Remove that folder to begin anew."
@@ -338,10 +354,10 @@ class Session:
 
     def _decision(self, study: Study) -> Decision | None:
         """What fresh evaluations say, as far as they are whole cuts."""
-        found = study.confirmed()
-        start = found.get(0, {})
+        confirmed = study.confirmed()
+        start = confirmed.get(0, {})
         sampling = {}
-        for number, own in found.items():
+        for number, own in confirmed.items():
             common = tuple(each for each in own if each in start)
             if number and common and len(self.work.arms) == 1:
                 if (number, common) not in self._sampled:
@@ -379,10 +395,10 @@ class _Worked:
         self._before = 0.0
         if self._path.is_file():
             remedy = f"Remove it: only the seconds of earlier sessions of {folder} are lost."
-            held = read_hashed_json(self._path, remedy, {"seconds": (int, float)})
-            if not 0 <= held["seconds"] <= MOST_SECONDS:
-                raise Damaged(self._path, f"its seconds are {held['seconds']}", remedy)
-            self._before = float(held["seconds"])
+            content = read_hashed_json(self._path, remedy, {"seconds": (int, float)})
+            if not 0 <= content["seconds"] <= MOST_SECONDS:
+                raise Damaged(self._path, f"its seconds are {content['seconds']}", remedy)
+            self._before = float(content["seconds"])
 
     def note(self) -> float:
         """Note them for the next session; how many they are so far."""

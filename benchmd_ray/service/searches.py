@@ -31,8 +31,9 @@ from benchmd_ray.service.choice import (
     technique_settings,
     with_setting,
 )
-from benchmd_ray.service.datasets import Dataset
-from benchmd_ray.service.naming import file_name, settled, transfer_parts
+from benchmd_ray.service.datasets import PlannedDataset
+from benchmd_ray.service.naming import file_name, transfer_parts
+from benchmd_ray.service.resolved import resolve_settings
 from benchmd_ray.settings.definition import EncoderSettings, Settings, as_dict
 from benchmd_ray.ssl import SCRATCH, method_source, technique_named
 from benchmd_ray.tuning.limits import Budget
@@ -94,7 +95,7 @@ class SearchPlan:
     technique: str
     setting: str
     """Of `SETTINGS`."""
-    sources: tuple[Dataset, ...]
+    sources: tuple[PlannedDataset, ...]
     """One, or several that share their settings."""
     starts: tuple[Settings, ...]
     """What the first trial takes for each source, device and precision settled."""
@@ -229,26 +230,26 @@ def planned_searches(tuning: Tuning, *, gpu: bool) -> list[SearchPlan]:
             left to search.
     """
     _require_known(tuning)
-    found = chosen_datasets(tuning.choice)
-    sources = [dataset for dataset in found.datasets if dataset.role == "source"]
-    targets = [dataset for dataset in found.datasets if dataset.role == "target"]
+    chosen = chosen_datasets(tuning.choice)
+    sources = [dataset for dataset in chosen.datasets if dataset.role == "source"]
+    targets = [dataset for dataset in chosen.datasets if dataset.role == "target"]
     groups = [sources] if tuning.method.universal else [[source] for source in sources]
     plans: list[SearchPlan] = []
     why: list[str] = []
-    held: set[str] = set()
+    names: set[str] = set()
     for group in groups:
         for technique in dict.fromkeys(tuning.choice.techniques or ALL_TECHNIQUES):
             for setting in dict.fromkeys(tuning.searched):
                 try:
-                    plan = _planned(tuning, group, technique, setting, held, gpu=gpu)
+                    plan = _planned(tuning, group, technique, setting, names, gpu=gpu)
                     plans.append(replace(plan, portfolio=_given(tuning.portfolio, plan, targets)))
                 except _SkippedError as reason:
                     why.append(str(reason))
     if not plans:
         raise BenchmdError("nothing is left to search: " + " ".join(dict.fromkeys(why)))
     for name in tuning.held:
-        if name not in held:
-            raise unknown_name("setting to hold with --fix:", name, held)
+        if name not in names:
+            raise unknown_name("setting to hold with --fix:", name, names)
     return plans
 
 
@@ -285,13 +286,13 @@ def space_of(technique: str, setting: str, kind: Modality, path: Path | None = N
     Raises:
         BenchmdError: See `tuning.spaces.space_for`.
     """
-    own = None if path else built_in_space(technique, setting, kind)
-    return space_for(technique, setting, kind, path, built_in=own)
+    built_in = None if path else built_in_space(technique, setting, kind)
+    return space_for(technique, setting, kind, path, built_in=built_in)
 
 
 def _planned(
     tuning: Tuning,
-    group: Sequence[Dataset],
+    group: Sequence[PlannedDataset],
     technique: str,
     setting: str,
     held: set[str],
@@ -313,7 +314,7 @@ def _planned(
             raise _SkippedError(f"{technique}: {reason} ({source.modality}).")
         start = with_linear(start) if setting == PRETRAIN else with_setting(start, setting)
         require_fitting(source.kind.signal, start.encoder)
-        start = settled(replace(start, seed=tuning.choice.seeds[0]), gpu=gpu)
+        start = resolve_settings(replace(start, seed=tuning.choice.seeds[0]), gpu=gpu)
         space = space_of(technique, setting, source.kind, tuning.space)
         starts.append(start)
         names = {parameter.name for parameter in space.parameters}
@@ -335,7 +336,7 @@ def _planned(
 
 
 def _given(
-    portfolio: Portfolio, plan: SearchPlan, targets: Sequence[Dataset]
+    portfolio: Portfolio, plan: SearchPlan, targets: Sequence[PlannedDataset]
 ) -> tuple[PortfolioSettings, ...]:
     """Of a portfolio, what a search on one source tries.
 
@@ -344,9 +345,9 @@ def _given(
     """
     if len(plan.sources) > 1:
         return ()
-    (own,) = plan.sources
-    scored = [own.name, *(d.name for d in targets if d.modality == own.modality)]
-    kind = kind_of(plan.technique, plan.setting, own.kind.signal, own.kind.task.selected_by)
+    (source,) = plan.sources
+    scored = [source.name, *(d.name for d in targets if d.modality == source.modality)]
+    kind = kind_of(plan.technique, plan.setting, source.kind.signal, source.kind.task.selected_by)
 
     @cache
     def usable(name: str) -> bool:
@@ -378,16 +379,16 @@ def learned_in(
     for store in stores:
         for why in backing_of(store).refresh_store().values():
             say(f"skipped: {why}")
-    held = read_searches(stores)
-    found = [
+    searches = read_searches(stores)
+    records = [
         one
-        for one in held.found
+        for one in searches.found
         if len(one.sources) == 1 and one.result is not None and wanted(one.name)
     ]
-    for why in held.damaged.values():
+    for why in searches.damaged.values():
         say(f"skipped: {why}")
     kinds = {}
-    for record in found:
+    for record in records:
         if any(settings.get("tuned") for settings in record.settings):
             say(f"skipped {record.name}: its start was tuned, perhaps on what is tuned next.")
             continue
@@ -398,10 +399,10 @@ def learned_in(
             continue
         about = (record.technique, record.setting, signal, record.objectives[0])
         kinds[record.name] = kind_of(*about)
-    portfolio = learned(found, kinds)
+    portfolio = learned(records, kinds)
     if not portfolio.candidates:
         raise BenchmdError(
-            f"nothing is to be learned from {len(found)} search{'es' * (len(found) != 1)} of "
+            f"nothing is to be learned from {len(records)} search{'es' * (len(records) != 1)} of "
             f"{', '.join(map(shown, stores))}: expected one with {FEWEST} trials or more that have "
             "a score, and settings that gain over the start."
         )
@@ -418,7 +419,7 @@ def _signal_of(modality: str) -> Signal:
     return next(stated, None) or modality_named(modality).signal
 
 
-def _patients(source: Dataset) -> int:
+def _patients(source: PlannedDataset) -> int:
     """Patients of a source that a search sees; by its card alone, as many as records."""
     if source.catalog is None:
         return sum(source.rows[split] for split in splits_seen(source.rows, source.scored))
@@ -427,7 +428,7 @@ def _patients(source: Dataset) -> int:
     return sum(int(splits[split]["patients"]) for split in seen_splits(catalog))
 
 
-def _require_modalities(group: Sequence[Dataset]) -> None:
+def _require_modalities(group: Sequence[PlannedDataset]) -> None:
     modalities = [source.modality for source in group]
     if len(modalities) < 2 or len(set(modalities)) < len(modalities):
         names = ", ".join(f"{source.name} ({source.modality})" for source in group)

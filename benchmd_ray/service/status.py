@@ -8,7 +8,6 @@ from pathlib import Path
 from benchmd_ray.errors import BenchmdError
 from benchmd_ray.runs.places import backing_of
 from benchmd_ray.runs.store import Run
-from benchmd_ray.service.naming import settled
 from benchmd_ray.service.plan import Item
 from benchmd_ray.service.steps import Progress, Request
 
@@ -18,7 +17,6 @@ def find_run(
     store: Path,
     upstream: Run | None = None,
     *,
-    gpu: bool = False,
     weights: Path | None = None,
 ) -> Progress | None:
     """The run of an item in a store.
@@ -27,7 +25,6 @@ def find_run(
         item: An item of a plan, with a catalog.
         store: Folder of all runs.
         upstream: Run of the item that it comes after; it need not be finished.
-        gpu: Whether there is a GPU, where the item's settings leave device or precision open.
         weights: File of ImageNet weights; None takes the hub's, which are downloaded once.
 
     Returns:
@@ -42,13 +39,12 @@ def find_run(
         raise BenchmdError(
             f"{item.name} was planned from its card: build a catalog of {item.dataset} first."
         )
-    settings = settled(item.settings, gpu=gpu)
-    place = (item.catalog, store, settings, upstream, weights, item.also)
+    place = (item.catalog, store, item.settings, upstream, weights, item.also)
     return item.step.find(Request(item.technique, *place))
 
 
 def find_runs(
-    items: Iterable[Item], store: Path, *, gpu: bool = False, weights: Path | None = None
+    items: Iterable[Item], store: Path, *, weights: Path | None = None
 ) -> dict[str, Progress | None]:
     """The runs of a plan's items by name of the item; see `find_run`.
 
@@ -59,12 +55,12 @@ def find_runs(
         BenchmdError: The store is on S3 and cannot be reached.
     """
     backing_of(store).refresh_store()
-    found: dict[str, Progress | None] = {}
+    progress: dict[str, Progress | None] = {}
     for item in items:
-        before = found.get(item.after) if item.after else None
+        before = progress.get(item.after) if item.after else None
         try:
             run = before.run if before else None
-            found[item.name] = find_run(item, store, run, gpu=gpu, weights=weights)
+            progress[item.name] = find_run(item, store, run, weights=weights)
         except BenchmdError:
-            found[item.name] = None
-    return found
+            progress[item.name] = None
+    return progress

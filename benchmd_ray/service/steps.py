@@ -18,11 +18,11 @@ from benchmd_ray.data.catalog import open_catalog
 from benchmd_ray.evaluation.evaluation import CLASSIFICATION, Evaluation
 from benchmd_ray.modality.signals import Signal
 from benchmd_ray.models.imagenet import StartWeights
-from benchmd_ray.runs.files import RUN
-from benchmd_ray.runs.store import Run, read_run, run_folder
+from benchmd_ray.runs.store import Run
 from benchmd_ray.service import cost
-from benchmd_ray.service.cost import Disk, Inputs, Work
+from benchmd_ray.service.cost import Disk, Inputs, Workload
 from benchmd_ray.service.naming import finished_upstream, pretraining, transferring
+from benchmd_ray.service.resolved import ResolvedRun
 from benchmd_ray.service.scored import is_scored, open_also
 from benchmd_ray.settings.definition import EncoderSettings, Settings, as_dict, updated
 from benchmd_ray.ssl import technique_named
@@ -47,6 +47,8 @@ class Request:
     """File of ImageNet weights; None takes the hub's, which are downloaded once."""
     also: tuple[Location, ...] = ()
     """Other catalogs that an evaluation reads."""
+    resolved: ResolvedRun | None = None
+    """The run, where it was resolved before."""
 
 
 @dataclass(frozen=True)
@@ -57,6 +59,8 @@ class Progress:
     """Its folder need not be there."""
     done: bool
     """Whether nothing is left to do: the run is finished and what the item scores is scored."""
+    resolved: ResolvedRun | None = None
+    """What the run is, of an item that makes one."""
 
 
 @dataclass(frozen=True)
@@ -78,7 +82,7 @@ class Step(ABC):
     """Whether several workers share its training."""
 
     @abstractmethod
-    def work(self, inputs: Inputs) -> Work:
+    def work(self, inputs: Inputs) -> Workload:
         """What it computes."""
 
     @abstractmethod
@@ -127,26 +131,22 @@ class _OfEncoder:
 
     def find(self, request: Request) -> Progress:
         """Its run."""
-        catalog, store = open_catalog(request.catalog.resolve()), request.store.resolve()
-        settings = request.settings
+        resolved = self._resolved(request)
+        run = resolved.run(request.store.resolve())
+        return Progress(run, run.finished, resolved)
+
+    def _resolved(self, request: Request) -> ResolvedRun:
+        catalog, settings = open_catalog(request.catalog.resolve()), request.settings
         start = _weights(request.technique, request.weights, catalog.signal, settings.encoder)
-        _, name, description = pretraining(request.technique, catalog, store, settings, start)
-        run = _named(store, name, description)
-        return Progress(run, run.finished)
+        return pretraining(request.technique, catalog, settings, start)
 
     def run(self, request: Request) -> Run:
         """Pretrain, or write the weights as they are."""
-        from benchmd_ray.service.execute import pretrain_run
+        from benchmd_ray.service.execute import pretrain_resolved
 
-        imagenet = technique_named(request.technique).imagenet
-        return pretrain_run(
-            request.technique,
-            request.catalog,
-            request.store,
-            request.settings,
-            weights=request.weights if imagenet else None,
-            within=True,
-        )
+        resolved = request.resolved or self._resolved(request)
+        store, several = request.store.resolve(), resolved.settings.execution.workers > 1
+        return pretrain_resolved(resolved, store, request.weights, on_cluster=several)
 
 
 class _OnLabels:
@@ -160,25 +160,25 @@ class _OnLabels:
 
     def find(self, request: Request) -> Progress:
         """The transfer's run."""
-        catalog = open_catalog(request.catalog.resolve())
-        store, before = request.store.resolve(), request.upstream
+        resolved = self._resolved(request)
+        run = resolved.run(request.store.resolve())
+        done = run.finished and is_scored(run, resolved.source, self.evaluation)
+        return Progress(run, done, resolved)
+
+    def _resolved(self, request: Request) -> ResolvedRun:
+        catalog, before = open_catalog(request.catalog.resolve()), request.upstream
         upstream = None if before is None else finished_upstream(before.folder, catalog)
-        _, name, description = transferring(catalog, store, request.settings, upstream)
-        run = _named(store, name, description)
-        return Progress(run, run.finished and is_scored(run, catalog, self.evaluation))
+        return transferring(catalog, request.settings, upstream)
 
     def run(self, request: Request) -> Run:
         """Transfer and score."""
-        from benchmd_ray.service.execute import transfer_run
+        from benchmd_ray.service.execute import transfer_resolved
 
-        before = request.upstream
-        return transfer_run(
-            request.catalog,
-            request.store,
-            request.settings,
-            upstream=None if before is None else before.folder,
-            within=True,
-        )
+        resolved = request.resolved or self._resolved(request)
+        # The store, and the upstream's folder with it, may be in another place on this machine.
+        resolved = replace(resolved, upstream=request.upstream)
+        store, several = request.store.resolve(), resolved.settings.execution.workers > 1
+        return transfer_resolved(resolved, store, on_cluster=several)
 
 
 class Pretrain(_OfEncoder, Step):
@@ -186,7 +186,7 @@ class Pretrain(_OfEncoder, Step):
 
     kind, title, scores, parallel = "pretrain", "pretraining", False, True
 
-    def work(self, inputs: Inputs) -> Work:
+    def work(self, inputs: Inputs) -> Workload:
         """Its steps."""
         settings, batch = inputs.settings, inputs.settings.pretrain.batch_size
         flops = cost.pretrain_flops(inputs.signal, settings.encoder, inputs.technique, batch)
@@ -213,7 +213,7 @@ class Export(_OfEncoder, Step):
 
     kind, title, scores = "pretrain", "pretraining", False
 
-    def work(self, inputs: Inputs) -> Work:
+    def work(self, inputs: Inputs) -> Workload:
         """Nothing is computed."""
         return replace(
             _training(self, inputs, inputs.settings.pretrain.batch_size), method=inputs.technique
@@ -238,7 +238,7 @@ class Linear(_OnLabels, Step):
 
     kind, title = "transfer", "transfers"
 
-    def work(self, inputs: Inputs) -> Work:
+    def work(self, inputs: Inputs) -> Workload:
         """Each record is encoded once; the epochs are the head's."""
         rows, validation = cost.training_records(inputs), inputs.source.rows.get("validation", 0)
         batch = min(inputs.settings.transfer.batch_size, rows)
@@ -260,7 +260,7 @@ class Neighbours(_OnLabels, Step):
 
     kind, title = "transfer", "transfers"
 
-    def work(self, inputs: Inputs) -> Work:
+    def work(self, inputs: Inputs) -> Workload:
         """Each record is encoded once; the neighbours are found meanwhile."""
         rows, validation = cost.training_records(inputs), inputs.source.rows.get("validation", 0)
         forward = cost.forward_flops(inputs.signal, inputs.settings.encoder)
@@ -282,7 +282,7 @@ class Finetune(_OnLabels, Step):
 
     kind, title, parallel = "transfer", "transfers", True
 
-    def work(self, inputs: Inputs) -> Work:
+    def work(self, inputs: Inputs) -> Workload:
         """Its epochs, each with the validation."""
         encoder, source = inputs.settings.encoder, inputs.source
         rows, validation = cost.training_records(inputs), source.rows.get("validation", 0)
@@ -306,7 +306,7 @@ class Evaluate(Step):
 
     kind, title, makes_run = "evaluate", "evaluations", False
 
-    def work(self, inputs: Inputs) -> Work:
+    def work(self, inputs: Inputs) -> Workload:
         """Each record goes through the encoder as often as the evaluation says."""
         read = (inputs.target or inputs.source, *inputs.also)
         scored = sum(dataset.scored_rows for dataset in read) * self.evaluation.passes
@@ -362,9 +362,9 @@ def counts(steps: Iterable[Step]) -> dict[str, int]:
     return {title: titles.count(title) for title in dict.fromkeys(one.title for one in STEPS)}
 
 
-def _training(step: Step, inputs: Inputs, batch: int) -> Work:
+def _training(step: Step, inputs: Inputs, batch: int) -> Workload:
     """The work of a step without its units."""
-    return Work(
+    return Workload(
         type(step).__name__.lower(),
         inputs.source.modality,
         inputs.settings.encoder,
@@ -384,11 +384,6 @@ def _upstream(request: Request) -> Run:
     return request.upstream
 
 
-def _named(store: Path, name: str, description: dict[str, object]) -> Run:
-    folder = run_folder(store, name, description)
-    return read_run(folder) if (folder / RUN).is_file() else Run(folder, description)
-
-
 def _weights(
     technique: str, path: Path | None, signal: Signal, encoder: EncoderSettings
 ) -> StartWeights | None:
@@ -401,5 +396,5 @@ def _weights_once(
     technique: str, path: Path | None, signal: Signal, settings: str
 ) -> StartWeights | None:
     encoder = updated(EncoderSettings(), json.loads(settings))
-    found = start_weights(technique, path, signal, encoder)
-    return None if found is None else replace(found, tensors={})
+    start = start_weights(technique, path, signal, encoder)
+    return None if start is None else replace(start, tensors={})

@@ -86,7 +86,7 @@ def run_searches(
         log.noted(line)
 
     nodes = Nodes(cpus, attached=not own, say=noted)
-    found = []
+    searched = []
     try:
         for plan in plans:
             folder = store / SEARCHES / plan.name
@@ -104,19 +104,29 @@ def run_searches(
                     memory = memory_of(tuning, plan, room.place, own=own)
                     arms = _arms(tuning, plan, inner, upstream, store)
                     session = Session(
-                        tuning, plan, store, arms, room, memory, stop, observer, say, log, alone
+                        tuning,
+                        plan,
+                        store,
+                        arms=arms,
+                        room=room,
+                        memory=memory,
+                        stop=stop,
+                        observer=observer,
+                        say=say,
+                        log=log,
+                        alone=alone,
                     )
                     with log.searching(plan.name):
-                        found.append(session.run(inner, quiet=quiet))
+                        searched.append(session.run(inner, quiet=quiet))
                 stop.check()
-            for line in found[-1].lines:
+            for line in searched[-1].lines:
                 say(line)
     finally:
         with suppress(Exception):  # Ray itself may be what is lost
             nodes.close()
         if observer is not None:
             observer.closed()
-    return found
+    return searched
 
 
 @contextmanager
@@ -192,7 +202,8 @@ def _upstream(
         settings=("linear",),
         seeds=tuning.choice.seeds[:1],
     )
-    whole = make_plan(choice, measure=False)
+    device = plan.starts[0].execution.device
+    whole = make_plan(choice, device=device, measure=False)
     items = tuple(
         replace(item, settings=_keeping(item.settings))
         for item in of_sources(whole, plan)
@@ -209,10 +220,10 @@ def _upstream(
     if outcome.failed:
         failure = outcome.failed[0]
         raise BenchmdError(f"{failure.item.name}, which all trials need: {failure.reason}")
-    found = {item.source: outcome.folders[item.name] for item in items}
-    for folder in found.values():
+    folders = {item.source: outcome.folders[item.name] for item in items}
+    for folder in folders.values():
         require_weights(read_run(folder))  # of an earlier session: they may have been pruned
-    return found
+    return folders
 
 
 def _arms(
@@ -254,9 +265,9 @@ def _start_weights(
         write_hash(path)
     if isinstance(place, Address):
         there, _ = entries(place.parent)
-        for own in (hash_path(path), path):
-            if own.name not in there:
-                patiently(partial(put_file, own, place.parent / own.name))
+        for file in (hash_path(path), path):
+            if file.name not in there:
+                patiently(partial(put_file, file, place.parent / file.name))
     return place
 
 

@@ -47,20 +47,32 @@ def search_and_train(
         Stopped: A signal asked to stop; the same call resumes.
     """
     dashboard = dashboard or Dashboard()
-    with tuning_cluster(tuning, address, cpus) as own:
+    with tuning_cluster(tuning, address, cpus) as is_embedded:
         plans = planned_searches(tuning, gpu=cluster_capacity(cpus).gpus > 0)
-        told = None if dashboard.mode == "off" else TrackedSearch(store, dashboard, say)
-        searched = run_searches(tuning, plans, store, say=say, cpus=cpus, own=own, observer=told)
+        observer = None if dashboard.mode == "off" else TrackedSearch(store, dashboard, say)
+        searched = run_searches(
+            tuning, plans, store, say=say, cpus=cpus, own=is_embedded, observer=observer
+        )
     whole = all(one.chosen is not None for one in searched)
     if search_only:
         return whole
-    return _train(tuning, searched, store, say, address, cpus, dashboard, tflops) and whole
+    return whole & _train(
+        tuning,
+        searched,
+        store,
+        say=say,
+        address=address,
+        cpus=cpus,
+        dashboard=dashboard,
+        tflops=tflops,
+    )
 
 
 def _train(
     tuning: Tuning,
     searched: Sequence[Searched],
     store: Path,
+    *,
     say: Callable[[str], None],
     address: str | None,
     cpus: int | None,

@@ -18,7 +18,7 @@ from benchmd_ray.report.formats import aligned
 from benchmd_ray.runs.files import SEARCHES, TRIALS
 from benchmd_ray.runs.places import backing_of
 from benchmd_ray.service.capacity import Capacity
-from benchmd_ray.service.datasets import Dataset
+from benchmd_ray.service.datasets import PlannedDataset
 from benchmd_ray.service.dry_run import figure, resources_of
 from benchmd_ray.service.plan import Plan, make_plan
 from benchmd_ray.service.retrain import of_sources, started
@@ -71,8 +71,8 @@ def tuning_dry_run(
         BenchmdError: See `make_plan`; or not even one trial fits, or the cluster cannot be reached.
     """
     resources = resources_of(address, cpus, gpus)
-    held = (resources.cpus, resources.gpus)
-    capacity = Capacity(*held, all_cpus=resources.cpus, each=(held,))
+    machine = (resources.cpus, resources.gpus)
+    capacity = Capacity(*machine, all_cpus=resources.cpus, each=(machine,))
     backing_of(store).refresh_store()
     parts, costs = [], []
     for tuning in tunings:
@@ -106,10 +106,11 @@ def _described(
 ) -> tuple[list[str], _Cost]:
     place = place_of(plan, capacity, tuning.at_once)
     sources = ", ".join(f"{s.name} ({s.modality})" for s in plan.sources)
-    known = all(source.catalog for source in plan.sources)
+    has_catalogs = all(source.catalog for source in plan.sources)
     times, cost = _times(plan, whole, tuning, place, capacity)
+    title = plan.name if has_catalogs else "A search"
     lines = [
-        f"{plan.name if known else 'A search'}: {plan.technique}, {plan.setting}, on {sources}",
+        f"{title}: {plan.technique}, {plan.setting}, on {sources}",
         f"Scored by {_objective(plan)} on {'; '.join(map(_validation, plan.sources))}.",
         *limits_of([source.policy for source in plan.sources], [plan.setting]),
         f"{_budget(tuning.budget)}, {place.at_once} at once, sampler {plan.method.sampler}, "
@@ -124,7 +125,7 @@ def _described(
         learned = sorted({name for given in plan.portfolio for name in given.datasets})
         tried = count_of(len(plan.portfolio), "setting")
         lines.insert(3, f"First, after the start: {tried} learned on {', '.join(learned)}.")
-    if known:
+    if has_catalogs:
         size = _inner_bytes(plan) * len(plan.evaluations) / 1e9
         copies = f"{len(plan.evaluations)} inner catalogs, each a copy of what the search sees."
         lines.insert(-1, f"Disk: about {size:.2g} GB for {copies}")
@@ -146,18 +147,18 @@ def _inner_bytes(plan: SearchPlan) -> int:
     )
 
 
-def _seen(source: Dataset) -> tuple[str, ...]:
+def _seen(source: PlannedDataset) -> tuple[str, ...]:
     """Splits of a source that a search sees, see `data.inner`."""
     return splits_seen(source.rows, source.scored)
 
 
-def _inner_share(source: Dataset) -> float:
+def _inner_share(source: PlannedDataset) -> float:
     """Of as many records as the training split has, what an evaluation trains on."""
     rows = sum(source.rows[split] for split in _seen(source))
     return (1 - 1 / FOLDS) * rows / source.rows["train"]
 
 
-def _validation(source: Dataset) -> str:
+def _validation(source: PlannedDataset) -> str:
     """What an evaluation is scored on, in words."""
     rows = sum(source.rows[split] for split in _seen(source))
     splits = " and ".join(_seen(source))
@@ -222,11 +223,13 @@ def _times(
 ) -> tuple[list[str], _Cost]:
     """Estimated times of what trials share, of the search and of the runs after it."""
     items = of_sources(whole, plan)
-    own = [item for item in items if item.seed == tuning.choice.seeds[0]]
+    first_seed = [item for item in items if item.seed == tuning.choice.seeds[0]]
     share = {source.name: _inner_share(source) for source in plan.sources}
     pretrained, transferred = (
         sum(
-            i.seconds * share[i.source] for i in own if i.step.makes_run and i.step.scores is scores
+            i.seconds * share[i.source]
+            for i in first_seed
+            if i.step.makes_run and i.step.scores is scores
         )
         for scores in (False, True)
     )
@@ -235,12 +238,12 @@ def _times(
     if plan.stage.pretrains:
         each += pretrained
     elif plan.technique != SCRATCH:
-        shared = sum(i.seconds for i in own if i.step.makes_run and not i.step.scores)
+        shared = sum(i.seconds for i in first_seed if i.step.makes_run and not i.step.scores)
         lines.append(
             "Shared by all trials and the runs after them: one pretraining, about "
             f"{duration(shared)}."
         )
-    said = f"An evaluation like the start's takes about {duration(each)}"
+    line = f"An evaluation like the start's takes about {duration(each)}"
     searching, worked = shared, shared
     if tuning.budget.trials:
         race = method.evaluations * tuning.budget.trials
@@ -251,12 +254,12 @@ def _times(
         waves = -(-race // place.at_once) - (-confirming // at_once)
         searching, worked = shared + each * waves, shared + each * (race + confirming)
         finalists = f" and {confirming} of finalists" if confirming else ""
-        said += (
+        line += (
             f", {race} of the trials{finalists} about "
             f"{duration(each * waves)}; less where trials are stopped early or reuse features, "
             "more where longer trainings are chosen"
         )
-    lines.append(said + ".")
+    lines.append(line + ".")
     budget = tuning.budget
     by_the_clock = [budget.hours] if budget.hours else []
     if budget.device_hours:

@@ -38,8 +38,8 @@ def sparkline(values: Sequence[float], width: int = WIDTH) -> str:
     means = [
         part[np.isfinite(part)].mean() if np.isfinite(part).any() else math.nan for part in parts
     ]
-    known = [mean for mean in means if not math.isnan(mean)]
-    low, span = (min(known), max(known) - min(known)) if known else (0.0, 0.0)
+    finite = [mean for mean in means if not math.isnan(mean)]
+    low, span = (min(finite), max(finite) - min(finite)) if finite else (0.0, 0.0)
 
     def bar(mean: float) -> str:
         if math.isnan(mean):
@@ -63,21 +63,21 @@ def watched(stores: Sequence[Path]) -> list[str]:
     damaged = 0
     for store in stores:
         try:
-            held = read_stores([store])  # and what an address has of searches comes here with it
+            stored = read_stores([store])  # and what an address has of searches comes here with it
         except BenchmdError as error:
             if isinstance(error, Transient) or not read_searches([store]).found:
                 raise
         else:
-            runs += map(listed, held.found)
-            damaged += len(held.damaged)
+            runs += map(listed, stored.found)
+            damaged += len(stored.damaged)
     lines = [counts(runs, damaged)]
     for title, parts in (
         ("working", _working(runs)),
         ("failed", _failed(runs)),
         ("searches", _searched(read_searches(stores))),
     ):
-        if found := list(parts):
-            lines += ["", title, *(f"  {line}" for line in found)]
+        if rows := list(parts):
+            lines += ["", title, *(f"  {line}" for line in rows)]
     return lines
 
 
@@ -133,7 +133,7 @@ def _searched(searches: StoredItems[SearchRecord]) -> Iterator[str]:
 def _of_search(record: SearchRecord) -> str:
     """``37 trials (30 stopped, 5 complete, 2 unfinished); best inner AUROC so far 0.93…``."""
     of_states = ", ".join(f"{n:,} {state}" for state, n in record.counts.items() if n)
-    said = f"{count_of(len(record.trials), 'trial')} ({of_states})"
+    text = f"{count_of(len(record.trials), 'trial')} ({of_states})"
     evaluations = record.trials["evaluations"].to_numpy(float)
     values = record.trials["value"].to_numpy(float)
     most = evaluations[np.isfinite(values)].max(initial=0.0)
@@ -141,14 +141,14 @@ def _of_search(record: SearchRecord) -> str:
     metric = record.objectives[0].upper()
     if record.result is not None:
         if record.best == 0:
-            return f"{said}; it keeps its start, inner {metric} {record.first_value:.3f}"
-        said += f"; trial {record.best} was chosen, inner {metric} {record.value:.3f}"
-        return f"{said} (start {record.first_value:.3f})"
+            return f"{text}; it keeps its start, inner {metric} {record.first_value:.3f}"
+        text += f"; trial {record.best} was chosen, inner {metric} {record.value:.3f}"
+        return f"{text} (start {record.first_value:.3f})"
     if not np.isfinite(values).any():
-        return said
+        return text
     best = int(np.nanargmax(compared))
     start = f", start {values[0]:.3f}" if math.isfinite(values[0]) else ""
-    return f"{said}; best inner {metric} so far {values[best]:.3f} (trial {best}{start})"
+    return f"{text}; best inner {metric} so far {values[best]:.3f} (trial {best}{start})"
 
 
 def state_of(paths: Sequence[Path]) -> str:
@@ -157,19 +157,19 @@ def state_of(paths: Sequence[Path]) -> str:
     Raises:
         BenchmdError: A path holds no run.
     """
-    held: list[tuple[object, ...]] = []
+    state: list[tuple[object, ...]] = []
     stored = read_stores([*paths])
     for run in stored.found:
-        held.append((run.digest, run.finished))
+        state.append((run.digest, run.finished))
         for path in predictions_of(run.folder) if run.finished else ():
             file = path.stat()
-            held.append((run.digest, path.name, file.st_size, file.st_mtime_ns))
+            state.append((run.digest, path.name, file.st_size, file.st_mtime_ns))
     searches = read_searches([*paths])
     for search in searches.found:
         for name in (TRIALS, RESULT):
             path = search.folder / name
             if path.is_file():
                 file = path.stat()
-                held.append((search.name, name, file.st_size, file.st_mtime_ns))
-    held.append((sorted(map(str, stored.damaged)), sorted(map(str, searches.damaged))))
-    return digest(held)
+                state.append((search.name, name, file.st_size, file.st_mtime_ns))
+    state.append((sorted(map(str, stored.damaged)), sorted(map(str, searches.damaged))))
+    return digest(state)

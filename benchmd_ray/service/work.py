@@ -23,7 +23,7 @@ FAILURE = "failure.txt"
 
 
 @dataclass(frozen=True)
-class Report:
+class ItemReport:
     """How the work on an item ended."""
 
     run: str | None = None
@@ -44,7 +44,7 @@ class Report:
 
 def execute_item(
     item: Item, store: str, upstream: str | None, name: str | None, weights: Path | None
-) -> Report:
+) -> ItemReport:
     """Execute an item in this process; whatever goes wrong is reported, not raised.
 
     Args:
@@ -61,36 +61,36 @@ def execute_item(
         with interruptible():
             done = _run(item, folder, upstream, weights)
     except Busy as error:
-        return Report(error=str(error), busy=True)
+        return ItemReport(error=str(error), busy=True)
     except BucketError as error:
-        return Report(error=str(error), lost=error.away, again=not error.away)
+        return ItemReport(error=str(error), lost=error.away, again=not error.away)
     except NoRoom as error:  # the plan saw room for it before: a node went away since
-        return Report(error=str(error), lost=True)
+        return ItemReport(error=str(error), lost=True)
     except Transient as error:
-        return Report(error=str(error), again=True)
+        return ItemReport(error=str(error), again=True)
     except BenchmdError as error:
-        return Report(error=str(error))
+        return ItemReport(error=str(error))
     except Stopped as stop:
         if stop.args[0] != signal.SIGTERM:  # the plan itself is stopped
             raise
-        return Report(error="its process was told to end (SIGTERM)", preempted=True)
+        return ItemReport(error="its process was told to end (SIGTERM)", preempted=True)
     except Exception as error:
         if name is not None and (folder / name).is_dir():
             (folder / name / FAILURE).write_text(traceback.format_exc(), "utf-8")
         first = (str(error).strip().splitlines() or ["no message"])[0]
         memory = is_exhausted(error)
-        return Report(error=f"{type(error).__name__}: {first}", again=True, memory=memory)
+        return ItemReport(error=f"{type(error).__name__}: {first}", again=True, memory=memory)
     finally:
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
     remove(done / FAILURE)
-    return Report(done.name)
+    return ItemReport(done.name)
 
 
 def _run(item: Item, store: Path, upstream: str | None, weights: Path | None) -> Path:
     """Folder of the run that the item made or found."""
     assert item.catalog is not None  # `run_plan` refuses such items
     before = None if upstream is None else read_run(store / upstream)
-    place = (item.catalog, store, item.settings, before, weights, item.also)
+    place = (item.catalog, store, item.settings, before, weights, item.also, item.resolved)
     request = Request(item.technique, *place)
     return item.step.run(request).folder

@@ -9,6 +9,7 @@ import dataclasses
 import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import reduce
 from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
@@ -475,12 +476,23 @@ def load_settings(
     Raises:
         BenchmdError: The file cannot be read or a key or value is not valid.
     """
-    settings = base or Settings()
+    return reduce(updated, read_changes(path, assignments), base or Settings())
+
+
+def read_changes(
+    path: Path | None = None, assignments: Iterable[str] = ()
+) -> tuple[Mapping[str, Any], ...]:
+    """Changes of settings in a YAML file and in ``a.b=c`` assignments, for `updated` in this order.
+
+    Raises:
+        BenchmdError: The file cannot be read, or it or an assignment has another form.
+    """
+    changes: list[Mapping[str, Any]] = []
     if path is not None:
         content = read_yaml_file(path, f"the settings file {path}")
         if not isinstance(content or {}, Mapping):
             raise BenchmdError(f"{path} holds {type(content).__name__}, expected keys and values.")
-        settings = updated(settings, content or {})
+        changes.append(content or {})
     for assignment in assignments:
         name, equals, text = assignment.partition("=")
         if not equals or not name.strip():
@@ -488,5 +500,5 @@ def load_settings(
         value: Any = read_yaml(text, f"the value of --set {shown(assignment)}")
         for part in reversed(name.strip().split(".")):
             value = {part: value}
-        settings = updated(settings, value)
-    return settings
+        changes.append(value)
+    return tuple(changes)

@@ -15,7 +15,7 @@ from mkdocs.structure.files import File, Files
 
 import benchmd_ray
 from benchmd_ray.cli import main
-from benchmd_ray.cli.group import SECTIONS
+from benchmd_ray.cli.group import ALL_OPTIONS, SECTIONS
 from benchmd_ray.data.cards import kind_of
 from benchmd_ray.settings.definition import default_settings
 from benchmd_ray.settings.explain import explained
@@ -85,6 +85,7 @@ def commands() -> Iterator[str]:
     """All commands, in the order of ``benchmd --help``."""
     yield "# Commands"
     top = click.Context(main, info_name="benchmd", max_content_width=WIDTH, terminal_width=WIDTH)
+    top.meta[ALL_OPTIONS] = True
     yield f"```text\n{top.get_help()}\n```"
     named = {name for names in SECTIONS.values() for name in names}
     others = tuple(name for name in main.list_commands(top) if name not in named)

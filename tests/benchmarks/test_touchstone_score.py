@@ -31,7 +31,7 @@ from benchmd_ray.benchmarks.touchstone.tasks import read_task
 from benchmd_ray.errors import BenchmdError, Stopped
 from benchmd_ray.files.atomic import digest
 from benchmd_ray.files.integrity import Damaged, read_hashed_json, write_hashed_json
-from benchmd_ray.service.each import Call, Lost, each
+from benchmd_ray.service.each import Call, FailedCall, each
 
 LAYOUTS = ("plain", "plain")
 
@@ -267,9 +267,9 @@ def test_what_kills_its_worker_again_is_lost_and_the_rest_is_done(ray_cluster):
     calls = [Call(name, name, 2**20) for name in ("one", "kills", "two", "raises")]
     found = dict(each(calls, working(), cpus=0.1))
     assert (found["one"], found["two"]) == ("one", "two")
-    assert isinstance(found["kills"], Lost)
+    assert isinstance(found["kills"], FailedCall)
     assert "lost 3 times" in found["kills"].reason
-    assert found["raises"] == Lost("ValueError: of this item")
+    assert found["raises"] == FailedCall("ValueError: of this item")
 
 
 @pytest.mark.ray

@@ -13,8 +13,7 @@ from click.testing import CliRunner
 from stores import make_transfer, predict_all
 
 from benchmd_ray.cli import main
-from benchmd_ray.cli.allowed import SECTIONS as OPTIONS
-from benchmd_ray.cli.group import SECTIONS
+from benchmd_ray.cli.group import OPTION_SECTIONS, RARE, SECTIONS
 from benchmd_ray.cli.options import complete_setting, complete_technique, complete_transfer
 from benchmd_ray.console import progress
 from benchmd_ray.data.cards import dataset_card
@@ -45,12 +44,16 @@ def test_help_lists_every_command_once_with_a_whole_sentence():
 @pytest.mark.parametrize("command", ["run", "tune"])
 def test_help_of_many_options_lists_each_once_by_what_it_is_for(command):
     ctx = click.Context(main.get_command(click.Context(main), command), info_name=command)
-    text = run(command, "--help").output
+    text, usual = run(command, "--help-all").output, run(command, "--help").output
     for option in ctx.command.get_params(ctx):
-        assert len(re.findall(rf"^  (-\w, )?{option.opts[-1]}(?![-\w])", text, re.MULTILINE)) == 1
+        row = re.compile(rf"^  (-\w, )?{option.opts[-1]}(?![-\w])", re.MULTILINE)
+        assert len(row.findall(text)) == 1
+        assert len(row.findall(usual)) == (option.name not in RARE)
+    assert "--help-all" in usual
+    assert len(re.findall(r"^  -", usual, re.MULTILINE)) <= 25
     titles = re.findall(r"^([A-Z][\w& ]+):$", text, re.MULTILINE)
     assert titles[0] == "What"
-    assert set(titles[1:]) <= set(OPTIONS)
+    assert set(titles[1:]) <= set(OPTION_SECTIONS)
     assert "Weights & Biases" in titles
 
 

@@ -13,10 +13,14 @@ from benchmd_ray.data.datasets.images import image_record
 from benchmd_ray.data.raw import RawItem
 from benchmd_ray.data.readers.image import read_image
 from benchmd_ray.data.records import RecordError
-from benchmd_ray.export.model_card import Program, model_card
-from benchmd_ray.export.model_input import input_section
-from benchmd_ray.export.model_origin import BROUGHT, IMAGENET, TRAINED_FURTHER, origin_of
-from benchmd_ray.export.model_training import training_rows
+from benchmd_ray.export.model_card import Program, input_section, model_card
+from benchmd_ray.export.model_facts import (
+    BROUGHT,
+    IMAGENET,
+    TRAINED_FURTHER,
+    origin_of,
+    training_rows,
+)
 from benchmd_ray.modality.modalities import modality
 from benchmd_ray.settings.definition import setting_names
 from benchmd_ray.settings.explain import meaning

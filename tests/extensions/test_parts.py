@@ -84,10 +84,10 @@ def test_a_run_is_named_by_the_versions_of_the_parts_that_it_uses(
     tuned = updated(settings, {"transfer": {"mode": "finetune"}})
 
     def names():
-        *_, mae = pretraining("mae", source, tmp_path, settings, None)
-        *_, shed = pretraining("shed", source, tmp_path, settings, None)
-        *_, linear = transferring(source, tmp_path, settings, None)
-        *_, whole = transferring(source, tmp_path, tuned, None)
+        mae = pretraining("mae", source, settings, None).description
+        shed = pretraining("shed", source, settings, None).description
+        linear = transferring(source, settings, None).description
+        whole = transferring(source, tuned, None).description
         return [made["determinants"] for made in (mae, shed, linear, whole)]
 
     before = names()

@@ -17,7 +17,7 @@ from torch import nn
 from torch.nn import functional
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from benchmd_ray.cli.allowed import _named
+from benchmd_ray.cli.allowed import named_plugins
 from benchmd_ray.errors import BenchmdError
 from benchmd_ray.extensions import plugins
 from benchmd_ray.models import hub_configs, hub_networks
@@ -240,7 +240,7 @@ def test_a_module_may_be_called_model():
 def test_a_folder_allows_no_module_of_its_name(monkeypatch):
     monkeypatch.setenv(plugins.ALLOWED, "")
     given = {"upstream": "hf:vit", "techniques": ("hf:vit", "model:my_models:build")}
-    assert list(_named(given)) == ["my_models:build"]
+    assert list(named_plugins(given)) == ["my_models:build"]
 
 
 @pytest.mark.parametrize("text", ["runs/pretrain-ecg-mae-1", "s3://bucket/runs", "C:\\runs"])

@@ -21,7 +21,7 @@ from benchmd_ray.runs.store import read_run
 from benchmd_ray.service import cost
 from benchmd_ray.service import spot as machine
 from benchmd_ray.service.cost import Inputs, labelled_rows
-from benchmd_ray.service.datasets import Dataset, card_rows
+from benchmd_ray.service.datasets import PlannedDataset, card_rows
 from benchmd_ray.service.estimate import Estimator, nearest
 from benchmd_ray.service.execute import pretrain_run, transfer_run
 from benchmd_ray.service.plan import Choice, make_plan
@@ -42,7 +42,9 @@ from benchmd_ray.ssl import METHODS, method_named
 
 TINY = Settings(encoder=ENCODERS["tiny"])
 ECG = kind_of("ecg")
-PTB = Dataset("ptb-xl", ECG, "source", "clean", {"train": 100, "validation": 30}, ("validation",))
+PTB = PlannedDataset(
+    "ptb-xl", ECG, "source", "clean", {"train": 100, "validation": 30}, ("validation",)
+)
 
 
 def work_of(step, technique, settings, source, target=None):
@@ -177,7 +179,7 @@ def test_a_resnet_has_the_parameters_operations_and_bytes_of_its_module(name, ne
     head = cost.head_parameters(signal, encoder, classes)
     assert head == (features + 1) * classes
     assert cost.encoder_parameters(signal, encoder) + head == held
-    source = Dataset(
+    source = PlannedDataset(
         name, modality, "source", "clean", {"train": 40, "validation": 8, "test": 9}, ("test",)
     )
     work = work_of(Finetune(), "scratch", settings, source)
@@ -229,7 +231,9 @@ def test_linear_evaluation_encodes_once_and_then_steps_its_head():
 
 
 def test_scoring_a_target_encodes_its_scored_splits():
-    target = Dataset("georgia", ECG, "target", "clean", {"test": 40, "train": 999}, ("test",))
+    target = PlannedDataset(
+        "georgia", ECG, "target", "clean", {"test": 40, "train": 999}, ("test",)
+    )
     work = work_of(Evaluate(), "mae", TINY, PTB, target)
     assert (work.units, work.once_flops) == (
         0,

@@ -14,7 +14,7 @@ from benchmd_ray.console.progress import duration
 from benchmd_ray.errors import Stopped
 from benchmd_ray.evaluation.evaluation import CLASSIFICATION
 from benchmd_ray.files.integrity import line
-from benchmd_ray.service.capacity import Capacity, Need, need_of, placed
+from benchmd_ray.service.capacity import Capacity, Need, need_of
 from benchmd_ray.service.execution import Execution
 from benchmd_ray.service.live import (
     Progressing,
@@ -23,10 +23,10 @@ from benchmd_ray.service.live import (
     status_text,
     units_done,
 )
-from benchmd_ray.service.outcome import Failure, Outcome
-from benchmd_ray.service.plan import Item
+from benchmd_ray.service.outcome import Failure, PlanOutcome
+from benchmd_ray.service.plan import Choice, Item, make_plan
 from benchmd_ray.service.steps import Evaluate, pretrain_step, transfer_step
-from benchmd_ray.service.work import Report
+from benchmd_ray.service.work import ItemReport
 from benchmd_ray.settings.definition import Settings, updated
 
 
@@ -176,30 +176,35 @@ def test_what_may_go_on_with_fewer_workers_is_refused_by_those(make_item):
     assert "needs 9 CPUs" in MACHINE.refusal(replace(elastic, fewest=0))
     assert "needs 5 CPUs" in MACHINE.refusal(replace(elastic, fewest=2))
     settings = {"execution": {"workers": 4, "least_workers": 2, "cpus_per_worker": 2}}
-    assert need_of(placed(make_item(settings=settings), gpu=False)).fewest == 2
+    assert need_of(make_item(settings=settings)).fewest == 2
 
 
-def test_only_what_trains_on_several_workers_keeps_them(make_item):
-    two = {"execution": {"workers": 2, "cpus_per_worker": 3}, "transfer": {"mode": "finetune"}}
-    linear = {**two, "transfer": {"mode": "linear"}}
-    assert need_of(placed(make_item(settings=two), gpu=False)) == need(6.0, workers=2, spare=True)
-    finetune = make_item(kind="transfer", settings=two)
-    assert need_of(placed(finetune, gpu=True)) == need(6.0, 2.0, 2, spare=True)
-    for alone in (make_item(kind="transfer", settings=linear), make_item(kind="evaluate")):
-        settled = placed(alone, gpu=True)
-        assert settled.settings.execution.workers == 1
-        assert settled.settings.execution.precision == "bf16"
-        assert need_of(settled) == need(1.0, 1.0)
-    shared = placed(make_item(kind="evaluate", gpus=0.25), gpu=True)
-    assert need_of(shared).gpus == 0.25
-    # Weights that are taken as they are need no GPU.
-    assert placed(make_item(technique="imagenet"), gpu=True).gpus == 0
-    assert placed(make_item(gpus=1.0), gpu=False).gpus == 0
+@pytest.mark.parametrize("gpus", [0.0, 1.0])
+def test_only_what_trains_on_several_workers_keeps_them(gpus):
+    choice = Choice(
+        modalities=("derm",),
+        techniques=("mae", "imagenet"),
+        settings=("linear", "finetune-full"),
+        assignments=("execution.workers=2", "execution.cpus_per_worker=3"),
+    )
+    plan = make_plan(choice, device="cuda" if gpus else "cpu", tflops=1.0)
+    several = need(6.0, 2 * gpus, workers=2, spare=True)
+    for item in plan.items:
+        trains = item.setting == "finetune-full" or item.kind == "pretrain"
+        execution, needs = item.settings.execution, need_of(item)
+        if (item.kind, item.technique) == ("pretrain", "imagenet"):
+            assert needs == need(3.0)  # weights that are taken as they are need no GPU
+        elif trains and item.kind != "evaluate":
+            assert needs == several
+        else:
+            assert (execution.workers, needs.workers) == (1, 1)
+            assert execution.precision == ("bf16" if gpus else "float32")
+            assert 0 < needs.gpus <= 1 if gpus else needs.gpus == 0
 
 
 def test_an_outcome_is_told_with_the_failures_last(make_item, tmp_path):
     item = make_item("x/pretrain")
-    outcome = Outcome(
+    outcome = PlanOutcome(
         folders={},
         done=("a", "b"),
         before=("c",),
@@ -216,7 +221,7 @@ def test_an_outcome_is_told_with_the_failures_last(make_item, tmp_path):
         f"    history and metrics: {tmp_path}",
         "not run: x/linear (after x/pretrain)",
     ]
-    assert Outcome({}).lines() == ["nothing to do"]
+    assert PlanOutcome({}).lines() == ["nothing to do"]
 
 
 def test_a_signal_is_noted_a_second_one_interrupts_and_handlers_come_back():
@@ -255,7 +260,7 @@ def test_what_found_no_memory_in_its_share_of_a_gpu_gets_a_whole_one(make_item, 
     state.tries, state.waiting, state.rank = {}, [], {"a": 0}
     state.observers = SimpleNamespace(again=lambda *_: None)
     state._say = print
-    report = Report(error="OutOfMemoryError: none left", again=True, memory=True)
+    report = ItemReport(error="OutOfMemoryError: none left", again=True, memory=True)
     state._settle(SimpleNamespace(item=item, need=need_of(item)), report, "")
     assert [each.gpus for each in state.waiting] == [then]
     assert (state.needs["a"].gpus, state.alone) == (then, alone)

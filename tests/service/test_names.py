@@ -18,9 +18,10 @@ import pytest
 from benchmd_ray.data.cards import cards, dataset_card, without_build
 from benchmd_ray.data.catalog import Catalog
 from benchmd_ray.files.atomic import digest, json_bytes
-from benchmd_ray.runs.store import Run, run_folder
+from benchmd_ray.runs.store import Run
 from benchmd_ray.service.choice import Choice, technique_settings, with_setting
-from benchmd_ray.service.naming import pretraining, settled, transferring
+from benchmd_ray.service.naming import pretraining, transferring
+from benchmd_ray.service.resolved import resolve_settings
 from benchmd_ray.service.searches import Tuning, planned_searches
 from benchmd_ray.ssl import SCRATCH
 
@@ -78,27 +79,24 @@ def runs() -> Iterator[tuple[str, str]]:
         settings, _ = technique_settings(
             Choice(assignments=changes), dataset_card("ptb-xl").modality, SCRATCH
         )
-        settings = settled(with_setting(settings, "finetune-medium"), gpu=False)
-        _, name, description = transferring(catalog("ptb-xl"), STORE, settings, None)
-        yield f"ptb-xl {' '.join(changes)}", run_folder(STORE, name, description).name
+        settings = resolve_settings(with_setting(settings, "finetune-medium"), gpu=False)
+        resolved = transferring(catalog("ptb-xl"), settings, None)
+        yield f"ptb-xl {' '.join(changes)}", resolved.run(STORE).folder.name
 
 
 def of_technique(source: Catalog, technique: str) -> Iterator[tuple[str, str]]:
     settings, _ = technique_settings(Choice(), source.card.modality, technique)
-    settings = settled(settings, gpu=False)
+    settings = resolve_settings(settings, gpu=False)
     upstream = None
     if technique != SCRATCH:
-        _, name, description = pretraining(technique, source, STORE, settings, None)
-        folder = run_folder(STORE, name, description)
+        resolved = pretraining(technique, source, settings, None)
+        folder = resolved.run(STORE).folder
         yield f"{source.card.name} {technique} pretraining", folder.name
-        upstream = Finished(folder, description)
+        upstream = Finished(folder, resolved.description)
     for setting in SETTINGS if source.card.name == "ptb-xl" else SETTINGS[:2]:
         chosen = with_setting(settings, setting)
-        _, name, description = transferring(source, STORE, chosen, upstream)
-        yield (
-            f"{source.card.name} {technique} {setting}",
-            run_folder(STORE, name, description).name,
-        )
+        resolved = transferring(source, chosen, upstream)
+        yield f"{source.card.name} {technique} {setting}", resolved.run(STORE).folder.name
 
 
 def searches() -> Iterator[tuple[str, str]]:

@@ -6,7 +6,7 @@ import ray
 
 from benchmd_ray.service import execution, nodes
 from benchmd_ray.service.capacity import Capacity, Need, cluster_capacity
-from benchmd_ray.service.execution import Execution, Task
+from benchmd_ray.service.execution import Execution, RunningItem
 from benchmd_ray.service.nodes import Nodes
 
 ONE = Need(cpus=1.0, gpus=0.0, workers=1, spare=False)
@@ -134,7 +134,7 @@ def test_a_process_lost_after_a_notice_to_it_or_its_node_is_no_try(world, monkey
     for name, node in (("told", ""), ("again", ""), ("other", "worker")):
         monkeypatch.setattr(execution, "node_in", lambda error, node=node: node)
         own.nodes.leave("worker")
-        task = Task(SimpleNamespace(name=name.replace("again", "told")), ONE, None)
+        task = RunningItem(SimpleNamespace(name=name.replace("again", "told")), ONE, None)
         report, _ = own._report(None, task)
         assert "its process was lost (WorkerCrashedError: " in report.error
         ends[name] = (report.lost, report.again)

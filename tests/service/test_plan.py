@@ -18,9 +18,10 @@ from benchmd_ray.service import choice as choice_module
 from benchmd_ray.service import plan as plans
 from benchmd_ray.service.choice import chosen_datasets
 from benchmd_ray.service.cost import Inputs
-from benchmd_ray.service.datasets import Dataset, Found
+from benchmd_ray.service.datasets import Found, PlannedDataset
 from benchmd_ray.service.plan import Choice, make_plan
 from benchmd_ray.service.rates import Measured
+from benchmd_ray.service.resolved import resolve_settings
 from benchmd_ray.settings.definition import ENCODERS, default_settings, load_settings
 
 METHODS = ("e-mix", "shed", "mae")
@@ -120,13 +121,13 @@ def test_any_choice_makes_a_sound_plan(seed):
 
 
 def test_settings_are_the_fixed_protocols_with_the_runs_own_seed_and_labels():
-    items = {i.name: i for i in planned(Choice(seeds=(3,))).items}
+    items = {i.name: i for i in planned(Choice(seeds=(3,)), device="cpu").items}
     small = items["lidc-idri/clean/mae/seed-3/finetune-small"].settings
     wanted = load_settings(
         assignments=["seed=3", "transfer.mode=finetune", "transfer.labels=small"],
         base=default_settings(MODALITIES["ldct"]),
     )
-    assert small == wanted
+    assert small == resolve_settings(wanted, gpu=False)
     assert small.pretrain.batch_size == 32
     pretrained = items["bcn20000/clean/imagenet+mae/seed-3/pretrain"].settings
     assert pretrained.encoder == ENCODERS["vit-tiny"]
@@ -139,6 +140,15 @@ def test_the_users_settings_come_over_the_protocols(tmp_path: Path):
     choice = Choice(modalities=("ecg",), file=file, assignments=("transfer.epochs=2",))
     for item in planned(choice).items:
         assert (item.settings.pretrain.steps, item.settings.transfer.epochs) == (9, 2)
+
+
+def test_a_settings_file_is_read_once_for_all_techniques_and_sources(tmp_path: Path):
+    file = tmp_path / "settings.yaml"
+    file.write_text("pretrain: {steps: 9}\n", "utf-8")
+    choice = Choice(modalities=("ecg", "derm"), file=file)
+    file.unlink()
+    assert {item.settings.pretrain.steps for item in planned(choice).items} == {9}
+    assert replace(choice, seeds=(1,)).overrides == choice.overrides
 
 
 @pytest.mark.parametrize(
@@ -354,10 +364,13 @@ def test_a_target_is_scored_by_sources_of_its_signal_and_classes_alone(monkeypat
     rows = {"train": 80, "validation": 10, "test": 10}
     scored = ("test",)
     found = [
-        Dataset("theirs", derm, "source", "clean", rows, scored, catalog=Path("a"), digest="a"),
-        Dataset("mine", own, "source", "clean", rows, scored, catalog=Path("b"), digest="b"),
-        Dataset("target", derm, "target", "clean", rows, scored, catalog=Path("c"), digest="c"),
-        Dataset("strange", replace(own, signal=MODALITIES["cxr"].signal), "target",
+        PlannedDataset("theirs", derm, "source", "clean", rows,
+                scored, catalog=Path("a"), digest="a"),
+        PlannedDataset("mine", own, "source", "clean", rows,
+                scored, catalog=Path("b"), digest="b"),
+        PlannedDataset("target", derm, "target", "clean", rows,
+                scored, catalog=Path("c"), digest="c"),
+        PlannedDataset("strange", replace(own, signal=MODALITIES["cxr"].signal), "target",
                 "clean", rows, scored, catalog=Path("d"), digest="d"),
     ]  # fmt: skip
     monkeypatch.setattr(choice_module, "from_catalogs", lambda _: Found(tuple(found)))

@@ -20,7 +20,6 @@ from benchmd_ray.service.dry_run import describe, status
 from benchmd_ray.service.execute import evaluate_run, pretrain_run, transfer_run
 from benchmd_ray.service.execution import Execution
 from benchmd_ray.service.keeping import pruned_and_needed, release_unneeded
-from benchmd_ray.service.naming import settled
 from benchmd_ray.service.outcome import Observers
 from benchmd_ray.service.plan import Choice, make_plan
 from benchmd_ray.service.schedule import run_plan
@@ -158,8 +157,7 @@ def done_here(plan, store):
     for item in plan.items:
         before = find_runs(plan.items, store)
         upstream = before[item.after].run if item.after else None
-        settings = settled(item.settings, gpu=False)
-        item.step.run(Request(item.technique, item.catalog, store, settings, upstream))
+        item.step.run(Request(item.technique, item.catalog, store, item.settings, upstream))
 
 
 def test_a_plan_names_the_pruned_weights_that_it_needs_before_it_starts(

@@ -25,14 +25,22 @@ from benchmd_ray.cli import main
 from benchmd_ray.data.catalog import open_catalog
 from benchmd_ray.errors import BenchmdError, Busy, NoRoom, Transient
 from benchmd_ray.files.atomic import locked, sha256
+from benchmd_ray.models.imagenet import StartWeights
 from benchmd_ray.runs.history import read_history
 from benchmd_ray.runs.predictions import predictions_path
 from benchmd_ray.runs.store import read_run
 from benchmd_ray.service import execution, nodes, work
-from benchmd_ray.service.execute import evaluate_run, pretrain_run, transfer_run
+from benchmd_ray.service.execute import (
+    evaluate_run,
+    pretrain_resolved,
+    pretrain_run,
+    transfer_run,
+)
 from benchmd_ray.service.live import units_done
+from benchmd_ray.service.naming import pretraining
 from benchmd_ray.service.plan import Choice, make_plan
 from benchmd_ray.service.schedule import run_plan
+from benchmd_ray.service.status import find_run
 from benchmd_ray.storage.lease import LeaseLost
 
 SMALL = """
@@ -260,13 +268,13 @@ def away(times):
     def work(item, store, upstream, name, weights):
         from pathlib import Path
 
-        from benchmd_ray.service.work import Report, execute_item
+        from benchmd_ray.service.work import ItemReport, execute_item
 
         tries = Path(store).parent / item.name.replace("/", "-")
         tried = len(tries.read_text()) if tries.exists() else 0
         tries.write_text("x" * (tried + 1))
         if tried < times:
-            return Report(error="cannot reach s3://lab", lost=True)
+            return ItemReport(error="cannot reach s3://lab", lost=True)
         return execute_item(item, store, upstream, name, weights)
 
     return work
@@ -344,12 +352,12 @@ def without_memory_at_first(folder):
         import time
         from pathlib import Path
 
-        from benchmd_ray.service.work import Report, execute_item
+        from benchmd_ray.service.work import ItemReport, execute_item
 
         tried = Path(folder) / "tried"
         if item.dataset == "georgia" and not tried.exists():
             tried.touch()
-            return Report(error="OutOfMemoryError: none left", again=True, memory=True)
+            return ItemReport(error="OutOfMemoryError: none left", again=True, memory=True)
         time.sleep(item.dataset == "cpsc")
         return execute_item(item, store, upstream, name, weights)
 
@@ -514,18 +522,41 @@ def test_a_plan_without_what_an_item_comes_after_is_refused(plan_of, tmp_path):
         run_plan(cut, tmp_path, say=print)
 
 
+def test_a_worker_does_not_resolve_again_what_the_driver_resolved(plan_of, tmp_path, monkeypatch):
+    item = next(item for item in plan_of().items if item.kind == "pretrain")
+    progress = find_run(item, tmp_path)
+
+    def refuse(*arguments):
+        raise AssertionError("resolved again")
+
+    monkeypatch.setattr("benchmd_ray.service.steps.pretraining", refuse)
+    resolved = replace(item, resolved=progress.resolved)
+    report = work.execute_item(resolved, str(tmp_path), None, None, None)
+    assert report == work.ItemReport(progress.run.folder.name)
+
+
+def test_a_worker_refuses_weights_other_than_those_of_the_plan(plan_of, tmp_path, monkeypatch):
+    item = next(item for item in plan_of().items if item.kind == "pretrain")
+    start = StartWeights("vit", "a" * 64, {}, (), item.settings.encoder)
+    catalog = open_catalog(item.catalog)
+    resolved = pretraining("mae", catalog, item.settings, replace(start, sha256="b" * 64))
+    monkeypatch.setattr("benchmd_ray.service.execute.start_weights", lambda *_: start)
+    with pytest.raises(BenchmdError, match=r"vit has .* the run was planned with bbb"):
+        pretrain_resolved(resolved, tmp_path, None, on_cluster=False)
+
+
 @pytest.mark.parametrize(
     ("error", "expected"),
     [
-        (Busy("held"), work.Report(error="held", busy=True)),
-        (BenchmdError("wrong"), work.Report(error="wrong")),
-        (NoRoom("full"), work.Report(error="full", lost=True)),
-        (Transient("lost"), work.Report(error="lost", again=True)),
-        (LeaseLost("taken over"), work.Report(error="taken over", again=True)),
-        (ValueError("odd\nmore"), work.Report(error="ValueError: odd", again=True)),
+        (Busy("held"), work.ItemReport(error="held", busy=True)),
+        (BenchmdError("wrong"), work.ItemReport(error="wrong")),
+        (NoRoom("full"), work.ItemReport(error="full", lost=True)),
+        (Transient("lost"), work.ItemReport(error="lost", again=True)),
+        (LeaseLost("taken over"), work.ItemReport(error="taken over", again=True)),
+        (ValueError("odd\nmore"), work.ItemReport(error="ValueError: odd", again=True)),
         (
             torch.OutOfMemoryError("none left"),
-            work.Report(error="OutOfMemoryError: none left", again=True, memory=True),
+            work.ItemReport(error="OutOfMemoryError: none left", again=True, memory=True),
         ),
     ],
 )
@@ -535,7 +566,7 @@ def test_what_goes_wrong_is_reported_with_whether_another_try_may_help(
     def fail(*arguments, **options):
         raise error
 
-    monkeypatch.setattr("benchmd_ray.service.execute.pretrain_run", fail)
+    monkeypatch.setattr("benchmd_ray.service.execute.pretrain_resolved", fail)
     (tmp_path / "run").mkdir()
     item = next(item for item in plan_of().items if item.kind == "pretrain")
     assert work.execute_item(item, str(tmp_path), None, "run", None) == expected

@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from benchmd_ray.cli.allowed import Command
-from benchmd_ray.cli.group import Commands
+from benchmd_ray.cli.group import Command, Commands
 from benchmd_ray.cli.options import (
     CATALOG,
     DATA,

@@ -34,7 +34,7 @@ from benchmd_ray.runs.predictions import read_predictions
 from benchmd_ray.scores.comparison import LEVEL, holm
 from benchmd_ray.service.choice import Choice
 from benchmd_ray.service.demo import TFLOPS, catalogs_of, chosen_modalities
-from benchmd_ray.service.outcome import Outcome
+from benchmd_ray.service.outcome import PlanOutcome
 from benchmd_ray.service.plan import Item, Plan, make_plan
 from benchmd_ray.service.schedule import run_plan
 from benchmd_ray.service.steps import Evaluate
@@ -204,7 +204,7 @@ def _catalogs(modality: str, folder: Path, say: Callable[[str], None]) -> list[C
     return catalogs
 
 
-def _scores(item: Item, outcome: Outcome) -> pd.DataFrame:
+def _scores(item: Item, outcome: PlanOutcome) -> pd.DataFrame:
     """AUROC of all detectors that learn of nothing but in-distribution records.
 
     ``chance`` is the p-value of the random half, of the detectors `SHOWN`.

@@ -34,7 +34,7 @@ from benchmd_ray.extensions.parts import versions_of
 from benchmd_ray.files.atomic import digest, locked, remove, remove_partial
 from benchmd_ray.files.integrity import Damaged, read_hashed_json, write_hashed_json
 from benchmd_ray.scores.dice import CODES
-from benchmd_ray.service.each import Call, Lost, each
+from benchmd_ray.service.each import Call, FailedCall, each
 
 PARTS, PLAN, PREDICTIONS, LOGS = "parts", "plan.json", "predictions", "logs"
 """In a run's folder: results of cases until all are done, what the run is of, and a submission's
@@ -314,7 +314,7 @@ def _run(
     try:
         with connected(address, cpus=cpus):
             for name, result in each(calls, work, gpus=gpus, grows=address is not None):
-                reply = {"reason": result.reason} if isinstance(result, Lost) else result
+                reply = {"reason": result.reason} if isinstance(result, FailedCall) else result
                 done[name] = _part(algorithm, name, reply, prints[name])
                 _keep(asked.out, plan, name, done[name])
                 display.update(len(done))

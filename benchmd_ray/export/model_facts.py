@@ -1,0 +1,226 @@
+"""What the card of a model states of its run: where weights are from, training and scores."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import pandas as pd
+
+from benchmd_ray.errors import BenchmdError
+from benchmd_ray.report.columns import cautions, column_of, interval_of, metric_title, sizes
+from benchmd_ray.report.formats import markdown
+from benchmd_ray.report.frames import frame
+from benchmd_ray.report.names import dataset_text, place
+from benchmd_ray.report.notes import notes, synthetic
+from benchmd_ray.report.protocols import base_protocol, pretraining_of, searches_behind
+from benchmd_ray.report.rows import key_of, score_rows
+from benchmd_ray.report.scored import measured, read_scored
+from benchmd_ray.report.table import Column, Table, plain, text_of
+from benchmd_ray.runs.store import Run
+from benchmd_ray.scores.metrics import METRICS
+from benchmd_ray.settings.in_use import in_use
+
+BROUGHT = ("hf:", "model:")
+"""How the names of techniques begin whose encoder was trained elsewhere (`ssl.brought`)."""
+IMAGENET = ("imagenet", "imagenet+mae")
+"""Techniques that start from ImageNet weights."""
+TRAINED_FURTHER = "imagenet+mae"
+"""The one of all these whose pretraining trains."""
+TRAINING, NORMALISATION, SHAPE = "training", "normalisation", "shape of the signals"
+USES = {
+    TRAINING: "It was trained on {data}.",
+    NORMALISATION: "Nothing was trained here: signals are normalised by the mean and standard "
+    "deviation of {data}.",
+    SHAPE: "Nothing was trained here: only the shape of the signals is that of {data}.",
+    "head": "Only a linear head was trained here, on {data}.",
+    "fine-tuning": "Encoder and head were fine-tuned here, on {data}.",
+    "pretraining": "The encoder was pretrained further here, on {data}.",
+    "pretraining, head": "The encoder was pretrained further here and a linear head trained, both "
+    "on {data}.",
+    "pretraining, fine-tuning": "The encoder was pretrained further here, then encoder and head "
+    "fine-tuned, both on {data}.",
+}
+"""What the source was used for, and the sentence that says so."""
+
+
+@dataclass(frozen=True)
+class Origin:
+    """Where a model's weights are from."""
+
+    use: str
+    """What the source was used for, of `USES`."""
+    name: str = ""
+    """Of the encoder's weights, if they were trained elsewhere; empty: all were trained here."""
+    sha256: str = ""
+    """Of these weights, or how the pretraining stored them; empty where it is not known."""
+
+    @property
+    def elsewhere(self) -> bool:
+        """Whether the encoder's weights were trained elsewhere."""
+        return bool(self.name)
+
+    @property
+    def trains(self) -> bool:
+        """Whether anything was trained on the source."""
+        return self.use not in (NORMALISATION, SHAPE)
+
+    def sentences(self, data: str) -> str:
+        """What a card begins with.
+
+        Args:
+            data: What the source is, in words.
+        """
+        here = USES[self.use].format(data=data)
+        if not self.elsewhere:
+            return here
+        stated = f" ({self.sha256})" if self.sha256 else ""
+        return (
+            f"The weights of its encoder were trained elsewhere: {self.name}{stated}. They have "
+            "terms of their own, and this card does not know their training data, which may hold "
+            f"patients of the datasets below.\n{here}"
+        )
+
+
+def origin_of(run: Run) -> Origin:
+    """Where the weights of a run's model are from.
+
+    The hash of weights that were trained elsewhere is what the pretraining states; where a transfer
+    has lost its pretraining, it is that of the file that the transfer read.
+    """
+    about = run.description
+    technique = str(about["technique"])
+    if not technique.startswith(BROUGHT) and technique not in IMAGENET:
+        return Origin(TRAINING)
+    name = "ImageNet weights for timm's ViT-Tiny" if technique in IMAGENET else technique
+    return Origin(_use(run, technique), name, _hash(run, technique))
+
+
+def _use(run: Run, technique: str) -> str:
+    pretrained = ["pretraining"] if technique == TRAINED_FURTHER else []
+    if run.description["kind"] == "transfer":
+        tuned = run.settings.transfer.mode == "finetune"
+        return ", ".join([*pretrained, "fine-tuning" if tuned else "head"])
+    if pretrained:
+        return "pretraining"
+    by_statistics = run.modality.signal.normaliser in ("source-statistics", "source-mean")
+    return NORMALISATION if by_statistics else SHAPE
+
+
+def _hash(run: Run, technique: str) -> str:
+    pretraining = pretraining_of(run, {}) if run.description["kind"] == "transfer" else run
+    stated = pretraining and pretraining.description["determinants"].get("weights")
+    if stated:
+        return f"SHA-256 {stated}"
+    file = run.description["determinants"].get("upstream")
+    return f"stored with the SHA-256 {file}" if file and technique != TRAINED_FURTHER else ""
+
+
+def training_rows(run: Run, origin: Origin) -> dict[str, object]:
+    """Names and values: the protocol as reports have it, and the settings that were read."""
+    about = run.description
+    determinants = about["determinants"]
+    rows: dict[str, object] = {
+        "run": run.folder.name,
+        "technique": about["technique"],
+        **({"weights trained elsewhere": origin.sha256} if origin.sha256 else {}),
+    }
+    network = {"network": about["settings"]["encoder"]["network"]}
+    if not origin.trains:
+        return rows | network | {"training": "none"}
+    stage = "transfer" if about["kind"] == "transfer" else "pretrain"
+    flat = dict(_flat(determinants.get(stage, {}), f"{stage}."))
+    return {
+        **rows,
+        "setting": about["setting"],
+        "protocol": _protocol(run),
+        **({"pretraining": about["upstream"]} if about.get("upstream") else {}),
+        **network,
+        "seed": about["seed"],
+        "precision": determinants.get("precision"),
+        **in_use(flat, str(about["technique"])),
+    }
+
+
+def _protocol(run: Run) -> str:
+    """The protocol, with the searches that found tuned settings."""
+    pretraining = pretraining_of(run, {}) if run.description["kind"] == "transfer" else None
+    protocol = base_protocol(run, pretraining)
+    if protocol != "tuned":
+        return protocol
+    return f"tuned: settings found by {', '.join(searches_behind(run, pretraining))}"
+
+
+def _flat(settings: Mapping[str, Any], above: str) -> Iterable[tuple[str, object]]:
+    """Settings that are set, by their full names, without augmentation that is off."""
+    for name, value in settings.items():
+        if isinstance(value, Mapping):
+            yield from _flat(value, f"{above}{name}.")
+        elif value is not None and (value or not above.endswith(".augmentation.")):
+            yield f"{above}{name}", value
+
+
+RESAMPLES = 1000
+"""Of the patients, as in reports."""
+
+
+def provenances(run: Run) -> dict[str, str]:
+    """What the records are that a run was scored on, by dataset."""
+    return {one.dataset: one.about["provenance"] for one in read_scored(run).scored}
+
+
+def scores_of(run: Run) -> pd.DataFrame:
+    """Score rows (`frames.FRAMES`) of all that a run has predicted of classes.
+
+    Raises:
+        BenchmdError: Predictions cannot be read.
+    """
+    read = read_scored(run)
+    if read.skipped:
+        raise BenchmdError(read.skipped[0].removeprefix("Skipped: "))
+    protocol = base_protocol(run, pretraining_of(run, {}))
+    ordered = sorted(read.scored, key=lambda one: place(key_of(one, protocol)))
+    scored = measured(ordered, tuple(METRICS), RESAMPLES)
+    return frame("rows", (row for one in scored for row in score_rows(one, protocol)))
+
+
+def score_sections(run: Run) -> str:
+    """Tables and limits as Markdown; empty of a pretraining.
+
+    Raises:
+        BenchmdError: Predictions cannot be read.
+    """
+    if run.description["kind"] != "transfer":
+        return ""
+    rows = scores_of(run)
+    if rows.empty:
+        return "The run has been scored on nothing: nothing is known of how good it is."
+    whole = rows[rows["class"] == "mean"].reset_index(drop=True)
+    each = rows[(rows["class"] != "mean") & (rows["metric"] == "auroc")].reset_index(drop=True)
+    metrics = column_of("metric", map(metric_title, whole["metric"]), "text")
+    positives = column_of("positives", each["positives"], "integer")
+    classes = column_of("class", each["class"], "text")
+    overall = (_dataset(whole), metrics, interval_of("value [95 %]", whole, "value"))
+    single = (_dataset(each), classes, positives, interval_of("AUROC [95 %]", each, "value"))
+    limits = [note for note in notes(rows) if not note.startswith("paper:")]  # none is shown here
+    return "\n\n".join(
+        [
+            synthetic(rows),
+            "Over all classes:",
+            _markdown((*overall, *sizes(whole), *cautions(whole))),
+            "Each class against the rest:",
+            _markdown((*single, *cautions(each))),
+            "What limits these numbers:",
+            "\n".join(f"- {text_of(limit).replace('<', '&lt;')}" for limit in limits),
+        ]
+    )
+
+
+def _dataset(rows: pd.DataFrame) -> Column:
+    keys = zip(*(rows[name] for name in ("source", "dataset", "role", "split")), strict=True)
+    return column_of("dataset", [dataset_text(*key) for key in keys], "text")
+
+
+def _markdown(columns: tuple[Column, ...]) -> str:
+    return markdown(plain(Table("", columns))[0])

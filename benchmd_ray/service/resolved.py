@@ -1,0 +1,64 @@
+"""A run, resolved once from what the user asked for; whoever works on it reads it.
+
+Settings are final here: of the technique, the label setting and the seed, with the device, the
+precision and the encoder that the run has. Planning resolves the settings (`resolve_settings`);
+naming adds what is known once the run that it starts from is finished. A worker receives the
+result.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from benchmd_ray.data.catalog import Catalog
+from benchmd_ray.runs.files import RUN
+from benchmd_ray.runs.store import Run, read_run, run_folder
+from benchmd_ray.settings.definition import Settings
+from benchmd_ray.training.jobs import PretrainJob, TransferJob
+
+
+@dataclass(frozen=True)
+class ResolvedRun:
+    """Everything that a run is and does, but the store that it is in."""
+
+    settings: Settings
+    technique: str
+    source: Catalog
+    """Catalog that it is trained on."""
+    upstream: Run | None
+    """Finished pretraining that a transfer starts from; None starts from random weights."""
+    name: str
+    """Readable beginning of its folder's name."""
+    description: dict[str, Any]
+    """Content of ``run.json``; its determinants name the folder, versions of the parts of the code
+    included."""
+
+    def run(self, store: Path) -> Run:
+        """Its run in a store; the folder need not be there."""
+        folder = run_folder(store, self.name, self.description)
+        return read_run(folder) if (folder / RUN).is_file() else Run(folder, self.description)
+
+    def job(self, folder: Path) -> PretrainJob | TransferJob:
+        """What training does for it in a folder."""
+        if self.description["kind"] == "pretrain":
+            return PretrainJob(self.settings, self.technique, self.source.path, folder)
+        upstream = None if self.upstream is None else self.upstream.folder
+        return TransferJob(self.settings, self.source.path, folder, upstream)
+
+
+def resolve_settings(settings: Settings, *, gpu: bool) -> Settings:
+    """Settings without ``auto`` for device and precision: both are part of what names a run.
+
+    Args:
+        settings: The settings.
+        gpu: Whether there is a GPU where the run will be executed.
+    """
+    device, precision = settings.execution.device, settings.execution.precision
+    if device == "auto":
+        device = "cuda" if gpu else "cpu"
+    if precision == "auto":
+        precision = "bf16" if device == "cuda" else "float32"
+    execution = replace(settings.execution, device=device, precision=precision)
+    return replace(settings, execution=execution)
