@@ -44,6 +44,7 @@ from benchmd_ray.demo.derm import write_derm
 from benchmd_ray.demo.eeg import write_eeg
 from benchmd_ray.demo.fundus import write_fundus
 from benchmd_ray.demo.mammo import write_mammo
+from benchmd_ray.modality.card_folders import card_folders
 from benchmd_ray.modality.modalities import modality
 from benchmd_ray.report.analysis import Analysis, analyse
 from benchmd_ray.runs.store import Run, read_run
@@ -235,8 +236,9 @@ def changed_card(monkeypatch: pytest.MonkeyPatch) -> Callable[..., DatasetCard]:
         if isinstance(kind := changes.get("modality"), str):
             changes["modality"] = modality(kind)
         card = dataclasses.replace(real["georgia"], name=name, **(unlike_ecg | changes))
-        known = cards.cards() | {name: card}
-        monkeypatch.setattr(cards, "cards", lambda: known)
+        read = cards._read_all(card_folders())
+        changed = dataclasses.replace(read, sound=read.sound | {name: card})
+        monkeypatch.setattr(cards, "_read_all", lambda folders: changed)
         return card
 
     return change

@@ -123,7 +123,8 @@ ALL_OPTIONS = "benchmd_ray.cli.all_options"
 def _print_all(ctx: click.Context, param: click.Parameter, is_asked: bool) -> None:
     if is_asked:
         ctx.meta[ALL_OPTIONS] = True
-        click.echo(ctx.get_help(), color=ctx.color)
+        for line in ctx.get_help().splitlines():
+            echo(line)
         ctx.exit()
 
 

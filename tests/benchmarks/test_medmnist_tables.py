@@ -133,8 +133,8 @@ def test_seeds_on_different_hardware_are_noted(tmp_path):
     (note,) = noted()
     assert note == (
         "breastmnist: results that are pooled or compared were trained on different hardware, "
-        f"which rounds differently: {HARDWARE}; {other}. Part of their differences may come from "
-        "that."
+        f"which rounds differently: {HARDWARE}; {other}. This may explain part of their "
+        "differences."
     )
 
 

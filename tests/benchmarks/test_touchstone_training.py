@@ -10,7 +10,7 @@ import shutil
 import subprocess
 import sys
 from dataclasses import replace
-from html import escape
+from html import unescape
 from pathlib import Path
 
 import made_catalogs
@@ -429,7 +429,7 @@ def test_a_report_pools_seeds_and_compares_networks(reported, tmp_path):
     first = report_trained.first_table(reported)
     assert first is not None
     assert first.rows == 2
-    assert escape(first.caption) in glance
+    assert first.caption in unescape(glance)
     text = (tmp_path / "segmentation-networks-means.md").read_text()
     assert "mean mask" in text
     assert "custom: settings other than" in text

@@ -149,7 +149,7 @@ def test_few_patients_have_no_interval_on_the_card(tmp_path):
     run = make_transfer(tmp_path)
     predict_all(run, {"ptb-xl": {"validation": 14}})  # of seven patients
     card = model_card(run, "probabilities", 7, takes_sizes=False, programs=())
-    assert "fewer than 10 have no interval" in card
+    assert "with fewer than 10 there is no interval" in card
     scores = card[card.index("## Scores") : card.index("## Limits")]
     assert not re.search(r"\d \[\d", scores)
 

@@ -60,6 +60,8 @@ def test_a_reporter_is_told_of_all_and_may_stop_the_run(make_job, recorder, inte
 )
 def test_a_reporter_for_other_processes_is_refused(make_job, recorder, further, on_ray):
     job = make_job("run", "finetune", *further)
-    with pytest.raises(BenchmdError, match=r"only of work in this process.* execution\.workers=1"):
+    with pytest.raises(
+        BenchmdError, match=r"only called for work in this process.* execution\.workers=1"
+    ):
         launch(job, on_ray=on_ray, reporter=recorder())
     assert not list(job.folder.iterdir())
