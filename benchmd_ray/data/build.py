@@ -31,6 +31,7 @@ from benchmd_ray.data.discovery import discovered, require_complete
 from benchmd_ray.data.manifest import manifest_of, origin_of
 from benchmd_ray.data.manifest_form import SHARD, SHARDS
 from benchmd_ray.data.provenance import SYNTHETIC
+from benchmd_ray.data.quarantine import summarised
 from benchmd_ray.data.raw import Choices, Discovery, RawItem
 from benchmd_ray.data.records import (
     hashed_patient,
@@ -345,10 +346,7 @@ def _require_readable(parts: list[dict[str, Any]], allowed: float, out: Location
     quarantined = [entry for part in parts for entry in part["quarantined"]]
     total = sum(part["items"] for part in parts)
     if len(quarantined) > allowed * total:
-        reasons = "; ".join(
-            f"{q['file'] or 'record ' + q['record']}: {q['reason'].rstrip('.')}"
-            for q in quarantined[:5]
-        )
+        reasons = "; ".join(summarised(quarantined)[:5])
         for part in parts:
             if part["quarantined"]:  # read these files again next time: they may be mended by then
                 delete([out / PARTS / f"{part['name']}.json"])

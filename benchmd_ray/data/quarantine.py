@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import re
 import traceback
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +44,21 @@ def quarantined(
             "again: it resumes where it stopped. If it stays so, fetch that file anew."
         )
     return {"record": item.record_id, "file": file, "reason": reason}
+
+
+def summarised(entries: Sequence[Mapping[str, str | None]]) -> list[str]:
+    """Files with the reason they cannot be read; records of one file and reason together."""
+    records: dict[tuple[str | None, str], list[str]] = {}
+    for entry in entries:
+        file, reason = entry["file"], str(entry["reason"]).rstrip(".")
+        key = (file, reason) if file else (f"record {entry['record']}", reason)
+        records.setdefault(key, []).append(str(entry["record"]))
+    return [
+        f"{name}: {reason}"
+        if len(ids) == 1
+        else f"{name}, {len(ids):,} records such as {ids[0]}: {reason}"
+        for (name, reason), ids in records.items()
+    ]
 
 
 def named(item: RawItem, card: DatasetCard) -> str:

@@ -16,6 +16,7 @@ from benchmd_ray.data.catalog import Catalog
 from benchmd_ray.data.datasets import medmnist
 from benchmd_ray.data.medmnist_cards import task_name
 from benchmd_ray.data.normalise import normaliser
+from benchmd_ray.data.quarantine import summarised
 from benchmd_ray.data.raw import Choices
 from benchmd_ray.data.records import decode_signals, decode_targets
 from benchmd_ray.data.verify import verify
@@ -158,6 +159,17 @@ def test_flat_labels_are_read_as_those_of_the_official_file(real_data, tmp_path)
     ]
 
 
+def test_several_images_of_a_file_are_one_line():
+    entries = [
+        {"record": f"train-{number}", "file": "a.npz", "reason": "flat"} for number in range(12)
+    ]
+    entries += [{"record": "r", "file": None, "reason": "it is cut off."}]
+    assert summarised(entries) == [
+        "a.npz, 12 records such as train-0: flat",
+        "record r: it is cut off",
+    ]
+
+
 @pytest.mark.parametrize(
     ("name", "row", "reason"),
     [
@@ -176,6 +188,7 @@ def test_constant_images_of_an_unofficial_file_are_quarantined(
     assert catalog.manifest["quarantined"] == [
         {"record": "train-000004", "file": file.name, "reason": reason}
     ]
+    assert summarised(catalog.manifest["quarantined"]) == [f"{file.name}: {reason}"]
     signals, _, names = catalog_arrays(catalog, "train")
     assert names == [f"train-{number:06d}" for number in range(9) if number != 4]
     others = np.delete(images, 4, axis=0)

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from benchmd_ray.data.catalog import Catalog
+from benchmd_ray.data.quarantine import summarised
 from benchmd_ray.data.records import HELD_OUT
 from benchmd_ray.data.verify import cautions
 from benchmd_ray.errors import count_of
@@ -80,9 +81,9 @@ def _statistics(catalog: Catalog) -> list[str]:
 
 def _quarantine(entries: list[dict[str, str | None]]) -> list[str]:
     lines = [f"quarantined: {len(entries):,}"]
-    for entry in entries[:QUARANTINE_SHOWN]:
-        name = entry["file"] or f"record {entry['record']}"
-        lines += list_item(f"{name}: {entry['reason']}")
-    if len(entries) > QUARANTINE_SHOWN:
-        lines.append(f"  and {len(entries) - QUARANTINE_SHOWN:,} more, in manifest.json")
+    files = summarised(entries)
+    for line in files[:QUARANTINE_SHOWN]:
+        lines += list_item(line)
+    if len(files) > QUARANTINE_SHOWN:
+        lines.append(f"  and {len(files) - QUARANTINE_SHOWN:,} more, in manifest.json")
     return lines
