@@ -1,10 +1,4 @@
-"""Plain values of YAML files as the types that dataclasses declare.
-
-Why not pydantic: its strict mode refuses what YAML has (1e-4, which YAML 1.1 reads as text, 100.0
-for a whole number, lists for tuples, mappings for dataclasses), its lax mode takes True for 1 and
-text for numbers, and its errors name no line, no valid key and no nearest name. With all this added
-it is longer than this module, and its import adds about 50 ms to each command.
-"""
+"""Plain values of YAML files as the types that dataclasses declare."""
 
 from __future__ import annotations
 
