@@ -46,8 +46,9 @@ class Display:
             self._bar.update(done - self._bar.n)
 
     def close(self) -> None:
-        """Leave the last state."""
+        """Leave the last state, if any work was done."""
         if self._bar is not None:
+            self._bar.leave = self._bar.n != self._bar.initial or not self._bar.total
             self._bar.close()
 
 
@@ -93,7 +94,7 @@ def _progress(
         options |= {"mininterval": INTERVAL, "delay": 1.0}  # no line before the first interval
         options |= {"position": 0}  # of work within other work, too: nothing moves a cursor
     display: tqdm[NoReturn] = tqdm(
-        total=total, initial=done, desc=what, unit=unit, miniters=0, **options
+        total=total, initial=done, desc=what, unit=unit, miniters=0, leave=False, **options
     )
     display.delay = 0.0  # short work has its last line
     return Display(display)

@@ -61,6 +61,11 @@ def test_work_that_has_not_begun_has_no_time_left(capsys):
     assert capsys.readouterr().err == "work: 0/10 steps (0%), ? steps/s, ? left\n"
 
 
+def test_work_that_ends_before_it_begins_leaves_no_line(capsys):
+    progress("training", 3, "steps").close()
+    assert capsys.readouterr().err == ""
+
+
 def test_lines_of_work_within_other_work_stand_by_themselves(capsys):
     outer, inner = board(3, "runs"), progress("scores", 2, "cases")
     outer.show(1, "1 running")

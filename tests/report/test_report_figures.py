@@ -1051,7 +1051,7 @@ def test_processes_that_write_figures_end_with_the_command(tmp_path):
     code = """
         import os, sys
         from pathlib import Path
-        from benchmd_ray.results import canvas
+        from benchmd_ray.report import canvas
         canvas.EACH = 1
         with canvas.styled():
             held = [(f"f{n}", canvas.new_figure("title", 2.0)) for n in range(40)]
