@@ -9,6 +9,7 @@ from __future__ import annotations
 import ast
 import textwrap
 from collections.abc import Iterator
+from functools import cache
 from html import escape
 from pathlib import Path
 
@@ -29,6 +30,7 @@ def rooms() -> dict[str, Path]:
     return folders | {name: PACKAGE / f"{name}.py" for name in TOP}
 
 
+@cache
 def imported(room: Path) -> set[str]:
     """Names of the rooms that a room imports."""
     names: set[str] = set()

@@ -56,6 +56,7 @@ def test_what_fails_says_how_with_its_last_words(tmp_path):
     assert ran(tmp_path, "pass")[0].fault == "the command wrote no output"
 
 
+@pytest.mark.slow
 def test_what_takes_too_long_is_ended_with_all_that_it_started(tmp_path):
     """Also a process that left its session and its parent."""
     code = (
@@ -215,6 +216,7 @@ def scored(folder, code, monkeypatch, **limits):
     return score(asked, say=lambda line: None)
 
 
+@pytest.mark.slow
 def test_a_submission_is_run_and_scored_with_its_seconds(tmp_path, monkeypatch):
     long = f"import time; time.sleep(0.5); {COPY}"  # enough for its memory to be looked at
     outcome = scored(tmp_path, long, monkeypatch)

@@ -118,6 +118,7 @@ def test_a_death_says_where_and_how_and_costs_one_call(process, what, how, outsi
     assert after["pid"] != before["pid"]
 
 
+@pytest.mark.slow
 def test_a_process_that_waits_for_ever_is_ended(process, monkeypatch):
     process.call({"parts": []})  # it has started, which takes longer on a busy machine
     with monkeypatch.context() as patch:

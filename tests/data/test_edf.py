@@ -436,6 +436,7 @@ def test_real_hypnograms_give_a_stage_for_each_epoch_of_a_day(real_data):
 
 
 @pytest.mark.data
+@pytest.mark.slow
 def test_every_odd_file_decodes_to_its_bytes_or_is_refused(real_data):
     outcomes = {}
     for path in sorted((real_data / "edf-odd").iterdir()):

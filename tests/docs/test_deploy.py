@@ -149,6 +149,7 @@ def test_the_manifest_has_cpu_and_gpu_workers_that_come_and_go():
         assert resources["limits"].get("nvidia.com/gpu") == gpus
 
 
+@pytest.mark.slow
 def test_workers_are_told_before_their_pod_ends_and_awaited(tmp_path):
     (pod,) = [pod for pod, _ in pods() if "lifecycle" in pod["containers"][0]]
     assert pod["terminationGracePeriodSeconds"] > int(ADDED["RAY_JOB_STOP_WAIT_TIME_S"])

@@ -259,6 +259,7 @@ def drawn(made, tmp_path_factory):
 
 
 @pytest.mark.parametrize("name", by_tier(["cxr"], ["ecg", "ldct"], MODALITIES))
+@pytest.mark.slow
 def test_figures_are_drawn(made, drawn, name):
     files = {path.name: path for path in drawn(name)}
     pictures = {path.stem for path in files.values()}

@@ -68,6 +68,7 @@ def test_seeds_on_different_hardware_give_one_note_with_the_kinds(tmp_path, othe
     assert noted(first) == noted(second) == []
 
 
+@pytest.mark.slow
 def test_compared_techniques_on_different_hardware_are_noted(tmp_path):
     upstreams = {t: make_pretraining(tmp_path, t) for t in ("mae", "shed")}
     found = [transferred(tmp_path)]

@@ -151,6 +151,7 @@ def test_figures_of_classification_have_nothing_of_a_single_record(drawn):
     assert all(one.aggregate for one in drawn.values())
 
 
+@pytest.mark.slow
 def test_figures_are_few_unless_all_are_asked_for(images, drawn):
     main = {one.name: one for one in figures(images, which="main")}
     assert list(main) == [name for name in drawn if name in main]
@@ -676,6 +677,7 @@ def titles_of(analysis):
     return [one.title for one in found if isinstance(one, Titled)]
 
 
+@pytest.mark.slow
 def test_no_title_claims_a_difference_where_no_test_shows_one(images):
     def open_(table, value):
         return table.assign(low=-abs(table[value]) - 0.1, high=abs(table[value]) + 0.1, p=0.4)

@@ -41,6 +41,7 @@ def synthetic(tmp_path_factory):
     return analyse(stored(store, "synthetic", drawn=ECG_DATA), resamples=20)
 
 
+@pytest.mark.slow
 def test_page_figures_and_tables_say_it(synthetic, tmp_path):
     drawn, _ = draw(synthetic, which="main")
     assert f'<p class="banner" role="note">{SAID}</p>' in page(synthetic, drawn)
@@ -67,6 +68,7 @@ def test_page_figures_and_tables_say_it(synthetic, tmp_path):
     assert not any("the whole dataset has" in note for note in synthetic.notes)
 
 
+@pytest.mark.slow
 def test_measured_data_are_not_called_synthetic(tmp_path):
     analysis = analyse(stored(tmp_path / "runs"), resamples=20)
     drawn, _ = draw(analysis, which="main")
