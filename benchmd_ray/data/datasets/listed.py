@@ -181,16 +181,16 @@ def _in_folders(card: DatasetCard, names: FileNames) -> Iterator[Named]:
         if len(parts) < len(files.levels):
             yield Named(path, file, excluded=f"it is in fewer than {len(files.levels)} folders")
             continue
-        said = dict(zip(files.levels, parts, strict=False))
-        label, why = class_of(card, said.get("class", ""))
+        levels = dict(zip(files.levels, parts, strict=False))  # folders may be deeper
+        label, why = class_of(card, levels.get("class", ""))
         yield Named(
             path,
             file,
             label,
-            patient=said.get("patient", ""),
-            split=said.get("split"),
+            patient=levels.get("patient", ""),
+            split=levels.get("split"),
             excluded=why,
-            written=said.get("class", ""),
+            written=levels.get("class", ""),
         )
 
 
