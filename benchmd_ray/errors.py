@@ -18,8 +18,8 @@ class BenchmdError(Exception):
     """Something the user can mend; commands print it without a traceback."""
 
 
-class FieldError(BenchmdError):
-    """A value of a dataclass that cannot be; who reads it from a file adds where that is."""
+class FieldError(BenchmdError, ValueError):
+    """A value of a dataclass that cannot be; `schema.typed` adds which file and line it is in."""
 
     def __init__(self, field: str, message: str) -> None:
         """Name the field, and say what is wrong with it."""

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, fields, replace
 from typing import Any, Literal
 
 from benchmd_ray.errors import BenchmdError, FieldError, require_plain_name, unknown_name
-from benchmd_ray.schema.typed import typed
+from benchmd_ray.schema.typed import PlainValue, typed
 
 
 @dataclass(frozen=True)
@@ -94,7 +94,7 @@ class Signal:
     """Extent of a patch along each axis but the channel's."""
     normaliser: str
     """Name of the function that makes stored values what the encoder sees."""
-    parameters: dict[str, Any] = field(default_factory=dict, hash=False)
+    parameters: dict[str, PlainValue] = field(default_factory=dict, hash=False)
     """Of the normaliser, such as the ends of its range."""
     channels: tuple[str, ...] = ()
     """Names of the channels in their order, for signals over time."""

@@ -6,6 +6,7 @@ form, as names are compared.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,7 @@ MAX_VALUES = 10_000
 MAX_DIGITS = 40
 """Characters of a number; 64 bits take 20."""
 NUMBERS = ("tag:yaml.org,2002:int", "tag:yaml.org,2002:float")
+EXPONENT = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)[eE][-+]?\d+$")
 UNTAKEN = ("tag:yaml.org,2002:timestamp", "tag:yaml.org,2002:merge", "tag:yaml.org,2002:value")
 """What SafeLoader recognises without a tag, and what stays a text here."""
 
@@ -143,6 +145,9 @@ def _lined(loader: _PlainValues, node: yaml.MappingNode) -> Iterator[Lined]:
             mapping.lines[loader.construct_object(name)] = name.start_mark.line + 1
 
 
+_PlainValues.add_implicit_resolver(  # type: ignore[no-untyped-call]
+    "tag:yaml.org,2002:float", EXPONENT, list("-+.0123456789")
+)  # YAML 1.1 takes 1e-4 for a text, JSON and YAML 1.2 for a number
 _PlainValues.add_constructor("tag:yaml.org,2002:map", _lined)
 
 

@@ -1,16 +1,19 @@
-"""Plain values of YAML files as the types that dataclasses declare."""
+"""Plain values of files as the types that dataclasses declare, validated by pydantic."""
 
 from __future__ import annotations
 
 import dataclasses
 import functools
+import json
 import math
 import re
 import types
 import typing
-from collections.abc import Mapping
-from contextlib import suppress
-from typing import Any, Literal
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Annotated, Any
+
+from pydantic import AfterValidator, TypeAdapter, ValidationError
+from pydantic_core import ErrorDetails, PydanticCustomError
 
 from benchmd_ray.errors import BenchmdError, FieldError, is_name, shown, unknown_name
 
@@ -20,16 +23,36 @@ LARGEST = 2**63 - 1
 
 LINE = re.compile(r", line \d+(?=[:.]|$)")
 
+EXPECTED = {
+    "dict_type": "names with values",
+    **dict.fromkeys(("list_type", "tuple_type"), "a list such as [0.5, 0.75]"),
+}
+"""What was expected, by the type of pydantic's error."""
+
+UNKNOWN = "unexpected_keyword_argument"
+
 types_of: Any = functools.cache(typing.get_type_hints)
 """Types of a dataclass's fields, by name."""
+_adapter: Any = functools.cache(TypeAdapter)
+
+
+def _plain(value: Any) -> Any:
+    if not isinstance(value, PLAIN):
+        raise PydanticCustomError("plain", "a plain value")
+    return value
+
+
+PlainValue = Annotated[Any, AfterValidator(_plain)]
+Path = Sequence[str | int]
+"""Keys and positions from a value to one within it."""
 
 
 def typed(kind: Any, value: Any, where: str) -> Any:
-    """``value`` as ``kind``.
+    """``value`` as ``kind``, strictly: numbers, texts and truth values never become one another.
 
     Args:
         kind: bool, int, float, str, a Literal, one of these or None; a list, tuple or dict of
-            these (of dict[str, Any]: of plain values); or a dataclass, for a mapping.
+            these (dict[str, PlainValue] for any names); or a dataclass, for a mapping.
         value: A plain value, or lists and mappings of such.
         where: Name of the value, for messages, such as ``setting pretrain.steps``.
 
@@ -37,63 +60,103 @@ def typed(kind: Any, value: Any, where: str) -> Any:
         BenchmdError: It is of another type, NaN, infinite or beyond 64 bits, or a mapping with an
             unknown key or without one that has no default.
     """
-    origin, inner = typing.get_origin(kind), typing.get_args(kind)
-    if origin in (types.UnionType, typing.Union):
-        (kind,) = (part for part in inner if part is not types.NoneType)
-        return None if value is None else typed(kind, value, where)
-    if origin is Literal:
-        for choice in inner:
-            if value == choice and isinstance(value, bool) == isinstance(choice, bool):
-                return choice
-        raise unknown_name(f"value of {where}:", str(value), map(str, inner))
-    if origin is dict:
-        return _mapping(inner, value, where)
-    if origin in (list, tuple):
-        if isinstance(value, list | tuple):
-            return origin(typed(inner[0], item, where) for item in value)
-        raise BenchmdError(f"{where} is {shown(value)}, expected a list such as [0.5, 0.75].")
-    if dataclasses.is_dataclass(kind):
-        return _dataclass(kind, value, where)
-    return _scalar(kind, value, where)
-
-
-def _mapping(inner: tuple[Any, Any], value: Any, where: str) -> dict[Any, Any]:
-    key_kind, kind = inner
-    if not isinstance(value, Mapping):
-        raise BenchmdError(f"{where} is {shown(value)}, expected names with values.")
-    if kind is Any and not all(isinstance(item, PLAIN) for item in value.values()):
-        raise BenchmdError(f"{where} is {shown(value)}, expected names with plain values.")
-    return {
-        typed(key_kind, key, f"a name in {_within(where, value, key)}"): (
-            item
-            if kind is Any
-            else typed(kind, item, _within(where, value, key, f".{_plain(key)}"))
-        )
-        for key, item in value.items()
-    }
-
-
-def _dataclass(kind: Any, value: Any, where: str) -> Any:
-    kinds = types_of(kind)
-    if not isinstance(value, Mapping):
-        raise BenchmdError(f"{where} is {shown(value)}, expected the keys {', '.join(kinds)}.")
-    for key in value:
-        if key not in kinds:
-            raise unknown_name(f"key in {_within(where, value, key)}:", str(key), kinds)
-    for field in dataclasses.fields(kind):
-        missing = dataclasses.MISSING
-        if field.name not in value and field.default is field.default_factory is missing:
-            raise BenchmdError(f"{where} is incomplete: {field.name} is missing.")
-    fields = {
-        key: typed(kinds[key], item, _within(where, value, key, f": {key}"))
-        for key, item in value.items()
-    }
+    if kind is int and isinstance(value, float) and value.is_integer():
+        value = int(value)  # 1e4 steps
+    for path, reason in _not_json(value):
+        raise BenchmdError(f"{_Place(kind, value, where, path)} {reason}.")
     try:
-        return kind(**fields)
-    except BenchmdError as error:  # of its own checks, which do not know where it is from
-        if isinstance(error, FieldError):
-            where = _within(where, value, error.field, f": {error.field}")
+        # JSON's strict mode takes lists for tuples and mappings for dataclasses
+        return _adapter(kind).validate_json(json.dumps(value), strict=True, extra="forbid")
+    except ValidationError as error:
+        # a misspelt key says more than the key that is missing for it
+        first = min(error.errors(), key=lambda fault: fault["type"] != UNKNOWN)
+        raise _explained(kind, value, where, first) from None
+    except BenchmdError as error:  # of a dataclass's own check, which names no field
         raise BenchmdError(f"{where}: {error}") from error
+
+
+def _not_json(value: Any, path: tuple[str | int, ...] = ()) -> Iterator[tuple[Path, str]]:
+    """Where a value is not what JSON keeps as it is, and why."""
+    if isinstance(value, Mapping):
+        for key, item in value.items():
+            if not isinstance(key, str):
+                yield path, f"has the name {shown(key)}, expected text: write it in quotes"
+            yield from _not_json(item, (*path, str(key)))
+    elif isinstance(value, list | tuple):
+        for position, item in enumerate(value):
+            yield from _not_json(item, (*path, position))
+    elif not isinstance(value, PLAIN):
+        yield path, f"is {shown(value)}, expected a plain value"
+    elif isinstance(value, float) and not math.isfinite(value):
+        yield path, f"is {shown(value)}, expected a finite number"
+    elif isinstance(value, int) and abs(value) > LARGEST:
+        yield path, f"is {shown(value)}, expected a number of 64 bits"
+
+
+class _Place:
+    """A value within another one: its type, and its name with the line of its key."""
+
+    def __init__(self, kind: Any, value: Any, where: str, path: Path) -> None:
+        self.kind, self.value, self.name = kind, value, where
+        for key in path:
+            self._enter(key)
+
+    def _enter(self, key: str | int) -> None:
+        kind = _without_none(self.kind)
+        is_dataclass = dataclasses.is_dataclass(kind)
+        if isinstance(key, str):
+            line = line_of(self.value, key)
+            name = LINE.sub("", self.name) if line else self.name
+            key_text = key if is_name(key) else shown(key)
+            self.name = f"{name}{': ' if is_dataclass else '.'}{key_text}{line}"
+        inner = typing.get_args(kind)
+        self.kind = types_of(kind).get(key, Any) if is_dataclass else (inner or (Any,))[-1]
+        if inner and inner[-1] is Ellipsis:
+            self.kind = inner[0]
+        try:
+            self.value = self.value[key]
+        except (KeyError, IndexError, TypeError):
+            self.value = None
+
+    def __str__(self) -> str:
+        return self.name
+
+
+def _without_none(kind: Any) -> Any:
+    if typing.get_origin(kind) in (types.UnionType, typing.Union):
+        return next(part for part in typing.get_args(kind) if part is not types.NoneType)
+    return kind
+
+
+def _explained(kind: Any, value: Any, where: str, error: ErrorDetails) -> BenchmdError:
+    """Our error for one of pydantic's: what, where, what was expected, the nearest name."""
+    name, path = error["type"], error["loc"]
+    if name in ("missing", UNKNOWN):
+        place, key = _Place(kind, value, where, path[:-1]), path[-1]
+        if name == "missing":
+            return BenchmdError(f"{place} is incomplete: {key} is missing.")
+        line = line_of(place.value, str(key))
+        scope = f"{LINE.sub('', str(place)) if line else place}{line}"
+        return unknown_name(f"key in {scope}:", str(key), types_of(_without_none(place.kind)))
+    place = _Place(kind, value, where, path)
+    stated, inner = place.value, _without_none(place.kind)
+    if name == "literal_error":
+        return unknown_name(f"value of {place}:", str(stated), map(str, typing.get_args(inner)))
+    if name == "value_error":  # of a dataclass's own check
+        cause: Any = error["ctx"]["error"]
+        if isinstance(cause, FieldError):
+            place = _Place(kind, value, where, (*path, cause.field))
+        return BenchmdError(f"{place}: {cause}")
+    if name == "plain":
+        return BenchmdError(f"{place} is {shown(stated)}, expected a plain value.")
+    if name == "string_type" and isinstance(stated, bool | int | float):
+        why = " (unquoted, yes, no, on and off are truth values)" * isinstance(stated, bool)
+        return BenchmdError(f"{place} is {stated}, expected text: write it in quotes{why}.")
+    if name == "dataclass_type":
+        expected = f"the keys {', '.join(types_of(inner))}"
+    else:
+        expected = EXPECTED.get(name) or f"a value of type {inner.__name__}"
+    return BenchmdError(f"{place} is {shown(stated)}, expected {expected}.")
 
 
 def line_of(content: Any, *keys: str) -> str:
@@ -104,33 +167,3 @@ def line_of(content: Any, *keys: str) -> str:
         line = f", line {lines[key]}" if key in lines else line
         content = content.get(key) if isinstance(content, Mapping) else None
     return line
-
-
-def _plain(key: object) -> str:
-    """A key for a message: a file may hold anything."""
-    return str(key) if is_name(str(key)) else shown(key)
-
-
-def _within(where: str, content: Any, key: Any, name: str = "") -> str:
-    """A place with a name in it; the line of the key, where there is one, replaces the place's."""
-    line = line_of(content, key)
-    return f"{LINE.sub('', where) if line else where}{name}{line}"
-
-
-def _scalar(kind: Any, value: Any, where: str) -> Any:
-    scalar: Any = value
-    if kind is float and not isinstance(value, bool):
-        with suppress(TypeError, ValueError, OverflowError):
-            scalar = float(value)  # YAML 1.1 reads 1e-4 as a string
-    elif kind is int and isinstance(value, float) and value.is_integer():
-        scalar = int(value)
-    if kind is str and isinstance(value, bool | int | float):
-        why = " (unquoted, yes, no, on and off are truth values)" if isinstance(value, bool) else ""
-        raise BenchmdError(f"{where} is {value}, expected text: write it in quotes{why}.")
-    if not isinstance(scalar, kind) or isinstance(scalar, bool) != (kind is bool):
-        raise BenchmdError(f"{where} is {shown(value)}, expected a value of type {kind.__name__}.")
-    if kind is float and not math.isfinite(scalar):
-        raise BenchmdError(f"{where} is {shown(value)}, expected a finite number.")
-    if kind is int and abs(scalar) > LARGEST:
-        raise BenchmdError(f"{where} is {shown(value)}, expected a number of 64 bits.")
-    return scalar

@@ -30,7 +30,7 @@ from benchmd_ray.schema.ranges import (
     Within,
     ranges_of,
 )
-from benchmd_ray.schema.typed import typed, types_of
+from benchmd_ray.schema.typed import PlainValue, typed, types_of
 
 T = TypeVar("T")
 
@@ -90,7 +90,7 @@ class EncoderSettings:
     transformers for what a folder of that library describes (`--from hf:FOLDER`); or a
     network of your own: the name of an entry point or package.module:name
     (docs/own_method.md)."""
-    options: dict[str, Any] = field(default_factory=dict)
+    options: dict[str, PlainValue] = field(default_factory=dict)
     """Further settings that another network reads, by name; a ResNet reads width, stem, resize and
     dropout (`models.resnet.ResNetOptions`), xresnet1d101 width, growth and dropout
     (`models.xresnet.XResNetOptions`), a network of MONAI resize and dropout, one that segments
@@ -181,7 +181,7 @@ class PretrainSettings:
     """ShED: share of the tokens that are moved."""
     mask_rate: ShareBetween = 0.75
     """MAE: share of the tokens that are masked."""
-    options: dict[str, Any] = field(default_factory=dict)
+    options: dict[str, PlainValue] = field(default_factory=dict)
     """Further settings that a method of your own reads, by name."""
 
     def __post_init__(self) -> None:
@@ -312,7 +312,7 @@ class ExecutionSettings:
     that compare examples of several workers."""
     precision: Literal["auto", "float32", "bf16"] = "auto"
     """auto: bf16 mixed precision on a GPU, float32 on a CPU."""
-    zero_stage: Literal[0, 1, 2, 3] = 0
+    zero_stage: Annotated[int, Within(0, 3)] = 0
     """DeepSpeed ZeRO stage."""
     workers: Count = 1
     """Data-parallel workers; several run as a Ray Train job."""

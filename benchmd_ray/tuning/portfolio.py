@@ -28,7 +28,7 @@ import pandas as pd
 from benchmd_ray.errors import BenchmdError, is_name, shown
 from benchmd_ray.files.atomic import resource_folder
 from benchmd_ray.files.integrity import MAX_JSON_BYTES, read_json
-from benchmd_ray.schema.typed import typed
+from benchmd_ray.schema.typed import PlainValue, typed
 from benchmd_ray.storage.location import Location, write
 from benchmd_ray.tuning.racing import REDUCTION
 from benchmd_ray.tuning.records import NUMERIC, SearchRecord
@@ -70,7 +70,7 @@ class Candidate:
     dataset: str
     """Of the search."""
     kind: SearchKind
-    values: dict[str, Any]
+    values: dict[str, PlainValue]
     """By the full name of a setting."""
     gains: dict[str, float]
     """By dataset: what it gains over the start of the searches there."""
@@ -80,7 +80,7 @@ class Candidate:
 class PortfolioSettings:
     """Settings that a portfolio gives a search."""
 
-    values: dict[str, Any]
+    values: dict[str, PlainValue]
     datasets: tuple[str, ...]
     """That they come from."""
 

@@ -121,10 +121,10 @@ def test_a_key_that_is_there_twice_is_refused(tmp_path):
             {"tasks": "binary-class"},
             "key in the card breastmnist.yaml: images: 'tasks'. Did you mean 'task'",
         ),
-        ({"md5": {64: "0" * 32}}, r"yaml: images is incomplete: md5 of size 28 is missing"),
-        ({"md5": {28: "0" * 32, 32: "1" * 32}}, r"breastmnist\.yaml names images of size 32, exp"),
+        ({"md5": {"64": "0" * 32}}, r"yaml: images is incomplete: md5 of size 28 is missing"),
+        ({"md5": {"28": "0" * 32, "32": "1" * 32}}, r"breastmnist\.yaml names images of size 32, exp"),
         (
-            {"md5": {28: 7}},
+            {"md5": {"28": 7}},
             r"breastmnist\.yaml: images: md5\.28 is 7, expected text: write it in quotes",
         ),
         ({"md5": ["0" * 32]}, r"breastmnist\.yaml: images: md5 is \[.*expected names with values"),
@@ -177,7 +177,7 @@ def test_a_card_that_is_no_mapping_is_named(tmp_path, content):
         ({"role": "sauce"}, r"value of the card x\.yaml: role: 'sauce'\. Did you mean 'source'"),
         (
             {"class_mapping": {1: "normal"}},
-            r"a name in the card x\.yaml: class_mapping is 1, expected",
+            r"the card x\.yaml: class_mapping has the name 1, expected",
         ),
         ({"name": "../x"}, r"x\.yaml: '\.\./x' is not a valid name of a dataset: use"),
         (

@@ -72,11 +72,17 @@ def test_hostile_texts_are_refused_soon_and_in_little_memory(text, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "text", ["2020-13-45", "2020-01-01", "<<", "=", "1.5.2", "1e-4", "0o17", "_", "9" * 19 + "x"]
+    "text", ["2020-13-45", "2020-01-01", "<<", "=", "1.5.2", "0o17", "_", "9" * 19 + "x"]
 )
 def test_what_looks_like_a_date_or_a_number_stays_a_text(text):
     assert read_yaml(f"a: {text}", "it") == {"a": text}
     assert read_yaml(f"{text}: 1", "it") == {text: 1}
+
+
+@pytest.mark.parametrize("text", ["1e-4", "-2E3", "+1.e+2", ".5e1", "1.0e+4"])
+def test_numbers_with_an_exponent_are_numbers(text):
+    assert read_yaml(f"a: {text}", "it") == {"a": float(text)}
+    assert read_yaml(f"a: '{text}'", "it") == {"a": text}
 
 
 def test_aliases_stand_for_what_they_name():

@@ -2,12 +2,12 @@
 
 import math
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Literal
 
 import pytest
 
 from benchmd_ray.errors import BenchmdError, shown
-from benchmd_ray.schema.typed import typed
+from benchmd_ray.schema.typed import PlainValue, typed
 
 
 @dataclass(frozen=True)
@@ -30,15 +30,13 @@ class Outer:
     ("kind", "value", "expected"),
     [
         (int, 3, 3),
-        (int, 3.0, 3),
         (float, 3, 3.0),
-        (float, "1e-4", 1e-4),
         (bool, False, False),
         (int | None, None, None),
-        (list[float], [1, "2"], [1.0, 2.0]),
+        (list[float], [1, 2.5], [1.0, 2.5]),
         (tuple[int, ...], [1, 2], (1, 2)),
-        (dict[str, Any], {"a": None}, {"a": None}),
-        (dict[int, str], {28: "x"}, {28: "x"}),
+        (dict[str, PlainValue], {"a": None}, {"a": None}),
+        (dict[int, str], {"28": "x"}, {28: "x"}),
         (Literal[0, 1], 1, 1),
     ],
 )
@@ -62,18 +60,17 @@ def test_mappings_become_dataclasses():
         (str, 1, r"it is 1, expected text: write it in quotes\."),
         (str, True, r"it is True, .* in quotes \(unquoted, yes, no, on and off are truth values"),
         (int, 2**63, "it is 9223372036854775808, expected a number of 64 bits"),
-        (int, 1e300, r"it is 1e\+300, expected a number of 64 bits"),
-        (int, math.inf, "it is inf, expected a value of type int"),
+        (list[int], [3.0], r"it\.0 is 3\.0, expected a value of type int"),
+        (int, math.inf, "it is inf, expected a finite number"),
         (float, math.nan, "it is nan, expected a finite number"),
-        (float, "1e999", "it is '1e999', expected a finite number"),
-        (float, 16**300, "it is .*, expected a value of type float"),
+        (float, "1", "it is '1', expected a value of type float"),
+        (float, 16**300, "it is .*, expected a number of 64 bits"),
         (float, [], r"it is \[\], expected a value of type float"),
         (list[float], "0.5", r"it is '0\.5', expected a list"),
-        (dict[str, Any], {"a": {}}, "expected names with plain values"),
+        (dict[str, PlainValue], {"a": {}}, r"it\.a is \{\}, expected a plain value"),
         (dict[str, int], {"a": "b"}, r"it\.a is 'b', expected a value of type int"),
-        (dict[str, int], {1: 2}, "a name in it is 1, expected text: write it in quotes"),
+        (dict[str, int], {1: 2}, "it has the name 1, expected text: write it in quotes"),
         (Literal["left", "right"], "lift", "value of it: 'lift'. Did you mean 'left'"),
-        (Literal[0, 1], True, "value of it: 'True'.*Valid: 0, 1"),
         (Outer, {"name": "x"}, "it is incomplete: kind is missing"),
         (Outer, {"name": "x", "kind": "a", "inner": {}}, "it: inner is incomplete: low is missing"),
         (Outer, {"nam": "x"}, "unknown key in it: 'nam'. Did you mean 'name'"),

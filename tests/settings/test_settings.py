@@ -153,8 +153,9 @@ def test_a_float_takes_any_notation_of_a_whole_number(text):
 
 
 def test_a_whole_float_is_an_int():
-    steps = load_settings(assignments=["pretrain.steps=100.0"]).pretrain.steps
-    assert (steps, type(steps)) == (100, int)
+    for text in ("100.0", "1e2"):
+        steps = load_settings(assignments=[f"pretrain.steps={text}"]).pretrain.steps
+        assert (steps, type(steps)) == (100, int)
 
 
 def test_an_encoder_name_stands_for_its_sizes_and_can_be_changed_after():
@@ -186,8 +187,8 @@ def test_an_encoder_name_in_a_file(tmp_path):
             "transfer.mode=finetun",
             r"transfer\.mode.*'finetun'.*'finetune'.*Valid: finetune, knn",
         ),
-        ("execution.zero_stage=4", r"execution\.zero_stage.*'4'.*Valid: 0, 1, 2, 3"),
-        ("execution.zero_stage=true", r"execution\.zero_stage.*'True'"),
+        ("execution.zero_stage=4", r"execution\.zero_stage is 4, expected 0 to 3"),
+        ("execution.zero_stage=true", r"execution\.zero_stage is True, expected .* int"),
         ("pretrain.steps=1.5", r"setting pretrain\.steps is 1\.5, expected .* int"),
         ("pretrain.steps=many", r"setting pretrain\.steps is 'many', expected .* int"),
         ("pretrain.steps=true", r"setting pretrain\.steps is True, expected .* int"),
