@@ -28,7 +28,7 @@ from benchmd_ray.scores.seeds import (
     unpaired_difference,
 )
 from benchmd_ray.scores.stability import ranking_stability
-from benchmd_ray.scores.support import caution
+from benchmd_ray.scores.support import ALIKE, caution
 
 SCRATCH = "scratch"
 """The technique that the others are compared with."""
@@ -311,7 +311,7 @@ def _ranking(
     values = {pool.key["technique"]: pool.value("auroc") for pool in members}
     drawn = {pool.key["technique"]: pool.resampled("auroc") for pool in members}
     stability, basis = ranking_stability(values, drawn, p), members[0].basis("auroc")
-    why = basis.no_test or basis.no_interval or basis.rough or "the resamples do not differ"
+    why = basis.no_test or basis.no_interval or basis.rough or ALIKE
     for technique in stability.order:
         rank, low, high = stability.rank[technique]
         untested = why if np.isnan(low) else ""

@@ -18,6 +18,7 @@ from benchmd_ray.report.names import SETTINGS, TECHNIQUES, dataset_text
 from benchmd_ray.report.protocols import is_ensemble
 from benchmd_ray.report.table import Kind, shown, text_of
 from benchmd_ray.scores.comparison import EXCHANGES, LEVEL
+from benchmd_ray.scores.support import ALIKE
 from benchmd_ray.settings.definition import EncoderSettings
 
 if TYPE_CHECKING:
@@ -184,8 +185,10 @@ def judged(
 def _untested(rows: pd.DataFrame) -> str:
     """Why comparisons have no p."""
     settled = int(rows["p"].notna().sum())  # by `holm`, before they are seen
+    alike = int(rows["caution"].str.contains(ALIKE, regex=False).sum()) if "caution" in rows else 0
     reasons = {
-        "too few patients, in all or in a class": len(rows) - settled,
+        "both score alike in every resample of the patients": alike,
+        "too few patients, in all or in a class": len(rows) - settled - alike,
         f"no {EXCHANGES:,} exchanges can be significant among so many tests": settled,
     }
     return " ".join(

@@ -37,7 +37,7 @@ from benchmd_ray.scores.intervals import (
     difference_interval,
     independent_difference,
 )
-from benchmd_ray.scores.support import Basis, caution, weaker
+from benchmd_ray.scores.support import ALIKE, Basis, caution, weaker
 
 Floats = npt.NDArray[np.float64]
 
@@ -137,7 +137,7 @@ def pooled_seeds(
     reason = basis.no_interval
     if not reason and not math.isnan(mean):
         low, high = seeds.estimate.ends()
-        reason = "" if low <= high else "the resamples do not differ"
+        reason = "" if low <= high else ALIKE
     return Pooled(
         mean=mean,
         sd=float(point.std(ddof=1)) if len(point) > 1 else math.nan,
@@ -183,7 +183,7 @@ def difference_over_seeds(
     if not reason:
         error = error_over_seeds(point, draws, basis.degrees)
         low, high = difference_interval(mean, error)
-        reason = "" if low <= high else "the resamples do not differ"
+        reason = "" if low <= high else ALIKE
         by_t = error.p(mean)
     untested = basis.no_test or (reason or basis.rough if exact is None else "")
     p = math.nan if untested else by_t if exact is None else exact
@@ -217,7 +217,7 @@ def unpaired_difference(a: OverSeeds, b: OverSeeds, *, same_models: bool) -> Dif
         return Difference(difference, low, high, p, "")
     if not (reason := basis.no_interval):
         low, high, p = independent_difference(first, second, common)
-        reason = "" if low <= high else "the resamples do not differ"
+        reason = "" if low <= high else ALIKE
     untested = basis.no_test or reason or basis.rough
     notes = caution(basis.rough, interval=reason, p=untested)
     return Difference(difference, low, high, math.nan if untested else p, notes)

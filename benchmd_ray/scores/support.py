@@ -172,6 +172,10 @@ def weaker(a: Basis, b: Basis) -> Basis:
     return Basis(min(a.patients, b.patients), counts, max(a.least, b.least))
 
 
+ALIKE = "the resamples do not differ"
+"""Why a difference has no interval and no test although there are patients enough."""
+
+
 def caution(rough: str = "", **missing: str) -> str:
     """What a reader must know of a result, such as ``no interval, no p: 8 patients``.
 

@@ -25,6 +25,7 @@ from benchmd_ray.report.page_findings import facts, findings, judged
 from benchmd_ray.report.page_tables import FIRST, html
 from benchmd_ray.report.table import Column, Table, constant, shown, text_of
 from benchmd_ray.scores.metrics import METRICS
+from benchmd_ray.scores.support import ALIKE, caution
 
 EVIL = "</script><script>window.hacked=1</script><img src=x onerror=hacked=1>\"'&amp;"
 ROOT = Path(__file__).resolve().parents[2]
@@ -481,6 +482,21 @@ def test_findings_on_gaps_paper_and_pairs(analysis):
     gaps = analysis.gaps[analysis.gaps["p_holm"] < 0.05]
     fell = f"AUROC fell significantly in {(gaps['gap'] > 0).sum()} of {len(analysis.gaps)} comp"
     assert fell in text["Shift to targets"]
+
+
+def test_pairs_that_score_alike_are_not_called_too_few_patients():
+    rows = pd.DataFrame(
+        {
+            "difference": [0.0, 0.1, 0.2],
+            "p": [np.nan, np.nan, 0.001],
+            "caution": [caution(interval=ALIKE, p=ALIKE), caution(p="8 patients"), ""],
+        }
+    )
+    assert judged(rows, "difference", "better", "worse", corrected=" after Holm's correction") == (
+        "better in 1 of 1 comparison (p < 0.05 after Holm's correction). 1 comparison was not "
+        "tested: both score alike in every resample of the patients. 1 comparison was not tested: "
+        "too few patients, in all or in a class."
+    )
 
 
 def test_findings_of_few_patients_say_that_nothing_is_tested(analysis):
