@@ -21,14 +21,13 @@ import pyarrow.parquet as pq
 
 from benchmd_ray.data.binary import normal_names
 from benchmd_ray.data.cards import DatasetCard, cards
-from benchmd_ray.data.manifest_form import KINDS, SHARDS, described
+from benchmd_ray.data.manifest_form import SHARDS, described
 from benchmd_ray.data.records import schema
 from benchmd_ray.errors import BenchmdError, shown
 from benchmd_ray.files.integrity import (
     Damaged,
     has_digest,
     parsed_json,
-    require_kinds,
     require_sha256,
 )
 from benchmd_ray.files.parquet import opened
@@ -331,8 +330,7 @@ def open_catalog(path: Location) -> Catalog:
             f"{manifest} has format {shown(content.get('format'))}, expected {FORMAT}: build "
             "it again."
         )
-    require_kinds(content, KINDS, manifest, REBUILD)
-    if not has_digest({k: v for k, v in content.items() if k != "digest"}, content["digest"]):
+    if not has_digest({k: v for k, v in content.items() if k != "digest"}, content.get("digest")):
         raise Damaged(manifest, "its digest is not that of its content", REBUILD)
     card, fault = described(content)
     if card is None or fault:

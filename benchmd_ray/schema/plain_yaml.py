@@ -145,7 +145,7 @@ def _lined(loader: _PlainValues, node: yaml.MappingNode) -> Iterator[Lined]:
             mapping.lines[loader.construct_object(name)] = name.start_mark.line + 1
 
 
-_PlainValues.add_implicit_resolver(  # type: ignore[no-untyped-call]
+_PlainValues.add_implicit_resolver(
     "tag:yaml.org,2002:float", EXPONENT, list("-+.0123456789")
 )  # YAML 1.1 takes 1e-4 for a text, JSON and YAML 1.2 for a number
 _PlainValues.add_constructor("tag:yaml.org,2002:map", _lined)

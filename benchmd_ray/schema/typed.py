@@ -9,10 +9,10 @@ import math
 import re
 import types
 import typing
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Annotated, Any
 
-from pydantic import AfterValidator, TypeAdapter, ValidationError
+from pydantic import AfterValidator, Field, TypeAdapter, ValidationError
 from pydantic_core import ErrorDetails, PydanticCustomError
 
 from benchmd_ray.errors import BenchmdError, FieldError, is_name, shown, unknown_name
@@ -36,13 +36,6 @@ types_of: Any = functools.cache(typing.get_type_hints)
 _adapter: Any = functools.cache(TypeAdapter)
 
 
-def _plain(value: Any) -> Any:
-    if not isinstance(value, PLAIN):
-        raise PydanticCustomError("plain", "a plain value")
-    return value
-
-
-PlainValue = Annotated[Any, AfterValidator(_plain)]
 Path = Sequence[str | int]
 """Keys and positions from a value to one within it."""
 
@@ -107,8 +100,7 @@ class _Place:
         if isinstance(key, str):
             line = line_of(self.value, key)
             name = LINE.sub("", self.name) if line else self.name
-            key_text = key if is_name(key) else shown(key)
-            self.name = f"{name}{': ' if is_dataclass else '.'}{key_text}{line}"
+            self.name = f"{name}{': ' if is_dataclass else '.'}{_key_text(key)}{line}"
         inner = typing.get_args(kind)
         self.kind = types_of(kind).get(key, Any) if is_dataclass else (inner or (Any,))[-1]
         if inner and inner[-1] is Ellipsis:
@@ -120,6 +112,11 @@ class _Place:
 
     def __str__(self) -> str:
         return self.name
+
+
+def _key_text(key: object) -> str:
+    """A key for a message: a file may hold anything."""
+    return str(key) if is_name(str(key)) else shown(key)
 
 
 def _without_none(kind: Any) -> Any:
@@ -147,8 +144,8 @@ def _explained(kind: Any, value: Any, where: str, error: ErrorDetails) -> Benchm
         if isinstance(cause, FieldError):
             place = _Place(kind, value, where, (*path, cause.field))
         return BenchmdError(f"{place}: {cause}")
-    if name == "plain":
-        return BenchmdError(f"{place} is {shown(stated)}, expected a plain value.")
+    if name == "expected":
+        return BenchmdError(f"{place} is {shown(stated)}, expected {error['msg']}.")
     if name == "string_type" and isinstance(stated, bool | int | float):
         why = " (unquoted, yes, no, on and off are truth values)" * isinstance(stated, bool)
         return BenchmdError(f"{place} is {stated}, expected text: write it in quotes{why}.")
@@ -167,3 +164,53 @@ def line_of(content: Any, *keys: str) -> str:
         line = f", line {lines[key]}" if key in lines else line
         content = content.get(key) if isinstance(content, Mapping) else None
     return line
+
+
+def form_fault(form: Any, content: object, what: str = "it") -> str:
+    """What in a JSON value is not of a form; empty where nothing is.
+
+    Args:
+        form: A TypedDict, or another type that pydantic validates; further keys are allowed.
+        content: The value.
+        what: What it is, for the message.
+    """
+    try:
+        _adapter(form).validate_python(content, strict=True)
+    except ValidationError as error:
+        faults = error.errors()
+        path = tuple(key for key in faults[0]["loc"] if key != "[key]")
+        name = faults[0]["type"]
+        if name == "missing":
+            missing = [
+                f["loc"][-1] for f in faults if (f["type"], f["loc"][:-1]) == (name, path[:-1])
+            ]
+            return f"{_within(what, path[:-1])} lacks {', '.join(map(str, missing))}"
+        expected = re.sub("^(Input|String) should (be )?", "", faults[0]["msg"])
+        expected = re.sub("^(?=greater|less)", "a number ", expected)
+        expected = re.sub("^.* should have (.*?) after validation.*", r"\1", expected)
+        return f"{_within(what, path)} is {shown(faults[0]['input'])}, expected {expected}"
+    return ""
+
+
+def _within(what: str, path: Path) -> str:
+    """A value within another one: ``shards[3].rows``; the whole is ``what``."""
+    names = (f"[{key}]" if isinstance(key, int) else f".{_key_text(key)}" for key in path)
+    return "".join(names).removeprefix(".") if path and what == "it" else what + "".join(names)
+
+
+def checked(holds: Callable[[Any], bool], expected: str) -> AfterValidator:
+    """Refuses values for which ``holds`` is false, in a form or a dataclass."""
+
+    def check(value: Any) -> Any:
+        if not holds(value):
+            raise PydanticCustomError("expected", "{expected}", {"expected": expected})
+        return value
+
+    return AfterValidator(check)
+
+
+PlainValue = Annotated[Any, checked(lambda value: isinstance(value, PLAIN), "a plain value")]
+Name = Annotated[str, checked(is_name, "a plain name")]
+Count = Annotated[int, Field(ge=0, lt=2**53)]
+Finite = Annotated[float, Field(gt=-(2.0**63), lt=2.0**63)]
+"""Types of values in forms; a `Finite` may be written as a whole number."""

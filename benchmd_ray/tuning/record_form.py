@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from itertools import chain
-from typing import Any
+from typing import Annotated, Any, NotRequired
 
 import pyarrow as pa
 import pyarrow.compute as pc
+from pydantic import Field
+from typing_extensions import TypedDict
 
-from benchmd_ray.errors import BenchmdError, is_name, shown
-from benchmd_ray.files.integrity import Kinds, kinds_fault
+from benchmd_ray.errors import BenchmdError, shown
+from benchmd_ray.schema.typed import Count, Finite, Name, PlainValue, checked, form_fault
 from benchmd_ray.settings.definition import Settings, updated
 from benchmd_ray.tuning.parameters import (
     KINDS,
@@ -21,138 +22,135 @@ from benchmd_ray.tuning.parameters import (
     fitting_step,
 )
 
-PLAN: Kinds = {
-    "technique": str,
-    "setting": str,
-    "sources": list,
-    "objectives": list,
-    "sampler": str,
-    "stopping": str,
-    "evaluations": int,
-    "choosing": str,
-    "seed": int,
-    "space": dict,
-    "settings": list,
-    "device": str,
-    "determinants": dict,
-}
-"""What ``search.json`` holds at least, and its types."""
-_SOURCE: Kinds = {
-    "modality": str,
-    "source": str,
-    "policy": str,
-    "catalog": str,
-    "inner": str,
-    "records": dict,
-    "patients": dict,
-}
-_NAMES = ("modality", "source", "policy")
-"""What a source is called by."""
-_COUNTS: Kinds = {"train": int, "validation": int}
-_RESULT: Kinds = {
-    "best": int,
-    "value": (int, float),
-    "first_value": (int, float, type(None)),
-    "decision": (dict, type(None)),
-    "counts": dict,
-    "seconds": (int, float),
-    "device_hours": (int, float),
-    "importance": dict,
-    "front": list,
-    "settings": list,
-}
-_DECISION: Kinds = {
-    "number": int,
-    "finalists": list,
-    "start": (int, float),
-    "expected": (int, float),
-}
-_FINALIST: Kinds = {
-    "number": int,
-    "score": (int, float),
-    "error": (int, float),
-    "difference": (int, float),
-    "low": (int, float),
-}
 PAIRED = (-1, 2)
 """Ends of a mean score that is made comparable with the start's: it may leave 0 to 1."""
 COUNTS = ("number", "evaluations", "fresh_evaluations")
 MOST_POINTS = 3_000_000
 """Points of all curves of one table, at most."""
-_PARAMETER: Kinds = {"kind": str, "default": (bool, object)}
+
+
+def _are_settings(changes: dict[str, Any]) -> bool:
+    try:
+        updated(Settings(), changes)
+    except BenchmdError:
+        return False
+    return True
+
+
+Exact = Annotated[float, Field(gt=-LARGEST, lt=LARGEST)]
+"""A number that arrays hold exactly."""
+Changes = Annotated[dict[str, Any], checked(_are_settings, "settings of this version")]
+
+
+class Folds(TypedDict):
+    """How many of what the parts of a source's training split have."""
+
+    train: Count
+    validation: Count
+
+
+class Source(TypedDict):
+    """What a search chooses on."""
+
+    modality: Name
+    source: Name
+    policy: Name
+    catalog: str
+    inner: str
+    records: Folds
+    patients: Folds
+
+
+class Searched(TypedDict):
+    """A searched setting."""
+
+    kind: Annotated[str, checked(KINDS.__contains__, f"one of {', '.join(KINDS)}")]
+    default: PlainValue
+    values: NotRequired[Annotated[list[PlainValue], Field(max_length=MOST_VALUES)]]
+    low: NotRequired[Exact]
+    high: NotRequired[Exact]
+    step: NotRequired[Exact | None]
+
+
+class Plan(TypedDict):
+    """What ``search.json`` holds at least."""
+
+    technique: Name
+    setting: Name
+    sources: Annotated[list[Source], Field(min_length=1)]
+    objectives: Annotated[list[Name], Field(min_length=1)]
+    sampler: Name
+    stopping: Name
+    evaluations: Annotated[int, Field(gt=0)]
+    choosing: Name
+    seed: int
+    space: Annotated[dict[Name, Searched], Field(min_length=1)]
+    settings: list[Changes]
+    device: Name
+    determinants: dict[str, Any]
+
+
+class Finalist(TypedDict):
+    """A trial that was compared with the start on fresh evaluations."""
+
+    number: Count
+    score: Finite
+    error: Finite
+    difference: Finite
+    low: Finite
+
+
+class Decision(TypedDict):
+    """The choice after the fresh evaluations."""
+
+    number: Count
+    finalists: list[Finalist]
+    start: Finite
+    expected: Finite
+
+
+class Result(TypedDict):
+    """What ``result.json`` holds at least."""
+
+    best: Count
+    value: Finite
+    first_value: Finite | None
+    decision: Decision | None
+    counts: dict[str, Any]
+    seconds: Finite
+    shared_seconds: NotRequired[Finite]
+    device_hours: Finite
+    importance: dict[str, Finite]
+    front: list[Count]
+    settings: list[Changes]
 
 
 def plan_fault(plan: Mapping[str, Any]) -> str:
     """What in ``search.json`` is not as a search writes it; empty where nothing is."""
+    if fault := form_fault(Plan, plan):
+        return fault
     sources, settings = plan["sources"], plan["settings"]
-    if not sources or len(sources) != len(settings):
-        return (
-            f"it has {len(sources)} sources and {len(settings)} settings, expected one or more, "
-            "and as many"
-        )
-    if not plan["objectives"] or not plan["space"]:
-        return "it has no objective, or nothing that is searched"
-    names = (plan["technique"], plan["setting"], *plan["objectives"], *plan["space"])
-    if any(not is_name(name) for name in names):
-        return "its technique, setting, an objective or a searched setting is not a plain name"
-    if any(not is_name(plan[name]) for name in ("sampler", "stopping", "choosing", "device")):
-        return "its sampler, stopping, choosing or device is not a plain name"
-    if plan["evaluations"] < 1:
-        return f"its trials have {plan['evaluations']} evaluations"
-    faults = chain(
-        map(_source_fault, sources),
-        map(_settings_fault, settings),
-        (_parameter_fault(name, about) for name, about in plan["space"].items()),
-    )
+    if len(sources) != len(settings):
+        return f"it has {len(sources)} sources and {len(settings)} settings, expected as many"
+    faults = (_parameter_fault(name, about) for name, about in plan["space"].items())
     return next(filter(None, faults), "")
 
 
-def _source_fault(about: Any) -> str:
-    if fault := kinds_fault(about, _SOURCE, "a source"):
-        return fault
-    if any(not is_name(about[name]) for name in _NAMES):
-        return "a source has a modality, name or policy that is not a plain name"
-    for what in ("records", "patients"):
-        if fault := kinds_fault(about[what], _COUNTS, f"{what} of a source"):
-            return fault
-        if not all(0 <= about[what][fold] < 2**53 for fold in _COUNTS):
-            return f"{what} of a source are {shown(about[what])}, expected counts"
-    return ""
-
-
-def _settings_fault(settings: Any) -> str:
-    if not isinstance(settings, dict):
-        return f"its settings are {shown(settings)}, expected names and values"
-    try:
-        updated(Settings(), settings)
-    except BenchmdError as error:
-        return f"its settings cannot be used: {error}".rstrip(".")
-    return ""
-
-
-def _parameter_fault(name: str, about: Any) -> str:
-    """What is wrong with the description of a searched setting."""
-    what = f"the searched setting {shown(name)}"
-    if fault := kinds_fault(about, _PARAMETER, what):
-        return fault
-    if about["kind"] not in KINDS:
-        return f"{what} has the kind {shown(about['kind'])}, expected one of {', '.join(KINDS)}"
+def _parameter_fault(name: str, about: Mapping[str, Any]) -> str:
+    """What is wrong with the range of a searched setting."""
+    what, step = f"the searched setting {name}", about.get("step")
     if about["kind"] == "choice":
-        values = about.get("values")
-        plain = isinstance(values, list) and all(map(_is_plain, values))
-        if not plain or len(values) > MOST_VALUES or about["default"] not in values:
-            return f"{what} has no values to choose, or more than {MOST_VALUES:,}"
+        if about["default"] not in about.get("values", ()):
+            return f"{what} has no values to choose, or a default that is none of them"
         return ""
-    ends = about.get("low"), about.get("high")
-    if not all(isinstance(end, int | float) and _is_plain(end) for end in ends):
+    if "low" not in about or "high" not in about:
         return f"{what} has no range"
-    step = about.get("step")
-    if step is not None and not (isinstance(step, int | float) and fitting_step(*ends, step)):
+    if step is not None and not fitting_step(about["low"], about["high"], step):
         return f"{what} has the step {shown(step)}"
-    parameter = parameter_of(name, about)
-    if about["kind"].startswith("log") and not ends[0] > 0:
-        return f"{what} has a logarithmic range from {ends[0]}"
-    return "" if parameter.holds(about["default"]) else f"{what} has a default outside its range"
+    if about["kind"].startswith("log") and not about["low"] > 0:
+        return f"{what} has a logarithmic range from {about['low']}"
+    is_within = parameter_of(name, about).holds(about["default"])
+    return "" if is_within else f"{what} has a default outside its range"
 
 
 def parameter_of(name: str, about: Mapping[str, Any]) -> Parameter:
@@ -161,13 +159,6 @@ def parameter_of(name: str, about: Mapping[str, Any]) -> Parameter:
         return Parameter(name, "choice", about["default"], values=tuple(about["values"]))
     ends = about["low"], about["high"]
     return Parameter(name, about["kind"], about["default"], *ends, about.get("step"))
-
-
-def _is_plain(value: object) -> bool:
-    """Whether a value is text, a truth value, null or a number that arrays hold exactly."""
-    if isinstance(value, int | float):
-        return abs(value) < LARGEST
-    return value is None or isinstance(value, str)
 
 
 def trials_fault(
@@ -215,28 +206,11 @@ def result_fault(result: Mapping[str, Any], scored: Collection[int]) -> str:
         result: A JSON object.
         scored: Numbers of the trials that have a score.
     """
-    if fault := kinds_fault(result, _RESULT):
+    if fault := form_fault(Result, result):
         return fault
     for number in (result["best"], *result["front"]):
-        if not isinstance(number, int) or isinstance(number, bool) or number not in scored:
-            return f"it names trial {shown(number)}, which has no score"
-    numbers = (result.get("shared_seconds", 0), *result["importance"].values())
-    if not all(isinstance(number, int | float) and _is_plain(number) for number in numbers):
-        return "its importance or shared_seconds has a value that is not a finite number"
-    faults = chain(
-        (_decision_fault(result["decision"], result["best"]),),
-        map(_settings_fault, result["settings"]),
-    )
-    return next(filter(None, faults), "")
-
-
-def _decision_fault(decision: Any, best: int) -> str:
-    """What is wrong with the decision after the fresh evaluations."""
-    if decision is None:
-        return ""
-    if fault := kinds_fault(decision, _DECISION, "its decision"):
-        return fault
-    if decision["number"] != best:
+        if number not in scored:
+            return f"it names trial {number}, which has no score"
+    if result["decision"] is not None and result["decision"]["number"] != result["best"]:
         return "its decision is for another trial"
-    faults = (kinds_fault(finalist, _FINALIST, "a finalist") for finalist in decision["finalists"])
-    return next(filter(None, faults), "")
+    return ""

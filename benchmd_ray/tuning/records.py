@@ -25,14 +25,13 @@ from benchmd_ray.files.integrity import (
     kinds_fault,
     read_hashed_json,
     require_hash,
-    require_kinds,
     require_of,
 )
 from benchmd_ray.files.parquet import read_table
 from benchmd_ray.runs.files import RESULT, SEARCH, SEARCHES, TRIALS
 from benchmd_ray.settings.definition import LABEL_SETTINGS, Settings, updated
 from benchmd_ray.tuning.confirm import LEVEL
-from benchmd_ray.tuning.record_form import PLAN, plan_fault, result_fault, trials_fault
+from benchmd_ray.tuning.record_form import Plan, plan_fault, result_fault, trials_fault
 
 FORMAT = 4
 STATES = ("complete", "stopped", "failed", "unfinished")
@@ -307,11 +306,10 @@ def read_plan(folder: Path) -> dict[str, Any]:
             f"{folder / SEARCH} has the format {plan.get('format')!r}, expected {FORMAT}: another "
             "version of benchmd wrote it. Read it with that one, or search again."
         )
-    require_kinds(plan, PLAN, path, remedy)
-    if not folder.resolve().name.endswith(f"-{digest(plan['determinants'])[:12]}"):
-        raise Damaged(path, "the folder is named for another search", remedy)
     if fault := plan_fault(plan):
         raise Damaged(path, fault, remedy)
+    if not folder.resolve().name.endswith(f"-{digest(plan['determinants'])[:12]}"):
+        raise Damaged(path, "the folder is named for another search", remedy)
     for name in plan["space"]:
         if name in COLUMNS or name.startswith(SCORE_OF):
             why = f"a searched setting is called {name}, as a column of all searches"
@@ -344,7 +342,7 @@ def read_search(folder: Path) -> SearchRecord:
     tuples, portfolio = ("sources", "objectives", "settings"), plan["determinants"]["portfolio"]
     named: dict[str, Any] = {
         name: tuple(plan[name]) if name in tuples else plan[name]
-        for name in PLAN
+        for name in Plan.__annotations__
         if name != "determinants"
     }
     return SearchRecord(

@@ -751,16 +751,16 @@ NOISE = {"kind": "float", "low": 0.0, "high": 1.0, "default": 0.0}
 @pytest.mark.parametrize(
     ("about", "match"),
     [
-        ({"objectives": []}, "it has no objective"),
-        ({"evaluations": -5}, "its trials have -5 evaluations"),
-        ({"space": {}}, "or nothing that is searched"),
-        ({"technique": "\x1b]0;mae"}, "is not a plain name"),
-        ({"technique": "$x_{"}, "is not a plain name"),
+        ({"objectives": []}, r"objectives is \[\], expected at least 1 item"),
+        ({"evaluations": -5}, "evaluations is -5, expected a number greater than 0"),
+        ({"space": {}}, r"space is \{\}, expected at least 1 item"),
+        ({"technique": "\x1b]0;mae"}, "technique is .*, expected a plain name"),
+        ({"technique": "$x_{"}, "technique is .*, expected a plain name"),
         ({"space": {"curve": NOISE}}, "called curve, as a column"),
         ({"space": {"score:ecg": NOISE}}, "called score:ecg, as a column"),
         ({"space": {"a.b": NOISE | {"step": 5e-300}}}, "has the step 5e-300"),
-        ({"space": {"a.b": NOISE | {"step": 1e300}}}, r"has the step 1e\+300"),
-        ({"space": {"a.b": NOISE | {"high": 2**60}}}, "has no range"),
+        ({"space": {"a.b": NOISE | {"step": 1e300}}}, r"space\.a\.b\.step is 1e\+300"),
+        ({"space": {"a.b": NOISE | {"high": 2**60}}}, r"space\.a\.b\.high is 1152921504606846976"),
     ],
 )
 def test_a_plan_that_no_search_writes_is_refused(tmp_path, about, match):
