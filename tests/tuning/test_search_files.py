@@ -312,7 +312,7 @@ def test_a_decision_for_another_trial_is_damage(make):
     confirmed(study, 7, gain=0.2)
     written(folder, study, work, limits)
     result = json.loads((folder / RESULT).read_text("utf-8"))
-    other = result["decision"] | {"number": 2}
+    other = result["decision"] | {"number": result["best"] + 1}
     for changed in ({"best": 0}, {"decision": other}):
         held = {k: v for k, v in result.items() if k not in ("sha256", "of")}
         write_hashed_json(folder / RESULT, held | changed, of=folder)
