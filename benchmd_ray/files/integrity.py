@@ -26,6 +26,7 @@ from typing import Any, Generic, TypeVar
 
 from benchmd_ray.errors import BenchmdError, count_of, shown
 from benchmd_ray.files.atomic import digest, parse_json, replacing, sha256, write_json
+from benchmd_ray.schema.typed import form_fault
 
 HASH = "sha256"
 """Key of a JSON file's own hash."""
@@ -40,8 +41,6 @@ SUFFIX = ".sha256"
 REPLACED_SECONDS = 0.2
 """Longer than it takes to replace a file's hash after the file."""
 Item = TypeVar("Item")
-Kinds = Mapping[str, type | tuple[type, ...]]
-"""Types of the values of an object, by name."""
 MAX_JSON_BYTES = 2**24
 """Largest JSON file of a run or a search that is read; they have some kB."""
 MAX_LOG_BYTES, MAX_LOG_LINES = 2**28, 2**20
@@ -185,14 +184,14 @@ def hashed(content: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def read_hashed_json(
-    path: Path, remedy: str, kinds: Kinds | None = None, *, of: Path | None = None
+    path: Path, remedy: str, form: Any = None, *, of: Path | None = None
 ) -> dict[str, Any]:
     """The object that `write_hashed_json` wrote.
 
     Args:
         path: The file.
         remedy: What to do where it is damaged.
-        kinds: What it holds at least, and the types of that.
+        form: What it holds at least, a TypedDict; None for any object.
         of: Folder of the run or search that it must say it is of.
 
     Raises:
@@ -201,7 +200,8 @@ def read_hashed_json(
     content = without_hash(read_json(path, remedy), path, remedy)
     if of is not None:
         require_of(content.pop(OF, None), of, path, remedy)
-    require_kinds(content, kinds or {}, path, remedy)
+    if form is not None:
+        require_form(content, form, path, remedy)
     return content
 
 
@@ -226,37 +226,14 @@ def has_digest(content: Mapping[str, Any], stated: object) -> bool:
         return False
 
 
-def require_kinds(
-    content: object, kinds: Kinds, path: object, remedy: str, what: str = "it"
-) -> None:
-    """Refuse what is not an object of such values.
+def require_form(content: object, form: Any, path: object, remedy: str, what: str = "it") -> None:
+    """Refuse what is not of a form.
 
     Raises:
-        Damaged: It has a `kinds_fault`.
+        Damaged: It has a `form_fault`.
     """
-    if fault := kinds_fault(content, kinds, what):
+    if fault := form_fault(form, content, what):
         raise Damaged(path, fault, remedy)
-
-
-def kinds_fault(content: object, kinds: Kinds, what: str = "it") -> str:
-    """What an object lacks or holds as another type; empty where that is nothing.
-
-    Args:
-        content: The object.
-        kinds: What it holds at least; a bool is not an int.
-        what: What it is, for the message.
-    """
-    if not isinstance(content, dict):
-        return f"{what} is {shown(content)}, expected names and values"
-    if missing := [name for name in kinds if name not in content]:
-        return f"{what} lacks {', '.join(missing)}"
-    for name, kind in kinds.items():
-        value, chosen = content[name], kind if isinstance(kind, tuple) else (kind,)
-        if not isinstance(value, chosen) or (isinstance(value, bool) and bool not in chosen):
-            return f"{what} has {name} {shown(value)}, which is of another type"
-        if isinstance(value, int | float) and not abs(value) < 2**63:
-            return f"{what} has {name} {shown(value)}, expected a finite number of 64 bits"
-    return ""
 
 
 def line(values: Mapping[str, Any]) -> str:

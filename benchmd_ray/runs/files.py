@@ -8,12 +8,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from benchmd_ray.files.integrity import Kinds
+from typing_extensions import TypedDict
+
+from benchmd_ray.schema.typed import Finite
 
 RUN = "run.json"
 """What the run is."""
 DONE = "done.json"
-"""That it is finished; see `ENDED`."""
+"""That it is finished; see `Ended`."""
 MODEL = "model.safetensors"
 """Its weights."""
 CHECKPOINTS = "checkpoints"
@@ -30,8 +32,14 @@ PREDICTIONS = "predictions"
 """Folder of a folder for each evaluation, with a Parquet file for each dataset."""
 LOCK = ".lock"
 """Held by the process of this machine that works on the run."""
-ENDED: Kinds = {"finished": str, "seconds": (int, float), "model_sha256": (str, type(None))}
-"""What ``done.json`` holds."""
+
+
+class Ended(TypedDict):
+    """What ``done.json`` holds."""
+
+    finished: str
+    seconds: Finite
+    model_sha256: str | None
 
 
 def predictions_of(run: Path) -> list[Path]:

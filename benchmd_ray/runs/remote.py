@@ -34,7 +34,7 @@ from typing import ClassVar
 from benchmd_ray.errors import BucketError, Busy, Transient
 from benchmd_ray.files.integrity import SUFFIX, made_again, read_hashed_json
 from benchmd_ray.runs.backing import Backing, RunWork, lock_of_run
-from benchmd_ray.runs.files import CHECKPOINTS, DONE, ENDED, MODEL
+from benchmd_ray.runs.files import CHECKPOINTS, DONE, MODEL, Ended
 from benchmd_ray.runs.history import HISTORY
 from benchmd_ray.runs.mirror import (
     PENDING,
@@ -136,7 +136,7 @@ class Mirrored(Backing):
                 with self.working(run) as publication:
                     if (run / PENDING).is_file():
                         remedy = made_again(self.mirror(run).address)
-                        done = read_hashed_json(run / PENDING, remedy, ENDED, of=run)
+                        done = read_hashed_json(run / PENDING, remedy, Ended, of=run)
                         kept = keep_checkpoint and (run / CHECKPOINTS).is_dir()
                         publication.finish(done, keep_checkpoint=kept)
             for path in _unpublished_predictions(self.mirror(run)):

@@ -17,59 +17,66 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal, NotRequired
 
-from benchmd_ray.data.provenance import PROVENANCES
+from pydantic import Field
+from typing_extensions import TypedDict
+
+from benchmd_ray.data.provenance import Provenance
 from benchmd_ray.errors import BenchmdError
 from benchmd_ray.errors import Busy as Busy  # what `working` raises
 from benchmd_ray.files.atomic import digest, remove, remove_partial, sha256
 from benchmd_ray.files.integrity import (
     Damaged,
-    Kinds,
     StoredItems,
     made_again,
     read_hashed_json,
-    require_kinds,
     require_sha256,
     write_hashed_json,
 )
 from benchmd_ray.modality.modalities import Modality
 from benchmd_ray.runs import history
-from benchmd_ray.runs.files import CHECKPOINTS, DONE, ENDED, MODEL, RUN
+from benchmd_ray.runs.files import CHECKPOINTS, DONE, MODEL, RUN, Ended
 from benchmd_ray.runs.places import backing_of
 from benchmd_ray.runs.places import shown as shown  # how commands name a store or a run
 from benchmd_ray.runs.predictions import CLASSIFIED
-from benchmd_ray.schema.typed import typed
+from benchmd_ray.schema.typed import Count, typed
 from benchmd_ray.settings.definition import Settings, updated
 
 Keep = Literal["checkpoints", "models", "predictions"]
 """What stays of a finished run, see `ExecutionSettings.keep`."""
-DESCRIBED: Kinds = {
-    "kind": str,
-    "technique": str,
-    "setting": str,
-    "modality": str,
-    "modality_card": dict,
-    "source": str,
-    "policy": str,
-    "seed": int,
-    "protocol": str,
-    "raw": list,
-    "provenance": str,
-    "options": dict,
-    "settings": dict,
-    "determinants": dict,
-}
-"""What ``run.json`` holds at least, and the types of that."""
-OPTIONAL: Kinds = {
-    "device": str,
-    "upstream": (str, type(None)),
-    "versions": dict,
-    "weights": dict,
-}
-"""What it may hold besides."""
 CONFIG_BYTES = 2**20
 """How much of a ``config.json`` is looked at."""
+
+
+class Determinants(TypedDict):
+    """What determines a run, at least."""
+
+    catalog: str
+    parts: NotRequired[dict[str, Any]]
+
+
+class Description(TypedDict):
+    """What ``run.json`` holds at least."""
+
+    kind: str
+    technique: str
+    setting: str
+    modality: str
+    modality_card: dict[str, Any]
+    source: str
+    policy: str
+    seed: Count
+    protocol: str
+    raw: Annotated[list[Count], Field(min_length=2, max_length=2)]
+    provenance: Provenance
+    options: dict[str, Any]
+    settings: dict[str, Any]
+    determinants: Determinants
+    device: NotRequired[str]
+    upstream: NotRequired[str | None]
+    versions: NotRequired[dict[str, Any]]
+    weights: NotRequired[dict[str, Any]]
 
 
 @dataclass(frozen=True)
@@ -103,7 +110,7 @@ class Run:
         """
         if not self.finished:
             return {}
-        return read_hashed_json(self.folder / DONE, self.remedy, ENDED, of=self.folder)
+        return read_hashed_json(self.folder / DONE, self.remedy, Ended, of=self.folder)
 
     @property
     def model_sha256(self) -> str:
@@ -282,15 +289,7 @@ def _read(folder: Path) -> Run:
             remedy = f"It is one of transformers: did you mean hf:{shown(folder)}?"
         raise BenchmdError(f"{shown(folder)} is not a run (no {RUN}). {remedy}")
     remedy = Run(folder, {}).remedy
-    run = Run(folder, read_hashed_json(path, remedy, DESCRIBED))
-    about = run.description
-    require_kinds(about, {k: v for k, v in OPTIONAL.items() if k in about}, path, remedy)
-    kinds: Kinds = {"catalog": str} | ({"parts": dict} if "parts" in about["determinants"] else {})
-    require_kinds(about["determinants"], kinds, path, remedy, "determinants")
-    if [type(count) for count in about["raw"]] != [int, int]:
-        raise Damaged(path, "its raw is not two counts", remedy)
-    if about["provenance"] not in PROVENANCES:
-        raise Damaged(path, f"its provenance is {about['provenance']!r}", remedy)
+    run = Run(folder, read_hashed_json(path, remedy, Description))
     if not folder.resolve().name.endswith(f"-{run.digest[:12]}"):
         why = f"it describes a run whose folder ends in -{run.digest[:12]}"
         raise Damaged(path, why, f"Give the folder the name that it had. {remedy}")

@@ -14,6 +14,7 @@ from typing import Annotated, Any
 
 from pydantic import AfterValidator, Field, TypeAdapter, ValidationError
 from pydantic_core import ErrorDetails, PydanticCustomError
+from typing_extensions import TypedDict
 
 from benchmd_ray.errors import BenchmdError, FieldError, is_name, shown, unknown_name
 
@@ -166,14 +167,22 @@ def line_of(content: Any, *keys: str) -> str:
     return line
 
 
+@functools.cache
+def _object_of(items: tuple[tuple[str, Any], ...]) -> Any:
+    return TypedDict("Object", dict(items))  # type: ignore[operator]
+
+
 def form_fault(form: Any, content: object, what: str = "it") -> str:
     """What in a JSON value is not of a form; empty where nothing is.
 
     Args:
-        form: A TypedDict, or another type that pydantic validates; further keys are allowed.
+        form: A TypedDict or another type that pydantic validates, or the types of an object's
+            values by name; further keys are allowed.
         content: The value.
         what: What it is, for the message.
     """
+    if isinstance(form, Mapping):
+        form = _object_of(tuple(form.items()))
     try:
         _adapter(form).validate_python(content, strict=True)
     except ValidationError as error:

@@ -23,6 +23,7 @@ from benchmd_ray.runs.files import SEARCH, SEARCHES
 from benchmd_ray.runs.files import TRIALS as TABLE
 from benchmd_ray.runs.places import location_of
 from benchmd_ray.runs.store import read_run, shown
+from benchmd_ray.schema.typed import Finite
 from benchmd_ray.service.logged import LoggedSearch
 from benchmd_ray.service.searches import Inner, SearchPlan, Tuning, inner_digest, of_splits
 from benchmd_ray.service.trial_place import Room, longest
@@ -395,7 +396,7 @@ class _Worked:
         self._before = 0.0
         if self._path.is_file():
             remedy = f"Remove it: only the seconds of earlier sessions of {folder} are lost."
-            content = read_hashed_json(self._path, remedy, {"seconds": (int, float)})
+            content = read_hashed_json(self._path, remedy, {"seconds": Finite})
             if not 0 <= content["seconds"] <= MOST_SECONDS:
                 raise Damaged(self._path, f"its seconds are {content['seconds']}", remedy)
             self._before = float(content["seconds"])

@@ -435,7 +435,7 @@ def updated(settings: T, changes: Mapping[str, Any], where: str = "") -> T:
             raise unknown_name(f"setting {scope}".strip(), key, kinds, _meant(key, where))
         old = getattr(settings, key)
         if isinstance(old, dict):
-            new[key] = old | typed(kinds[key], value, f"setting {path}")
+            new[key] = old | typed(dict[str, PlainValue], value, f"setting {path}")
         elif not dataclasses.is_dataclass(old):
             new[key] = typed(kinds[key], value, f"setting {path}")
         elif kinds[key] is EncoderSettings and isinstance(value, str):

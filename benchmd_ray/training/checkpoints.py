@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from typing_extensions import TypedDict
 
 from benchmd_ray.data.batches import Worker
 from benchmd_ray.errors import BenchmdError
@@ -23,12 +24,12 @@ from benchmd_ray.extensions.parts import package_versions
 from benchmd_ray.files.atomic import TEMPORARY, flush, remove, removed_on_failure, sha256
 from benchmd_ray.files.integrity import (
     Damaged,
-    Kinds,
     read_hashed_json,
     require_sha256,
     write_hashed_json,
 )
 from benchmd_ray.runs.files import CHECKPOINT, CHECKPOINTS
+from benchmd_ray.schema.typed import Count
 from benchmd_ray.training.engine import Engine, TorchEngine, barrier, gather
 
 KEPT = 2
@@ -37,9 +38,15 @@ STEP = f"step_{'[0-9]' * 9}"
 """Pattern of their names."""
 ASIDE = f"{TEMPORARY}old-"
 """Prefix of a checkpoint that another one takes the place of."""
-_STATE: Kinds = {"step": int, "position": dict, "files": dict}
-"""What `CHECKPOINT` says at least."""
 logger = logging.getLogger(__name__)
+
+
+class State(TypedDict):
+    """What `CHECKPOINT` says at least."""
+
+    step: Count
+    position: dict[str, Any]
+    files: dict[str, Any]
 
 
 def save_checkpoint(
@@ -257,7 +264,7 @@ def _undamaged_step(run: Path) -> int:
 
 def _description(checkpoint: Path) -> dict[str, Any]:
     file = checkpoint / CHECKPOINT
-    description = read_hashed_json(file, "", _STATE, of=_run_of(checkpoint))
+    description = read_hashed_json(file, "", State, of=_run_of(checkpoint))
     if description["step"] != _step_of(checkpoint):
         raise Damaged(file, f"it is of step {description['step']}", "")
     return description

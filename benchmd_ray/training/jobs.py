@@ -6,8 +6,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmd_ray.files.integrity import Kinds, made_again, read_hashed_json
+from benchmd_ray.files.integrity import made_again, read_hashed_json
 from benchmd_ray.modality.tasks import Task
+from benchmd_ray.schema.typed import Count, Finite
 from benchmd_ray.settings.definition import Settings
 from benchmd_ray.storage.location import Location
 
@@ -68,9 +69,5 @@ def transfer_result(folder: Path, score: str = "validation_auroc") -> dict[str, 
     Raises:
         Damaged: It is missing, or not what was written.
     """
-    kinds: Kinds = {
-        "best_epoch": int,
-        score: float,
-        "training_records": int,
-    }
-    return read_hashed_json(folder / RESULT, made_again(folder), kinds, of=folder)
+    form = {"best_epoch": Count, score: Finite, "training_records": Count}
+    return read_hashed_json(folder / RESULT, made_again(folder), form, of=folder)

@@ -6,19 +6,19 @@ import hashlib
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, NotRequired
 
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save
 from torch import nn
+from typing_extensions import TypedDict
 
 from benchmd_ray.data.normalise import Statistics
 from benchmd_ray.errors import BenchmdError, shown
 from benchmd_ray.files.atomic import replacing
 from benchmd_ray.files.integrity import (
     Damaged,
-    Kinds,
     made_again,
     read_hashed_json,
     require_sha256,
@@ -32,7 +32,7 @@ from benchmd_ray.models.neighbours import NearestNeighbours
 from benchmd_ray.models.networks import network_source, require_task
 from benchmd_ray.models.segmenter import Segmenter
 from benchmd_ray.runs.files import MODEL, RUN
-from benchmd_ray.schema.typed import typed
+from benchmd_ray.schema.typed import Count, typed
 from benchmd_ray.settings.definition import AugmentationSettings, EncoderSettings, as_dict, updated
 from benchmd_ray.training.state import differences, listed
 
@@ -41,18 +41,23 @@ START = "start.safetensors"
 DESCRIPTION = "model.json"
 CONFIG = "config.json"
 """What says the same, and more, of a model that was exported from its store."""
-DESCRIBED: Kinds = {
-    "encoder": dict,
-    "network_source": (str, type(None)),
-    "signal": dict,
-    "task": (dict, type(None)),
-    "statistics": (dict, type(None)),
-    "augmentation": dict,
-    "weights": str,
-}
-"""What it says: the architecture with the source of a custom network, the signals and what is done
-to them, the task of a model with a head, and the SHA-256 of the weights; where the head is a
-`models.neighbours.NearestNeighbours` also how many of them vote, ``nearest``."""
+
+
+class Description(TypedDict):
+    """What `DESCRIPTION` says: the architecture, the signals and what is done to them, the task."""
+
+    encoder: dict[str, Any]
+    network_source: str | None
+    """Source of a custom network."""
+    signal: dict[str, Any]
+    task: dict[str, Any] | None
+    """None without a head."""
+    statistics: dict[str, Any] | None
+    augmentation: dict[str, Any]
+    nearest: NotRequired[Count]
+    """How many neighbours vote, where they are the head."""
+    weights: str
+    """SHA-256."""
 
 
 def export_model(
@@ -270,7 +275,7 @@ def model_description(folder: Path) -> dict[str, Any]:
             f"{folder} holds no exported model ({DESCRIPTION}): the run has not finished. Run its "
             "command again, which resumes it."
         )
-    description = read_hashed_json(path, made_again(folder), DESCRIBED)
+    description = read_hashed_json(path, made_again(folder), Description)
     try:
         description["augmentation"] = as_dict(
             updated(AugmentationSettings(), description["augmentation"])

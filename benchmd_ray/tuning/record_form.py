@@ -72,6 +72,19 @@ class Searched(TypedDict):
     step: NotRequired[Exact | None]
 
 
+class Borrowed(TypedDict):
+    """What a portfolio gave a search."""
+
+    values: dict[str, Any]
+    datasets: list[Name]
+
+
+class Determinants(TypedDict):
+    """What determines a search, at least."""
+
+    portfolio: list[Borrowed]
+
+
 class Plan(TypedDict):
     """What ``search.json`` holds at least."""
 
@@ -87,7 +100,7 @@ class Plan(TypedDict):
     space: Annotated[dict[Name, Searched], Field(min_length=1)]
     settings: list[Changes]
     device: Name
-    determinants: dict[str, Any]
+    determinants: Determinants
 
 
 class Finalist(TypedDict):

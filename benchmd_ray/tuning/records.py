@@ -22,7 +22,6 @@ from benchmd_ray.files.integrity import (
     OF,
     Damaged,
     StoredItems,
-    kinds_fault,
     read_hashed_json,
     require_hash,
     require_of,
@@ -314,14 +313,6 @@ def read_plan(folder: Path) -> dict[str, Any]:
         if name in COLUMNS or name.startswith(SCORE_OF):
             why = f"a searched setting is called {name}, as a column of all searches"
             raise Damaged(path, why, remedy)
-    portfolio = plan["determinants"].get("portfolio")
-    if not isinstance(portfolio, list):
-        raise Damaged(path, "it does not say what a portfolio gave", remedy)
-    for entry in portfolio:
-        if fault := kinds_fault(entry, {"values": dict, "datasets": list}, "what a portfolio gave"):
-            raise Damaged(path, fault, remedy)
-        if not all(map(is_name, entry["datasets"])):
-            raise Damaged(path, "a portfolio is of datasets without plain names", remedy)
     return plan
 
 

@@ -100,7 +100,7 @@ def test_a_run_or_predictions_of_an_unknown_kind_are_refused(tmp_path):
     (run,) = stored(tmp_path, techniques=("scratch",))
     path = predictions_path(run.folder, "georgia")
     assert read_predictions(path, CLASSIFIED).description["provenance"] == "whole"
-    with pytest.raises(Damaged, match="its provenance is 'real'"):
+    with pytest.raises(Damaged, match="provenance is 'real', expected"):
         read_run(make_transfer(tmp_path, seed=1, provenance="real").folder)
 
 

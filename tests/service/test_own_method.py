@@ -182,7 +182,7 @@ def test_options_that_nobody_reads_are_refused(ecg_catalogs, tmp_path):
         pretrain_run("mae", ecg_catalogs["ptb-xl"].path, tmp_path, updated(SMALL, options))
     with pytest.raises(BenchmdError, match=r"encoder\.options"):
         updated(Settings(), {"encoder": {"options": {"kernel": 3}}})
-    with pytest.raises(BenchmdError, match="expected names with plain values"):
+    with pytest.raises(BenchmdError, match=r"options\.noise is \[1, 2\], expected a plain value"):
         updated(Settings(), {"pretrain": {"options": {"noise": [1, 2]}}})
 
 

@@ -18,6 +18,7 @@ import pandas as pd
 import pyarrow as pa
 from safetensors import SafetensorError
 from safetensors.numpy import load_file, save_file
+from typing_extensions import TypedDict
 
 from benchmd_ray.benchmarks.ood.conform import Batch, conformed_batch, require_conformable
 from benchmd_ray.benchmarks.ood.detectors import bank_of, pictured, unfit
@@ -36,33 +37,36 @@ from benchmd_ray.evaluation.evaluation import Asked
 from benchmd_ray.files.atomic import replacing, sha256
 from benchmd_ray.files.integrity import (
     Damaged,
-    Kinds,
     read_hashed_json,
     require_sha256,
     write_hashed_json,
 )
 from benchmd_ray.modality.signals import Signal
 from benchmd_ray.runs.files import RUN
+from benchmd_ray.schema.typed import Count, Finite
 from benchmd_ray.storage.location import Location, entries
 from benchmd_ray.training.collect import evaluation_batch
 
 FOLDER = "guard"
-STATED: Kinds = {
-    "detector": str,
-    "threshold": float,
-    "accepts": float,
-    "records": int,
-    "catalog": str,
-    "network": str,
-    "source": str,
-    "state": str,
-}
 REMEDY = "Remove it and fit the detector again with --catalog."
 OF_OTHER_ARRAYS = (
     *(ArithmeticError, AssertionError, AttributeError, BenchmdError, LookupError, MemoryError),
     *(RuntimeError, TypeError, ValueError),
 )
 """What comes of arrays that a detector did not learn."""
+
+
+class Stated(TypedDict):
+    """What a guard's file says."""
+
+    detector: str
+    threshold: Finite
+    accepts: Finite
+    records: Count
+    catalog: str
+    network: str
+    source: str
+    state: str
 
 
 @dataclass(frozen=True)
@@ -215,7 +219,7 @@ def read_guard(asked_run: Path, network: Network, detector: str) -> Guard:
             f"{asked_run} has no fitted detector {name}: name the catalog that it was trained on "
             "with --catalog, once."
         )
-    about = read_hashed_json(path, REMEDY, STATED)
+    about = read_hashed_json(path, REMEDY, Stated)
     network = _asking(network, detectors()[name])
     if about["network"] != network.digest or about["detector"] != name:
         raise Damaged(path, "it is of another network or detector", REMEDY)
