@@ -5,12 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 import click
-import yaml
 from click.shell_completion import get_completion_class
 
 from benchmd_ray.cli.group import main
 from benchmd_ray.cli.options import FILE, complete_modality, complete_setting
 from benchmd_ray.console.terminal import echo
+from benchmd_ray.schema.plain_yaml import yaml_text
 
 
 @main.command()
@@ -49,7 +49,7 @@ def settings(
         for line in explained(chosen):
             echo(line)
         return
-    for line in yaml.safe_dump(as_dict(chosen), sort_keys=False).splitlines():
+    for line in yaml_text(as_dict(chosen)).splitlines():
         echo(line)
 
 

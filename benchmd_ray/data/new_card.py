@@ -12,6 +12,7 @@ from benchmd_ray.data.guess import TABLE, Guess
 from benchmd_ray.errors import BenchmdError, require_plain_name
 from benchmd_ray.files.atomic import replacing
 from benchmd_ray.modality.modalities import broken_modalities, modalities
+from benchmd_ray.schema.plain_yaml import yaml_text
 
 
 def new_card(name: str, folder: Path, out: Path) -> tuple[list[Path], Guess]:
@@ -106,9 +107,5 @@ def _modality(name: str, guess: Guess) -> str:
 
 def _flow(value: object) -> str:
     """A value as YAML on one line."""
-    import yaml
-
-    text = yaml.safe_dump(
-        value, default_flow_style=True, allow_unicode=True, width=10**6, sort_keys=False
-    )
+    text = yaml_text(value, default_flow_style=True, width=10**6)
     return text.removesuffix("\n").removesuffix("\n...").strip()

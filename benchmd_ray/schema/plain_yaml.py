@@ -63,6 +63,19 @@ def read_yaml_file(path: Path, what: str) -> Any:
     return read_yaml(text, what)
 
 
+def yaml_text(content: Any, **options: Any) -> str:
+    """Plain values as YAML that `read_yaml` reads, keys in their order.
+
+    Args:
+        content: Mappings, lists, texts, numbers, true, false and null.
+        **options: Of ``yaml.dump``, such as its width.
+    """
+    dumped: str = yaml.dump(
+        content, Dumper=_PlainDumper, sort_keys=False, allow_unicode=True, **options
+    )
+    return dumped
+
+
 class Lined(dict[Any, Any]):
     """A mapping with the line, from 1, of each key that was read from a text."""
 
@@ -145,9 +158,12 @@ def _lined(loader: _PlainValues, node: yaml.MappingNode) -> Iterator[Lined]:
             mapping.lines[loader.construct_object(name)] = name.start_mark.line + 1
 
 
-_PlainValues.add_implicit_resolver(
-    "tag:yaml.org,2002:float", EXPONENT, list("-+.0123456789")
-)  # YAML 1.1 takes 1e-4 for a text, JSON and YAML 1.2 for a number
+class _PlainDumper(yaml.SafeDumper):
+    """Quotes texts that `read_yaml` would take for numbers."""
+
+
+for _way in (_PlainValues, _PlainDumper):  # YAML 1.1 takes 1e-4 for a text, YAML 1.2 for a number
+    _way.add_implicit_resolver("tag:yaml.org,2002:float", EXPONENT, list("-+.0123456789"))
 _PlainValues.add_constructor("tag:yaml.org,2002:map", _lined)
 
 

@@ -136,6 +136,15 @@ def _explained(kind: Any, value: Any, where: str, error: ErrorDetails) -> Benchm
         line = line_of(place.value, str(key))
         scope = f"{LINE.sub('', str(place)) if line else place}{line}"
         return unknown_name(f"key in {scope}:", str(key), types_of(_without_none(place.kind)))
+    if path and path[-1] == "[key]":
+        above = _Place(kind, value, where, path[:-2])
+        key_kind = typing.get_args(_without_none(above.kind))[0]
+        return _explained(
+            key_kind,
+            path[-2],
+            f"a name in {above}{line_of(above.value, str(path[-2]))}",
+            error | {"loc": ()},
+        )
     place = _Place(kind, value, where, path)
     stated, inner = place.value, _without_none(place.kind)
     if name == "literal_error":

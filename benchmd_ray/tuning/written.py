@@ -10,11 +10,11 @@ from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
-import yaml
 
 from benchmd_ray.files.atomic import replacing
 from benchmd_ray.files.integrity import OF, name_of, replacing_hashed, write_hashed_json
 from benchmd_ray.runs.files import BEST, RESULT, TRIALS
+from benchmd_ray.schema.plain_yaml import yaml_text
 from benchmd_ray.settings.definition import Settings, as_dict
 from benchmd_ray.tuning.confirm import Decision
 from benchmd_ray.tuning.known import Trial
@@ -199,6 +199,5 @@ def _yaml(
     return (
         f"# The settings that the search {search} chose: {which}.\n{summary}"
         f"# benchmd run --catalog CATALOGS{modalities} --technique {work.technique} "
-        f"--setting {setting} --settings best.yaml\n"
-        + yaml.safe_dump(dict(changes), sort_keys=False, allow_unicode=True)
+        f"--setting {setting} --settings best.yaml\n" + yaml_text(dict(changes))
     )
