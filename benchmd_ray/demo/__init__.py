@@ -1,6 +1,6 @@
-"""Synthetic raw data in the owners' layouts, drawn from a seed.
+"""Synthetic raw data in the owners' layouts, drawn from a seed, without medical meaning.
 
-One module per modality. They have no medical meaning.
+Files, folders and columns are the owners'. The same arguments give the same bytes.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Small raw CT datasets in the layouts of LIDC-IDRI and LNDb.
 
 A scan is a phantom of a few centimetres: two dark lungs in a bright body, with vessels, and
-nodules as bright balls (large) or single bright dots on several slices (small). Radiologists mark
-them with some disagreement. It has no medical meaning.
+nodules as bright balls (large) or dots on several slices (small), which radiologists mark with some
+disagreement.
 """
 
 from __future__ import annotations
@@ -39,8 +39,6 @@ MERGED_COLUMNS = (
 
 @dataclass(frozen=True)
 class _Scanner:
-    """Where scans are made."""
-
     dataset: str
     device: tuple[str, str]
     blur: float
@@ -61,8 +59,6 @@ TARGET = _Scanner("lndb", ("SYNTHETIC", "Phantom B"), 0.8, 45, -820, 0.4, 0.65)
 
 @dataclass
 class _Nodule:
-    """Where a nodule lies, in voxels, and how large it is."""
-
     x: int
     y: int
     slices: list[int]
@@ -82,13 +78,7 @@ class _Nodule:
 def write_ct(
     root: Path, *, source_records: int = 52, target_records: int = 18, seed: int = 0
 ) -> dict[str, Path]:
-    """Write LIDC-IDRI and LNDb as raw folders below ``root``.
-
-    The same arguments give the same bytes. The default sizes take some seconds and 30 MB; their
-    catalogs hold about two windows of 3 MB per scan.
-
-    Records are scans, of LIDC-IDRI of some fewer patients.
-    """
+    """Write LIDC-IDRI and LNDb, in scans; the defaults take some seconds and 30 MB."""
     folders = {domain.dataset: root / domain.dataset for domain in (SOURCE, TARGET)}
     _write_lidc(folders[SOURCE.dataset], source_records, seed)
     _write_lndb(folders[TARGET.dataset], target_records, seed)
@@ -121,7 +111,6 @@ def _scan(
 
 
 def _nodules(domain: _Scanner, depth: int, number: int, rng: np.random.Generator) -> list[_Nodule]:
-    """Nodules of a scan; every class comes to every few scans in turn."""
     nodules: list[_Nodule] = []
     turn = (number * 0.618034) % 1, (number * 0.754878) % 1
     start = int(rng.integers(2)) * (depth - 24) if depth > 24 else 0  # mostly in one window
@@ -210,7 +199,6 @@ def _write_series(
 
 
 def _height(z: int) -> float:
-    """Position of a slice in mm."""
     return -200 + STEP * z
 
 
@@ -221,7 +209,6 @@ def _message(
     series: str,
     rng: np.random.Generator,
 ) -> Element:
-    """The annotation of a scan: four reading sessions."""
     message = Element("LidcReadMessage", xmlns="http://www.nih.gov", uid=f"{series}.0")
     header = SubElement(message, "ResponseHeader")
     for name, text in (("SeriesInstanceUid", series), ("StudyInstanceUID", study)):

@@ -2,8 +2,7 @@
 
 A chest is sketched from soft ellipses: two lungs, a heart, two diaphragms, a spine and ribs. A
 finding changes them: a wide heart, plates above a raised diaphragm, a dense patch, a haze around
-the hila, a filled angle. The patient turns and scales the sketch; the dataset adds its contrast,
-noise and borders. It has no medical meaning.
+the hila, a filled angle.
 """
 
 from __future__ import annotations
@@ -61,8 +60,6 @@ VINDR_FINDINGS = (
 
 @dataclass(frozen=True)
 class _ChestDomain:
-    """Where X-rays are taken: on whom and with what."""
-
     dataset: str
     prevalence: tuple[float, ...]
     """Share of each class, in the modality's order."""
@@ -83,8 +80,6 @@ VINDR = _ChestDomain("vindr-cxr", (0.12, 0.16, 0.12, 0.1, 0.14), (250, 210), 0.8
 
 @dataclass(frozen=True)
 class _ChestFilm:
-    """One image of a study, and what it shows."""
-
     number: int
     """Of the image, from 1."""
     study: int
@@ -97,13 +92,7 @@ class _ChestFilm:
 def write_cxr(
     root: Path, *, source_records: int = 480, target_records: int = 120, seed: int = 0
 ) -> dict[str, Path]:
-    """Write MIMIC-CXR-JPG and the two target datasets as raw folders below ``root``.
-
-    Files, folders and columns are the owners'. The same arguments give the same bytes. The default
-    sizes take some seconds and 20 MB.
-
-    Records are images, of MIMIC-CXR-JPG of fewer studies and patients.
-    """
+    """Write MIMIC-CXR-JPG, CheXpert and VinDr-CXR, in images; the defaults take 20 MB."""
     folders = {domain.dataset: root / domain.dataset for domain in (SOURCE, CHEXPERT, VINDR)}
     _write_mimic(folders["mimic-cxr"], source_records, seed)
     _write_chexpert(folders["chexpert"], target_records, seed)

@@ -1,8 +1,7 @@
 """Small raw dermoscopy datasets in the layouts of ISIC 2019, HAM10000 and PAD-UFES-20.
 
 A lesion is a blob with a ragged edge on textured skin. Its class gives it colour, outline, edge
-and structures, the lesion mixes in another class, the image turns and moves it, the dataset adds
-its camera. It has no medical meaning.
+and structures, into which each lesion mixes those of another class.
 """
 
 from __future__ import annotations
@@ -27,8 +26,6 @@ CLASSES = modality("derm").task.classes
 
 @dataclass(frozen=True)
 class _Look:
-    """How the lesions of a class look."""
-
     colour: tuple[float, float, float]
     """Red, green and blue, 0–1."""
     ragged: float
@@ -50,8 +47,6 @@ LOOKS = {
 
 @dataclass(frozen=True)
 class _SkinDomain:
-    """Where photographs are taken: of whom and with what."""
-
     dataset: str
     prevalence: tuple[float, ...]
     """Share of each class, in the modality's order."""
@@ -106,8 +101,6 @@ PAD = _SkinDomain(
 
 @dataclass(frozen=True)
 class _Lesion:
-    """One row of a table: which lesion an image shows."""
-
     number: int
     label: str
     first: bool
@@ -117,12 +110,9 @@ class _Lesion:
 def write_derm(
     root: Path, *, source_records: int = 560, target_records: int = 140, seed: int = 0
 ) -> dict[str, Path]:
-    """Write ISIC 2019, HAM10000 and PAD-UFES-20 as raw folders below ``root``.
+    """Write ISIC 2019, HAM10000 and PAD-UFES-20, in images; the defaults take 30 MB.
 
-    A twentieth of the images of ISIC 2019 are those of HAM10000, as in the real one. The same
-    arguments give the same bytes. The default sizes take some seconds and 30 MB.
-
-    Records are images, of ISIC 2019 of some fewer lesions.
+    A twentieth of the images of ISIC 2019 are those of HAM10000, as in the real one.
     """
     folders = {d.dataset: root / d.dataset for d in (SOURCE, HAM10000, PAD)}
     _write_isic_2019(folders[SOURCE.dataset], source_records, target_records, seed)

@@ -21,14 +21,7 @@ def generator(seed: int, dataset: str, what: str) -> np.random.Generator:
 def drawn_labels(
     classes: Sequence[str], prevalence: Sequence[float], records: int, rng: np.random.Generator
 ) -> list[str]:
-    """A class for each record: the shares to the record, in random order.
-
-    Args:
-        classes: Names.
-        prevalence: Share of each, together 1.
-        records: Number of records.
-        rng: Draws the order.
-    """
+    """A class for each record: the shares to the record, in random order."""
     bounds = np.rint(np.cumsum(prevalence) * records).astype(int)
     drawn = np.searchsorted(bounds, np.arange(records), side="right")
     return [classes[column] for column in rng.permutation(drawn)]
@@ -37,13 +30,7 @@ def drawn_labels(
 def texture(
     shape: Sequence[int], grain: float, rng: np.random.Generator
 ) -> npt.NDArray[np.float32]:
-    """Smooth noise of mean 0 and standard deviation 1.
-
-    Args:
-        shape: Of the array.
-        grain: Standard deviation of the smoothing, in samples.
-        rng: Draws it.
-    """
+    """Smooth noise of mean 0 and standard deviation 1; ``grain`` is the smoothing's in samples."""
     noise = gaussian_filter(rng.standard_normal(tuple(shape), np.float32), grain, mode="wrap")
     return np.asarray((noise - noise.mean()) / noise.std(), np.float32)
 
@@ -56,15 +43,7 @@ def write_csv(
     delimiter: str = ",",
     lineterminator: str = "\n",
 ) -> None:
-    """Write a table, compressed where its name ends with ``.gz``.
-
-    Args:
-        path: Its folder is created.
-        rows: Values by column; what a row lacks stays empty.
-        columns: Those of the first row if none are named.
-        delimiter: Between cells.
-        lineterminator: After each row.
-    """
+    """Write a table, by gzip where its name ends with ``.gz``; what a row lacks stays empty."""
     text = io.StringIO()
     names = columns or list(rows[0])
     writer = csv.DictWriter(

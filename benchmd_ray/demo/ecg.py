@@ -70,13 +70,7 @@ TARGETS = (
 def write_ecg(
     root: Path, *, source_records: int = 560, target_records: int = 140, seed: int = 0
 ) -> dict[str, Path]:
-    """Write PTB-XL and the three target datasets as raw folders below ``root``.
-
-    PTB-XL comes in PhysioNet's layout, the targets in that of the CinC challenges. The same
-    arguments give the same bytes. The default sizes take some seconds and 130 MB.
-
-    Records are ECGs, of PTB-XL of some fewer patients.
-    """
+    """Write PTB-XL and three datasets of the CinC challenges, in ECGs; the defaults take 130 MB."""
     folders = {domain.dataset: root / domain.dataset for domain in (SOURCE, *TARGETS)}
     _write_source(folders[SOURCE.dataset], source_records, seed)
     for domain in TARGETS:
@@ -230,6 +224,5 @@ def _likelihoods(
 
 
 def _person(domain: Domain, patient: int, seed: int) -> tuple[int, int]:
-    """Age in years, and 0 for a man or 1 for a woman."""
     rng = generator_of(seed, domain, f"person {patient}")
     return int(np.clip(rng.normal(62, 15), 18, 89)), int(rng.integers(2))

@@ -1,9 +1,7 @@
 """Synthetic electrocardiograms.
 
 An ECG is sketched as a heart dipole: P, Q, R, S, T and ST segment are Gaussians in time along a
-direction in space, repeated at a heart rate and seen by 12 leads through Dower's matrix. The class
-changes the waves, the patient turns and scales them, the dataset adds its noise. It has no
-medical meaning.
+direction in space, repeated at a heart rate and seen by 12 leads through Dower's matrix.
 """
 
 from __future__ import annotations

@@ -2,8 +2,7 @@
 
 A night goes through wake, N1, N2, N3 and REM in cycles. Each stage is noise with a spectrum of its
 own and events: alpha waves and blinks awake, theta and rolling eyes in N1, spindles and K-complexes
-in N2, large slow waves in N3, low mixed waves and rapid eyes in REM. The person scales and shifts
-the rhythms, the dataset adds its noise, hum and sampling rate. It has no medical meaning.
+in N2, large slow waves in N3, low mixed waves and rapid eyes in REM.
 """
 
 from __future__ import annotations
@@ -53,8 +52,6 @@ _EVENTS = {  # how many, width in s, Hz, µV at C3, µV at C4
 
 @dataclass(frozen=True)
 class _SleepDomain:
-    """Where nights are recorded: on whom and with what."""
-
     dataset: str
     rate: int
     """Sampling rate in Hz."""
@@ -83,13 +80,11 @@ def write_eeg(
     epochs: int = 80,
     seed: int = 0,
 ) -> dict[str, Path]:
-    """Write the raw folders ``shhs`` and ``isruc``.
+    """Write SHHS and ISRUC-Sleep, in nights of ``epochs`` epochs of 30 s.
 
     SHHS also gets a night that nobody has staged. Some epochs are of movement, not scored or
     flat; stages and signal differ in length; channels go by several names; a recording of ISRUC
     has electrodes and mastoids one by one.
-
-    Records are nights of ``epochs`` epochs of 30 s, of SHHS each of another person.
     """
     folders = {domain.dataset: root / domain.dataset for domain in (SOURCE, TARGET)}
     _write_source(folders["shhs"], source_records, epochs, seed)
@@ -215,11 +210,7 @@ def _profusion(codes: list[str]) -> str:
 
 
 def edfio() -> Any:
-    """The package that writes EDF files.
-
-    Raises:
-        MissingExtra: It is not installed.
-    """
+    """The package that writes EDF files."""
     with importing("edfio", "writing EDF files"):
         import edfio
     return edfio

@@ -1,8 +1,7 @@
 """Small raw fundus datasets in the layouts of Messidor-2, APTOS 2019 and Jinchi.
 
 A retina is an orange disc with an optic disc, vessels and a macula. The grade of retinopathy gives
-it dark and bright spots, pale patches and bleeding, the person gives it colour and vessels, the
-dataset its camera. It has no medical meaning.
+it dark and bright spots, pale patches and bleeding.
 """
 
 from __future__ import annotations
@@ -34,8 +33,6 @@ SIGNS = {  # smallest and largest number of dark spots, bright spots, pale patch
 
 @dataclass(frozen=True)
 class _EyeDomain:
-    """Where photographs are taken: of whom and with what."""
-
     dataset: str
     prevalence: tuple[float, ...]
     """Share of each grade."""
@@ -86,12 +83,7 @@ JINCHI = _EyeDomain(
 def write_fundus(
     root: Path, *, source_records: int = 560, target_records: int = 140, seed: int = 0
 ) -> dict[str, Path]:
-    """Write Messidor-2, APTOS 2019 and Jinchi as raw folders below ``root``.
-
-    The same arguments give the same bytes. The default sizes take some seconds and 30 MB.
-
-    Records are images: of Messidor-2 two of a patient, one less where the number is odd.
-    """
+    """Write Messidor-2, APTOS 2019 and Jinchi, in images; the defaults take 30 MB."""
     folders = {domain.dataset: root / domain.dataset for domain in (SOURCE, APTOS, JINCHI)}
     _write_messidor(folders[SOURCE.dataset], source_records, seed)
     _write_aptos(folders[APTOS.dataset], target_records, seed)

@@ -3,7 +3,6 @@
 A breast is half an ellipse at the edge of the image, with a texture of gland inside and a bright
 marker next to it. The higher the BI-RADS assessment, the brighter the breast, and the larger and
 brighter a mass in it. The target looks like digitised film: grainy, dark, with a bright frame.
-It has no medical meaning.
 """
 
 from __future__ import annotations
@@ -41,8 +40,6 @@ calcifications, assessments of 0."""
 
 @dataclass(frozen=True)
 class _BreastDomain:
-    """Where mammograms are taken."""
-
     dataset: str
     prevalence: tuple[float, ...]
     """Share of each class among the breasts."""
@@ -60,8 +57,6 @@ TARGET = _BreastDomain("cbis-ddsm", (0.1, 0.15, 0.25, 0.3, 0.2), 1.25, 0.05, 3)
 
 @dataclass(frozen=True)
 class _Encoding:
-    """How the pixels of a file are stored."""
-
     bits: int
     inverted: bool = False
     syntax: str = uid.ExplicitVRLittleEndian
@@ -96,13 +91,7 @@ class _BreastFilm:
 def write_mammo(
     root: Path, *, source_records: int = 480, target_records: int = 120, seed: int = 0
 ) -> dict[str, Path]:
-    """Write VinDr-Mammo and CBIS-DDSM as raw folders below ``root``.
-
-    Files, folders and columns are the owners'. The same arguments give the same bytes. The default
-    sizes take some seconds and 20 MB.
-
-    Records are images: of VinDr-Mammo four of each exam, of CBIS-DDSM those of its test sets.
-    """
+    """Write VinDr-Mammo and CBIS-DDSM, in images; the defaults take 20 MB."""
     folders = {domain.dataset: root / domain.dataset for domain in (SOURCE, TARGET)}
     _write_vindr(folders["vindr-mammo"], source_records, seed)
     _write_cbis(folders["cbis-ddsm"], target_records, seed)
@@ -277,7 +266,6 @@ def _save(grey: Floats, encoding: _Encoding, path: Path) -> None:
 
 
 def _hex(seed: int, what: str) -> str:
-    """A name as VinDr-Mammo's: 32 hex digits."""
     return hashlib.blake2b(f"{seed}/{what}".encode(), digest_size=16).hexdigest()
 
 

@@ -39,7 +39,6 @@ from benchmd_ray.errors import composed
 from benchmd_ray.modality.signals import Signal, valid_area
 
 VERSION = 4
-"""Raised whenever what is stored of a file changes."""
 PACKAGES = {"SimpleITK": (".nii", ".nii.gz", ".mhd"), "mne": (".edf",)}
 """What is needed to read files, by the endings of their names."""
 MAX_CSV_BYTES = 2**28
@@ -96,25 +95,14 @@ def is_volume(signal: Signal) -> bool:
 def read_file(
     path: Path, signal: Signal, files: Files, warnings: Counter[str] | None = None
 ) -> list[FilePart]:
-    """What a file gives: one part, or the segments or windows of a longer signal.
+    """What a file, or the folder of a DICOM series, gives: the parts it is cut into, or all of it.
 
-    - Signals over time, (channel, time), are resampled to the signal's rate and are in its unit:
-      WFDB and EDF files say their rate and voltage, other files hold the unit itself. Shorter ones
-      are padded with zeros on both sides.
-    - Images, (y, x) or (y, x, channel), keep their aspect ratio (decision D3).
-    - Volumes, (z, y, x) or (channel, z, y, x), are cut into windows of slices, each of which is
-      resized whatever its aspect ratio (decision D5). Shorter ones are padded with their smallest
-      value behind the last slice.
-
-    Args:
-        path: The file, its format known by its ending; or the folder of a DICOM series.
-        signal: What is stored.
-        files: What the card says of the files.
-        warnings: Where what is unusual about the file is counted.
-
-    Raises:
-        RecordError: Its format is unknown or of other signals, or it cannot be read as the signal.
-        RecordExcluded: It has no sample.
+    Signals over time, (channel, time), are resampled to the signal's rate, in its unit: WFDB and
+    EDF files say their rate and voltage, others hold the unit itself. Short ones are padded with
+    zeros on both sides. Images, (y, x) or (y, x, channel), keep their aspect ratio (decision D3).
+    Volumes, (z, y, x) or (channel, z, y, x), are cut into windows of slices, which are resized
+    whatever their aspect ratio (decision D5); short ones are padded with their smallest value
+    behind the last slice. What is unusual about the file is counted in ``warnings``.
     """
     formats = _formats(signal)
     end = ".dcm" if path.is_dir() else ending(path.name, signal).lower()
@@ -145,7 +133,6 @@ def _formats(signal: Signal) -> dict[str, Callable[[Path, Signal, Files], Any]]:
 
 
 def _image(values: Array, signal: Signal) -> FilePart:
-    """An image of (y, x) or (y, x, channel)."""
     if (values == values[0, 0]).all():
         raise RecordError("every pixel is the same; expected an image")
     if values.ndim != 2 + (signal.stored_shape[0] > 1):
@@ -180,7 +167,6 @@ def _finite(values: Array) -> Array:
 
 
 def _volume(channels: Sequence[Volume | Array], signal: Signal, files: Files) -> list[FilePart]:
-    """Windows of slices of a volume."""
     count, depth, *box = signal.stored_shape
     if len(channels) != count:
         raise RecordError(f"it has {len(channels)} channels, expected {count}")
@@ -214,7 +200,6 @@ def _volume(channels: Sequence[Volume | Array], signal: Signal, files: Files) ->
 
 
 def _over_time(values: Values, rate: float | None, signal: Signal, files: Files) -> list[FilePart]:
-    """Segments of a signal, (channel, time), in its unit."""
     length = signal.stored_shape[-1]
     if rate is None or signal.rate is None:
         raise RecordError("its sampling rate is not known: state it in the card, as rate of files")
@@ -240,11 +225,7 @@ def _padded(part: npt.NDArray[Any], length: int) -> FilePart:
 
 
 def _chosen(names: Sequence[str], signal: Signal, files: Files) -> list[int]:
-    """Places of the signal's channels in a file: by name where both name them, else as they come.
-
-    Raises:
-        RecordError: One is missing, or there are other numbers of channels.
-    """
+    """Places of the signal's channels in a file: by name where both name them, else in order."""
     wanted = [files.channels.get(name, name) for name in signal.channels]
     if wanted and any(names):
         plain = [_plain_name(name) for name in names]

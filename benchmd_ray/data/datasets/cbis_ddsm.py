@@ -1,8 +1,7 @@
 """CBIS-DDSM, as TCIA hands it out: digitised films in DICOM; the official test sets (D19).
 
-The tables have one row per abnormality, and there is one table for masses and one for
-calcifications; a film with both kinds is in both sets, as two files of one image. A record is an
-image: its label is the highest BI-RADS assessment of its abnormalities of either kind.
+The tables of masses and of calcifications have a row per abnormality; a film with both is in both
+sets, as two files. A record is an image, labelled with its highest BI-RADS assessment.
 Source: https://www.cancerimagingarchive.net/collection/cbis-ddsm/.
 """
 
@@ -22,7 +21,6 @@ from benchmd_ray.data.tables import read_rows
 from benchmd_ray.errors import BenchmdError
 
 VERSION = 1
-"""Raised whenever the records, labels or splits change that the same files give."""
 TABLES = ("mass_case_description_test_set.csv", "calc_case_description_test_set.csv")
 COLUMNS = ("assessment", "image file path")
 SERIES = re.compile(r"(?:Mass|Calc)-Test_(P_\d+)_(LEFT|RIGHT)_(CC|MLO)")
@@ -33,8 +31,6 @@ SEVERAL = "several files lie in its folder, and none where the table says"
 
 @dataclass
 class _Film:
-    """One image and its rows."""
-
     patient: str
     view: str
     """Side and view, such as L-CC."""
@@ -87,11 +83,6 @@ def discover(root: Path, card: DatasetCard, choices: Choices) -> Discovery:
 
 
 def _films(root: Path) -> list[_Film]:
-    """The images of both tables in their order.
-
-    Raises:
-        BenchmdError: A row does not say which image it is about.
-    """
     films: dict[tuple[str, str], _Film] = {}
     for table in TABLES:
         rows = read_rows(root / table, COLUMNS, "CBIS-DDSM")
@@ -113,13 +104,10 @@ def _films(root: Path) -> list[_Film]:
 
 
 def _one(paths: list[Path], folder: str) -> str | None:
-    """The file of a series: its only one, or the one where the table says.
+    """The only file of a series, or that where the table says; empty without one, None if unclear.
 
     The table calls it 000000.dcm; it has been handed out as 1-1.dcm, and by readable folder names
     instead of UIDs.
-
-    Returns:
-        Its path, empty where there is none, None where it is not clear which one it is.
     """
     named = [path for path in paths if path.parent.as_posix().endswith(f"/{folder}")]
     chosen = named if len(named) == 1 else paths

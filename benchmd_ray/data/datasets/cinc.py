@@ -19,7 +19,6 @@ from benchmd_ray.data.splits import hashed_split
 from benchmd_ray.data.tables import age, sex
 
 VERSION = 2
-"""Raised whenever the records, labels or splits change that the same files give."""
 
 
 def discover(root: Path, card: DatasetCard, choices: Choices) -> Discovery:

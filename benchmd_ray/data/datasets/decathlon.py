@@ -1,8 +1,7 @@
 """Volumes with masks in the layout of the Medical Segmentation Decathlon.
 
-A folder of images, ``imagesTr``, and one of masks, ``labelsTr``, whose files have the same names;
-``images`` and ``labels`` are taken, too. A mask holds a label for each voxel: 0 for the background,
-1 for the next class, and so on.
+Files of the same names in ``imagesTr`` and ``labelsTr``, or ``images`` and ``labels``. A mask holds
+the number of each voxel's class, 0 for the background.
 Source: http://medicaldecathlon.com; Antonelli et al. 2022, doi:10.1038/s41467-022-30695-9.
 """
 
@@ -28,7 +27,6 @@ from benchmd_ray.errors import BenchmdError, shown
 from benchmd_ray.modality.signals import valid_area
 
 VERSION = 2
-"""Raised whenever the records, labels or splits change that the same files give."""
 LAYOUT = "pairs"
 """Name of the one layout."""
 FOLDERS = (("imagesTr", "labelsTr"), ("images", "labels"))
@@ -46,11 +44,7 @@ FINEST, COARSEST = 0.1, 20.0
 
 
 def discover(root: Path, card: DatasetCard, choices: Choices) -> Discovery:
-    """List the pairs of images and masks.
-
-    Raises:
-        BenchmdError: Neither pair of folders is there, or an option cannot be used.
-    """
+    """List the pairs of images and masks."""
     if choices.hold_out or choices.two_classes:
         raise BenchmdError(
             f"{card.name} has masks and no conditions of records: leave --hold-out and "
@@ -98,7 +92,6 @@ def _folders(root: Path, card: DatasetCard) -> tuple[Path, Path]:
 
 
 def _name(path: Path) -> str | None:
-    """A file's name without its ending."""
     return next(path.name[: -len(e)] for e in ENDINGS if path.name.lower().endswith(e))
 
 
@@ -109,11 +102,7 @@ def _splits(names: list[str], card: DatasetCard) -> list[str]:
 
 
 def _spacing(text: str, card: DatasetCard) -> list[float]:
-    """The chosen spacing along z, y and x; none where voxels stay as they are.
-
-    Raises:
-        BenchmdError: It is not one or three numbers.
-    """
+    """The chosen spacing along z, y and x in mm; empty where voxels stay as they are."""
     if text == OWN:
         return []
     stated = [number_of(part) for part in text.split("x")]
@@ -127,12 +116,7 @@ def _spacing(text: str, card: DatasetCard) -> list[float]:
 
 
 def read(root: Path, item: RawItem, card: DatasetCard) -> Reading:
-    """The record of one pair, padded to the card's shape.
-
-    Raises:
-        RecordError: A file cannot be read, the two have different grids, the mask holds other
-            labels, or the volume is larger than what is stored.
-    """
+    """The record of one pair, padded to the card's shape."""
     own, other = read_voxels(root / item.path), read_voxels(root / item.details["mask"])
     file = own.grid
     _require_same(file, other.grid)
@@ -164,11 +148,6 @@ def read(root: Path, item: RawItem, card: DatasetCard) -> Reading:
 
 
 def _whole(mask: Voxels) -> npt.NDArray[Any]:
-    """Labels of a mask's file, those that a slope moved off whole numbers rounded.
-
-    Raises:
-        RecordError: They are not whole.
-    """
     try:
         return whole_labels(mask.values, mask.scaling)
     except RecordError as error:
@@ -176,11 +155,6 @@ def _whole(mask: Voxels) -> npt.NDArray[Any]:
 
 
 def _require_same(image: Grid, mask: Grid) -> None:
-    """Refuse a mask that is not on its image's grid.
-
-    Raises:
-        RecordError: The message says what was found and what was expected.
-    """
     for name, known in vars(image).items():
         found = getattr(mask, name)
         if not np.allclose(found, known, rtol=0, atol=SAME):
@@ -195,13 +169,7 @@ def _rounded(values: tuple[float, ...]) -> tuple[float, ...]:
 
 
 def _resampled(image: Any, spacing: list[float], *, nearest: bool) -> Any:
-    """An image with voxels of another size, linearly or by the nearest voxel.
-
-    Its first voxel keeps its place; behind its last voxel it ends as before, about.
-
-    Raises:
-        RecordError: It would have none or too many voxels.
-    """
+    """An image with voxels of another size, linear or nearest; its first voxel keeps its place."""
     if not spacing:
         return image
     wanted = spacing[::-1]
@@ -225,11 +193,6 @@ def _resampled(image: Any, spacing: list[float], *, nearest: bool) -> Any:
 
 
 def _area(shape: tuple[int, ...], card: DatasetCard) -> tuple[slice, ...]:
-    """Where a volume goes in what is stored.
-
-    Raises:
-        RecordError: It is larger.
-    """
     most = card.signal.stored_shape[1:]
     if any(extent > limit for extent, limit in zip(shape, most, strict=True)):
         raise RecordError(
@@ -240,11 +203,6 @@ def _area(shape: tuple[int, ...], card: DatasetCard) -> tuple[slice, ...]:
 
 
 def _labels(values: npt.NDArray[Any], card: DatasetCard) -> npt.NDArray[np.uint8]:
-    """Labels of a mask, whole numbers of the card's classes.
-
-    Raises:
-        RecordError: It holds others.
-    """
     most = card.target.classes - 1
     wrong = ~((values >= 0) & (values <= most) & (values == np.floor(values)))
     if wrong.any():
@@ -256,11 +214,7 @@ def _labels(values: npt.NDArray[Any], card: DatasetCard) -> npt.NDArray[np.uint8
 
 
 def _steps(values: npt.NDArray[Any]) -> tuple[npt.NDArray[np.int16], float]:
-    """Values as int16 steps and the size of a step: whole numbers within int16 stay as they are.
-
-    Raises:
-        RecordError: A value is not finite.
-    """
+    """Values as int16 steps and the size of a step: whole numbers within int16 stay as they are."""
     if not np.isfinite(values).all():
         raise RecordError("a voxel is NaN or infinite")
     whole = np.issubdtype(values.dtype, np.integer) or bool((values == np.rint(values)).all())

@@ -19,7 +19,6 @@ from benchmd_ray.data.transforms import quantise, resample
 from benchmd_ray.modality.modalities import modality
 
 VERSION = 1
-"""Raised whenever the records, labels or splits change that the same files give."""
 EEG = modality("eeg").signal
 EPOCH = 30
 """Seconds that a sleep stage is scored for."""
@@ -73,23 +72,12 @@ def read_night(
 ) -> Reading:
     """Records of one night: an epoch of 30 s each, C3 above C4, at 125 Hz (decision D4).
 
-    The whole night is resampled before it is cut. Signal and stages count from the start of the
-    recording; what one has more than the other is excluded and counted. Epochs without a class
-    and epochs whose two channels are constant are excluded and counted.
+    The whole night is resampled before it is cut. Excluded and counted are epochs without a class,
+    constant in both channels, or beyond the end of the signal or of the stages ``codes``.
 
-    The item's details may name held-out states by code (see `data.holding_out`). Epochs of these
-    are given of an item of the split `HELD_OUT`, which gives no others unless all of the night is
-    held out; of a night that trains they are excluded and counted.
-
-    Args:
-        root: Raw folder.
-        item: Names the EDF file.
-        card: Its ``class_mapping`` gives the class of each code.
-        montage: How to get C3 and C4.
-        codes: The stage of each epoch, as the source codes it.
-
-    Raises:
-        RecordError: The file cannot be read, or lacks C3 or C4.
+    Details of the item may name held-out states by code (see `data.holding_out`). Their epochs are
+    given for an item of the split `HELD_OUT`, which gives no others unless the whole night is held
+    out; in a night that trains they are excluded and counted.
     """
     signals, flat, warnings = _central(root / item.path, montage)
     length = EEG.stored_shape[1]
@@ -141,7 +129,6 @@ def _held(item: RawItem, state: str) -> RawItem:
 def _record(
     signal: npt.NDArray[np.float64], epoch: int, item: RawItem, card: DatasetCard
 ) -> Record:
-    """One epoch, (2, time) in µV, labelled as the item says."""
     steps, scale = quantise(signal)
     name = f"{item.record_id}-{epoch:04d}"
     return Record(
@@ -157,15 +144,7 @@ def _record(
 
 
 def stages(annotations: Sequence[TimedAnnotation]) -> list[str]:
-    """Class of each epoch of 30 s from the start, empty where it has none.
-
-    Args:
-        annotations: Of a hypnogram, as Sleep-EDF has them. Between them no stage is scored.
-
-    Raises:
-        RecordError: A text is not a sleep stage, or an annotation does not last for whole epochs,
-            overlaps another or ends after a week.
-    """
+    """Class of each epoch of 30 s of a hypnogram, as in Sleep-EDF; empty where none is scored."""
     found: list[str] = []
     for onset, duration, text in sorted(annotations, key=lambda a: a.onset):
         if text.strip().lower() not in STAGE_TEXTS:
@@ -189,10 +168,7 @@ def stages(annotations: Sequence[TimedAnnotation]) -> list[str]:
 def _central(
     path: Path, montage: Montage
 ) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.bool_], list[str]]:
-    """C3 and C4 of a file in µV at 125 Hz, (2, time), and the epochs where both are constant.
-
-    The third is what to warning of the derivations.
-    """
+    """C3 and C4 in µV at 125 Hz, (2, time), the epochs where both are constant, and warnings."""
     names = {plain(channel.name) for channel in read_header(path).channels}
     chosen = {site: _chosen(site, names, options) for site, options in montage.items()}
     recording = read_edf(path, [name for channels in chosen.values() for name in channels])
@@ -212,11 +188,6 @@ def _central(
 
 
 def _chosen(site: str, names: set[str], options: Sequence[Derivation]) -> Derivation:
-    """The first derivation whose channels are all there.
-
-    Raises:
-        RecordError: There is none.
-    """
     for option in options:
         if names.issuperset(plain(name) for name in option):
             return option
@@ -226,11 +197,7 @@ def _chosen(site: str, names: set[str], options: Sequence[Derivation]) -> Deriva
 
 
 def _derived(recording: Recording, channels: Derivation) -> tuple[npt.NDArray[np.float64], float]:
-    """A derivation in µV, (time,), and its rate in Hz.
-
-    Raises:
-        RecordError: The rate cannot be right, or differs between electrode and reference.
-    """
+    """A derivation in µV, (time,), and its rate in Hz."""
     rates = {recording.rates[name] for name in channels}
     rate = min(rates)
     if len(rates) != 1 or not RATES[0] <= rate <= RATES[1]:

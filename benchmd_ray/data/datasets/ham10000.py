@@ -15,7 +15,6 @@ from benchmd_ray.data.tables import age, read_rows, sex
 from benchmd_ray.errors import BenchmdError
 
 VERSION = 1
-"""Raised whenever the records, labels or splits change that the same files give."""
 METADATA = ("HAM10000_metadata", "HAM10000_metadata.csv", "HAM10000_metadata.tab")
 LABELS = "ISIC2018_Task3_Training_GroundTruth.csv"
 LESIONS = "ISIC2018_Task3_Training_LesionGroupings.csv"

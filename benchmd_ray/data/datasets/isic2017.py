@@ -1,8 +1,7 @@
 """ISIC 2017, task 3: dermoscopic images labelled melanoma, seborrheic keratosis or nevus.
 
-The challenge has a training, a validation and a test part, which are the splits. Where images of
-the training or of the validation part alone are there, a hash divides them 80/20.
-Source: https://challenge.isic-archive.com/landing/2017/.
+The challenge's parts are the splits; images of the training or validation part alone are divided
+80/20 by a hash. Source: https://challenge.isic-archive.com/landing/2017/.
 """
 
 from __future__ import annotations
@@ -17,7 +16,6 @@ from benchmd_ray.data.tables import age, read_rows, sex
 from benchmd_ray.errors import BenchmdError
 
 VERSION = 1
-"""Raised whenever the records, labels or splits change that the same files give."""
 PARTS = {
     "training": ("isic-2017_training_part3_groundtruth.csv",),
     "validation": ("isic-2017_validation_part3_groundtruth.csv", "example_ground_truth.csv"),

@@ -1,8 +1,8 @@
 """ISRUC-Sleep as its owner hands it out: recordings in three subgroups, staged by two experts.
 
 Subgroups I and III have a recording per person (``subgroupI/1/1.rec``), subgroup II two
-(``subgroupII/1/2/2.rec``). Next to ``1.rec``, an EDF file, lie ``1_1.txt`` and ``1_2.txt`` with the
-stages by the first and the second expert, a number for each epoch of 30 s.
+(``subgroupII/1/2/2.rec``). Next to ``1.rec``, an EDF file, are ``1_1.txt`` and ``1_2.txt`` with the
+stages by either expert, a number for each epoch of 30 s.
 Source: https://sleeptight.isr.uc.pt/.
 """
 
@@ -23,7 +23,6 @@ from benchmd_ray.data.tables import BOM
 from benchmd_ray.errors import shown
 
 VERSION = 1
-"""Raised whenever the records, labels or splits change that the same files give."""
 MONTAGE: Montage = {
     "C3": [("C3-A2",), ("C3-M2",), ("C3", "A2"), ("C3", "M2")],
     "C4": [("C4-A1",), ("C4-M1",), ("C4", "A1"), ("C4", "M1")],
@@ -38,18 +37,13 @@ MAX_TEXT_BYTES = 2**20
 
 @dataclass(frozen=True, order=True)
 class _Night:
-    """Which recording of whom."""
-
     subgroup: int
     person: int
     recording: int = 1
 
 
 def discover(root: Path, card: DatasetCard, choices: Choices) -> Discovery:
-    """List the recordings of the subgroups and the expert that the options choose.
-
-    Policy ``released`` splits by person, as the code that BenchMD released does.
-    """
+    """List the recordings of the chosen subgroups; policy ``released`` splits by person."""
     expert, wanted = choices.options["expert"], choices.options["subgroup"]
     asked = set(SUBGROUPS.values()) if wanted == "all" else {SUBGROUPS[wanted]}
     paths = files(root, "*.rec") + files(root, "*.edf")  # the owner's ending first
@@ -84,11 +78,7 @@ def read(root: Path, item: RawItem, card: DatasetCard) -> Reading:
 
 
 def text_stages(path: Path) -> list[str]:
-    """Codes of the epochs in a text file with a number per line; blank lines do not count.
-
-    Raises:
-        RecordError: The file cannot be read or is too large, or holds anything but numbers.
-    """
+    """Codes of the epochs in a text file with a number per line; blank lines do not count."""
     content = read_bounded(path, MAX_TEXT_BYTES, "its staging")
     codes = content.decode("latin-1").removeprefix(BOM).split()
     wrong = [code for code in codes if not (code.isascii() and code.isdigit())]
@@ -113,7 +103,7 @@ def _item(
 
 
 def _name(night: _Night) -> str:
-    """A person's name: the numbers start anew in each subgroup."""
+    """A person's name: numbers start anew in each subgroup."""
     return f"{night.subgroup}/{night.person}"
 
 

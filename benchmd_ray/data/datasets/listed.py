@@ -1,7 +1,4 @@
-"""Datasets that need no code: a table names the files of a folder, or their folders name classes.
-
-The card's ``files`` say how (`benchmd_ray.data.card_files.Files`).
-"""
+"""Datasets that need no code: their card's ``files`` name a table, or folders named by class."""
 
 from __future__ import annotations
 
@@ -42,7 +39,6 @@ from benchmd_ray.data.tables import MAX_BYTES
 from benchmd_ray.errors import BenchmdError, composed, count_of, shown
 
 VERSION = 4
-"""Raised whenever records, labels or splits change that the same card and files give."""
 PART = re.compile(r"-\d{4,}$")
 """How names of the parts of a file end that is cut."""
 LAYOUT = "files"
@@ -53,12 +49,7 @@ NOWHERE = "its split is none of those that the card names, or no list has it"
 
 
 def discover(root: Path, card: DatasetCard, choices: Choices) -> Discovery:
-    """List what the table names, or all that is in the folders.
-
-    Raises:
-        BenchmdError: There is no such table or column, a path leads out of the folder, rows of one
-            file contradict each other, or names of files cannot be told apart.
-    """
+    """List what the table names, or all that is in the folders."""
     files, names = _files(card), FileNames(root, hidden=card.hides_names)
     rows = list(_rows(card, names) if files.table else _in_folders(card, names))
     named = each_once(card, files, rows, name=lambda one: _record_id(card, _stem(card, one.path)))
@@ -108,7 +99,6 @@ def _rows(card: DatasetCard, names: FileNames) -> Iterator[Named]:
 
 
 def _is_there(path: Path) -> bool:
-    """Whether a file or a folder is there; a pipe or a device is neither."""
     return path.is_file() or path.is_dir()
 
 
@@ -166,11 +156,7 @@ def _paths(folder: Path, card: DatasetCard, root: Path) -> Iterator[str]:
 
 
 def _in_folders(card: DatasetCard, names: FileNames) -> Iterator[Named]:
-    """What the names of folders say of each file below them.
-
-    Raises:
-        BenchmdError: The names of two files differ only in the form of Unicode.
-    """
+    """What the names of folders say of each file below them."""
     files = _files(card)
     real: dict[str, str] = {}
     for file in _paths(names.root / names.real(files.folder), card, names.root):
@@ -199,10 +185,7 @@ def _by_lists(
 ) -> tuple[list[Named], list[str]]:
     """The records with the split whose list names them, and what a list names and is not there.
 
-    A line is a file's path within the folder, or only its name, either without its ending, too.
-
-    Raises:
-        BenchmdError: There is no such list, or a record is in two, or a line stands for several.
+    A line is a file's path within the folder or its name, with or without its ending.
     """
     files = _files(card)
     paths: dict[str, set[str]] = {}
@@ -268,15 +251,11 @@ def _labels_of(one: Named) -> tuple[str, ...]:
 
 
 def _stem(card: DatasetCard, path: str) -> str:
-    """The path without its ending."""
     return path.removesuffix(ending(path, card.signal))
 
 
 def _record_names(card: DatasetCard, kept: Sequence[Named]) -> dict[str, str]:
-    """Names of the records, by path: without the ending, where that names none of the others.
-
-    Others are files of the same name and another format, and the parts that a file is cut into.
-    """
+    """Names of the records, by path: without the ending, unless another record or part has it."""
     stems = {one.path: _stem(card, one.path) for one in kept}
     counts = Counter(stems.values())
     cut = len(card.signal.axes) != 3 and _files(card).cut == "segments"
@@ -312,11 +291,7 @@ def _item(card: DatasetCard, one: Named, split: str, name: str) -> RawItem:
 
 
 def read(root: Path, item: RawItem, card: DatasetCard) -> Reading:
-    """The records of one file: several where it is cut into segments or windows.
-
-    Raises:
-        RecordError: It cannot be read as the card's signal.
-    """
+    """The records of one file: several where it is cut into segments or windows."""
     warnings = Counter[str]()
     parts = read_file(root / item.path, card.signal, _files(card), warnings)
     scans = card.task.scored == "scans"

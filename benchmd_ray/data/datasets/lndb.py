@@ -26,7 +26,6 @@ from benchmd_ray.data.tables import read_rows
 from benchmd_ray.errors import BenchmdError, shown
 
 VERSION = 2
-"""Raised whenever the records, labels or splits change that the same files give."""
 SCANS, NODULES, ACQUISITION = "trainCTs.csv", "trainNodules_gt.csv", "LNDbAcqParams.csv"
 NODULE_COLUMNS = (
     "LNDbID", "FindingID", "RadID", "RadFindingID", "x", "y", "z", "AgrLevel", "Nodule", "Volume",
@@ -130,16 +129,9 @@ def positive_slices(
     volume: Volume,
     card: DatasetCard,
 ) -> tuple[Labels, int]:
-    """Slices that show a nodule of a class (decision D5).
+    """(slices, classes) that show a nodule (decision D5), and how many centres are outside.
 
-    Args:
-        nodules: As `discover` takes them from the table.
-        outlined: Slices on which each radiologist outlined each finding.
-        volume: The scan.
-        card: Gives the order of the classes.
-
-    Returns:
-        (slices, classes), and the number of nodules without mask whose centre lies outside.
+    ``outlined`` has the slices of each radiologist's findings.
     """
     positive = np.zeros((volume.shape[0], len(card.classes)), bool)
     outside = 0
@@ -160,7 +152,7 @@ def positive_slices(
 def nodule_class(volume: float) -> str:
     """Class of a nodule by the diameter of the sphere of its volume in mm³.
 
-    A volume of a sphere of 3 mm is how the tables say "below 3 mm, not outlined".
+    The volume of a sphere of 3 mm is how the tables say "below 3 mm, not outlined".
     """
     if volume <= UNSEGMENTED * (1 + PRECISION):
         return size_class(0.0)
@@ -177,11 +169,7 @@ def _slices_of_findings(mask: Volume) -> dict[int, list[int]]:
 
 
 def _nodules(rows: list[dict[str, str]], least: int) -> list[dict[str, Any]] | None:
-    """The nodules of a scan that at least so many radiologists marked.
-
-    Returns:
-        None where a finding appears twice, with different labels.
-    """
+    """The nodules that enough radiologists marked; None where one is listed with several labels."""
     found = []
     labels: dict[str, set[str]] = defaultdict(set)
     for row in rows:
@@ -209,10 +197,7 @@ def _nodules(rows: list[dict[str, str]], least: int) -> list[dict[str, Any]] | N
 
 
 def _geometry(header: Path) -> str:
-    """What identifies a scan: some are in the dataset twice, under two numbers.
-
-    Equal size, spacing and origin to a fraction of a mm make one patient of them.
-    """
+    """What identifies a scan: some are in the dataset twice, and count as one patient."""
     try:
         fields = mhd_fields(header)
     except RecordError:
@@ -222,11 +207,7 @@ def _geometry(header: Path) -> str:
 
 
 def _tables(root: Path) -> dict[str, Path]:
-    """The CSV files by name.
-
-    Raises:
-        BenchmdError: One of the dataset's appears twice.
-    """
+    """The CSV files by name."""
     paths = files(root, SCANS, NODULES, ACQUISITION)
     found, duplicates = by_key(paths, lambda path: path.name)
     if duplicates:
@@ -241,7 +222,6 @@ def _table(tables: dict[str, Path], name: str, root: Path) -> Path:
 
 
 def _by_scan(rows: list[dict[str, str]]) -> dict[str, list[dict[str, str]]]:
-    """Rows of each scan, by its name."""
     found: dict[str, list[dict[str, str]]] = defaultdict(list)
     for row in rows:
         found[f"LNDb-{_whole(row['LNDbID']):04d}"].append(row)

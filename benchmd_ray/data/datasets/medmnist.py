@@ -20,18 +20,12 @@ from benchmd_ray.errors import BenchmdError
 from benchmd_ray.files.atomic import md5
 
 VERSION = 2
-"""Raised whenever the records, labels or splits change that the same files give."""
 SPLITS = {"train": "train", "validation": "val", "test": "test"}
 """Our split → how the arrays' names begin."""
 
 
 def discover(root: Path, card: DatasetCard, choices: Choices) -> Discovery:
-    """List the images of the three splits.
-
-    Raises:
-        BenchmdError: The file is missing, is not the official one (unless that is allowed), or its
-            arrays are not as they must be.
-    """
+    """List the images of the three splits; unofficial files need the option ``md5=allow``."""
     path = root / card.layouts[CURRENT].pattern
     if not path.is_file():
         raise BenchmdError(
@@ -48,7 +42,6 @@ def discover(root: Path, card: DatasetCard, choices: Choices) -> Discovery:
 
 
 def _layout(path: Path, card: DatasetCard, found: str, choices: Choices) -> str:
-    """Which file it is, by its MD5."""
     official = {layout.md5: name for name, layout in card.layouts.items() if layout.md5}
     if found in official:
         return official[found]
@@ -64,11 +57,6 @@ def _layout(path: Path, card: DatasetCard, found: str, choices: Choices) -> str:
 
 
 def _items(path: Path, card: DatasetCard, split: str, found: str) -> Iterator[RawItem]:
-    """The images of one split, labelled.
-
-    Raises:
-        RecordError: Its arrays are not as they must be.
-    """
     prefix = SPLITS[split]
     images, labels = Rows(path, f"{prefix}_images"), Rows(path, f"{prefix}_labels")
     expected = _raw_shape(card)
@@ -103,11 +91,7 @@ def _raw_shape(card: DatasetCard) -> tuple[int, ...]:
 
 
 def _labels(labels: Rows, card: DatasetCard) -> npt.NDArray[np.uint8]:
-    """Labels of a split: (rows, 1) numbers of classes, or (rows, classes) of 0 and 1.
-
-    Raises:
-        RecordError: They have another shape or are out of range.
-    """
+    """Labels of a split: (rows, 1) numbers of classes, or (rows, classes) of 0 and 1."""
     several = card.task.kind == "multi-label"
     columns, most = (len(card.classes), 1) if several else (1, len(card.classes) - 1)
     if labels.shape[1:] != (columns,) and (several or labels.shape[1:]):
@@ -124,12 +108,7 @@ def _labels(labels: Rows, card: DatasetCard) -> npt.NDArray[np.uint8]:
 
 
 def read(root: Path, item: RawItem, card: DatasetCard) -> Reading:
-    """The record of one image, the channel first.
-
-    Raises:
-        RecordError: The file cannot be read; or it is not an official one, and every value of the
-            image is the same.
-    """
+    """The record of one image, the channel first."""
     rows = rows_of(root / item.path, f"{item.details['part']}_images")
     (pixels,) = rows.read(item.details["row"])
     channels = card.signal.stored_shape[0]

@@ -1,8 +1,7 @@
 """MIMIC-CXR-JPG 2.1.0: JPEG images, labels of the CheXpert labeler per study, official splits.
 
 The paper takes 10,000 images without saying which. The option ``images`` draws that many by
-patient within the official splits (decision D20); which ones depends only on the tables, so that
-only these files have to be fetched: see `files_to_fetch`.
+patient within the official splits (decision D20), from the tables alone: see `files_to_fetch`.
 Source: https://physionet.org/content/mimic-cxr-jpg/2.1.0/.
 """
 
@@ -24,7 +23,6 @@ from benchmd_ray.data.tables import read_rows
 from benchmd_ray.errors import BenchmdError, shown, unknown_name
 
 VERSION = 1
-"""Raised whenever the records, labels or splits change that the same files give."""
 SPLIT_TABLE = "mimic-cxr-2.0.0-split.csv.gz"
 LABEL_TABLE = "mimic-cxr-2.0.0-chexpert.csv.gz"
 METADATA_TABLE = "mimic-cxr-2.0.0-metadata.csv.gz"
@@ -46,16 +44,12 @@ UNDRAWN = "it is not among the images drawn (option images)"
 
 @dataclass(frozen=True)
 class _Findings:
-    """What the table of labels says of a study."""
-
     labels: dict[str, int]
     conditions: tuple[str, ...]
 
 
 @dataclass(frozen=True)
 class _Image:
-    """A row of the split table that has labels."""
-
     dicom: str
     subject: str
     study: str
@@ -96,19 +90,12 @@ def discover(root: Path, card: DatasetCard, choices: Choices) -> Discovery:
 
 
 def _conditions(image: _Image, views: Mapping[str, str]) -> tuple[str, ...]:
-    """Findings without a class, and the lateral view."""
     lateral = (cxr.LATERAL,) if views.get(image.dicom) == cxr.LATERAL else ()
     return image.findings.conditions + lateral
 
 
 def files_to_fetch(root: Path, card: DatasetCard, choices: Choices) -> list[str]:
-    """Paths of the image files that a build reads, below the dataset's folder.
-
-    Args:
-        root: Folder with the three tables; no image needs to be there.
-        card: Card of the dataset.
-        choices: As for the build.
-    """
+    """Paths of the images that a build reads, below ``root``, where only the tables have to be."""
     labelled, _ = _labelled(_split_rows(root), root, card, choices)
     return [i.path for i in _drawn(labelled, _number(card, choices), SHARES[choices.policy])]
 
@@ -133,11 +120,7 @@ def _split_rows(root: Path) -> list[dict[str, str]]:
 def _labelled(
     rows: list[dict[str, str]], root: Path, card: DatasetCard, choices: Choices
 ) -> tuple[list[_Image], Counter[str]]:
-    """Images whose study has a known label, and why the others are excluded.
-
-    Raises:
-        BenchmdError: A split is unknown, or a table of labels cannot be used.
-    """
+    """Images whose study has a known label, and why the others are excluded."""
     studies, duplicates = _studies(root, card, choices)
     splits = SPLITS[choices.policy]
     images, excluded = [], Counter({DUPLICATE: duplicates})
@@ -184,11 +167,7 @@ def _views(root: Path) -> dict[str, str]:
 
 
 def _number(card: DatasetCard, choices: Choices) -> int | None:
-    """How many images are drawn; None for all.
-
-    Raises:
-        BenchmdError: The option is neither ``all`` nor a positive number.
-    """
+    """How many images are drawn; None for all."""
     text = choices.options["images"]
     if text == "all":
         return None
@@ -203,8 +182,8 @@ def _number(card: DatasetCard, choices: Choices) -> int | None:
 def _drawn(images: list[_Image], number: int | None, shares: dict[str, float]) -> list[_Image]:
     """The images drawn, by record id: whole patients in a fixed random order.
 
-    Of each split its share of the number is taken, or all there are; of the last patient only as
-    many images as are still wanted. A larger number holds all images of a smaller one.
+    Each split gives its share of the number, or all there are. A larger number draws all images of
+    a smaller one.
     """
     drawn = images
     if number is not None:
@@ -216,6 +195,5 @@ def _drawn(images: list[_Image], number: int | None, shares: dict[str, float]) -
 
 
 def _place(image: _Image) -> tuple[float, str, str, str]:
-    """Place of an image in the order of the draw."""
     patient = stable_fraction(f"mimic-cxr/draw/{image.subject}")
     return patient, image.subject, image.study, image.dicom

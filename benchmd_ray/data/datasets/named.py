@@ -18,7 +18,6 @@ from benchmd_ray.errors import BenchmdError, count_of, shown
 from benchmd_ray.modality.tasks import UNKNOWN
 
 VERSION = 2
-"""Raised whenever the same tables give other labels or metadata."""
 TRUTHS = {"1": 1, "1.0": 1, "true": 1, "yes": 1, "0": 0, "0.0": 0, "false": 0, "no": 0}
 """Values of a column of one label, in lower case; nothing stands for unknown."""
 NO_CLASS = "its label is not one of the classes that the card names"
@@ -59,18 +58,7 @@ class Named:
 def rows_of(
     table: Path, card: DatasetCard, files: Files, *, real: Callable[[str], str]
 ) -> Iterator[Named]:
-    """What each row of a card's table says.
-
-    Args:
-        table: The table.
-        card: The card.
-        files: The card's.
-        real: From the path of a file to the one that the file system has.
-
-    Raises:
-        BenchmdError: There is no such table or column, a path leads out of the raw folder, or no
-            value of a column of metadata can be read.
-    """
+    """What each row of a card's table says; ``real`` gives the path that the file system has."""
     own = files.labels or card.classes
     several = not card.task.exclusive
     columns = [files.path, *(own if several else [files.label]), *files.metadata.values()]
@@ -110,11 +98,7 @@ def _metadata(
     *,
     commas: bool,
 ) -> dict[str, dict[str, Value]]:
-    """What each text of the columns of metadata is read as.
-
-    Raises:
-        BenchmdError: None of a column can be read.
-    """
+    """What each text of the columns of metadata is read as."""
     values: dict[str, dict[str, Value]] = {}
     for name, column in files.metadata.items():
         texts = [row[column] for row in rows]
@@ -164,13 +148,7 @@ def is_missing(text: str) -> bool:
 
 
 def _values(name: str, texts: Iterable[str], *, commas: bool) -> dict[str, Value]:
-    """What each text of a column of metadata is read as.
-
-    Args:
-        name: What the column holds: ``age``, ``sex``, …
-        texts: Its values.
-        commas: Whether a comma is a decimal one.
-    """
+    """What each text of a column of metadata is read as."""
     different = dict.fromkeys(texts)
     if name == "age":
         return {text: _age(text, commas=commas) for text in different}
@@ -192,9 +170,9 @@ def _sex(text: str, codes: set[str]) -> str | None:
 
 
 def unread_warnings(card: DatasetCard, files: Files, records: Iterable[Named]) -> dict[str, int]:
-    """How many of some records lack a value, as it cannot be read or differs, by a text of which.
+    """How many records lack a value because it is unreadable or differs, by warning.
 
-    Some values that cannot be read are quoted, unless the card hides names.
+    Values are quoted unless the card hides names.
     """
     listed = [*records]
     unread = [one.unread for one in listed if one.unread]
@@ -226,20 +204,10 @@ def stated_split(card: DatasetCard, files: Files, one: Named) -> str:
 def each_once(
     card: DatasetCard, files: Files, records: Sequence[Named], *, name: Callable[[Named], str]
 ) -> list[Named]:
-    """One row of each file: the first, with the metadata of all; they agree in anything else.
+    """One row of each file: the first, with the metadata of all; in anything else rows must agree.
 
-    Of metadata, a value that some rows state and others leave out is taken; of which they state
-    several, none is.
-
-    Args:
-        card: The card.
-        files: The card's.
-        records: What the rows say.
-        name: From a row to its record's name, for messages.
-
-    Raises:
-        BenchmdError: Two rows of a file differ; where the card hides names, only the record and the
-            rows are named.
+    Metadata of which rows state several values is missing. Where the card hides names, an error
+    names only the record and the rows; ``name`` gives a row's record for messages.
     """
     rows_of_file: dict[str, list[Named]] = {}
     differing: dict[str, Named] = {}
@@ -267,7 +235,6 @@ def each_once(
 
 
 def _merged(rows: Sequence[Named]) -> Named:
-    """The first of the rows of a file, with the metadata that all of them state."""
     if len(rows) == 1:
         return rows[0]
     stated = {name: {one.metadata[name] for one in rows} - {None} for name in rows[0].metadata}

@@ -1,10 +1,8 @@
 """NIH ChestX-ray14: PNG images; the AP films are a source, the PA films a target.
 
-Bedside (AP) and upright (PA) films of one hospital differ in acquisition and in patients, which
-makes a shift that open data can show. BenchMD has no such pair. Patients carry the same pseudonym
-in both, since some have films of both kinds; those who train are not part of the target (decision
-D7b).
-Source: https://nihcc.app.box.com/v/ChestXray-NIHCC.
+Bedside (AP) and upright (PA) films of one hospital differ in acquisition and patients. Patients
+have the same pseudonym in both; those who train are not part of the target (decision D7b). Source:
+https://nihcc.app.box.com/v/ChestXray-NIHCC.
 """
 
 from __future__ import annotations
@@ -33,7 +31,6 @@ from benchmd_ray.data.tables import age_string, read_rows, sex
 from benchmd_ray.errors import BenchmdError, unknown_name
 
 VERSION = 1
-"""Raised whenever the records, labels or splits change that the same files give."""
 DATASET = "nih-cxr"
 """Key of the patients' pseudonyms, common to both cards."""
 OFFICIAL_TABLES = "Data_Entry_2017*.csv"
@@ -52,18 +49,7 @@ Role = Literal["source", "target"]
 
 
 def discover(root: Path, card: DatasetCard, choices: Choices, *, view: str) -> Discovery:
-    """List the films of one view in either layout.
-
-    Args:
-        root: The raw folder.
-        card: Card of the films of that view.
-        choices: Policy and options.
-        view: ``AP`` or ``PA``, as in the column View Position.
-
-    Raises:
-        BenchmdError: The table, or in the official layout the list of test images, is missing or
-            cannot be used.
-    """
+    """List the films of one view, ``AP`` or ``PA``, in either layout."""
     layout, path, folder = _layout(root)
     rows = read_rows(path, COLUMNS, "NIH ChestX-ray14")
     tested = _test_list(root) if layout == "official" else frozenset[str]()
@@ -94,11 +80,7 @@ def discover(root: Path, card: DatasetCard, choices: Choices, *, view: str) -> D
 
 
 def read(root: Path, item: RawItem, card: DatasetCard) -> Reading:
-    """The record of one film; one of a target says where a model was trained on its patient.
-
-    Raises:
-        RecordError: It cannot be read as an image.
-    """
+    """The record of one film; one of a target says where a model was trained on its patient."""
     reading = cxr.read(root, item, card)
     if item.details["trained_on"]:
         reading.warnings[TRAINED_ON] += 1
@@ -106,7 +88,6 @@ def read(root: Path, item: RawItem, card: DatasetCard) -> Reading:
 
 
 def _reason(row: Row, view: str, shared: bool, choices: Choices) -> str:
-    """Why a film is excluded, if it is."""
     if row["View Position"] != view:
         return f"its view position is {row['View Position'] or 'not given'}"
     if not row["Finding Labels"]:
@@ -129,7 +110,6 @@ def _layout(root: Path) -> tuple[str, Path, Path]:
 
 
 def _test_list(root: Path) -> frozenset[str]:
-    """Names of the official test images."""
     path = root / TEST_LIST
     if not path.is_file():
         raise BenchmdError(
@@ -143,7 +123,7 @@ def _test_list(root: Path) -> frozenset[str]:
 
 
 def _patient(row: Row, where: str) -> str:
-    """The patient's number, which a message must not give away."""
+    """The patient's number, which no message may give away."""
     text = row["Patient ID"]
     if not re.fullmatch(r"\d{1,15}", text, re.ASCII):
         raise BenchmdError(

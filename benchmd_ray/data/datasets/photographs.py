@@ -24,7 +24,6 @@ from benchmd_ray.data.records import hashed_patient
 from benchmd_ray.data.splits import hashed_split, stable_fraction
 
 VERSION = 1
-"""Raised whenever the records, labels or splits change that the same files give."""
 TRAIN_SHARE = 0.8
 """Share of each class that the paper trains on."""
 
@@ -54,15 +53,7 @@ class Photograph:
 
 
 def one_hot_label(row: Mapping[str, str], columns: Sequence[str]) -> str:
-    """Name of the one column that is 1; those of all joined where there are several.
-
-    Args:
-        row: A row of a table with one column of 0 and 1 per label.
-        columns: The labels.
-
-    Returns:
-        Empty where none is 1, ``?`` where a value is neither 0 nor 1.
-    """
+    """The columns that are 1, joined; empty where none is, ``?`` where a value is another than 0, 1."""
     values = {column: row[column].removesuffix(".0") for column in columns}
     if not set(values.values()) <= {"0", "1"}:
         return "?"
@@ -74,16 +65,8 @@ def by_class(
 ) -> dict[str, str]:
     """Split of each image by the paper's rule: 80 % of each class train, drawn by image.
 
-    The released code draws without a fixed seed; here the order of a stable hash decides, over
-    all rows of the tables, whether their files are there or not.
-
-    Args:
-        card: Card of the dataset.
-        photographs: All images that the tables name.
-        rounding: From 80 % of a class to a number of images: down or to the nearest.
-
-    Returns:
-        ``train`` or ``validation`` by the image's name.
+    The released code draws without a fixed seed; here a stable hash decides, over all rows of the
+    tables, whether their files are there or not. ``rounding`` makes the 80 % a number of images.
     """
     members: dict[str, set[str]] = {}
     for photograph in photographs:
@@ -108,18 +91,7 @@ def listing(
     rounding: Callable[[float], int],
     grouped_by: GroupedBy,
 ) -> Discovery:
-    """Match what tables say with the files that are there.
-
-    Args:
-        root: The raw folder.
-        card: Card of the dataset.
-        choices: The policy.
-        layout: Name of the layout.
-        photographs: All images that the tables name, in their order.
-        paths: The image files, known by name without suffix, in any case; the first of equal ones.
-        rounding: See `by_class`, for policy ``released``.
-        grouped_by: What a group stands for.
-    """
+    """Match what tables say with the files that are there, by name without suffix, in any case."""
     released = by_class(card, photographs, rounding) if choices.policy == "released" else {}
     found, duplicates = by_key(paths, lambda path: path.stem.lower())
     items, missing, excluded = [], [], Counter({DUPLICATE: duplicates})
@@ -182,9 +154,5 @@ def _item(card: DatasetCard, photograph: Photograph, path: Path, split: str, lab
 
 
 def read(root: Path, item: RawItem, card: DatasetCard) -> Reading:
-    """The one record of an image, three channels.
-
-    Raises:
-        RecordError: The file cannot be read as an image.
-    """
+    """The one record of an image, three channels."""
     return image_record(read_image(root / item.path, 3), item, card)

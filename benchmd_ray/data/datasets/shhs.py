@@ -21,7 +21,6 @@ from benchmd_ray.data.tables import age, read_rows
 from benchmd_ray.errors import shown
 
 VERSION = 1
-"""Raised whenever the records, labels or splits change that the same files give."""
 MONTAGE: Montage = {
     "C3": [(name,) for name in ("EEG(sec)", "EEG sec", "EEG_sec", "EEG2", "EEG 2", "EEG_2")],
     "C4": [("EEG",)],
@@ -46,7 +45,7 @@ class _Person:
 
 
 def discover(root: Path, card: DatasetCard, choices: Choices) -> Discovery:
-    """List the nights; each person has one. Both policies split by person, as the paper does."""
+    """List the nights, one of each person. Both policies split by person, as the paper does."""
     nights, doubled = _by_person(root, "shhs1-*.edf", RECORDING)
     stagings, further = _by_person(root, "shhs1-*-profusion.xml", STAGING)
     people = _people(root)
@@ -81,12 +80,7 @@ def read(root: Path, item: RawItem, card: DatasetCard) -> Reading:
 
 
 def profusion_stages(path: Path) -> list[str]:
-    """Codes of the epochs of 30 s in a Profusion XML file, in order.
-
-    Raises:
-        RecordError: The file cannot be read or is too large, is not XML, declares a document type
-            or entities, has epochs of another length, or holds no stage.
-    """
+    """Codes of the epochs of 30 s in a Profusion XML file, in order."""
     root = read_xml(path, "its staging")
     lengths = [(element.text or "").strip() for element in children(root, "EpochLength")]
     codes = [
@@ -115,11 +109,7 @@ def _by_person(root: Path, glob: str, pattern: re.Pattern[str]) -> tuple[dict[st
 
 
 def _people(root: Path) -> dict[str, _Person]:
-    """What is known of each person, by number, from the newest table there is; empty without one.
-
-    Raises:
-        BenchmdError: The table lacks a column.
-    """
+    """Age, sex and conditions by the person's number, from the newest table; empty without one."""
     tables = sorted(files(root, TABLE), key=lambda p: [int(n) for n in re.findall(r"\d+", p.name)])
     if not tables:
         return {}
@@ -135,5 +125,5 @@ def _people(root: Path) -> dict[str, _Person]:
 
 
 def _severe(index: str) -> bool:
-    """Whether apnoeas and hypopnoeas an hour are those of severe apnoea; not where unknown."""
+    """Whether an index is that of severe apnoea; not where it is unknown."""
     return re.fullmatch(r"\d+(\.\d+)?", index, re.ASCII) is not None and float(index) >= SEVERE

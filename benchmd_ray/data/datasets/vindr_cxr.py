@@ -1,7 +1,6 @@
 """VinDr-CXR 1.0.0: DICOM images; only the official test set (decision D19).
 
-Labels are joined by ``image_id``: neither the files nor the rows stand in an order that means
-anything. Source: https://physionet.org/content/vindr-cxr/1.0.0/.
+Labels are joined by ``image_id``. Source: https://physionet.org/content/vindr-cxr/1.0.0/.
 """
 
 from __future__ import annotations
@@ -30,7 +29,6 @@ from benchmd_ray.data.splits import TARGET_SPLIT
 from benchmd_ray.data.tables import age_string, read_rows, sex
 
 VERSION = 1
-"""Raised whenever the records, labels or splits change that the same files give."""
 LABEL_TABLE = "annotations/image_labels_test.csv"
 FOLDER = "test"
 
@@ -60,11 +58,7 @@ def discover(root: Path, card: DatasetCard, choices: Choices) -> Discovery:
 
 
 def read(root: Path, item: RawItem, card: DatasetCard) -> Reading:
-    """The record of one DICOM file, with age and sex where its header gives them.
-
-    Raises:
-        RecordError: It cannot be read as a DICOM image.
-    """
+    """The record of one DICOM file, with age and sex where its header gives them."""
     path, warnings = root / item.path, Counter[str]()
     pixels = read_dicom(path, channels=1, warnings=warnings)
     header = open_dicom(path, stop_before_pixels=True)

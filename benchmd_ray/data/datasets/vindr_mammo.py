@@ -1,8 +1,7 @@
 """VinDr-Mammo 1.0.0: DICOM mammograms, four of each exam, with the official split.
 
-The BI-RADS assessment is the breast's; each of its two views is a record of its own. The dataset
-names no patients: an exam stands for one.
-Source: https://physionet.org/content/vindr-mammo/1.0.0/.
+Each view of a breast is a record with the breast's BI-RADS assessment. An exam stands for a
+patient. Source: https://physionet.org/content/vindr-mammo/1.0.0/.
 """
 
 from __future__ import annotations
@@ -20,7 +19,6 @@ from benchmd_ray.data.tables import age_string, read_rows
 from benchmd_ray.errors import BenchmdError, shown
 
 VERSION = 1
-"""Raised whenever the records, labels or splits change that the same files give."""
 TABLE = "breast-level_annotations.csv"
 COLUMNS = (
     "study_id", "image_id", "laterality", "view_position", "breast_birads", "split",
@@ -73,11 +71,6 @@ def _path(row: Mapping[str, str]) -> str:
 
 
 def _splits(rows: list[dict[str, str]], table: Path) -> dict[str, str]:
-    """Split of each exam.
-
-    Raises:
-        BenchmdError: A split is not known, or an exam is in both.
-    """
     splits: dict[str, str] = {}
     for number, row in enumerate(rows, 1):
         split = SPLITS.get(row["split"])

@@ -1,8 +1,7 @@
 """One array of numbers of an NPY, NPZ or HDF5 file, whole.
 
-Formats: https://numpy.org/doc/stable/reference/generated/numpy.lib.format.html, the same in a ZIP
-file, and https://docs.hdfgroup.org/hdf5/. What headers claim is checked before anything of that
-size is held; nothing is unpickled, and links that lead out of an HDF5 file are not followed.
+Formats: https://numpy.org/doc/stable/reference/generated/numpy.lib.format.html and
+https://docs.hdfgroup.org/hdf5/. Nothing is unpickled, and no link out of an HDF5 file is followed.
 """
 
 from __future__ import annotations
@@ -21,7 +20,6 @@ from benchmd_ray.data.records import RecordError, shown_names
 from benchmd_ray.errors import composed
 
 VERSION = 2
-"""Raised whenever what it reads of the same file changes."""
 MAX_VALUES = 2**27
 """Larger arrays are refused."""
 MAX_MEMBERS = 10_000
@@ -33,16 +31,7 @@ Array = npt.NDArray[Any]
 
 
 def read_array(path: Path, key: str = "") -> Array:
-    """Read an array of whole or floating-point numbers.
-
-    Args:
-        path: A file that ends in ``.npy``, ``.npz``, ``.h5`` or ``.hdf5``.
-        key: Of an NPZ or HDF5 file, the array's name; empty for the only one.
-
-    Raises:
-        RecordError: The file is missing, damaged or another, holds no such array or several and
-            none is named, or one of another type or of more than `MAX_VALUES` values.
-    """
+    """Read an array of whole or floating-point numbers, of several that of the name ``key``."""
     read = {".npy": _npy, ".npz": _npz}.get(path.suffix.lower(), _hdf5)
     try:
         return read(path, key)
@@ -61,7 +50,6 @@ def _npy(path: Path, key: str) -> Array:
 
 
 def _of_stream(file: IO[bytes], size: int) -> Array:
-    """The array of ``size`` bytes, header and all."""
     version = np.lib.format.read_magic(file)
     if version not in ((1, 0), (2, 0)):
         raise RecordError("its array is of another version of the format than 1 and 2")
@@ -156,12 +144,7 @@ def _member(file: Any, key: str) -> Any:
 
 
 def dataset_fault(held: Any, largest_chunk: int) -> str:
-    """Why an object of an HDF5 file is not read; empty where it is.
-
-    Args:
-        held: A dataset, or another object, which is refused.
-        largest_chunk: Bytes that a chunk may have.
-    """
+    """Why an object of an HDF5 file is not read; empty where it is. Chunks are bounded in bytes."""
     if not isinstance(held, h5py.Dataset) or held.external or held.is_virtual:
         return "is not a dataset within the file"
     if held.chunks and math.prod(held.chunks) * held.dtype.itemsize > largest_chunk:

@@ -1,7 +1,4 @@
-"""Padding around DICOM images, whose value may be far from all others.
-
-Format: DICOM PS3.3, C.7.5.1.1.2 (PixelPaddingValue).
-"""
+"""Padding around DICOM images, whose value may be far from all others (PS3.3, C.7.5.1.1.2)."""
 
 from __future__ import annotations
 
@@ -12,7 +9,6 @@ import numpy as np
 import numpy.typing as npt
 
 VERSION = 1
-"""Raised whenever what it reads of the same file changes."""
 WARNING = "padding (PixelPaddingValue) takes most of the range that its values are scaled by"
 MOST = 0.5
 """Share of the range that is most of it."""
@@ -23,10 +19,7 @@ def is_mostly_padding(
 ) -> bool:
     """Whether the range of an image's values is mostly that between its padding and the rest.
 
-    Args:
-        stored: Stored values.
-        values: The same through the modality LUT.
-        bounds: PixelPaddingValue, and PixelPaddingRangeLimit where there is one, both included.
+    ``bounds`` are PixelPaddingValue and, where there is one, PixelPaddingRangeLimit, both included.
     """
     if not bounds:
         return False

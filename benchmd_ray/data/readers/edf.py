@@ -1,10 +1,8 @@
 """EDF and EDF+ files: signals in µV, each with its own sampling rate, and annotations.
 
 Format: https://www.edfplus.info/specs/edf.html and https://www.edfplus.info/specs/edfplus.html.
-``mne`` decodes the samples of the channels that are asked for, and gets no others: of these only
-the name and the number of samples matter. ``edfio`` decodes annotations. Before that the header is
-held against the size of the file, so that it makes nothing allocate what is not there. The ending
-of a file does not matter: ISRUC calls its EDF files ``.rec``.
+The header is compared with the file's size; then ``mne`` decodes the channels that are asked for
+and ``edfio`` annotations, both from files that hold nothing else.
 """
 
 from __future__ import annotations
@@ -33,7 +31,6 @@ from benchmd_ray.errors import composed
 from benchmd_ray.extensions.extras import importing
 
 VERSION = 3
-"""Raised whenever what it reads of the same file changes."""
 
 Samples = npt.NDArray[np.float64]
 
@@ -105,12 +102,7 @@ class TimedAnnotation(NamedTuple):
 
 
 def read_header(path: Path) -> EdfHeader:
-    """Read a header and hold it against the size of the file.
-
-    Raises:
-        RecordError: The file is missing, a pipe, no EDF file, or shorter or longer than its header
-            says.
-    """
+    """Read a header and compare it with the size of the file."""
     try:
         with BoundedFile(path, ANY) as file:
             size = file.bytes
@@ -142,18 +134,9 @@ def read_header(path: Path) -> EdfHeader:
 
 
 def read_edf(path: Path, channels: Sequence[str]) -> Recording:
-    """Read some channels of a file; the others are not decoded.
+    """Read some channels in µV, each at its own rate; case and blanks of names do not matter.
 
-    Args:
-        path: The file, EDF or continuous EDF+, with any ending.
-        channels: Names of channels; they match without regard to case and blanks.
-
-    Returns:
-        Every channel in µV at its own rate: none is resampled.
-
-    Raises:
-        RecordError: The file cannot be read or is cut off, is discontinuous (EDF+D), lacks a
-            channel or has it twice, or a channel's unit is not a voltage or its range is empty.
+    Discontinuous files (EDF+D) are refused.
     """
     header = read_header(path)
     if header.discontinuous:
@@ -174,11 +157,7 @@ def read_edf(path: Path, channels: Sequence[str]) -> Recording:
 
 
 def read_annotations(path: Path) -> list[TimedAnnotation]:
-    """Annotations of an EDF+ file in order of their onset.
-
-    Raises:
-        RecordError: The file cannot be read or is cut off, or has no channel of annotations.
-    """
+    """Annotations of an EDF+ file in order of their onset."""
     header = read_header(path)
     channels = [channel for channel in header.channels if channel.name == ANNOTATIONS]
     if not channels:
@@ -256,22 +235,13 @@ def _records(stated: int, held: int, size: int) -> int:
 
 
 def _find(header: EdfHeader, name: str) -> Channel:
-    """The channel of that name.
-
-    Raises:
-        RecordError: It is missing or there twice.
-    """
     found = [channel for channel in header.channels if plain(channel.name) == plain(name)]
     require_once("channel", name, len(found), (channel.name for channel in header.channels))
     return found[0]
 
 
 def _scale(channel: Channel) -> tuple[float, float]:
-    """What turns the samples of a channel into µV: they are multiplied, then added to.
-
-    Raises:
-        RecordError: It has no samples, another unit or an empty range.
-    """
+    """What turns the samples of a channel into µV: factor and offset."""
     if channel.samples == 0:
         raise RecordError(
             f"channel {channel.name}: it has 0 samples in a data record; expected some"
@@ -302,10 +272,7 @@ def _scale(channel: Channel) -> tuple[float, float]:
 
 
 def _signal(data: npt.NDArray[np.int16], step: float, offset: float) -> Samples:
-    """A channel in µV, (time,), of its part of each data record: (records, samples).
-
-    Data records are decoded some at a time, so that little more than the signal is in memory.
-    """
+    """A channel in µV, (time,), decoded block by block of data records, (records, samples)."""
     records, samples = data.shape
     signal = np.empty((records, samples))
     at_once = max(1, AT_ONCE // samples)
@@ -318,13 +285,7 @@ def _signal(data: npt.NDArray[np.int16], step: float, offset: float) -> Samples:
 
 
 def _decoded(data: npt.NDArray[np.int16]) -> Samples:
-    """Samples, (time,), of a channel's part of some data records: (records, samples).
-
-    They are decoded as an EDF file of their own, whose unit is a step.
-
-    Raises:
-        RecordError: mne decodes something else.
-    """
+    """Samples, (time,), of a channel's part of some data records, (records, samples)."""
     with importing("mne", READING):
         import mne
     records, samples = data.shape
@@ -337,13 +298,7 @@ def _decoded(data: npt.NDArray[np.int16]) -> Samples:
 
 
 def _file_of(parts: Sequence[npt.NDArray[np.int16]], *, label: str, kind: str = "") -> bytes:
-    """A file with nothing but some channels of another, whose unit is a step.
-
-    Args:
-        parts: Each channel's part of each data record: (records, samples).
-        label: Their name.
-        kind: ``EDF+C`` or ``EDF+D``; empty for EDF.
-    """
+    """An EDF file of some channels of another, (records, samples) each, whose unit is a step."""
     records, signals = len(parts[0]), len(parts)
     own = dict.fromkeys(("physical minimum", "digital minimum"), "-32768")
     own |= dict.fromkeys(("physical maximum", "digital maximum"), "32767")
@@ -358,7 +313,6 @@ def _file_of(parts: Sequence[npt.NDArray[np.int16]], *, label: str, kind: str = 
 
 
 def _whole(text: bytes, what: str) -> int:
-    """A whole number of a header."""
     value = whole_of(text.decode("latin-1").split("\0")[0].strip(BLANKS))
     if value is None:
         raise _faulty(what)
@@ -366,7 +320,6 @@ def _whole(text: bytes, what: str) -> int:
 
 
 def _number(text: str | bytes, what: str) -> float:
-    """A finite number of a header; some are written with a decimal comma."""
     text = text.decode("latin-1") if isinstance(text, bytes) else text
     value = number_of(text.split("\0")[0].strip(BLANKS).replace(",", "."))
     if value is None:

@@ -1,7 +1,7 @@
 """Arrays of a NumPy ``.npz`` file, read row by row: a file may be larger than memory.
 
-Format: https://numpy.org/doc/stable/reference/generated/numpy.lib.format.html in a ZIP file. The
-header and a stream of the ZIP are read; nothing is unpickled or evaluated.
+Format: https://numpy.org/doc/stable/reference/generated/numpy.lib.format.html in a ZIP file.
+Nothing is unpickled or evaluated.
 """
 
 from __future__ import annotations
@@ -21,7 +21,6 @@ from benchmd_ray.data.readers.bounded import ANY, BoundedFile
 from benchmd_ray.data.records import RecordError, shown_names
 
 VERSION = 1
-"""Raised whenever what it reads of the same file changes."""
 HEADER = re.compile(
     rb"\{'descr': '([^']{1,20})', 'fortran_order': (True|False), "
     rb"'shape': \(((?:\d{1,12}, ){0,31}(?:\d{1,12},?)?)\), \} *\n"
@@ -38,22 +37,12 @@ METHODS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
 
 
 class Rows:
-    """The rows of one array of uint8 in a file, to be read in ascending order.
+    """The rows of one array of uint8 in C order, to be read in ascending order.
 
-    What lies between the last row that was read and a later one is decompressed and dropped; for an
-    earlier one the array is begun anew.
+    For an earlier row than the last the array is decompressed anew.
     """
 
     def __init__(self, path: Path, name: str) -> None:
-        """Open an array.
-
-        Args:
-            path: The ``.npz`` file.
-            name: The array's key.
-
-        Raises:
-            RecordError: The file is no such file, or holds no such array of uint8 in C order.
-        """
         self.name = name
         with _faults():
             archive = zipfile.ZipFile(BoundedFile(path, ANY, at_once=MAX_AT_ONCE))
@@ -70,7 +59,6 @@ class Rows:
         self._row_bytes = math.prod(self.shape[1:])
 
     def _header(self, size: int) -> tuple[int, ...]:
-        """Shape of the array; the header must be that of uint8 and of the member's bytes."""
         magic = self._stream.read(8)
         version = magic[6:]
         if magic[:6] != b"\x93NUMPY" or version not in (b"\1\0", b"\2\0"):
@@ -96,11 +84,7 @@ class Rows:
         return shape
 
     def read(self, row: int, rows: int = 1) -> npt.NDArray[np.uint8]:
-        """Some rows, (rows, *shape[1:]).
-
-        Raises:
-            RecordError: They are not there, or the file is damaged.
-        """
+        """Some rows, (rows, *shape[1:])."""
         if not 0 <= row <= row + rows <= self.shape[0]:
             raise RecordError(f"{self.name} has {self.shape[0]:,} rows, and not row {row}")
         if rows * self._row_bytes > MAX_AT_ONCE:
@@ -115,7 +99,6 @@ class Rows:
 
 @contextmanager
 def _faults() -> Iterator[None]:
-    """Turn what a broken file raises into a `RecordError`."""
     try:
         yield
     except (RecordError, MemoryError):
@@ -125,11 +108,7 @@ def _faults() -> Iterator[None]:
 
 
 def rows_of(path: Path, name: str) -> Rows:
-    """The rows of an array, from where this process last read in the same file and array.
-
-    Raises:
-        RecordError: See `Rows`; or the file cannot be opened.
-    """
+    """The rows of an array, from where this process last read in it."""
     with _faults():
         held = path.stat()
         return _opened(path, name, held.st_size, held.st_mtime_ns)

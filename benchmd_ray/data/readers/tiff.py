@@ -1,8 +1,7 @@
-"""The directories of a TIFF file: its pages, and how each means its numbers.
+"""The directories of a TIFF file (6.0, BigTIFF): its pages, and how each means its numbers.
 
-Pillow decodes the pixels. It takes the first page, and turns some depths around where zero is
-white and others not, so that both are seen to here.
-Format: TIFF 6.0 (Adobe, 1992) and BigTIFF.
+Pillow decodes the pixels, but takes the first page, and inverts some depths where zero is white and
+others not.
 """
 
 from __future__ import annotations
@@ -18,7 +17,6 @@ from benchmd_ray.data.readers.bounded import ANY, BoundedFile, read_bounded
 from benchmd_ray.data.records import RecordError
 
 VERSION = 1
-"""Raised whenever what it reads of the same file changes."""
 CLASSIC, BIG = (b"II*\0", b"MM\0*", b"II\0*", b"MM*\0"), (b"II+\0", b"MM\0+")
 """How files begin, some with swapped bytes; those of the latter have offsets of 64 bits."""
 SUBFILE, OLD_SUBFILE, BITS, PHOTOMETRIC, SAMPLES, FORMAT = 254, 255, 258, 262, 277, 339
@@ -50,12 +48,7 @@ class Page:
 
 
 def the_page(path: Path) -> Page | None:
-    """The page of a TIFF file; None for files of other formats.
-
-    Raises:
-        RecordError: It has several, is damaged, or does not say whether zero is black or white.
-        OSError: It cannot be opened.
-    """
+    """The page of a TIFF file; None for files of other formats."""
     with BoundedFile(path, ANY, reads=MAX_READS) as file:
         begin = file.read(4)
         if begin not in (*CLASSIC, *BIG):
@@ -120,11 +113,7 @@ def _pages(
 
 
 def _numbers(file: BoundedFile, offset: int, kind: str) -> tuple[Any, ...]:
-    """Numbers at a byte.
-
-    Raises:
-        RecordError: The file ends before.
-    """
+    """Numbers at a byte."""
     file.seek(min(offset, file.bytes))
     part = file.read(struct.calcsize(kind))
     if len(part) < struct.calcsize(kind):

@@ -1,8 +1,7 @@
 """Volumes, CT in Hounsfield units, and DICOM series; `metaimage` and `nifti` read other files.
 
-Slices are given one at a time, so that no whole scan of full resolution has to be held.
-Geometry: DICOM PS3.3, image plane module; axes x, y, z of patient space point to the patient's
-left, back and head, in mm.
+Slices are given one at a time, so that no whole scan has to be held. Axes x, y, z of patient space
+point to the patient's left, back and head, in mm (DICOM PS3.3, image plane module).
 """
 
 from __future__ import annotations
@@ -21,7 +20,6 @@ from benchmd_ray.data.readers.dicom_values import numbers, text
 from benchmd_ray.data.records import RecordError
 
 VERSION = 1
-"""Raised whenever what it reads of the same file changes."""
 
 Numbers = npt.NDArray[np.float64]
 
@@ -111,20 +109,12 @@ def series_files(folder: Path) -> list[Path]:
 def read_series(
     source: Path | Sequence[Path], series: str | None = None, *, ct: bool = True
 ) -> Volume:
-    """Open a series: its headers are read now, its pixels when they are asked for.
+    """Open a DICOM series: its headers are read now, its pixels when they are asked for.
 
     Slices are ordered by ImagePositionPatient along the normal of ImageOrientationPatient, and
-    rescaled by their slope and intercept. Of slices at one position the one with the lowest
-    instance number is kept; missing slices are not made up.
-
-    Args:
-        source: Folder with the ``.dcm`` files, or the files.
-        series: SeriesInstanceUID of the series to take; None takes only files of one series.
-        ct: Take only axial CT, in HU; False takes any, in the unit that its headers give.
-
-    Raises:
-        RecordError: A file cannot be read, an element is missing, there are several series and
-            none is named, or the slices do not lie parallel and across the body.
+    rescaled. Of slices at one position that with the lowest instance number is kept; missing ones
+    are not made up. ``series`` is the SeriesInstanceUID, needed where there are several. ``ct``
+    takes only axial CT, in HU; otherwise values are in the unit that the headers give.
     """
     paths = series_files(source) if isinstance(source, Path) else list(source)
     if not 0 < len(paths) <= MAX_SLICES:
@@ -164,11 +154,7 @@ def read_series(
 
 
 def series_header(path: Path) -> dict[str, str | None]:
-    """Texts of `HEADER`, ``SeriesInstanceUID`` and ``Modality`` of one file.
-
-    Raises:
-        RecordError: It is missing, damaged or no DICOM file.
-    """
+    """Texts of `HEADER`, ``SeriesInstanceUID`` and ``Modality`` of one file."""
     dataset = open_dicom(path, stop_before_pixels=True)
     return {key: text(dataset, key) for key in (*HEADER, "SeriesInstanceUID", "Modality")}
 
@@ -210,7 +196,6 @@ def _header(path: Path, ct: bool) -> _Slice:
 
 
 def _of_series(slices: list[_Slice], series: str | None) -> list[_Slice]:
-    """The slices of one series, of one geometry."""
     held = Counter(one.series for one in slices)
     if series is None and len(held) > 1:
         raise RecordError(f"its files belong to {len(held)} series; expected one")

@@ -1,8 +1,8 @@
 """WFDB records: a header (``.hea``) next to the files of its samples, or of its segments.
 
-Format: https://physionet.org/physiotools/wag/. The header is parsed here, as what it claims must be
-checked before anything is read; the ``wfdb`` package decodes the samples. They are compared with
-the header's checksums. Only the signals that are asked for are decoded and checked.
+Format: https://physionet.org/physiotools/wag/. The header is parsed here, so that its claims are
+checked before anything is read; the ``wfdb`` package decodes samples, which are compared with
+checksums. Only the signals that are asked for are decoded and checked.
 """
 
 from __future__ import annotations
@@ -36,7 +36,6 @@ from benchmd_ray.data.readers.wfdb_samples import (
 from benchmd_ray.data.records import RecordError
 
 VERSION = 2
-"""Raised whenever what it reads of the same file changes."""
 MAX_SAMPLES = 2**26
 """Of a record, over all channels of the files that are read; 12 leads at 500 Hz have so many in
 three hours."""
@@ -64,17 +63,9 @@ class Waveform:
 def read_wfdb(
     path: Path, choose: Callable[[Sequence[str]], Sequence[int]] | None = None
 ) -> Waveform:
-    """Read some signals of a record; what is wrong with others does not matter.
+    """Read the signals of a record that ``choose`` places by name, or all; they must have one rate.
 
-    Args:
-        path: The header.
-        choose: Gives the places of the signals that are wanted, of the names of all, which are
-            empty where the header gives none. None reads all.
-
-    Raises:
-        RecordError: The header cannot be read; or of a signal that is wanted the samples cannot,
-            are fewer than the header says, are missing somewhere, or do not match the header's
-            checksum, or its unit is not a voltage. Those that are wanted have several rates.
+    A name is empty where the header gives none.
     """
     header = read_header(path)
     rows = list(range(len(header.signals)) if choose is None else choose(header.names))
@@ -101,11 +92,7 @@ def read_wfdb(
 
 
 def read_comments(path: Path) -> dict[str, str]:
-    """The ``# Key: value`` lines of a header, keys in lower case.
-
-    Raises:
-        RecordError: The header cannot be read or is not a text file.
-    """
+    """The ``# Key: value`` lines of a header, keys in lower case."""
     pairs = re.findall(r"^#[ \t]*(\w+)[ \t]*:(.*)$", header_text(path), re.MULTILINE)
     return {key.lower(): value.strip() for key, value in pairs}
 
@@ -121,11 +108,7 @@ def _frame_size(header: WfdbHeader, places: Sequence[int]) -> int:
 
 
 def _parts(header: WfdbHeader, rows: Sequence[int]) -> list[tuple[WfdbHeader, list[int]]]:
-    """What the samples are read from: headers with files, and the places of the signals in them.
-
-    Raises:
-        RecordError: A signal is missing in a segment, or a segment is none of the record.
-    """
+    """What the samples are read from: headers with files, and the places of the signals in them."""
     if not header.segments:
         return [(_with_frames(header, rows), list(rows))]
     headers: dict[str, WfdbHeader] = {}
@@ -149,7 +132,6 @@ def _parts(header: WfdbHeader, rows: Sequence[int]) -> list[tuple[WfdbHeader, li
 def _places(
     header: WfdbHeader, segment: WfdbHeader, rows: Sequence[int], number: int, frames: int
 ) -> list[int]:
-    """Where signals of a record are in a segment of it."""
     if header.is_variable:
         for row in rows:
             name = header.names[row]
@@ -175,13 +157,7 @@ def _missing(what: str, count: int, total: int, number: int) -> RecordError:
 
 
 def _with_frames(header: WfdbHeader, places: Sequence[int], stated: int = 0) -> WfdbHeader:
-    """A header whose files have as many frames of some signals as it says.
-
-    Args:
-        header: Of one segment.
-        places: Of the signals.
-        stated: Frames that a record says of its segment, where the header does not.
-    """
+    """A header whose files have the frames that it states, or else the record of its segment."""
     frames = header.frames or stated
     for name in dict.fromkeys(signal.file for signal in _at(header, places)):
         own = [signal for signal in header.signals if signal.file == name]

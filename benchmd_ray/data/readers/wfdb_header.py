@@ -1,8 +1,7 @@
 """Headers of WFDB records, and what they say of signals and segments.
 
-Format: https://physionet.org/physiotools/wag/header-5.htm. Names in a header are those of files in
-its own folder. Numbers of a signal are looked at once it is wanted: what is wrong with others does
-not matter.
+Format: https://physionet.org/physiotools/wag/header-5.htm. Files must be in the header's folder.
+The numbers of a signal are looked at once it is wanted: what is wrong with others does not matter.
 """
 
 from __future__ import annotations
@@ -23,7 +22,6 @@ from benchmd_ray.data.readers.headers import (
 from benchmd_ray.data.records import LONGEST_NAME, RecordError
 
 VERSION = 1
-"""Raised whenever what it reads of the same file changes."""
 MAX_HEADER_BYTES = 2**16
 """Larger headers are refused; those of 12 leads have about 1 kB."""
 MAX_CHANNELS = 256
@@ -131,12 +129,7 @@ class WfdbHeader:
 
 
 def read_header(path: Path) -> WfdbHeader:
-    """A header; of a record of several segments with the signals that their headers describe.
-
-    Raises:
-        RecordError: It cannot be read, a line is not as the format defines, there are more or fewer
-            signals or segments than it says, or a name leads out of its folder.
-    """
+    """A header; of a record of several segments with the signals that their headers describe."""
     header = _parsed(path)
     if not header.segments:
         return header
@@ -156,11 +149,7 @@ def read_header(path: Path) -> WfdbHeader:
 
 
 def header_text(path: Path) -> str:
-    """The lines of a header.
-
-    Raises:
-        RecordError: It cannot be read, is too large, or is not a text file.
-    """
+    """The lines of a header."""
     return text_of(read_bounded(path, MAX_HEADER_BYTES, "the header"))
 
 
@@ -219,7 +208,6 @@ def segment_header(header: WfdbHeader, name: str, number: int) -> WfdbHeader:
 
 
 def _described(line: str, number: int) -> Described:
-    """What a line says of the signal of that number."""
     file, *rest = line.split(maxsplit=8)
     stored = FORMAT.fullmatch(rest[0]) if rest else None
     if stored is None:
@@ -243,11 +231,7 @@ def _undescribed(number: int) -> RecordError:
 
 
 def scale_of(signal: Described) -> Scale:
-    """Numbers of a signal that is wanted.
-
-    Raises:
-        RecordError: They are not as the format defines, or the unit is not a voltage.
-    """
+    """Numbers of a signal that is wanted."""
     gains = GAINS.fullmatch(signal.fields[0] if signal.fields else "0")
     whole = signal.fields[1:]
     if gains is None or not all(map(WHOLE.fullmatch, whole)):

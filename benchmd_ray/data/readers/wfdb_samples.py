@@ -1,8 +1,6 @@
 """Files of samples of WFDB records, in every format that the ``wfdb`` package decodes.
 
-Format: https://physionet.org/physiotools/wag/signal-5.htm. A file is opened once it is known to
-have as many samples as the header claims, so that no header makes the package allocate what is not
-there.
+Format: https://physionet.org/physiotools/wag/signal-5.htm.
 """
 
 from __future__ import annotations
@@ -20,7 +18,6 @@ from benchmd_ray.data.readers.headers import in_any_case
 from benchmd_ray.data.records import RecordError
 
 VERSION = 1
-"""Raised whenever what it reads of the same file changes."""
 FORMATS: tuple[str, ...] = tuple(_signal.DAT_FMTS)
 COMPRESSED: tuple[str, ...] = tuple(_signal.COMPRESSED_FMTS)
 """Of these, FLAC: the offset is in samples."""
@@ -48,16 +45,9 @@ class StoredSignal(Protocol):
 
 
 def frames_of(path: Path, signals: Sequence[StoredSignal], stated: int, most: int) -> int:
-    """Frames that are read from a file, once it has them.
+    """Frames that are read from a file of some signals, once it has them.
 
-    Args:
-        path: The file; the case of its name does not matter.
-        signals: All signals of the file, in their order.
-        stated: Frames that the header says; 0 takes all that there are.
-        most: Frames that there may be.
-
-    Raises:
-        RecordError: It cannot be opened or is cut off, or there are more frames or none.
+    The header states them, or 0 for all that there are; more than ``most`` are refused.
     """
     form, offset = signals[0].format, signals[0].offset
     size = sum(signal.frame for signal in signals)
@@ -89,14 +79,7 @@ def channels_of(
 ) -> list[Samples]:
     """Digital samples of every signal of a file, each (frames x its samples of a frame,).
 
-    Args:
-        path: The file; the case of its name does not matter.
-        signals: All signals of the file, in their order.
-        frames: How many are read, from `frames_of`.
-        first: The first sample of each signal, for the format of differences.
-
-    Raises:
-        RecordError: The file is not of the format.
+    ``first`` has the first sample of each signal, for the format of differences.
     """
     path, form, offset = in_any_case(path), signals[0].format, signals[0].offset
     each = [signal.frame for signal in signals]
@@ -141,12 +124,7 @@ def channels_of(
 
 
 def _held(path: Path, form: str) -> int:
-    """Bytes of a file; samples of each channel, where it is compressed.
-
-    Raises:
-        OSError: It cannot be opened.
-        RecordError: It is not a FLAC file.
-    """
+    """Bytes of a file; samples of each channel, where it is compressed."""
     held = path.stat().st_size
     if form not in COMPRESSED or not path.is_file():
         return held
