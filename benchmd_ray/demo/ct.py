@@ -7,7 +7,6 @@ disagreement.
 
 from __future__ import annotations
 
-import hashlib
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -16,13 +15,11 @@ from xml.etree.ElementTree import Element, ElementTree, SubElement, indent
 
 import numpy as np
 import numpy.typing as npt
-import pydicom
-from pydicom.dataset import FileMetaDataset
-from pydicom.uid import UID, CTImageStorage, ExplicitVRLittleEndian
+from pydicom.uid import CTImageStorage
 from scipy.ndimage import gaussian_filter
 
 from benchmd_ray.data.itk import simple_itk
-from benchmd_ray.demo.draw import generator, texture, write_csv
+from benchmd_ray.demo.draw import generator, save_dicom, texture, uid_of, write_csv
 
 SIZE = 64
 """Rows and columns of a slice."""
@@ -140,19 +137,19 @@ def _write_lidc(root: Path, scans: int, seed: int) -> None:
     """DICOM series with an annotation file each, in the series' folder or next to the images."""
     for number in range(scans):
         patient = f"LIDC-IDRI-{number + 1 - (number % 9 == 8):04d}"  # some have two scans
-        study, series = (_uid(seed, "study", number), _uid(seed, "series", number))
+        study, series = (uid_of(seed, "study", number), uid_of(seed, "series", number))
         folder = root / "LIDC-IDRI" / patient / study / series
         volume, nodules, rng = _scan(SOURCE, number, seed)
-        uids = [_uid(seed, "slice", number, z) for z in range(len(volume))]
+        uids = [uid_of(seed, "slice", number, z) for z in range(len(volume))]
         lost = {len(volume) // 2} if number == 7 else set()  # a slice that got lost
         _write_series(folder, volume, (patient, study, series), uids, lost, backwards=number % 2)
         message = _message(nodules, uids, study, series, rng)
         where = root / "LIDC-XML-only" / "tcia-lidc-xml" / "157" if number % 3 == 2 else folder
         if number != 6:  # one scan has no annotation
             _write_xml(where / f"{158 + number:03d}.xml", message)
-    patient, study, series = "LIDC-IDRI-0001", _uid(seed, "x-ray"), _uid(seed, "x-ray series")
+    patient, study, series = "LIDC-IDRI-0001", uid_of(seed, "x-ray"), uid_of(seed, "x-ray series")
     folder = root / "LIDC-IDRI" / patient / study / series
-    picture, image = np.full((1, SIZE, SIZE), 500, np.int16), _uid(seed, "x-ray image")
+    picture, image = np.full((1, SIZE, SIZE), 500, np.int16), uid_of(seed, "x-ray image")
     _write_series(folder, picture, (patient, study, series), [image], set(), modality="DX")
     message = Element("IdriReadMessage", xmlns="http://www.nih.gov/idri")
     SubElement(SubElement(message, "ResponseHeader"), "CXRSeriesInstanceUid").text = series
@@ -170,32 +167,30 @@ def _write_series(
     modality: str = "CT",
 ) -> None:
     """A series; scanners number slices from the head, and name files in either order."""
-    folder.mkdir(parents=True)
-    dataset = pydicom.Dataset()
-    dataset.file_meta = FileMetaDataset()
-    dataset.file_meta.MediaStorageSOPClassUID = CTImageStorage
-    dataset.file_meta.TransferSyntaxUID = ExplicitVRLittleEndian
-    dataset.SOPClassUID, dataset.Modality = CTImageStorage, modality
-    dataset.PatientID, dataset.StudyInstanceUID, dataset.SeriesInstanceUID = names
-    dataset.PatientName, dataset.PatientAge = "", f"{40 + len(volume) % 40:03d}Y"
-    dataset.Manufacturer, dataset.ManufacturerModelName = SOURCE.device
-    dataset.PixelSpacing, dataset.SliceThickness = [SPACING, SPACING], STEP
-    dataset.ImageOrientationPatient = [1, 0, 0, 0, 1, 0]
-    dataset.Rows = dataset.Columns = SIZE
-    dataset.SamplesPerPixel, dataset.PhotometricInterpretation = 1, "MONOCHROME2"
-    dataset.BitsAllocated = dataset.BitsStored = 16
-    dataset.HighBit, dataset.PixelRepresentation = 15, 1
-    dataset.RescaleSlope, dataset.RescaleIntercept = 1, -1024
+    patient, study, series = names
+    maker, model = SOURCE.device
     for z, hounsfield in enumerate(volume):
         if z in lost:
             continue
-        dataset.SOPInstanceUID = uids[z]
-        dataset.file_meta.MediaStorageSOPInstanceUID = UID(uids[z])
-        dataset.InstanceNumber = len(volume) - z
-        dataset.ImagePositionPatient = [-SIZE * SPACING / 2, -SIZE * SPACING / 2, _height(z)]
-        dataset.PixelData = (hounsfield + 1024).astype("<i2").tobytes()
-        name = z + 1 if backwards else len(volume) - z
-        dataset.save_as(folder / f"{name:06d}.dcm", enforce_file_format=True)
+        save_dicom(
+            folder / f"{z + 1 if backwards else len(volume) - z:06d}.dcm",
+            (hounsfield + 1024).astype("<i2"),
+            (CTImageStorage, uids[z]),
+            Modality=modality,
+            PatientID=patient,
+            StudyInstanceUID=study,
+            SeriesInstanceUID=series,
+            PatientName="",
+            PatientAge=f"{40 + len(volume) % 40:03d}Y",
+            Manufacturer=maker,
+            ManufacturerModelName=model,
+            PixelSpacing=[SPACING, SPACING],
+            SliceThickness=STEP,
+            ImageOrientationPatient=[1, 0, 0, 0, 1, 0],
+            ImagePositionPatient=[-SIZE * SPACING / 2, -SIZE * SPACING / 2, _height(z)],
+            InstanceNumber=len(volume) - z,
+            RescaleIntercept=-1024,
+        )
 
 
 def _height(z: int) -> float:
@@ -260,12 +255,6 @@ def _write_xml(path: Path, message: Element) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     indent(message)
     ElementTree(message).write(path, encoding="UTF-8", xml_declaration=True)
-
-
-def _uid(seed: int, *names: object) -> str:
-    """A DICOM UID derived from names."""
-    text = "/".join(str(part) for part in (seed, *names))
-    return f"2.25.{int.from_bytes(hashlib.blake2b(text.encode(), digest_size=16).digest())}"
 
 
 def _write_lndb(root: Path, scans: int, seed: int) -> None:

@@ -15,11 +15,18 @@ import numpy as np
 import numpy.typing as npt
 import pydicom
 from PIL import Image
-from pydicom.dataset import FileDataset, FileMetaDataset
 
 from benchmd_ray.data.cards import dataset_card
 from benchmd_ray.data.datasets.cxr import finding_columns
-from benchmd_ray.demo.draw import drawn_labels, generator, texture, write_csv
+from benchmd_ray.demo.draw import (
+    adult,
+    drawn_labels,
+    generator,
+    save_dicom,
+    save_image,
+    texture,
+    write_csv,
+)
 from benchmd_ray.modality.modalities import modality
 
 Floats = npt.NDArray[np.floating]
@@ -132,8 +139,7 @@ def _write_mimic(root: Path, records: int, seed: int) -> None:
         dicom = _hex(SOURCE, film, seed, 40)
         name = "-".join(dicom[start : start + 8] for start in range(0, 40, 8))
         folder = root / f"files/p{ids['subject_id'][:2]}/p{ids['subject_id']}/s{ids['study_id']}"
-        pixels = _film(SOURCE, film, seed)
-        _save_jpeg(pixels, folder / f"{name}.jpg")
+        save_image(_film(SOURCE, film, seed), folder / f"{name}.jpg", quality=90)
         if not film.lateral and film.study != UNLABELLED_STUDY:
             labels.append(ids | _mined(film, seed))
         split = OFFICIAL_SPLITS[film.patient % len(OFFICIAL_SPLITS)]
@@ -141,7 +147,7 @@ def _write_mimic(root: Path, records: int, seed: int) -> None:
         view = "LATERAL" if film.lateral else ("PA", "AP")[film.patient % 2]
         metadata.append(
             {"dicom_id": name, **ids, "ViewPosition": view}
-            | {"Rows": str(pixels.shape[0]), "Columns": str(pixels.shape[1])}
+            | {"Rows": str(SOURCE.shape[0]), "Columns": str(SOURCE.shape[1])}
             | {"PerformedProcedureStepDescription": "CHEST", "StudyDate": "21800101"}
         )
     tables = (
@@ -175,7 +181,7 @@ def _write_chexpert(root: Path, records: int, seed: int) -> None:
         top = {"valid": "CheXpert-v1.0-small/valid", "test": "CheXpert/test"}[part]
         view = f"view{1 + film.lateral}_{'lateral' if film.lateral else 'frontal'}"
         name = f"patient{FIRST_PATIENT + film.patient}/study{film.study}/{view}.jpg"
-        _save_jpeg(_film(CHEXPERT, film, seed), root / top / name)
+        save_image(_film(CHEXPERT, film, seed), root / top / name, quality=90)
         row = dict.fromkeys(CHEXPERT_FINDINGS, "0")
         row["No Finding"] = str(int(not film.findings))
         row |= {column: str(int(finding in film.findings)) for column, finding in columns.items()}
@@ -211,62 +217,39 @@ def _write_vindr(root: Path, records: int, seed: int) -> None:
     write_csv(table, shuffled, ("image_id", *VINDR_FINDINGS))
 
 
-def _save_jpeg(pixels: npt.NDArray[np.uint8], path: Path) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    Image.fromarray(pixels).save(path, quality=90)
-
-
 def _save_dicom(film: _ChestFilm, name: str, path: Path, seed: int) -> None:
     """12 bits, uncompressed; every third film as MONOCHROME1, where high values are dark."""
     inverted = film.number % 3 == 0
     grey = _grey(VINDR, film, seed)
     stored = np.rint((1 - grey if inverted else grey) * 3500 + 200).astype("<u2")
-    uid = pydicom.uid.generate_uid(entropy_srcs=[name])
-    meta = FileMetaDataset()
-    meta.MediaStorageSOPClassUID = pydicom.uid.DigitalXRayImageStorageForPresentation
-    meta.MediaStorageSOPInstanceUID = uid
-    meta.TransferSyntaxUID = pydicom.uid.ExplicitVRLittleEndian
-    meta.ImplementationClassUID = pydicom.uid.PYDICOM_IMPLEMENTATION_UID
-    dataset = FileDataset(str(path), {}, file_meta=meta, preamble=bytes(128))
     age, sex = _person(VINDR, film.patient, seed)
-    values: dict[str, object] = {
-        "SOPClassUID": meta.MediaStorageSOPClassUID,
-        "SOPInstanceUID": uid,
-        "Modality": "DX",
-        "PatientID": name,
-        "PatientSex": ("M", "F")[sex],
-        "PatientAge": f"{age:03d}Y" if film.number % 4 else "000Y",
-        "Rows": stored.shape[0],
-        "Columns": stored.shape[1],
-        "SamplesPerPixel": 1,
-        "PhotometricInterpretation": "MONOCHROME1" if inverted else "MONOCHROME2",
-        "BitsAllocated": 16,
-        "BitsStored": 12,
-        "HighBit": 11,
-        "PixelRepresentation": 0,
-        "RescaleSlope": 1,
-        "RescaleIntercept": 0,
-        "PixelData": stored.tobytes(),
-    }
-    for keyword, value in values.items():
-        setattr(dataset, keyword, value)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    dataset.save_as(path, enforce_file_format=True)
+    save_dicom(
+        path,
+        stored,
+        (
+            pydicom.uid.DigitalXRayImageStorageForPresentation,
+            pydicom.uid.generate_uid(entropy_srcs=[name]),
+        ),
+        Modality="DX",
+        PatientID=name,
+        PatientSex=("M", "F")[sex],
+        PatientAge=f"{age:03d}Y" if film.number % 4 else "000Y",
+        PhotometricInterpretation="MONOCHROME1" if inverted else "MONOCHROME2",
+        BitsStored=12,
+    )
 
 
 def _hex(domain: _ChestDomain, film: _ChestFilm, seed: int, digits: int) -> str:
-    rng = generator(seed, domain.dataset, f"name {film.number}")
-    return rng.bytes(digits // 2).hex()
+    return generator(seed, domain.dataset, f"name {film.number}").bytes(digits // 2).hex()
 
 
 def _person(domain: _ChestDomain, patient: int, seed: int) -> tuple[int, int]:
-    """Age in years, and 0 for a man or 1 for a woman."""
     rng = generator(seed, domain.dataset, f"person {patient}")
-    return int(np.clip(rng.normal(60, 16), 18, 90)), int(rng.integers(2))
+    return adult(rng, mean=60, deviation=16, oldest=90)
 
 
-def _film(domain: _ChestDomain, film: _ChestFilm, seed: int) -> npt.NDArray[np.uint8]:
-    return np.rint(255 * _grey(domain, film, seed)).astype(np.uint8)
+def _film(domain: _ChestDomain, film: _ChestFilm, seed: int) -> Image.Image:
+    return Image.fromarray(np.rint(255 * _grey(domain, film, seed)).astype(np.uint8))
 
 
 def _grey(domain: _ChestDomain, film: _ChestFilm, seed: int) -> Floats:

@@ -82,8 +82,8 @@ def ecg_of(
     domain: Domain, label: str, seconds: float, patient: int, number: int, seed: int
 ) -> npt.NDArray[np.int16]:
     """One recording in steps of 1/`STEPS_PER_MV` mV, (lead, time) in the order of `LEADS`."""
-    person = generator_of(seed, domain, f"heart {patient}")
-    rng = generator_of(seed, domain, f"record {number}")
+    person = generator(seed, domain.dataset, f"heart {patient}")
+    rng = generator(seed, domain.dataset, f"record {number}")
     time = np.arange(int(seconds * RATE), dtype=np.float32) / np.float32(RATE)
     interval = 60 / np.clip(person.normal(domain.beats_per_minute, 9), 48, 130)
     waves = {name: np.array(wave) for name, wave in _NORMAL.items()}
@@ -154,11 +154,6 @@ def _twelve(leads: npt.NDArray[np.floating]) -> npt.NDArray[np.floating]:
 def _digital(millivolts: npt.NDArray[np.floating]) -> npt.NDArray[np.int16]:
     steps = np.rint(np.clip(millivolts * STEPS_PER_MV, -32767, 32767))
     return np.asarray(steps, np.int16)
-
-
-def generator_of(seed: int, domain: Domain, what: str) -> np.random.Generator:
-    """Draws of one kind for one dataset."""
-    return generator(seed, domain.dataset, what)
 
 
 def _no_finding(waves: Waves, severity: float, rng: np.random.Generator) -> None:

@@ -53,7 +53,7 @@ class Photograph:
 
 
 def one_hot_label(row: Mapping[str, str], columns: Sequence[str]) -> str:
-    """The columns that are 1, joined; empty where none is, ``?`` where a value is another than 0, 1."""
+    """The columns that are 1, joined; empty where none is, ``?`` where a value is not 0 or 1."""
     values = {column: row[column].removesuffix(".0") for column in columns}
     if not set(values.values()) <= {"0", "1"}:
         return "?"
