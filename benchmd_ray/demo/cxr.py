@@ -69,7 +69,6 @@ VINDR_FINDINGS = (
 class _ChestDomain:
     dataset: str
     prevalence: tuple[float, ...]
-    """Share of each class, in the modality's order."""
     shape: tuple[int, int]
     """Height and width of a frontal film in pixels."""
     gamma: float

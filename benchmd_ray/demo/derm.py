@@ -17,7 +17,7 @@ from PIL import Image
 
 from benchmd_ray.data.cards import dataset_card
 from benchmd_ray.data.splits import hashed_split
-from benchmd_ray.demo.draw import drawn_labels, generator, texture, write_csv
+from benchmd_ray.demo.draw import drawn_labels, generator, save_image, texture, write_csv
 from benchmd_ray.modality.modalities import modality
 
 Floats = npt.NDArray[np.float32]
@@ -27,7 +27,6 @@ CLASSES = modality("derm").task.classes
 @dataclass(frozen=True)
 class _Look:
     colour: tuple[float, float, float]
-    """Red, green and blue, 0–1."""
     ragged: float
     """Share of the radius by which the outline moves in and out."""
     edge: float
@@ -49,19 +48,15 @@ LOOKS = {
 class _SkinDomain:
     dataset: str
     prevalence: tuple[float, ...]
-    """Share of each class, in the modality's order."""
     sizes: tuple[tuple[int, int], ...]
-    """Height and width of the images, in turn."""
     skin: tuple[float, float, float]
     balance: tuple[float, float, float]
     """Factors of red, green and blue."""
     off_centre: float
     """How far lesions lie from the centre, in shorter half sides."""
     vignette: float
-    """Darkening at the corners."""
     noise: float
     hairs: int
-    """Largest number of hairs."""
 
 
 SOURCE = _SkinDomain(
@@ -124,7 +119,6 @@ def write_derm(
 def _write_isic_2019(root: Path, records: int, shared: int, seed: int) -> None:
     """Images of BCN20000, MSK and HAM10000, and one of an unknown class."""
     folder = root / "ISIC_2019_Training_Input"
-    folder.mkdir(parents=True, exist_ok=True)
     columns = [label for label in dataset_card("bcn20000").class_mapping if label != "UNK"]
     truths, people = [], []
     for name, lesion_id, lesion, domain in _isic_2019(records, shared, seed):
@@ -134,8 +128,7 @@ def _write_isic_2019(root: Path, records: int, shared: int, seed: int) -> None:
         age, sex = _person(domain, lesion.number, seed)
         person = {"image": name, "age_approx": age, "anatom_site_general": "anterior torso"}
         people.append(person | {"lesion_id": lesion_id, "sex": sex})
-        pixels = _photograph(domain, lesion, name, seed)
-        Image.fromarray(pixels).save(folder / f"{name}.jpg", quality=92)
+        save_image(_photograph(domain, lesion, name, seed), folder / f"{name}.jpg", quality=92)
     truths[0] = dict.fromkeys(truths[0], "0.0") | {"image": truths[0]["image"], "UNK": "1.0"}
     write_csv(root / "ISIC_2019_Training_GroundTruth.csv", truths)
     write_csv(root / "ISIC_2019_Training_Metadata.csv", people)
@@ -149,14 +142,13 @@ def _isic_2019(
     rng = generator(seed, SOURCE.dataset, "table")
     count = records - len(of_target)
     labels = drawn_labels(CLASSES, SOURCE.prevalence, count, rng)
-    used: dict[str, int] = dict.fromkeys(("train", "validation"), 0)
+    used = {"train": 0, "validation": 0}
     dealt: dict[str, int] = {}
     lesion_id = ""
     for index, lesion in enumerate(_lesions(labels)):
         if index % 9 == 4:  # of MSK, every other one without a lesion
-            number = 1 + index
-            named = f"MSK4_{lesion.number:07d}" if index % 2 else ""
-            yield f"ISIC_{number:07d}_downsampled", named, lesion, SOURCE
+            msk_id = f"MSK4_{lesion.number:07d}" if index % 2 else ""
+            yield f"ISIC_{1 + index:07d}_downsampled", msk_id, lesion, SOURCE
             continue
         if lesion.first or not lesion_id:
             turn = dealt[lesion.label] = dealt.get(lesion.label, 0) + 1
@@ -185,8 +177,7 @@ def _ham10000(records: int, seed: int) -> list[tuple[str, _Lesion]]:
 def _write_ham10000(root: Path, records: int, seed: int) -> None:
     """The metadata without suffix and the images in two folders, as Dataverse has them."""
     rows = []
-    table = _ham10000(records, seed)
-    for index, (name, lesion) in enumerate(table):
+    for index, (name, lesion) in enumerate(_ham10000(records, seed)):
         age, sex = _person(HAM10000, lesion.number, seed)
         rows.append(
             {
@@ -201,9 +192,7 @@ def _write_ham10000(root: Path, records: int, seed: int) -> None:
             }
         )
         folder = root / f"HAM10000_images_part_{1 + 2 * index // records}"
-        folder.mkdir(parents=True, exist_ok=True)
-        pixels = _photograph(HAM10000, lesion, name, seed)
-        Image.fromarray(pixels).save(folder / f"{name}.jpg", quality=92)
+        save_image(_photograph(HAM10000, lesion, name, seed), folder / f"{name}.jpg", quality=92)
     write_csv(root / "HAM10000_metadata", rows)
 
 
@@ -230,10 +219,9 @@ def _write_pad(root: Path, records: int, seed: int) -> None:
                 "biopsed": str(lesion.label in ("mel", "bcc")),
             }
         )
-        folder = root / "images" / f"imgs_part_{1 + index % 3}"
-        folder.mkdir(parents=True, exist_ok=True)
-        image = Image.fromarray(_photograph(PAD, lesion, name, seed))
-        (image.convert("RGBA") if index % 10 == 3 else image).save(folder / name, compress_level=1)
+        image = _photograph(PAD, lesion, name, seed)
+        image = image.convert("RGBA") if index % 10 == 3 else image
+        save_image(image, root / f"images/imgs_part_{1 + index % 3}" / name, compress_level=1)
     write_csv(root / "metadata.csv", rows)
 
 
@@ -266,10 +254,7 @@ def _person(domain: _SkinDomain, number: int, seed: int) -> tuple[str, str]:
     return ("" if number % 13 == 5 else f"{age}.0", ("male", "female", "")[number % 11 % 3])
 
 
-def _photograph(
-    domain: _SkinDomain, lesion: _Lesion, name: str, seed: int
-) -> npt.NDArray[np.uint8]:
-    """One image, (y, x, 3)."""
+def _photograph(domain: _SkinDomain, lesion: _Lesion, name: str, seed: int) -> Image.Image:
     fixed = generator(seed, domain.dataset, f"lesion {lesion.number}")
     rng = generator(seed, domain.dataset, f"image {name}")
     height, width = domain.sizes[int(rng.integers(len(domain.sizes)))]
@@ -290,7 +275,7 @@ def _photograph(
     light = 1 - domain.vignette * np.clip(y**2 + x**2 - 0.7, 0, 1.5)
     image = image * light[..., None] * np.array(domain.balance, np.float32)
     image = image + domain.noise * rng.standard_normal(image.shape, np.float32)
-    return np.asarray(np.clip(image * 255, 0, 255), np.uint8)
+    return Image.fromarray(np.asarray(np.clip(image * 255, 0, 255), np.uint8))
 
 
 def _outline(
@@ -310,8 +295,7 @@ def _outline(
 
 def _with_structures(image: Floats, kind: str, outline: Floats, rng: np.random.Generator) -> Floats:
     """The image with what is typical of a class inside the lesion."""
-    shape = outline.shape
-    pattern, colour, strength = _STRUCTURES[kind](shape, rng)
+    pattern, colour, strength = _STRUCTURES[kind](outline.shape, rng)
     weight = (strength * rng.uniform(0.4, 1.0) * outline * pattern)[..., None]
     return np.asarray(image + weight * (np.array(colour, np.float32) - image), np.float32)
 

@@ -8,6 +8,7 @@ import hashlib
 import io
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -79,7 +80,7 @@ def write_csv(
     path.write_bytes(gzip.compress(content, mtime=0) if path.suffix == ".gz" else content)
 
 
-def save_image(image: Image.Image, path: Path, **options: int) -> None:
+def save_image(image: Image.Image, path: Path, **options: Any) -> None:
     """Write an image file, with options of Pillow; its folder is created."""
     path.parent.mkdir(parents=True, exist_ok=True)
     image.save(path, **options)
@@ -91,7 +92,7 @@ def save_dicom(
     uids: tuple[str, str],
     *,
     syntax: str = ExplicitVRLittleEndian,
-    **elements: object,
+    **elements: Any,
 ) -> None:
     """Write grey levels, (y, x) of 16 bits, as DICOM; its folder is created.
 

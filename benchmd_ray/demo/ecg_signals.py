@@ -52,7 +52,7 @@ Waves = dict[str, npt.NDArray[np.float64]]
 
 @dataclass(frozen=True)
 class Domain:
-    """Where ECGs are recorded: on whom and with what."""
+    """Where ECGs are recorded: on whom and with what; sizes in mV, ``mains`` in Hz."""
 
     dataset: str
     prefix: str
@@ -61,13 +61,9 @@ class Domain:
     beats_per_minute: float
     amplitude: float
     noise: float
-    """White noise, mV."""
     wander: float
-    """Baseline wander, mV."""
     hum: float
-    """Mains hum, mV."""
     mains: float
-    """Mains frequency, Hz."""
     first_line: str = ""
     """CinC: first header line, with the fields name and time."""
     signal_format: str = ""

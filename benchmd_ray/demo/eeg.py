@@ -52,20 +52,18 @@ _EVENTS = {  # how many, width in s, Hz, µV at C3, µV at C4
 
 @dataclass(frozen=True)
 class _SleepDomain:
+    """Where nights are recorded: on whom and with what; sizes in µV, frequencies in Hz."""
+
     dataset: str
     rate: int
-    """Sampling rate in Hz."""
     awake: int
     """Epochs before the first cycle, about."""
     amplitude: float
     noise: float
-    """White noise, µV."""
     hum: float
-    """Mains hum, µV."""
     mains: float
-    """Mains frequency, Hz."""
     limit: float
-    """Largest value that its files can hold, µV."""
+    """Largest value that its files can hold."""
 
 
 SOURCE = _SleepDomain("shhs", 125, 8, 1.0, 3.0, 0.5, 60, 125)

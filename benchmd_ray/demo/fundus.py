@@ -16,7 +16,7 @@ import numpy.typing as npt
 from PIL import Image, ImageDraw, ImageFilter
 
 from benchmd_ray.data.splits import hashed_split
-from benchmd_ray.demo.draw import drawn_labels, generator, texture, write_csv
+from benchmd_ray.demo.draw import drawn_labels, generator, save_image, texture, write_csv
 
 Floats = npt.NDArray[np.float32]
 GRADES = ("0", "1", "2", "3", "4")
@@ -35,9 +35,7 @@ SIGNS = {  # smallest and largest number of dark spots, bright spots, pale patch
 class _EyeDomain:
     dataset: str
     prevalence: tuple[float, ...]
-    """Share of each grade."""
     sizes: tuple[tuple[int, int], ...]
-    """Height and width of the images, in turn."""
     radius: tuple[float, float]
     """Smallest and largest radius of the retina, in shorter half sides."""
     colour: tuple[float, float, float]
@@ -94,24 +92,23 @@ def write_fundus(
 def _write_messidor(root: Path, records: int, seed: int) -> None:
     """Grades, pairs of eyes, and images: PNG of one part, ``.JPG`` of the other."""
     folder = root / "IMAGES"
-    folder.mkdir(parents=True, exist_ok=True)
     grades: list[dict[str, str]] = []
     pairs: list[dict[str, str]] = []
     for patient, (names, labels) in enumerate(_messidor_patients(records // 2, seed)):
         for eye, (name, label) in enumerate(zip(names, labels, strict=True)):
             gradable = patient % 40 != 11 or eye == 0
-            values = (label, str(int(label in "34")), "1") if gradable else ("", "", "0")
-            listed = name.replace(".JPG", ".jpg")  # the grades write the suffix in another way
-            grades.append(dict(zip(_MESSIDOR, (listed, *values), strict=True)))
+            grades.append(
+                {"image_id": name.replace(".JPG", ".jpg")}  # the grades write it in another way
+                | {"adjudicated_dr_grade": label if gradable else ""}
+                | {"adjudicated_dme": str(int(label in "34")) if gradable else ""}
+                | {"adjudicated_gradable": str(int(gradable))}
+            )
             image = _retina(SOURCE, label, patient, eye, name, seed)
-            image.save(folder / name, quality=92, compress_level=1)
+            save_image(image, folder / name, quality=92, compress_level=1)
         pairs.append({"left": names[0], "right": names[1]})
     grades.sort(key=lambda row: row["image_id"])
     write_csv(root / "messidor_data.csv", grades)
     write_csv(root / "messidor-2.csv", pairs, delimiter=";")
-
-
-_MESSIDOR = ("image_id", "adjudicated_dr_grade", "adjudicated_dme", "adjudicated_gradable")
 
 
 def _messidor_patients(
@@ -145,7 +142,6 @@ def _eye_names(patient: int, split: str, used: dict[str, int]) -> tuple[str, str
 def _write_aptos(root: Path, records: int, seed: int) -> None:
     """``train.csv`` and PNG images; now and then an image twice, with another grade."""
     folder = root / "train_images"
-    folder.mkdir(parents=True, exist_ok=True)
     rng = generator(seed, APTOS.dataset, "table")
     rows: list[dict[str, str]] = []
     for index, grade in enumerate(drawn_labels(GRADES, APTOS.prevalence, records, rng)):
@@ -154,28 +150,23 @@ def _write_aptos(root: Path, records: int, seed: int) -> None:
             shutil.copyfile(folder / f"{rows[0]['id_code']}.png", folder / f"{name}.png")
         else:
             image = _retina(APTOS, grade, index, int(rng.integers(2)), name, seed)
-            image.save(folder / f"{name}.png", compress_level=1)
+            save_image(image, folder / f"{name}.png", compress_level=1)
         rows.append({"id_code": name, "diagnosis": grade})
     write_csv(root / "train.csv", rows)
 
 
 def _write_jinchi(root: Path, records: int, seed: int) -> None:
     """``list.csv`` and JPEG images of up to four a patient; one row without a grade."""
-    root.mkdir(parents=True, exist_ok=True)
     rng = generator(seed, JINCHI.dataset, "table")
     rows = []
     for index, grade in enumerate(drawn_labels(GRADES, JINCHI.prevalence, records, rng)):
         patient, number = 1 + index // 3, 1 + index % 3
         eye = number % 2
         name = f"{patient}_{number}_{'LR'[eye]}.jpg"
-        _retina(JINCHI, grade, patient, eye, name, seed).save(root / name, quality=92)
-        davis = "" if index == 7 else DAVIS[grade]
+        save_image(_retina(JINCHI, grade, patient, eye, name, seed), root / name, quality=92)
         rows.append(
-            {
-                "Image": name,
-                "Davis_grading_of_concatenated_figures": DAVIS[grade],
-                "Davis_grading_of_one_figure": davis,
-            }
+            {"Image": name, "Davis_grading_of_concatenated_figures": DAVIS[grade]}
+            | {"Davis_grading_of_one_figure": "" if index == 7 else DAVIS[grade]}
         )
     write_csv(root / "list.csv", rows)
 

@@ -48,7 +48,6 @@ calcifications, assessments of 0."""
 class _BreastDomain:
     dataset: str
     prevalence: tuple[float, ...]
-    """Share of each class among the breasts."""
     gamma: float
     """Exponent of the grey levels: how dark they are rendered."""
     noise: float
@@ -82,9 +81,7 @@ class _BreastFilm:
     """One image."""
 
     number: int
-    """From 1."""
     patient: int
-    """From 1."""
     side: str
     view: str
     label: str

@@ -98,11 +98,11 @@ def dataset_of(card: DatasetCard) -> RawReader:
     return DATASETS[name]
 
 
-def require_readers(card: DatasetCard, found: Discovery) -> None:
+def require_readers(card: DatasetCard, discovery: Discovery) -> None:
     """Refuse to read a dataset's files where a package for it is not installed."""
     packages = dataset_of(card).packages
     if card.files is not None:
-        packages = any_file.packages_for(item.path for item in found.items)
+        packages = any_file.packages_for(item.path for item in discovery.items)
     require(f"reading the files of {card.name}", *packages)
 
 

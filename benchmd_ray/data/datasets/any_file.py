@@ -64,8 +64,8 @@ class FilePart(NamedTuple):
     def is_constant(self) -> bool:
         """Whether it holds only one value in each channel, of which no normaliser makes sense."""
         inside = valid_area(self.signal.shape[1:], self.valid_size)
-        own = self.signal[:, *inside].reshape(len(self.signal), -1)
-        return bool((own == own[:, :1]).all())
+        valid = self.signal[:, *inside].reshape(len(self.signal), -1)
+        return bool((valid == valid[:, :1]).all())
 
 
 def suffixes(signal: Signal) -> tuple[str, ...]:
@@ -75,8 +75,8 @@ def suffixes(signal: Signal) -> tuple[str, ...]:
 
 def ending(name: str, signal: Signal) -> str:
     """How a file's name ends, as it is written, if a signal of these axes is read from such."""
-    known = [end for end in _formats(signal) if name.lower().endswith(end)]
-    return name[-max(map(len, known)) :] if known else ""
+    endings = [end for end in _formats(signal) if name.lower().endswith(end)]
+    return name[-max(map(len, endings)) :] if endings else ""
 
 
 def packages_for(paths: Iterable[str]) -> tuple[str, ...]:
@@ -116,13 +116,13 @@ def read_file(
         values, rate = content
         return _over_time(values, rate or files.rate, signal, files)
     if is_volume(signal):
-        said = [name for one in content for name in getattr(one, "warnings", ())]
+        oddities = [name for volume in content for name in getattr(volume, "warnings", ())]
         parts = _volume(content, signal, files)
     else:
-        picture, said = content
+        picture, oddities = content
         parts = [_image(picture, signal)]
     if warnings is not None:
-        warnings.update(dict.fromkeys(said, 1))
+        warnings.update(dict.fromkeys(oddities, 1))
     return parts
 
 
@@ -174,20 +174,20 @@ def _volume(channels: Sequence[Volume | Array], signal: Signal, files: Files) ->
     if math.prod(shape) > MAX_VOXELS:
         raise RecordError(f"resized it has {shape} voxels, expected at most {MAX_VOXELS:,}")
     slices = np.empty(shape, np.float32)
-    for own, volume in zip(slices, channels, strict=True):
+    for channel, volume in zip(slices, channels, strict=True):
         planes = volume.slices() if isinstance(volume, Volume) else volume
         for number, plane in enumerate(planes):
             if signal.dtype == "uint8":
                 _of_bytes(plane, signal)
-            own[number] = stretched(_finite(plane), (box[0], box[1]))
+            channel[number] = stretched(_finite(plane), (box[0], box[1]))
     lowest = slices.min()
     if lowest == slices.max():
         raise RecordError("every voxel is the same; expected a volume")
-    held = slices.shape[1]
-    starts = window_starts(held, depth)
+    total = slices.shape[1]
+    starts = window_starts(total, depth)
     if files.cut != "segments":
-        starts = [max(0, held - depth) // 2 if files.cut == "centre" else 0]
-    behind = ((0, 0), (0, max(0, depth - held)), (0, 0), (0, 0))
+        starts = [max(0, total - depth) // 2 if files.cut == "centre" else 0]
+    behind = ((0, 0), (0, max(0, depth - total)), (0, 0), (0, 0))
     parts = []
     for start in starts:
         window = np.pad(slices[:, start : start + depth], behind, constant_values=lowest)
@@ -195,7 +195,7 @@ def _volume(channels: Sequence[Volume | Array], signal: Signal, files: Files) ->
             steps, scale = np.rint(window).astype(np.uint8), 1.0
         else:
             steps, scale = quantise(window.astype(np.float64))
-        parts.append(FilePart(steps, scale, (min(held, depth), *box)))
+        parts.append(FilePart(steps, scale, (min(total, depth), *box)))
     return parts
 
 
@@ -208,11 +208,11 @@ def _over_time(values: Values, rate: float | None, signal: Signal, files: Files)
     if (values == values[:, :1]).all():
         raise RecordError("every channel is constant; expected a signal")
     resampled = resample(_finite(values), rate, signal.rate)
-    held = resampled.shape[-1]
-    if files.cut == "segments" and held >= length:
+    samples = resampled.shape[-1]
+    if files.cut == "segments" and samples >= length:
         parts = segments(resampled, length)
     else:
-        start = max(0, held - length) // 2 if files.cut == "centre" else 0
+        start = max(0, samples - length) // 2 if files.cut == "centre" else 0
         parts = [resampled[..., start : start + length]]
     return [_padded(part, length) for part in parts]
 
@@ -252,21 +252,21 @@ def _edf(path: Path, signal: Signal, files: Files) -> OverTime:
     if not signal.channels:
         raise RecordError(f"the signal {signal.name} names no channels: EDF files have many")
     names = [files.channels.get(name, name) for name in signal.channels]
-    held = read_edf(path, names)
-    rates = [held.rates[name] for name in names]
+    recording = read_edf(path, names)
+    rates = [recording.rates[name] for name in names]
     unit = _microvolts(signal)
     if len(set(rates)) == 1:
-        stacked = np.stack([held.signals[name] for name in names])
+        stacked = np.stack([recording.signals[name] for name in names])
         stacked /= unit
         return stacked, rates[0]
     if signal.rate is None:
         raise RecordError("its channels have several rates, and the signal has none")
     values = [
-        resample(held.signals[name] / unit, rate, signal.rate)
+        resample(recording.signals[name] / unit, rate, signal.rate)
         for name, rate in zip(names, rates, strict=True)
     ]
     shortest = min(map(len, values))  # by rounding, a sample
-    return np.stack([own[:shortest] for own in values]), signal.rate
+    return np.stack([channel[:shortest] for channel in values]), signal.rate
 
 
 def _microvolts(signal: Signal) -> float:

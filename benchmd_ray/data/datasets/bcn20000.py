@@ -27,11 +27,11 @@ HAM10000 = range(24306, 34321)
 def discover(root: Path, card: DatasetCard, choices: Choices) -> Discovery:
     """List the images."""
     diagnoses = list(card.class_mapping)
-    known = _metadata(root, choices)
+    metadata_by_image = _metadata(root, choices)
     photographs = []
     for row in read_rows(root / LABELS, ("image", *diagnoses), "the ISIC 2019 challenge"):
         name = row["image"]
-        about = known.get(name, {})
+        about = metadata_by_image.get(name, {})
         lesion = about.get("lesion_id", "")
         of_target = choices.policy == "clean" and of_ham10000(name, lesion)
         photographs.append(

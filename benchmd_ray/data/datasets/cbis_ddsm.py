@@ -41,21 +41,21 @@ class _Film:
     def label(self, card: DatasetCard) -> tuple[str, str]:
         """The highest of its classes, or why it has none."""
         classes = [class_of(card, assessment) for assessment in self.assessments]
-        known = [name for name, reason in classes if not reason]
-        return (max(known, key=card.classes.index), "") if known else classes[0]
+        names = [name for name, reason in classes if not reason]
+        return (max(names, key=card.classes.index), "") if names else classes[0]
 
 
 def discover(root: Path, card: DatasetCard, choices: Choices) -> Discovery:
     """List the films of both test sets."""
-    found: dict[str, list[Path]] = {}
+    series_paths: dict[str, list[Path]] = {}
     for path in files(root, "*.dcm"):
         for part in path.relative_to(root).parts[:-1]:
             if SERIES.fullmatch(part):
-                found.setdefault(part, []).append(path.relative_to(root))
+                series_paths.setdefault(part, []).append(path.relative_to(root))
     films = _films(root)
     named = {series for film in films for series in film.folders}
     items, missing = [], []
-    excluded = Counter({NO_ROW: len(found.keys() - named)})
+    excluded = Counter({NO_ROW: len(series_paths.keys() - named)})
     for film in films:
         patient = hashed_patient(card.name, film.patient)
         record_id = f"{patient}-{film.view}"
@@ -63,7 +63,7 @@ def discover(root: Path, card: DatasetCard, choices: Choices) -> Discovery:
         if reason:
             excluded[reason] += len(film.folders)
             continue
-        there = [_one(found.get(s, []), folder) for s, folder in film.folders.items()]
+        there = [_one(series_paths.get(s, []), folder) for s, folder in film.folders.items()]
         missing += [f"a film of record {record_id}" for path in there if path == ""]
         excluded[SEVERAL] += there.count(None)
         paths = [path for path in there if path]

@@ -112,7 +112,7 @@ def _rows(path: Path, card: DatasetCard, choices: Choices) -> tuple[dict[str, _R
                 f"{where}: neither the column Path nor Study names a file or "
                 "folder below one of a patient, such as patient64541/study1."
             )
-        found = cxr.labels(row, card, choices, where)
+        labels = cxr.labels(row, card, choices, where)
         metadata = {
             "age": age(row.get("Age") or ""),
             "sex": sex(row.get("Sex") or ""),
@@ -120,7 +120,7 @@ def _rows(path: Path, card: DatasetCard, choices: Choices) -> tuple[dict[str, _R
         }
         key = "/".join(parts[start:])
         conditions = choices.conditions(cxr.findings_without_class(row, card))
-        duplicates += cxr.add_row(rows, key, _Row(found, metadata, conditions), where)
+        duplicates += cxr.add_row(rows, key, _Row(labels, metadata, conditions), where)
     return rows, duplicates
 
 

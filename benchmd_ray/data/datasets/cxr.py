@@ -70,19 +70,19 @@ def _value(text: str, clear: bool, card: DatasetCard, choices: Choices, where: s
     )
 
 
-def is_labelled(found: Mapping[str, int]) -> bool:
+def is_labelled(labels: Mapping[str, int]) -> bool:
     """Whether at least one label is known."""
-    return any(value != UNKNOWN for value in found.values())
+    return any(value != UNKNOWN for value in labels.values())
 
 
 def add_row(rows: dict[Key, Row], key: Key, row: Row, where: str) -> int:
     """Add what a table's row says; 1 where an earlier one says the same of the key, else 0."""
-    known = rows.setdefault(key, row)
-    if known != row:
+    earlier = rows.setdefault(key, row)
+    if earlier != row:
         raise BenchmdError(
             f"{where} contradicts an earlier one of the same image or study. Fetch the table again."
         )
-    return int(known is not row)
+    return int(earlier is not row)
 
 
 def read(root: Path, item: RawItem, card: DatasetCard) -> Reading:

@@ -52,21 +52,21 @@ def discover(root: Path, card: DatasetCard, choices: Choices) -> Discovery:
         )
     spacing = _spacing(choices.options.get("spacing", OWN), card)
     images, masks = _folders(root, card)
-    found, twice = by_key(files(images, "*.nii", "*.nii.gz"), _name)
+    image_paths, twice = by_key(files(images, "*.nii", "*.nii.gz"), _name)
     labelled, twice_labelled = by_key(files(masks, "*.nii", "*.nii.gz"), _name)
     if twice_labelled:
         raise BenchmdError(
             f"{masks} holds {twice_labelled} masks of one name in two formats: keep one of each."
         )
-    names = sorted(found.keys() & labelled.keys())
-    excluded = +Counter({DUPLICATE: twice, NO_IMAGE: len(labelled.keys() - found.keys())})
+    names = sorted(image_paths.keys() & labelled.keys())
+    excluded = +Counter({DUPLICATE: twice, NO_IMAGE: len(labelled.keys() - image_paths.keys())})
     missing = [
-        f"{masks.name}/{'a mask' if card.hides_names else found[name].name}"
-        for name in sorted(found.keys() - labelled.keys())
+        f"{masks.name}/{'a mask' if card.hides_names else image_paths[name].name}"
+        for name in sorted(image_paths.keys() - labelled.keys())
     ]
     items = [
         RawItem(
-            path=found[name].relative_to(root).as_posix(),
+            path=image_paths[name].relative_to(root).as_posix(),
             record_id=hashed_patient(card.name, name) if card.hides_names else name,
             group_id=hashed_patient(card.name, name),
             split=split,
@@ -106,24 +106,24 @@ def _spacing(text: str, card: DatasetCard) -> list[float]:
     if text == OWN:
         return []
     stated = [number_of(part) for part in text.split("x")]
-    found = [value for value in stated if value is not None and FINEST <= value <= COARSEST]
-    if len(stated) not in (1, 3) or len(found) != len(stated):
+    usable = [value for value in stated if value is not None and FINEST <= value <= COARSEST]
+    if len(stated) not in (1, 3) or len(usable) != len(stated):
         raise BenchmdError(
             f"the option spacing of {card.name} is {shown(text)}, expected {OWN}, or mm from "
             f"{FINEST:g} to {COARSEST:g} for all axes or along z, y and x, such as 1.5 or 3x1x1."
         )
-    return found * 3 if len(found) == 1 else found
+    return usable * 3 if len(usable) == 1 else usable
 
 
 def read(root: Path, item: RawItem, card: DatasetCard) -> Reading:
     """The record of one pair, padded to the card's shape."""
-    own, other = read_voxels(root / item.path), read_voxels(root / item.details["mask"])
-    file = own.grid
+    stored_image, other = read_voxels(root / item.path), read_voxels(root / item.details["mask"])
+    file = stored_image.grid
     _require_same(file, other.grid)
-    image = image_of(own.values, file)
+    image = image_of(stored_image.values, file)
     mask = image_of(_whole(other), other.grid)
-    image, mask = (_resampled(turned(each), item.details["spacing"], nearest=nearest)
-                   for each, nearest in ((image, False), (mask, True)))  # fmt: skip
+    image, mask = (_resampled(turned(volume), item.details["spacing"], nearest=nearest)
+                   for volume, nearest in ((image, False), (mask, True)))  # fmt: skip
     values, labels = map(simple_itk().GetArrayFromImage, (image, mask))
     area = _area(values.shape, card)
     target = np.zeros(card.target.shape, np.uint8)
@@ -142,7 +142,7 @@ def read(root: Path, item: RawItem, card: DatasetCard) -> Reading:
         target=target,
         geometry=Geometry(file, _padded(grid_of(image), area, card)),
     )
-    warnings = Counter(own.warnings)
+    warnings = Counter(stored_image.warnings)
     warnings.update(f"its mask: {warning}" for warning in other.warnings)
     return Reading([record], warnings=warnings)
 
@@ -155,12 +155,12 @@ def _whole(mask: Voxels) -> npt.NDArray[Any]:
 
 
 def _require_same(image: Grid, mask: Grid) -> None:
-    for name, known in vars(image).items():
-        found = getattr(mask, name)
-        if not np.allclose(found, known, rtol=0, atol=SAME):
+    for name, of_image in vars(image).items():
+        of_mask = getattr(mask, name)
+        if not np.allclose(of_mask, of_image, rtol=0, atol=SAME):
             raise RecordError(
-                f"its mask has the {name} {_rounded(found)}, expected that of the image, "
-                f"{_rounded(known)}"
+                f"its mask has the {name} {_rounded(of_mask)}, expected that of the image, "
+                f"{_rounded(of_image)}"
             )
 
 
@@ -173,8 +173,8 @@ def _resampled(image: Any, spacing: list[float], *, nearest: bool) -> Any:
     if not spacing:
         return image
     wanted = spacing[::-1]
-    held = zip(image.GetSize(), image.GetSpacing(), wanted, strict=True)
-    extents = [max(1, round(extent * own / new)) for extent, own, new in held]
+    axes = zip(image.GetSize(), image.GetSpacing(), wanted, strict=True)
+    extents = [max(1, round(extent * current / new)) for extent, current, new in axes]
     if np.prod(extents, dtype=float) > 2**28:
         raise RecordError(f"resampled it would have the extents {tuple(extents)}, too many voxels")
     itk = simple_itk()

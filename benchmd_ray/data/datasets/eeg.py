@@ -16,6 +16,7 @@ from benchmd_ray.data.raw import RawItem, Reading
 from benchmd_ray.data.readers.edf import Recording, TimedAnnotation, plain, read_edf, read_header
 from benchmd_ray.data.records import HELD_OUT, SEPARATOR, Record, RecordError, shown_names
 from benchmd_ray.data.transforms import quantise, resample
+from benchmd_ray.errors import shown
 from benchmd_ray.modality.modalities import modality
 
 VERSION = 1
@@ -63,8 +64,8 @@ https://www.edfplus.info/specs/edftexts.html for both scoring manuals."""
 
 def states(card: DatasetCard) -> dict[str, str]:
     """Conditions of epochs by code: stages, and why epochs are excluded that nobody holds out."""
-    found = {code: name or FAULTS.get(code, "") for code, name in card.class_mapping.items()}
-    return {code: name for code, name in found.items() if name} | {CONSTANT: FLAT_STATE}
+    conditions = {code: name or FAULTS.get(code, "") for code, name in card.class_mapping.items()}
+    return {code: name for code, name in conditions.items() if name} | {CONSTANT: FLAT_STATE}
 
 
 def read_night(
@@ -92,10 +93,10 @@ def read_night(
         if state and not held_out:
             reading.excluded[reason or OF_STATE] += item.split == "train"
         elif state or not (reason or (held_out and not whole)):
-            own = _held(item, state) if state else item
-            own = replace(own, label=card.class_mapping.get(code))
+            labelled = _held(item, state) if state else item
+            labelled = replace(labelled, label=card.class_mapping.get(code))
             signal = signals[:, epoch * length :][:, :length]
-            reading.records.append(_record(signal, epoch, own, card))
+            reading.records.append(_record(signal, epoch, labelled, card))
         elif reason:
             reading.excluded[reason] += 1
     if held_out and not whole:
@@ -108,8 +109,8 @@ def read_night(
 
 def _state(code: str, constant: bool, states: Mapping[str, str]) -> str:
     """The state for which an epoch is held out, empty where none is; a flat one shows no stage."""
-    own = "" if constant and code not in UNSTAGED else states.get(code, "")
-    return own or (states.get(CONSTANT, "") if constant else "")
+    stage = "" if constant and code not in UNSTAGED else states.get(code, "")
+    return stage or (states.get(CONSTANT, "") if constant else "")
 
 
 def _reason(code: str, constant: bool, states: Mapping[str, str], card: DatasetCard) -> str:
@@ -143,9 +144,18 @@ def _record(
     )
 
 
+def checked_codes(codes: list[str]) -> list[str]:
+    """The codes of a staging: a number for each epoch, or else it is refused."""
+    wrong = [code for code in codes if not (code.isascii() and code.isdigit())]
+    if wrong or not codes:
+        what = f"the stage {shown(wrong[0])}" if wrong else "no stage"
+        raise RecordError(f"its staging holds {what}; expected a number for each epoch")
+    return codes
+
+
 def stages(annotations: Sequence[TimedAnnotation]) -> list[str]:
     """Class of each epoch of 30 s of a hypnogram, as in Sleep-EDF; empty where none is scored."""
-    found: list[str] = []
+    classes: list[str] = []
     for onset, duration, text in sorted(annotations, key=lambda a: a.onset):
         if text.strip().lower() not in STAGE_TEXTS:
             raise RecordError(
@@ -153,16 +163,16 @@ def stages(annotations: Sequence[TimedAnnotation]) -> list[str]:
                 f"{', '.join(STAGE_TEXTS)}, in upper or lower case"
             )
         first, count = onset / EPOCH, (duration or 0) / EPOCH
-        if not (first.is_integer() and count.is_integer() and first >= len(found) and count > 0):
+        if not (first.is_integer() and count.is_integer() and first >= len(classes) and count > 0):
             raise RecordError(
                 f"the stage at {onset:g} s lasts {duration} s; expected whole epochs of {EPOCH} s "
                 "one after the other"
             )
         if onset + (duration or 0) > LONGEST:
             raise RecordError(f"the stage at {onset:g} s lasts {duration} s: more than a week")
-        found += [""] * (int(first) - len(found))
-        found += [STAGE_TEXTS[text.strip().lower()]] * int(count)
-    return found
+        classes += [""] * (int(first) - len(classes))
+        classes += [STAGE_TEXTS[text.strip().lower()]] * int(count)
+    return classes
 
 
 def _central(
@@ -179,8 +189,8 @@ def _central(
         constant.append(_constant(signal, rate))
         resampled.append(resample(signal, rate, EEG.rate))
     length = min(len(signal) for signal in resampled)
-    epochs = min(len(each) for each in constant)
-    both = np.logical_and(*(each[:epochs] for each in constant))
+    epochs = min(len(flat) for flat in constant)
+    both = np.logical_and(*(flat[:epochs] for flat in constant))
     warnings = []
     if any(len(channels) == 2 for channels in chosen.values()):
         warnings.append("C3 or C4 is the difference of an electrode and the opposite mastoid")
@@ -192,8 +202,8 @@ def _chosen(site: str, names: set[str], options: Sequence[Derivation]) -> Deriva
         if names.issuperset(plain(name) for name in option):
             return option
     wanted = " or ".join(" minus ".join(option) for option in options)
-    held = shown_names(sorted(names))
-    raise RecordError(f"{site} is missing: expected {wanted}; the channels are {held}")
+    channels = shown_names(sorted(names))
+    raise RecordError(f"{site} is missing: expected {wanted}; the channels are {channels}")
 
 
 def _derived(recording: Recording, channels: Derivation) -> tuple[npt.NDArray[np.float64], float]:

@@ -43,12 +43,13 @@ def discover(root: Path, card: DatasetCard, choices: Choices) -> Discovery:
             "task 3, next to its images."
         )
     paths = _largest_first(root)
-    found = {path.stem.lower() for path in paths}
-    held = {
-        part: any(row["image_id"].lower() in found for row in rows) for part, rows in parts.items()
+    image_names = {path.stem.lower() for path in paths}
+    has_images = {
+        part: any(row["image_id"].lower() in image_names for row in rows)
+        for part, rows in parts.items()
     }
-    official = held.get("training", False) and held.get("validation", False)
-    alone = [part for part, there in held.items() if there]
+    official = has_images.get("training", False) and has_images.get("validation", False)
+    alone = [part for part, there in has_images.items() if there]
     layout = alone[0] if len(alone) == 1 and alone != ["test"] else "official"
     people = _people(tables)
     photographs = [

@@ -177,7 +177,7 @@ def extent(points: npt.NDArray[np.float64], spacing: tuple[float, ...]) -> float
     np.minimum.at(ends[0], row, points[:, 0])  # the two farthest are ends of their rows
     np.maximum.at(ends[1], row, points[:, 0])
     outer = np.stack([ends.ravel() * spacing[1], np.tile(rows, 2) * spacing[0]], axis=1)
-    return float(max(np.hypot(*(outer - one).T).max() for one in outer))
+    return float(max(np.hypot(*(outer - point).T).max() for point in outer))
 
 
 def _split(card: DatasetCard, patient: str, policy: str) -> str | None:
@@ -217,8 +217,10 @@ def _annotations(files: list[Path]) -> tuple[dict[str, Path], int, int]:
         return tuple(headers[path].get(key, "") for key in ("DateService", "TimeService"))
 
     latest_first = sorted(headers, key=written, reverse=True)
-    found, further = by_key(latest_first, lambda p: headers[p].get("SeriesInstanceUid") or None)
-    return found, further, unreadable
+    annotations, further = by_key(
+        latest_first, lambda p: headers[p].get("SeriesInstanceUid") or None
+    )
+    return annotations, further, unreadable
 
 
 def _identified(
@@ -259,15 +261,15 @@ def read_annotation(path: Path) -> Annotation:
 
 def _outlines(nodule: Element) -> tuple[Outline, ...]:
     """The marks of a nodule on its slices, without those of holes."""
-    found = []
+    outlines = []
     for roi in children(nodule, "roi"):
         if text(roi, "inclusion").upper() != "FALSE" and (edges := children(roi, "edgeMap")):
             if len(edges) > MAX_POINTS:
                 raise RecordError(f"an outline has {len(edges):,} points in the annotation")
             points = [[_number(edge, "xCoord"), _number(edge, "yCoord")] for edge in edges]
             height = _number(roi, "imageZposition")
-            found.append(Outline(text(roi, "imageSOP_UID"), height, np.array(points)))
-    return tuple(found)
+            outlines.append(Outline(text(roi, "imageSOP_UID"), height, np.array(points)))
+    return tuple(outlines)
 
 
 def _number(element: Element, wanted: str) -> float:

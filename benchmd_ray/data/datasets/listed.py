@@ -51,22 +51,27 @@ NOWHERE = "its split is none of those that the card names, or no list has it"
 def discover(root: Path, card: DatasetCard, choices: Choices) -> Discovery:
     """List what the table names, or all that is in the folders."""
     files, names = _files(card), FileNames(root, hidden=card.hides_names)
-    rows = list(_rows(card, names) if files.table else _in_folders(card, names))
-    named = each_once(card, files, rows, name=lambda one: _record_id(card, _stem(card, one.path)))
+    if files.table:
+        rows = [*rows_of(root / names.real(files.table), card, files, real=names.real)]
+    else:
+        rows = [*_in_folders(card, names)]
+    named = each_once(
+        card, files, rows, name=lambda record: _record_id(card, _stem(card, record.path))
+    )
     excluded = Counter({DUPLICATE: len(rows) - len(named)})
     missing: list[str] = []
     if files.lists:
         named, missing = _by_lists(card, named, names)
     kept = []
-    for one in named:
-        if files.table and not _is_there(root / one.file):
-            missing.append(_shown(card, one.path))
-        elif one.excluded:
-            excluded[one.excluded] += 1
-        elif files.patient and not one.patient:
+    for record in named:
+        if files.table and not _is_there(root / record.file):
+            missing.append(_shown(card, record.path))
+        elif record.excluded:
+            excluded[record.excluded] += 1
+        elif files.patient and not record.patient:
             excluded[NO_PATIENT] += 1
         else:
-            kept.append(one)
+            kept.append(record)
     if files.table and named and len(missing) == len(named):
         raise BenchmdError(_no_file(card, names, missing))
     if named and excluded[NO_CLASS] == len(named):
@@ -76,26 +81,31 @@ def discover(root: Path, card: DatasetCard, choices: Choices) -> Discovery:
     if kept and not used and not files.lists:
         raise BenchmdError(_no_split(root, card))
     if files.table:
-        listed = {one.file for one in named}
+        listed = {record.file for record in named}
         listed |= {names.real(name) for name in (files.table, *files.lists.values())}
         others = _paths(root / names.real(files.folder), card, root)
         excluded[NO_ROW] += sum(path not in listed for path in others)
     record_names = _record_names(card, kept)
-    items = [_item(card, one, split, record_names[one.path]) for one, split in used]
-    patients = files.patient or "patient" in files.levels
+    items = [
+        RawItem(
+            path=record.file,
+            record_id=_record_id(card, record_names[record.path]),
+            group_id=hashed_patient(card.name, record.patient or record.path),
+            split=split,
+            label=record.label,
+            labels=record.labels,
+            metadata=record.metadata,
+        )
+        for record, split in used
+    ]
     return Discovery(
         LAYOUT,
         items,
         missing,
         dict(+excluded),
-        "patient" if patients else "record",
-        warnings=unread_warnings(card, files, (one for one, _ in used)),
+        "patient" if files.patient or "patient" in files.levels else "record",
+        warnings=unread_warnings(card, files, (record for record, _ in used)),
     )
-
-
-def _rows(card: DatasetCard, names: FileNames) -> Iterator[Named]:
-    files = _files(card)
-    return rows_of(names.root / names.real(files.table), card, files, real=names.real)
 
 
 def _is_there(path: Path) -> bool:
@@ -128,7 +138,7 @@ def _no_file(card: DatasetCard, names: FileNames, missing: Sequence[str]) -> str
 
 
 def _no_class(root: Path, card: DatasetCard, named: Sequence[Named]) -> str:
-    labels = list(dict.fromkeys(one.written for one in named))
+    labels = list(dict.fromkeys(record.written for record in named))
     seen = f", such as {', '.join(map(shown, labels[:3]))}" if not card.hides_names else ""
     valid = list(card.class_mapping or card.classes)
     return (
@@ -190,30 +200,32 @@ def _by_lists(
     files = _files(card)
     paths: dict[str, set[str]] = {}
     by_name: dict[str, set[str]] = {}
-    for one in named:
-        path = PurePosixPath(one.path).relative_to(files.folder or ".").as_posix()
-        paths.setdefault(path, set()).add(one.path)
+    for record in named:
+        path = PurePosixPath(record.path).relative_to(files.folder or ".").as_posix()
+        paths.setdefault(path, set()).add(record.path)
         for name in (path, path.rpartition("/")[2]):
             for key in (name, name.removesuffix(ending(name, card.signal))):
-                by_name.setdefault(key, set()).add(one.path)
+                by_name.setdefault(key, set()).add(record.path)
     by_name |= paths  # a whole path stands for its own file
     splits: dict[str, str] = {}
     missing = []
     for split, source in files.lists.items():
         table = names.root / names.real(inside(source, names.root))
         for number, line in _lines(table, card):
-            found = by_name.get(line, set())
-            if not found:
+            matches = by_name.get(line, set())
+            if not matches:
                 missing.append(f"what line {number} of {source} names")
                 continue
-            path = min(found)
-            if len(found) > 1 or splits.setdefault(path, split) != split:
-                why = f"stands for {len(found)} files" if len(found) > 1 else "is in another list"
+            path = min(matches)
+            if len(matches) > 1 or splits.setdefault(path, split) != split:
+                why = (
+                    f"stands for {len(matches)} files" if len(matches) > 1 else "is in another list"
+                )
                 raise BenchmdError(
                     f"{table}, line {number}: the record {why}. Expected one file, by its path "
                     f"within {files.folder or 'the raw folder'}, in the list of one split."
                 )
-    return [replace(one, split=splits.get(one.path, "")) for one in named], missing
+    return [replace(record, split=splits.get(record.path, "")) for record in named], missing
 
 
 def _lines(path: Path, card: DatasetCard) -> Iterator[tuple[int, str]]:
@@ -234,20 +246,20 @@ def _splits(kept: Sequence[Named], card: DatasetCard) -> list[str]:
     files = _files(card)
     if card.role == "target":
         return ["test"] * len(kept)
-    if all(one.split is None for one in kept):
+    if all(record.split is None for record in kept):
         return balanced_splits(
             card.name,
-            [one.patient or one.path for one in kept],
-            [_labels_of(one) for one in kept],
+            [record.patient or record.path for record in kept],
+            [_labels_of(record) for record in kept],
             {str(split): share for split, share in files.drawn.items()},
         )
-    return [stated_split(card, files, one) for one in kept]
+    return [stated_split(card, files, record) for record in kept]
 
 
-def _labels_of(one: Named) -> tuple[str, ...]:
-    if one.label is not None:
-        return (one.label,)
-    return tuple(name for name, value in one.labels.items() if value == 1)
+def _labels_of(record: Named) -> tuple[str, ...]:
+    if record.label is not None:
+        return (record.label,)
+    return tuple(name for name, value in record.labels.items() if value == 1)
 
 
 def _stem(card: DatasetCard, path: str) -> str:
@@ -256,7 +268,7 @@ def _stem(card: DatasetCard, path: str) -> str:
 
 def _record_names(card: DatasetCard, kept: Sequence[Named]) -> dict[str, str]:
     """Names of the records, by path: without the ending, unless another record or part has it."""
-    stems = {one.path: _stem(card, one.path) for one in kept}
+    stems = {record.path: _stem(card, record.path) for record in kept}
     counts = Counter(stems.values())
     cut = len(card.signal.axes) != 3 and _files(card).cut == "segments"
 
@@ -276,18 +288,6 @@ def _shown(card: DatasetCard, path: str) -> str:
     if not card.hides_names:
         return path
     return f"the file of record {_record_id(card, _stem(card, path))}"
-
-
-def _item(card: DatasetCard, one: Named, split: str, name: str) -> RawItem:
-    return RawItem(
-        path=one.file,
-        record_id=_record_id(card, name),
-        group_id=hashed_patient(card.name, one.patient or one.path),
-        split=split,
-        label=one.label,
-        labels=one.labels,
-        metadata=one.metadata,
-    )
 
 
 def read(root: Path, item: RawItem, card: DatasetCard) -> Reading:

@@ -32,31 +32,31 @@ def discover(root: Path, card: DatasetCard, choices: Choices) -> Discovery:
             f"{path} is missing: expected the file of {card.title}. Fetch it from "
             f"{card.download[0]}."
         )
-    found = md5(path)
-    layout = _layout(path, card, found, choices)
+    digest = md5(path)
+    layout = _layout(path, card, digest, choices)
     try:
-        items = [item for split in SPLITS for item in _items(path, card, split, found)]
+        items = [item for split in SPLITS for item in _items(path, card, split, digest)]
     except RecordError as error:
         raise BenchmdError(f"{path}: {error}. Fetch it from {card.download[0]}.") from error
     return Discovery(layout, items, grouped_by="record")
 
 
-def _layout(path: Path, card: DatasetCard, found: str, choices: Choices) -> str:
+def _layout(path: Path, card: DatasetCard, digest: str, choices: Choices) -> str:
     official = {layout.md5: name for name, layout in card.layouts.items() if layout.md5}
-    if found in official:
-        return official[found]
+    if digest in official:
+        return official[digest]
     if choices.options["md5"] == "allow":
         return UNOFFICIAL
-    known = " and ".join(f"{md5} ({name.replace('-', ' ')})" for md5, name in official.items())
+    expected = " and ".join(f"{md5} ({name.replace('-', ' ')})" for md5, name in official.items())
     raise BenchmdError(
-        f"{path} has the MD5 {found}, the official file {known}: it is damaged or another one. "
+        f"{path} has the MD5 {digest}, the official file {expected}: it is damaged or another one. "
         f"Fetch it from {card.download[0]}, or accept it with --option md5=allow "
         "(`benchmd medmnist tune`: --any-md5); all results then name it "
         f"{card.name}-{card.layouts[UNOFFICIAL].mark}."
     )
 
 
-def _items(path: Path, card: DatasetCard, split: str, found: str) -> Iterator[RawItem]:
+def _items(path: Path, card: DatasetCard, split: str, digest: str) -> Iterator[RawItem]:
     prefix = SPLITS[split]
     images, labels = Rows(path, f"{prefix}_images"), Rows(path, f"{prefix}_labels")
     expected = _raw_shape(card)
@@ -80,7 +80,7 @@ def _items(path: Path, card: DatasetCard, split: str, found: str) -> Iterator[Ra
             split=split,
             label=None if several else card.classes[values[0]],
             labels=dict(zip(card.classes, values, strict=True)) if several else {},
-            details={"row": row, "md5": found, "part": prefix},
+            details={"row": row, "md5": digest, "part": prefix},
         )
 
 
@@ -133,11 +133,11 @@ def read(root: Path, item: RawItem, card: DatasetCard) -> Reading:
     return reading
 
 
-def _warning(card: DatasetCard, found: str) -> str:
+def _warning(card: DatasetCard, digest: str) -> str:
     """What readers of results should know of the file."""
     official = card.layouts[CURRENT].md5
-    if found == official:
+    if digest == official:
         return ""
-    if EARLIER in card.layouts and found == card.layouts[EARLIER].md5:
+    if EARLIER in card.layouts and digest == card.layouts[EARLIER].md5:
         return "of the file of version 2, which the results of the paper are of"
-    return f"of an unofficial file, MD5 {found}; the official one's is {official}"
+    return f"of an unofficial file, MD5 {digest}; the official one's is {official}"

@@ -128,14 +128,14 @@ def _labelled(
         if row["split"] not in splits:
             where = f"split in {root / SPLIT_TABLE}, record {number},"
             raise unknown_name(where, row["split"], splits)
-        found = studies.get((row["subject_id"], row["study_id"]))
-        if found is None:
+        findings = studies.get((row["subject_id"], row["study_id"]))
+        if findings is None:
             excluded["its study is not in the table of labels"] += 1
-        elif not cxr.is_labelled(found.labels):
+        elif not cxr.is_labelled(findings.labels):
             excluded[cxr.UNLABELLED] += 1
         else:
             split = splits[row["split"]]
-            image = _Image(row["dicom_id"], row["subject_id"], row["study_id"], split, found)
+            image = _Image(row["dicom_id"], row["subject_id"], row["study_id"], split, findings)
             inside(image.path, root / SPLIT_TABLE)
             images.append(image)
     return images, excluded
@@ -152,8 +152,8 @@ def _studies(
     for number, row in enumerate(read_rows(path, columns, "MIMIC-CXR-JPG 2.1.0"), 1):
         where = f"{path}, record {number}"
         conditions = choices.conditions(cxr.findings_without_class(row, card))
-        found = _Findings(cxr.labels(row, card, choices, where), conditions)
-        duplicates += cxr.add_row(studies, (row["subject_id"], row["study_id"]), found, where)
+        findings = _Findings(cxr.labels(row, card, choices, where), conditions)
+        duplicates += cxr.add_row(studies, (row["subject_id"], row["study_id"]), findings, where)
     return studies, duplicates
 
 
@@ -189,8 +189,8 @@ def _drawn(images: list[_Image], number: int | None, shares: dict[str, float]) -
     if number is not None:
         drawn = []
         for split, share in shares.items():
-            own = sorted((i for i in images if i.split == split), key=_place)
-            drawn += own[: round(share * number)]
+            candidates = sorted((i for i in images if i.split == split), key=_place)
+            drawn += candidates[: round(share * number)]
     return sorted(drawn, key=lambda image: image.dicom)
 
 

@@ -59,9 +59,9 @@ def rows_of(
     table: Path, card: DatasetCard, files: Files, *, real: Callable[[str], str]
 ) -> Iterator[Named]:
     """What each row of a card's table says; ``real`` gives the path that the file system has."""
-    own = files.labels or card.classes
+    label_columns = files.labels or card.classes
     several = not card.task.exclusive
-    columns = [files.path, *(own if several else [files.label]), *files.metadata.values()]
+    columns = [files.path, *(label_columns if several else [files.label]), *files.metadata.values()]
     columns += [name for name in (files.patient, files.split) if name]
     rows = list(table_rows(table, columns, f"{card.name}, as its card says"))
     commas = has_decimal_commas(table)
@@ -69,7 +69,7 @@ def rows_of(
     for number, row in enumerate(rows, 1):
         place = PurePosixPath(files.folder) / f"{row[files.path]}{files.suffix}"
         path = inside(place.as_posix(), table)
-        labels, why = _labels(row, own, card, commas=commas) if several else ({}, "")
+        labels, why = _labels(row, label_columns, card, commas=commas) if several else ({}, "")
         label = None
         if not several:
             label, why = class_of(card, row[files.label])
@@ -129,7 +129,7 @@ def _labels(
     row: Mapping[str, str], columns: Sequence[str], card: DatasetCard, *, commas: bool
 ) -> tuple[dict[str, int], str]:
     """1, 0 or -1 of each class; of several columns of one class the highest."""
-    found = dict.fromkeys(card.classes, UNKNOWN)
+    labels = dict.fromkeys(card.classes, UNKNOWN)
     for column in columns:
         text = row[column].strip().lower()
         text = text.replace(",", ".") if commas else text
@@ -137,9 +137,9 @@ def _labels(
             return {}, f"its value of {column} is neither 1 nor 0"
         name = card.class_mapping.get(column, column)
         if name:
-            found[name] = max(found[name], TRUTHS.get(text, UNKNOWN))
-    known = any(value != UNKNOWN for value in found.values())
-    return found, "" if known else "none of its labels is known"
+            labels[name] = max(labels[name], TRUTHS.get(text, UNKNOWN))
+    is_known = any(value != UNKNOWN for value in labels.values())
+    return labels, "" if is_known else "none of its labels is known"
 
 
 def is_missing(text: str) -> bool:
@@ -175,8 +175,8 @@ def unread_warnings(card: DatasetCard, files: Files, records: Iterable[Named]) -
     Values are quoted unless the card hides names.
     """
     listed = [*records]
-    unread = [one.unread for one in listed if one.unread]
-    differing = Counter(name for one in listed for name in one.differing)
+    unread = [record.unread for record in listed if record.unread]
+    differing = Counter(name for record in listed for name in record.differing)
     warnings = {}
     for name, column in files.metadata.items():
         if count := differing[name]:
@@ -193,11 +193,11 @@ def unread_warnings(card: DatasetCard, files: Files, records: Iterable[Named]) -
     return warnings
 
 
-def stated_split(card: DatasetCard, files: Files, one: Named) -> str:
+def stated_split(card: DatasetCard, files: Files, record: Named) -> str:
     """The split that is written of a record; empty where the card knows none of that name."""
     if card.role == "target":
         return "test"
-    text = one.split or ""
+    text = record.split or ""
     return files.splits.get(text, text if text in get_args(Split) else "")
 
 
@@ -211,11 +211,11 @@ def each_once(
     """
     rows_of_file: dict[str, list[Named]] = {}
     differing: dict[str, Named] = {}
-    for one in records:
-        rows = rows_of_file.setdefault(one.path, [])
-        rows.append(one)
-        if len(rows) > 1 and _facts(files, rows[0]) != _facts(files, one):
-            differing.setdefault(one.path, one)
+    for record in records:
+        rows = rows_of_file.setdefault(record.path, [])
+        rows.append(record)
+        if len(rows) > 1 and _facts(files, rows[0]) != _facts(files, record):
+            differing.setdefault(record.path, record)
     if not differing:
         return [_merged(rows) for rows in rows_of_file.values()]
     path, other = next(iter(differing.items()))
@@ -224,7 +224,9 @@ def each_once(
     unequal = [what for what, fact in facts.items() if fact != others[what]]
     where = f"rows {kept.row} and {other.row}"
     if not card.hides_names:
-        first_row, second_row = (" ".join(own[what] for what in unequal) for own in (facts, others))
+        first_row, second_row = (
+            " ".join(words[what] for what in unequal) for words in (facts, others)
+        )
         where = f"it is {first_row} (row {kept.row}) and {second_row} (row {other.row})"
     raise BenchmdError(
         f"the table {files.table} of {card.name}: the record {name(kept)} appears twice with "
@@ -237,8 +239,8 @@ def each_once(
 def _merged(rows: Sequence[Named]) -> Named:
     if len(rows) == 1:
         return rows[0]
-    stated = {name: {one.metadata[name] for one in rows} - {None} for name in rows[0].metadata}
-    unread = {name: text for one in reversed(rows) for name, text in one.unread.items()}
+    stated = {name: {row.metadata[name] for row in rows} - {None} for name in rows[0].metadata}
+    unread = {name: text for row in reversed(rows) for name, text in row.unread.items()}
     return replace(
         rows[0],
         metadata={
@@ -250,13 +252,13 @@ def _merged(rows: Sequence[Named]) -> Named:
     )
 
 
-def _facts(files: Files, one: Named) -> dict[str, str]:
+def _facts(files: Files, record: Named) -> dict[str, str]:
     """What all rows of a file must agree in, in words."""
-    split = files.splits.get(one.split or "", one.split or "no split")
-    labels = ", ".join(f"{name} {value}" for name, value in one.labels.items())
-    label = labels or (shown(one.label) if one.label else "with no class of the card")
+    split = files.splits.get(record.split or "", record.split or "no split")
+    labels = ", ".join(f"{name} {value}" for name, value in record.labels.items())
+    label = labels or (shown(record.label) if record.label else "with no class of the card")
     return {
-        "patient": f"of {shown(one.patient)}" if one.patient else "of no patient",
+        "patient": f"of {shown(record.patient)}" if record.patient else "of no patient",
         "split": f"in {split}",
         "label": f"labelled {label}",
     }

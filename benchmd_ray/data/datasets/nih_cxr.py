@@ -53,7 +53,7 @@ def discover(root: Path, card: DatasetCard, choices: Choices, *, view: str) -> D
     layout, path, folder = _layout(root)
     rows = read_rows(path, COLUMNS, "NIH ChestX-ray14")
     tested = _test_list(root) if layout == "official" else frozenset[str]()
-    found, duplicates = by_key(files(folder, "*.png"), lambda file: file.name)
+    image_paths, duplicates = by_key(files(folder, "*.png"), lambda file: file.name)
     patients = [_patient(row, f"{path}, record {n}") for n, row in enumerate(rows, 1)]
     trained_on = _trained_on(rows, patients, choices.policy, tested)
     items, missing, excluded = [], [], Counter({DUPLICATE: duplicates})
@@ -61,11 +61,11 @@ def discover(root: Path, card: DatasetCard, choices: Choices, *, view: str) -> D
         name, shared = row["Image Index"], card.role == "target" and patient in trained_on
         if reason := _reason(row, view, shared, choices):
             excluded[reason] += 1
-        elif name not in found:
+        elif name not in image_paths:
             missing.append(f"image {record_id(patient, name)}")
         else:
             item = RawItem(
-                path=found[name].relative_to(root).as_posix(),
+                path=image_paths[name].relative_to(root).as_posix(),
                 record_id=record_id(patient, name),
                 group_id=hashed_patient(DATASET, patient),
                 split=_split(card.role, choices.policy, patient, name, tested),
@@ -75,7 +75,7 @@ def discover(root: Path, card: DatasetCard, choices: Choices, *, view: str) -> D
                 details={"trained_on": shared},
             )
             items.append(item)
-    excluded[NO_ROW] = len(found.keys() - {row["Image Index"] for row in rows})
+    excluded[NO_ROW] = len(image_paths.keys() - {row["Image Index"] for row in rows})
     return Discovery(layout, items, missing, dict(+excluded))
 
 
@@ -173,8 +173,8 @@ def _conditions(row: Row, card: DatasetCard) -> tuple[str, ...]:
     """Findings without a class, and a patient who is a child."""
     years = age_string(row["Patient Age"])
     child = ("child",) if years is not None and years < ADULT else ()
-    found = (part.strip() for part in row["Finding Labels"].split("|"))
-    return (*(name for name in found if not card.class_mapping.get(name)), *child)
+    findings = (part.strip() for part in row["Finding Labels"].split("|"))
+    return (*(name for name in findings if not card.class_mapping.get(name)), *child)
 
 
 def _metadata(row: Row) -> dict[str, float | str | None]:

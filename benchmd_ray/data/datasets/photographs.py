@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from benchmd_ray.data.cards import DatasetCard
@@ -93,28 +93,36 @@ def listing(
 ) -> Discovery:
     """Match what tables say with the files that are there, by name without suffix, in any case."""
     released = by_class(card, photographs, rounding) if choices.policy == "released" else {}
-    found, duplicates = by_key(paths, lambda path: path.stem.lower())
+    by_name, duplicates = by_key(paths, lambda path: path.stem.lower())
     items, missing, excluded = [], [], Counter({DUPLICATE: duplicates})
     only_held_out = {}
     for photograph in photographs:
+        name = photograph.name
         label, reason = class_of(card, photograph.label)
         reason = photograph.excluded or reason
-        path = found.get(photograph.name.lower())
+        path = by_name.get(name.lower())
+        record_id = hashed_patient(card.name, name) if card.hides_names else name
         if reason and photograph.condition and path and choices.hold_out:
-            only_held_out[_record_id(card, photograph)] = reason
+            only_held_out[record_id] = reason
             reason = ""
         if reason:
             excluded[reason] += 1
         elif path is None:
-            missing.append(_shown(card, photograph))
+            where = f"the image of record {record_id}" if card.hides_names else photograph.path
+            missing.append(where)
         else:
-            split = released.get(photograph.name, _clean_split(card, photograph))
-            item = _item(card, photograph, path.relative_to(root), split, label)
-            items.append(
-                replace(item, conditions=choices.conditions(_conditions(card, photograph)))
+            item = RawItem(
+                path=path.relative_to(root).as_posix(),
+                record_id=record_id,
+                group_id=hashed_patient(card.name, photograph.group or name),
+                split=released.get(name, _clean_split(card, photograph)),
+                label=label,
+                metadata=photograph.metadata,
+                conditions=choices.conditions(_conditions(card, photograph)),
             )
+            items.append(item)
     named = {photograph.name.lower() for photograph in photographs}
-    excluded[NO_ROW] = len(found.keys() - named)
+    excluded[NO_ROW] = len(by_name.keys() - named)
     return Discovery(layout, items, missing, dict(+excluded), grouped_by, only_held_out)
 
 
@@ -129,28 +137,6 @@ def _clean_split(card: DatasetCard, photograph: Photograph) -> str:
     if card.role == "target":
         return "test"
     return photograph.split or hashed_split(card.name, photograph.group or photograph.name)
-
-
-def _record_id(card: DatasetCard, photograph: Photograph) -> str:
-    """The image's name, or its hash where names name patients."""
-    return hashed_patient(card.name, photograph.name) if card.hides_names else photograph.name
-
-
-def _shown(card: DatasetCard, photograph: Photograph) -> str:
-    if card.hides_names:
-        return f"the image of record {_record_id(card, photograph)}"
-    return photograph.path
-
-
-def _item(card: DatasetCard, photograph: Photograph, path: Path, split: str, label: str) -> RawItem:
-    return RawItem(
-        path=path.as_posix(),
-        record_id=_record_id(card, photograph),
-        group_id=hashed_patient(card.name, photograph.group or photograph.name),
-        split=split,
-        label=label,
-        metadata=photograph.metadata,
-    )
 
 
 def read(root: Path, item: RawItem, card: DatasetCard) -> Reading:

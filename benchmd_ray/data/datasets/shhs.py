@@ -12,13 +12,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from benchmd_ray.data.cards import DatasetCard
-from benchmd_ray.data.datasets.eeg import EPOCH, Montage, read_night, states
+from benchmd_ray.data.datasets.eeg import EPOCH, Montage, checked_codes, read_night, states
 from benchmd_ray.data.raw import DUPLICATE, Choices, Discovery, RawItem, Reading, by_key, files
 from benchmd_ray.data.readers.xml import children, read_xml
 from benchmd_ray.data.records import RecordError, hashed_patient
 from benchmd_ray.data.splits import hashed_split
 from benchmd_ray.data.tables import age, read_rows
-from benchmd_ray.errors import shown
 
 VERSION = 1
 MONTAGE: Montage = {
@@ -54,15 +53,15 @@ def discover(root: Path, card: DatasetCard, choices: Choices) -> Discovery:
         if person not in stagings:
             excluded["it has no Profusion staging"] += 1
             continue
-        patient, known = hashed_patient(card.name, person), people.get(person, _Person())
+        patient, about = hashed_patient(card.name, person), people.get(person, _Person())
         items.append(
             RawItem(
                 path=path.relative_to(root).as_posix(),
                 record_id=patient,
                 group_id=patient,
                 split=hashed_split(card.name, person),
-                metadata=known.metadata,
-                conditions=choices.conditions(known.conditions),
+                metadata=about.metadata,
+                conditions=choices.conditions(about.conditions),
                 details={"stages": stagings[person].relative_to(root).as_posix()},
             )
         )
@@ -90,11 +89,7 @@ def profusion_stages(path: Path) -> list[str]:
     ]
     if any(length != str(EPOCH) for length in lengths):
         raise RecordError(f"its epochs last {', '.join(lengths)[:40]} s; expected {EPOCH} s")
-    wrong = [code for code in codes if not (code.isascii() and code.isdigit())]
-    if wrong or not codes:
-        what = f"the stage {shown(wrong[0])}" if wrong else "no stage"
-        raise RecordError(f"its staging holds {what}; expected a number for each epoch")
-    return codes
+    return checked_codes(codes)
 
 
 def _by_person(root: Path, glob: str, pattern: re.Pattern[str]) -> tuple[dict[str, Path], int]:
@@ -104,8 +99,8 @@ def _by_person(root: Path, glob: str, pattern: re.Pattern[str]) -> tuple[dict[st
         match = pattern.fullmatch(path.name)
         return match[1] if match else None
 
-    found, duplicates = by_key(files(root, glob), person)
-    return dict(sorted(found.items(), key=lambda pair: int(pair[0]))), duplicates
+    paths, duplicates = by_key(files(root, glob), person)
+    return dict(sorted(paths.items(), key=lambda pair: int(pair[0]))), duplicates
 
 
 def _people(root: Path) -> dict[str, _Person]:

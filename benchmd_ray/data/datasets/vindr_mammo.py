@@ -36,7 +36,7 @@ SPLITS = {"training": "train", "test": "validation"}
 
 def discover(root: Path, card: DatasetCard, choices: Choices) -> Discovery:
     """List the images that the table of breasts names."""
-    found = {path.relative_to(root).as_posix() for path in files(root / "images", "*.dicom")}
+    there = {path.relative_to(root).as_posix() for path in files(root / "images", "*.dicom")}
     rows = read_rows(root / TABLE, COLUMNS, "VinDr-Mammo 1.0.0")
     headers = _headers(root / HEADERS)
     splits = _splits(rows, root / TABLE)
@@ -47,7 +47,7 @@ def discover(root: Path, card: DatasetCard, choices: Choices) -> Discovery:
         label, reason = class_of(card, row["breast_birads"])
         if reason:
             excluded[reason] += 1
-        elif path not in found:
+        elif path not in there:
             missing.append(path)
         else:
             item = RawItem(
@@ -62,7 +62,7 @@ def discover(root: Path, card: DatasetCard, choices: Choices) -> Discovery:
                 ),
             )
             items.append(item)
-    excluded[NO_ROW] = len(found - {_path(row) for row in rows})
+    excluded[NO_ROW] = len(there - {_path(row) for row in rows})
     return Discovery("physionet", items, missing, dict(+excluded), grouped_by="exam")
 
 
@@ -97,12 +97,12 @@ def _headers(path: Path) -> dict[str, dict[str, str]]:
 
 def _findings(path: Path) -> dict[str, set[str]]:
     """Findings of each image; none where the table is missing."""
-    found: dict[str, set[str]] = {}
+    findings: dict[str, set[str]] = {}
     columns = ("image_id", "finding_categories")
     for row in read_rows(path, columns, "VinDr-Mammo 1.0.0") if path.is_file() else ():
         named = {match[2] for match in FINDING.finditer(row["finding_categories"])}
-        found.setdefault(row["image_id"], set()).update(named - {NO_FINDING})
-    return found
+        findings.setdefault(row["image_id"], set()).update(named - {NO_FINDING})
+    return findings
 
 
 def _metadata(row: Mapping[str, str], header: Mapping[str, str]) -> dict[str, float | str | None]:

@@ -99,17 +99,17 @@ def _only(names: list[str], key: str) -> str:
 def _hdf5(path: Path, key: str) -> Array:
     require_file(path)
     with h5py.File(path, "r") as file:
-        held = _member(file, key or _only(_datasets(file), ""))
-        if held.shape is None:
+        dataset = _member(file, key or _only(_datasets(file), ""))
+        if dataset.shape is None:
             raise RecordError("its array is empty")
-        _require_numbers(held.shape, held.dtype)
-        values: Array = held[()]
+        _require_numbers(dataset.shape, dataset.dtype)
+        values: Array = dataset[()]
         return values
 
 
 def _datasets(file: Any) -> list[str]:
     """Names of the datasets in the file itself; no link is followed."""
-    found: list[str] = []
+    names: list[str] = []
     waiting, seen = [("", file)], 0
     while waiting:
         place, group = waiting.pop()
@@ -121,34 +121,34 @@ def _datasets(file: Any) -> list[str]:
                 continue
             kind = group.get(name, getclass=True)
             if kind is h5py.Dataset:
-                found.append(place + name)
+                names.append(place + name)
             elif kind is h5py.Group:
                 waiting.append((f"{place}{name}/", group[name]))
-    return sorted(found)
+    return sorted(names)
 
 
 def _member(file: Any, key: str) -> Any:
     """A dataset that is in the file, plain or compressed by a filter of every HDF5 library."""
-    held = file
+    member = file
     for name in key.strip("/").split("/"):
-        if isinstance(held, h5py.Group) and not name.isascii():
-            name = next((own for own in held if composed(own) == composed(name)), name)
-        if not isinstance(held, h5py.Group) or name not in held:
+        if isinstance(member, h5py.Group) and not name.isascii():
+            name = next((other for other in member if composed(other) == composed(name)), name)
+        if not isinstance(member, h5py.Group) or name not in member:
             raise RecordError(f"it holds no array {key}; it has {shown_names(_datasets(file))}")
-        if not isinstance(held.get(name, getlink=True), h5py.HardLink):
+        if not isinstance(member.get(name, getlink=True), h5py.HardLink):
             raise RecordError(f"its array {key} is a link, which is not followed")
-        held = held[name]
-    if fault := dataset_fault(held, 8 * MAX_VALUES):
+        member = member[name]
+    if fault := dataset_fault(member, 8 * MAX_VALUES):
         raise RecordError(f"its array {key} {fault}")
-    return held
+    return member
 
 
-def dataset_fault(held: Any, largest_chunk: int) -> str:
+def dataset_fault(dataset: Any, largest_chunk: int) -> str:
     """Why an object of an HDF5 file is not read; empty where it is. Chunks are bounded in bytes."""
-    if not isinstance(held, h5py.Dataset) or held.external or held.is_virtual:
+    if not isinstance(dataset, h5py.Dataset) or dataset.external or dataset.is_virtual:
         return "is not a dataset within the file"
-    if held.chunks and math.prod(held.chunks) * held.dtype.itemsize > largest_chunk:
+    if dataset.chunks and math.prod(dataset.chunks) * dataset.dtype.itemsize > largest_chunk:
         return f"has chunks of more than {largest_chunk:,} bytes"
-    created = held.id.get_create_plist()
+    created = dataset.id.get_create_plist()
     used = {created.get_filter(number)[0] for number in range(created.get_nfilters())}
     return "" if used <= set(FILTERS) else "is compressed by a filter that is not taken"

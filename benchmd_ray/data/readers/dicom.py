@@ -168,10 +168,10 @@ def _transformation(dataset: pydicom.Dataset, frame: int) -> pydicom.Dataset:
     """Where slope and intercept stand: the dataset, or a functional group of an enhanced image."""
     owner = dataset
     with refusing("its functional groups cannot be read"):
-        own = dataset.get("PerFrameFunctionalGroupsSequence") or []
-        for group in [*(dataset.get("SharedFunctionalGroupsSequence") or []), *own[frame:][:1]]:
-            found = group.get("PixelValueTransformationSequence")
-            owner = found[0] if found else owner
+        groups = dataset.get("PerFrameFunctionalGroupsSequence") or []
+        for group in [*(dataset.get("SharedFunctionalGroupsSequence") or []), *groups[frame:][:1]]:
+            transformations = group.get("PixelValueTransformationSequence")
+            owner = transformations[0] if transformations else owner
     return owner
 
 
@@ -199,8 +199,8 @@ def _eight_bits(values: Stored, bits: int) -> Pixels:
 
 
 def _whole(dataset: pydicom.Dataset, keyword: str, default: int | None = None) -> int:
-    found = numbers(dataset, keyword, 1)
-    value = float(default or 0) if found is None else found[0]
+    values = numbers(dataset, keyword, 1)
+    value = float(default or 0) if values is None else values[0]
     if value < 1 or value != int(value):
         raise RecordError(f"{keyword} is not a positive whole number, or missing")
     return int(value)
@@ -287,9 +287,9 @@ def _refuse_inflated(file: BoundedFile, start: int) -> None:
         file, False, True, stop_when=lambda tag, vr, length: tag.group != 2
     )
     if meta.get("TransferSyntaxUID") == uid.DeflatedExplicitVRLittleEndian:
-        inflater, held = zlib.decompressobj(-zlib.MAX_WBITS), 0
-        while (block := file.read(2**14)) and held <= MAX_INFLATED:
-            held += len(inflater.decompress(block))
-        if held > MAX_INFLATED:
+        inflater, inflated = zlib.decompressobj(-zlib.MAX_WBITS), 0
+        while (block := file.read(2**14)) and inflated <= MAX_INFLATED:
+            inflated += len(inflater.decompress(block))
+        if inflated > MAX_INFLATED:
             raise RecordError(f"it inflates to more than {MAX_INFLATED:,} bytes")
     file.seek(0)

@@ -23,8 +23,8 @@ def is_mostly_padding(
     """
     if not bounds:
         return False
-    own = [_as_stored(value, stored.dtype) for value in bounds]
-    inside = (stored < min(own)) | (stored > max(own))
+    limits = [_as_stored(value, stored.dtype) for value in bounds]
+    inside = (stored < min(limits)) | (stored > max(limits))
     if inside.all() or not inside.any():
         return False
     of_all, of_rest = (float(np.ptp(x.astype(np.float64))) for x in (values, values[inside]))
@@ -36,5 +36,5 @@ def _as_stored(value: float, dtype: np.dtype[Any]) -> Any:
     if dtype.kind == "f":
         return value
     bits = 8 * dtype.itemsize
-    own = int(value) % 2**bits
-    return own - 2**bits if dtype.kind == "i" and own >= 2 ** (bits - 1) else own
+    stored = int(value) % 2**bits
+    return stored - 2**bits if dtype.kind == "i" and stored >= 2 ** (bits - 1) else stored

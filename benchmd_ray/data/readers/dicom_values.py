@@ -24,15 +24,15 @@ AGAIN = "Fetch it again."
 
 def numbers(dataset: pydicom.Dataset, keyword: str, count: int) -> tuple[float, ...] | None:
     """The ``count`` finite numbers of an element; None where it is absent or empty."""
-    found: tuple[float, ...] = ()
+    values: tuple[float, ...] = ()
     with refusing(f"{keyword} cannot be read"):
         value = _value(dataset, keyword)
         if value is None or value == "":
             return None
-        found = tuple(map(_number, [value] if isinstance(value, int | float) else value))
-    if len(found) != count or not all(map(math.isfinite, found)):
+        values = tuple(map(_number, [value] if isinstance(value, int | float) else value))
+    if len(values) != count or not all(map(math.isfinite, values)):
         raise RecordError(f"{keyword} is not {count} finite number(s)")
-    return found
+    return values
 
 
 def _number(value: Any) -> float:
@@ -46,11 +46,11 @@ def _number(value: Any) -> float:
 
 def text(dataset: pydicom.Dataset, keyword: str) -> str | None:
     """The text of an element without blanks around it; None where it is absent or empty."""
-    found = ""
+    content = ""
     with refusing(f"{keyword} cannot be read"):
         value = _value(dataset, keyword)
-        found = "" if value is None else str(value).strip()
-    return found or None
+        content = "" if value is None else str(value).strip()
+    return content or None
 
 
 def _value(dataset: pydicom.Dataset, keyword: str) -> Any:

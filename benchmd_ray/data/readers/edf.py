@@ -141,18 +141,20 @@ def read_edf(path: Path, channels: Sequence[str]) -> Recording:
     header = read_header(path)
     if header.discontinuous:
         raise RecordError("it is discontinuous (EDF+D); expected a recording without gaps")
-    found = {name: _find(header, name) for name in channels}
-    held = header.records * sum(channel.samples for channel in set(found.values()))
-    if held > MAX_SAMPLES:
-        raise RecordError(f"its channels have {held:,} samples, expected at most {MAX_SAMPLES:,}")
-    scales = {name: _scale(channel) for name, channel in found.items()}
+    chosen = {name: _find(header, name) for name in channels}
+    samples = header.records * sum(channel.samples for channel in set(chosen.values()))
+    if samples > MAX_SAMPLES:
+        raise RecordError(
+            f"its channels have {samples:,} samples, expected at most {MAX_SAMPLES:,}"
+        )
+    scales = {name: _scale(channel) for name, channel in chosen.items()}
     data = _data(path, header)
     return Recording(
         signals={
             name: _signal(data[:, channel.start :][:, : channel.samples], *scales[name])
-            for name, channel in found.items()
+            for name, channel in chosen.items()
         },
-        rates={name: channel.samples / header.seconds for name, channel in found.items()},
+        rates={name: channel.samples / header.seconds for name, channel in chosen.items()},
     )
 
 
@@ -170,8 +172,8 @@ def read_annotations(path: Path) -> list[TimedAnnotation]:
     parts = [data[:, channel.start :][:, : channel.samples] for channel in channels]
     content = _file_of(parts, label=ANNOTATIONS, kind="EDF+D" if header.discontinuous else "EDF+C")
     try:
-        found = edfio.read_edf(io.BytesIO(content), header_encoding="latin-1").annotations
-        read = (TimedAnnotation(a.onset, a.duration, a.text) for a in found)
+        annotations = edfio.read_edf(io.BytesIO(content), header_encoding="latin-1").annotations
+        read = (TimedAnnotation(a.onset, a.duration, a.text) for a in annotations)
         return sorted(read, key=lambda annotation: annotation.onset)
     except MemoryError:
         raise
@@ -219,14 +221,14 @@ def _channels(table: bytes, signals: int) -> tuple[Channel, ...]:
     )
 
 
-def _records(stated: int, held: int, size: int) -> int:
+def _records(stated: int, available: int, size: int) -> int:
     """Number of data records of ``size`` bytes in the ``held`` bytes after the header."""
     if stated == -1:  # the recorder did not come to write it
-        stated = held // size
-    elif held != stated * size:
-        what = "cut off" if held < stated * size else "longer than its header says"
+        stated = available // size
+    elif available != stated * size:
+        what = "cut off" if available < stated * size else "longer than its header says"
         raise RecordError(
-            f"it is {what}: {held:,} bytes of data, expected {stated:,} records of {size:,}. "
+            f"it is {what}: {available:,} bytes of data, expected {stated:,} records of {size:,}. "
             "Fetch it again."
         )
     if stated < 1:
@@ -235,9 +237,9 @@ def _records(stated: int, held: int, size: int) -> int:
 
 
 def _find(header: EdfHeader, name: str) -> Channel:
-    found = [channel for channel in header.channels if plain(channel.name) == plain(name)]
-    require_once("channel", name, len(found), (channel.name for channel in header.channels))
-    return found[0]
+    matches = [channel for channel in header.channels if plain(channel.name) == plain(name)]
+    require_once("channel", name, len(matches), (channel.name for channel in header.channels))
+    return matches[0]
 
 
 def _scale(channel: Channel) -> tuple[float, float]:
@@ -300,13 +302,13 @@ def _decoded(data: npt.NDArray[np.int16]) -> Samples:
 def _file_of(parts: Sequence[npt.NDArray[np.int16]], *, label: str, kind: str = "") -> bytes:
     """An EDF file of some channels of another, (records, samples) each, whose unit is a step."""
     records, signals = len(parts[0]), len(parts)
-    own = dict.fromkeys(("physical minimum", "digital minimum"), "-32768")
-    own |= dict.fromkeys(("physical maximum", "digital maximum"), "32767")
-    own |= {"label": label, "unit": "uV"}
+    fields = dict.fromkeys(("physical minimum", "digital minimum"), "-32768")
+    fields |= dict.fromkeys(("physical maximum", "digital maximum"), "32767")
+    fields |= {"label": label, "unit": "uV"}
     fixed = (("0", 168), ("01.01.85", 8), ("00.00.00", 8), (256 * (signals + 1), 8), (kind, 44))
     head = [*fixed, (records, 8), ("1", 8), (signals, 4)]
     for name, width in _SIGNAL_FIELDS:
-        stated = [part.shape[1] if name == "samples" else own.get(name, "") for part in parts]
+        stated = [part.shape[1] if name == "samples" else fields.get(name, "") for part in parts]
         head += [(text, width) for text in stated]
     content = "".join(str(text).ljust(width) for text, width in head).encode("ascii")
     return content + np.hstack(parts).tobytes()

@@ -111,12 +111,12 @@ def mhd_fields(path: Path) -> dict[str, str]:
 
 def _require_geometry(fields: dict[str, str]) -> None:
     for names, count in GEOMETRY:
-        given = sorted(names & fields.keys())
-        values = " ".join(fields[name] for name in given).split()
-        if given and not (
+        stated = sorted(names & fields.keys())
+        values = " ".join(fields[name] for name in stated).split()
+        if stated and not (
             len(values) == count and all(re.fullmatch(COORDINATE, value) for value in values)
         ):
-            raise RecordError(f"{given[0]} is not {count} numbers, or appears twice")
+            raise RecordError(f"{stated[0]} is not {count} numbers, or appears twice")
     if not all(float(value) > 0 for value in fields.get("ElementSpacing", "0").split()):
         raise RecordError("ElementSpacing is not three positive numbers")
 
@@ -146,8 +146,8 @@ def _require_samples(path: Path) -> tuple[int, int, int]:
             f"{MAX_VOXELS:,}"
         )
     samples, size = path.with_name(name), x * y * z * ELEMENTS[kind]
-    held = samples.stat().st_size if samples.is_file() else None
-    if held != size:
-        state = "is missing" if held is None else f"has {held:,} bytes"
+    actual = samples.stat().st_size if samples.is_file() else None
+    if actual != size:
+        state = "is missing" if actual is None else f"has {actual:,} bytes"
         raise RecordError(f"its samples' file {state}, expected {size:,} bytes")
     return z, y, x

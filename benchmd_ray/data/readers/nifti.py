@@ -200,8 +200,8 @@ def read_header(header: bytes) -> NiftiHeader:
     offset, slope, intercept = struct.unpack(f"{order}3f", header[108:120])
     is_volume = 3 <= count <= 7 and all(extent == 1 for extent in extents[3:count])
     if not is_volume or min(extents[:3]) < 1:
-        shown = tuple(extents[: max(0, min(count, 7))])
-        raise RecordError(f"it has the extents {shown}, expected those along x, y and z")
+        stated = tuple(extents[: max(0, min(count, 7))])
+        raise RecordError(f"it has the extents {stated}, expected those along x, y and z")
     if kind not in TYPES:
         named = f" ({OTHER_TYPES[kind]})" if kind in OTHER_TYPES else ""
         raise RecordError(f"its voxels are of type {kind}{named}, expected one number each")
@@ -295,7 +295,7 @@ def _cosines(matrix: Numbers, spacing: Numbers) -> Numbers:
     """Directions of an sform, (3, 3), made exactly perpendicular."""
     sizes = np.linalg.norm(matrix[:, :3], axis=0)
     if (np.abs(sizes - spacing) > ALIKE * spacing).any():
-        both = [" × ".join(f"{value:.4g}" for value in each) for each in (spacing, sizes)]
+        both = [" × ".join(f"{value:.4g}" for value in axes) for axes in (spacing, sizes)]
         raise RecordError(f"its voxels are {both[0]} mm by pixdim and {both[1]} mm by sform")
     cosines = matrix[:, :3] / sizes
     if np.abs(cosines.T @ cosines - np.eye(3)).max() > ALIKE:

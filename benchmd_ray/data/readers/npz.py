@@ -47,9 +47,11 @@ class Rows:
         with _faults():
             archive = zipfile.ZipFile(BoundedFile(path, ANY, at_once=MAX_AT_ONCE))
             entries = [entry for entry in archive.namelist() if entry.endswith(".npy")]
-            held = [entry.removesuffix(".npy") for entry in entries]
-            if name not in held:
-                raise RecordError(f"it holds no array {name}, but {shown_names(held) or 'nothing'}")
+            names = [entry.removesuffix(".npy") for entry in entries]
+            if name not in names:
+                raise RecordError(
+                    f"it holds no array {name}, but {shown_names(names) or 'nothing'}"
+                )
             entry = archive.getinfo(f"{name}.npy")
             if entry.compress_type not in METHODS:
                 raise RecordError(f"{name} is compressed in a way that is not taken")
@@ -64,14 +66,14 @@ class Rows:
         if magic[:6] != b"\x93NUMPY" or version not in (b"\1\0", b"\2\0"):
             raise RecordError(f"{self.name} is not an array of version 1 or 2 of the format")
         length = int.from_bytes(self._stream.read(2 * version[0]), "little")
-        found = HEADER.fullmatch(self._stream.read(min(length, MAX_HEADER_BYTES)))
-        if found is None:
+        match = HEADER.fullmatch(self._stream.read(min(length, MAX_HEADER_BYTES)))
+        if match is None:
             raise RecordError(f"{self.name} has a header that NumPy does not write")
-        shape = tuple(int(extent) for extent in found[3].replace(b",", b" ").split())
-        if found[1] != b"|u1" or found[2] == b"True" or not shape:
-            order = "Fortran" if found[2] == b"True" else "C"
+        shape = tuple(int(extent) for extent in match[3].replace(b",", b" ").split())
+        if match[1] != b"|u1" or match[2] == b"True" or not shape:
+            order = "Fortran" if match[2] == b"True" else "C"
             raise RecordError(
-                f"{self.name} has the type {np.dtype(found[1].decode())}, {order} order and shape "
+                f"{self.name} has the type {np.dtype(match[1].decode())}, {order} order and shape "
                 f"{shape}, expected uint8 in C order with one row per image"
             )
         if shape[0] > MAX_ROWS:
@@ -110,8 +112,8 @@ def _faults() -> Iterator[None]:
 def rows_of(path: Path, name: str) -> Rows:
     """The rows of an array, from where this process last read in it."""
     with _faults():
-        held = path.stat()
-        return _opened(path, name, held.st_size, held.st_mtime_ns)
+        state = path.stat()
+        return _opened(path, name, state.st_size, state.st_mtime_ns)
 
 
 @functools.lru_cache(maxsize=1)

@@ -100,13 +100,15 @@ def _pages(
         tags: dict[int, tuple[int, int, str]] = {}
         for _ in range(count):
             tag, kind, length, value = _numbers(file, place, order + entry)
-            own = order + WIDTHS.get(kind, "")
-            if kind in WIDTHS and 0 < length * struct.calcsize(own) <= len(value):
+            form = order + WIDTHS.get(kind, "")
+            if kind in WIDTHS and 0 < length * struct.calcsize(form) <= len(value):
                 at = place + size - len(value)
-                tags[tag] = (struct.unpack_from(own, value)[0], at, own)
+                tags[tag] = (struct.unpack_from(form, value)[0], at, form)
             elif tag == BITS:  # of several samples, elsewhere in the file
                 (where,) = struct.unpack(order + link, value)
-                tags[tag] = (_numbers(file, where, own)[0], where, own) if kind == 3 else (0, 0, "")
+                tags[tag] = (
+                    (_numbers(file, where, form)[0], where, form) if kind == 3 else (0, 0, "")
+                )
             place += size
         yield tags
         (offset,) = _numbers(file, place, order + link)

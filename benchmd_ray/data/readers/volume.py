@@ -119,15 +119,15 @@ def read_series(
     paths = series_files(source) if isinstance(source, Path) else list(source)
     if not 0 < len(paths) <= MAX_SLICES:
         raise RecordError(f"{len(paths):,} slices; expected 1 to {MAX_SLICES:,} .dcm files")
-    found = _of_series([_header(path, ct) for path in paths], series)
-    first = found[0]
-    normal = _normal(found, ct)
-    found.sort(key=lambda s: (float(np.dot(s.origin, normal)), s.number, s.uid))
-    kept = [found[0]]
-    for one in found[1:]:
-        if np.dot(one.origin, normal) - np.dot(kept[-1].origin, normal) > SAME:
-            kept.append(one)
-    origins = np.array([one.origin for one in kept])
+    slices = _of_series([_header(path, ct) for path in paths], series)
+    first = slices[0]
+    normal = _normal(slices, ct)
+    slices.sort(key=lambda s: (float(np.dot(s.origin, normal)), s.number, s.uid))
+    kept = [slices[0]]
+    for part in slices[1:]:
+        if np.dot(part.origin, normal) - np.dot(kept[-1].origin, normal) > SAME:
+            kept.append(part)
+    origins = np.array([part.origin for part in kept])
     steps = np.diff(origins @ normal)
     depth = float(np.median(steps)) if len(steps) else first.thickness or 1.0
     gaps, uneven = steps > GAP * depth, np.abs(steps - depth) > UNEVEN * depth
@@ -135,11 +135,11 @@ def read_series(
     if len(kept) * rows * columns > MAX_VOXELS:
         raise RecordError(f"{len(kept)} slices of {columns} × {rows} are more than {MAX_VOXELS:,}")
     warnings = (
-        ("it holds files of other series, which are not read", len(paths) > len(found)),
-        ("several slices at one position; the first is kept", len(found) > len(kept)),
+        ("it holds files of other series, which are not read", len(paths) > len(slices)),
+        ("several slices at one position; the first is kept", len(slices) > len(kept)),
         ("slices are missing between others", bool(gaps.any())),
         ("the distance between slices varies", bool(uneven[~gaps].any())),
-        ("the slices' thickness varies", len({one.thickness for one in kept}) > 1),
+        ("the slices' thickness varies", len({part.thickness for part in kept}) > 1),
     )
     return Volume(
         shape=(len(kept), rows, columns),
@@ -147,7 +147,7 @@ def read_series(
         origins=origins,
         normal=normal,
         read_slice=lambda number: _values(kept[number], ct),
-        uids=tuple(one.uid for one in kept),
+        uids=tuple(part.uid for part in kept),
         header=series_header(kept[0].path),
         warnings=tuple(warning for warning, is_so in warnings if is_so),
     )
@@ -196,17 +196,17 @@ def _header(path: Path, ct: bool) -> _Slice:
 
 
 def _of_series(slices: list[_Slice], series: str | None) -> list[_Slice]:
-    held = Counter(one.series for one in slices)
-    if series is None and len(held) > 1:
-        raise RecordError(f"its files belong to {len(held)} series; expected one")
-    found = [one for one in slices if series in (None, one.series)]
-    if not found:
+    series_sizes = Counter(part.series for part in slices)
+    if series is None and len(series_sizes) > 1:
+        raise RecordError(f"its files belong to {len(series_sizes)} series; expected one")
+    chosen = [part for part in slices if series in (None, part.series)]
+    if not chosen:
         raise RecordError("none of its files belongs to the series that the annotation names")
     for name in ("orientation", "spacing", "size"):
-        values = np.array([getattr(one, name) for one in found])
+        values = np.array([getattr(part, name) for part in chosen])
         if not np.allclose(values, values[0], rtol=0, atol=SAME):
             raise RecordError(f"its slices differ in {name}; expected slices of one geometry")
-    return found
+    return chosen
 
 
 def _normal(slices: list[_Slice], axial: bool) -> Numbers:
@@ -224,15 +224,15 @@ def _normal(slices: list[_Slice], axial: bool) -> Numbers:
     return np.asarray(normal / unit[2] * np.sign(normal[along]))
 
 
-def _values(one: _Slice, ct: bool) -> npt.NDArray[np.generic]:
+def _values(part: _Slice, ct: bool) -> npt.NDArray[np.generic]:
     """One slice, of CT in HU, (y, x)."""
     try:
-        dataset = open_dicom(one.path)
+        dataset = open_dicom(part.path)
         if ct and numbers(dataset, "RescaleIntercept", 1) is None:
             raise RecordError("RescaleIntercept is missing, so its values are not known in HU")
         values = rescaled(pixels(dataset), dataset)
-        if values.shape != one.size or not np.isfinite(values).all():
-            raise RecordError(f"not {one.size} finite values, but shape {values.shape}")
+        if values.shape != part.size or not np.isfinite(values).all():
+            raise RecordError(f"not {part.size} finite values, but shape {values.shape}")
     except RecordError as error:
-        raise RecordError(f"{one.path.name}: {error}") from error
+        raise RecordError(f"{part.path.name}: {error}") from error
     return values

@@ -85,7 +85,7 @@ def read_wfdb(
         samples: Any = np.concatenate([samples for samples, _ in pieces], axis=1)
     else:
         samples = np.concatenate(
-            [samples * (steps[0] / own)[:, None] for samples, own in pieces], axis=1
+            [samples * (steps[0] / scale)[:, None] for samples, scale in pieces], axis=1
         )
     names = tuple(header.names[row] for row in rows)
     return Waveform(samples, steps[0], names, header.rate * frames.pop())
@@ -160,14 +160,14 @@ def _with_frames(header: WfdbHeader, places: Sequence[int], stated: int = 0) -> 
     """A header whose files have the frames that it states, or else the record of its segment."""
     frames = header.frames or stated
     for name in dict.fromkeys(signal.file for signal in _at(header, places)):
-        own = [signal for signal in header.signals if signal.file == name]
-        if own[0].format not in FORMATS:
+        of_file = [signal for signal in header.signals if signal.file == name]
+        if of_file[0].format not in FORMATS:
             raise RecordError(
-                f"the samples of signal {own[0].number} are of a format that is not decoded here; "
-                f"expected one of {', '.join(FORMATS)}"
+                f"the samples of signal {of_file[0].number} are of a format that is not decoded "
+                f"here; expected one of {', '.join(FORMATS)}"
             )
-        most = MAX_SAMPLES // sum(signal.frame for signal in own)
-        frames = frames_of(header.path.with_name(name), own, frames, most)
+        most = MAX_SAMPLES // sum(signal.frame for signal in of_file)
+        frames = frames_of(header.path.with_name(name), of_file, frames, most)
     return replace(header, frames=frames)
 
 
@@ -182,11 +182,11 @@ def _read_part(
         raise RecordError("its channels are skewed by more samples than they have")
     values: dict[int, Samples] = {}
     for name in dict.fromkeys(signal.file for signal in wanted):
-        own = [place for place, signal in enumerate(header.signals) if signal.file == name]
-        first = [scales[place].first if place in scales else 0 for place in own]
+        of_file = [place for place, signal in enumerate(header.signals) if signal.file == name]
+        first = [scales[place].first if place in scales else 0 for place in of_file]
         path = header.path.with_name(name)
-        decoded = channels_of(path, _at(header, own), header.frames, first)
-        values |= {place: decoded[own.index(place)] for place in places if place in own}
+        decoded = channels_of(path, _at(header, of_file), header.frames, first)
+        values |= {place: decoded[of_file.index(place)] for place in places if place in of_file}
     samples = np.empty((len(places), length * wanted[0].frame), np.int32)
     for row, place in enumerate(places):
         signal, scale = header.signals[place], scales[place]
@@ -208,9 +208,9 @@ def _read_part(
 
 def _verify_checksum(values: Samples, signal: Described, scale: Scale) -> None:
     """Compare with the header's 16-bit sum of all samples, written signed or unsigned."""
-    found = int(values.sum(dtype=np.int64))
-    if scale.checksum is not None and (found - scale.checksum) % 65536:
+    total = int(values.sum(dtype=np.int64))
+    if scale.checksum is not None and (total - scale.checksum) % 65536:
         raise RecordError(
-            f"{signal.label}: the samples' checksum is {found % 65536}, the header says "
+            f"{signal.label}: the samples' checksum is {total % 65536}, the header says "
             f"{scale.checksum % 65536}; the file is damaged, fetch it again"
         )
