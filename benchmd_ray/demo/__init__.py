@@ -31,15 +31,3 @@ give the same bytes."""
 
 PACKAGES = {"eeg": ("mne", "edfio"), "ldct": ("SimpleITK",)}
 """Of `extras.EXTRAS`: what writing and reading the data of a modality needs."""
-
-__all__ = [
-    "PACKAGES",
-    "WRITERS",
-    "write_ct",
-    "write_cxr",
-    "write_derm",
-    "write_ecg",
-    "write_eeg",
-    "write_fundus",
-    "write_mammo",
-]

@@ -22,7 +22,6 @@ from benchmd_ray.data.itk import simple_itk
 from benchmd_ray.demo.draw import generator, save_dicom, texture, uid_of, write_csv
 
 SIZE = 64
-"""Rows and columns of a slice."""
 SPACING = 0.7
 """mm between pixels."""
 STEP = 2.5
@@ -45,9 +44,7 @@ class _Scanner:
     lung: float
     """HU of lungs."""
     small: float
-    """Share of scans with small nodules."""
     large: float
-    """Share of scans with a large nodule."""
 
 
 SOURCE = _Scanner("lidc-idri", ("SYNTHETIC", "Phantom A"), 0.5, 25, -850, 0.5, 0.5)

@@ -70,7 +70,6 @@ class _ChestDomain:
     dataset: str
     prevalence: tuple[float, ...]
     shape: tuple[int, int]
-    """Height and width of a frontal film in pixels."""
     gamma: float
     """Exponent of the grey levels: how dark they are rendered."""
     noise: float
@@ -87,12 +86,10 @@ VINDR = _ChestDomain("vindr-cxr", (0.12, 0.16, 0.12, 0.1, 0.14), (250, 210), 0.8
 @dataclass(frozen=True)
 class _ChestFilm:
     number: int
-    """Of the image, from 1."""
     study: int
     patient: int
     lateral: bool
     findings: tuple[str, ...]
-    """Classes of its study."""
 
 
 def write_cxr(

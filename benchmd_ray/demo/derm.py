@@ -32,7 +32,6 @@ class _Look:
     edge: float
     """Width of the edge, in shorter half sides of the image."""
     structures: str
-    """What is in it: blue areas, a net, vessels, scales or dots."""
 
 
 LOOKS = {
@@ -99,7 +98,6 @@ class _Lesion:
     number: int
     label: str
     first: bool
-    """Whether it is the first image of the lesion."""
 
 
 def write_derm(
@@ -313,14 +311,10 @@ def _net(shape: tuple[int, ...], rng: Any) -> Floats:
     return np.asarray(np.clip(lines, 0, 1) ** 2, np.float32)
 
 
-def _lines(shape: tuple[int, ...], rng: Any) -> Floats:
-    return np.asarray(np.abs(texture(shape, 7.0, rng)) < 0.12, np.float32)
-
-
 _STRUCTURES: dict[str, Any] = {
     "blue": lambda shape, rng: (_blobs(shape, 14, 0.4, rng), (0.33, 0.38, 0.52), 0.8),
     "net": lambda shape, rng: (_net(shape, rng), (0.30, 0.18, 0.12), 0.6),
-    "vessels": lambda shape, rng: (_lines(shape, rng), (0.72, 0.15, 0.18), 0.9),
+    "vessels": lambda shape, rng: (abs(texture(shape, 7.0, rng)) < 0.12, (0.72, 0.15, 0.18), 0.9),
     "scales": lambda shape, rng: (_blobs(shape, 2.5, 1.0, rng), (0.95, 0.90, 0.82), 0.8),
     "dots": lambda shape, rng: (_blobs(shape, 4.0, 1.3, rng), (0.97, 0.93, 0.70), 0.9),
 }

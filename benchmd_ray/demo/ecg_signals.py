@@ -99,7 +99,8 @@ def ecg_of(
         dipole += np.array([[0.02], [0.04], [-0.06]], np.float32) * np.sin(phase)
     turn = np.eye(3) + person.normal(0, 0.2, (3, 3))
     seen = domain.amplitude * person.lognormal(0, 0.2) * (_LEAD_VECTORS @ turn @ dipole)
-    return _digital(_twelve(seen + _disturbance(domain, time, rng)))
+    millivolts = _twelve(seen + _disturbance(domain, time, rng))
+    return np.asarray(np.rint(np.clip(millivolts * STEPS_PER_MV, -32767, 32767)), np.int16)
 
 
 def _beats(
@@ -145,11 +146,6 @@ def _twelve(leads: npt.NDArray[np.floating]) -> npt.NDArray[np.floating]:
     i, ii, chest = leads[0], leads[1], leads[2:]
     limbs = [i, ii, ii - i, -(i + ii) / 2, i - ii / 2, ii - i / 2]
     return np.concatenate([np.stack(limbs), chest])
-
-
-def _digital(millivolts: npt.NDArray[np.floating]) -> npt.NDArray[np.int16]:
-    steps = np.rint(np.clip(millivolts * STEPS_PER_MV, -32767, 32767))
-    return np.asarray(steps, np.int16)
 
 
 def _no_finding(waves: Waves, severity: float, rng: np.random.Generator) -> None:

@@ -27,7 +27,6 @@ FIRST_PERSON = 290_001
 SPLITS = ("train", "validation", "train", "train")
 """Splits of the first persons, over and over, so that few nights reach both."""
 SECOND_NAMES = ("EEG(sec)", "EEG2", "EEG sec", "EEG(SEC)")
-"""Names of C3-A2 in the files of SHHS."""
 CODES = {"wake": "0", "n1": "1", "n2": "2", "n3": "3", "rem": "5"}
 CYCLE = (("n1", 3), ("n2", 6), ("n3", 6), ("n2", 4), ("rem", 6), ("wake", 2))
 """Stages of a sleep cycle and about how many epochs they last."""

@@ -53,7 +53,6 @@ class _BreastDomain:
     noise: float
     """Grain, as a share of the range of grey levels."""
     frame: int
-    """Width of a bright frame in pixels."""
 
 
 SOURCE = _BreastDomain("vindr-mammo", (0.36, 0.24, 0.16, 0.14, 0.1), 1.0, 0.015, 0)
@@ -73,7 +72,6 @@ ENCODINGS = (
     _Encoding(12, syntax=uid.JPEG2000Lossless),
     _Encoding(16, inverted=True, syntax=uid.JPEG2000Lossless),
 )
-"""VinDr-Mammo: one after the other."""
 
 
 @dataclass(frozen=True)

@@ -56,7 +56,6 @@ class FilePart(NamedTuple):
     """What a file gives for one record."""
 
     signal: npt.NDArray[np.int16] | npt.NDArray[np.uint8]
-    """``stored_shape`` of the signal."""
     scale: float
     valid_size: tuple[int, ...]
 
@@ -352,10 +351,6 @@ def _first_line(text: bytes) -> str:
     return text[:4096].split(b"\n", 1)[0].decode("utf-8", "replace")
 
 
-def _pixels(path: Path, signal: Signal, _: Files) -> Picture:
-    return read_image(path, signal.stored_shape[0]), []
-
-
 def _dicom(path: Path, signal: Signal, _: Files) -> Picture:
     if signal.dtype == "uint8":
         warnings = Counter[str]()
@@ -366,22 +361,21 @@ def _dicom(path: Path, signal: Signal, _: Files) -> Picture:
     return values, unusual(stored, values, dataset)
 
 
-def _series(path: Path, signal: Signal, _: Files) -> list[Volume]:
-    return [read_series(path if path.is_dir() else [path], ct=signal.unit == "HU")]
-
-
 ARRAYS = (".npy", ".npz", ".h5", ".hdf5")
 PICTURES = (".png", ".jpg", ".jpeg", ".tif", ".tiff", ".bmp", ".pgm", ".ppm")
 IMAGES: dict[str, Callable[[Path, Signal, Files], Picture]] = {
-    **dict.fromkeys(PICTURES, _pixels),
+    **dict.fromkeys(
+        PICTURES, lambda path, signal, _: (read_image(path, signal.stored_shape[0]), [])
+    ),
     **dict.fromkeys((".dcm", ".dicom"), _dicom),
     **dict.fromkeys(ARRAYS, _plane),
 }
-"""Readers of images, by the ending of a file."""
 VOLUMES: dict[str, Callable[[Path, Signal, Files], Sequence[Volume | Array]]] = {
     **dict.fromkeys((".nii", ".nii.gz"), lambda path, *_: [read_nifti(path)]),
     ".mhd": lambda path, *_: [read_mhd(path)],
-    ".dcm": _series,
+    ".dcm": lambda path, signal, _: [
+        read_series(path if path.is_dir() else [path], ct=signal.unit == "HU")
+    ],
     **dict.fromkeys(ARRAYS, _planes),
 }
 """Readers of volumes: each channel of one, by its slices."""
@@ -391,4 +385,3 @@ OVER_TIME: dict[str, Callable[[Path, Signal, Files], OverTime]] = {
     **dict.fromkeys((".csv", ".tsv"), _csv),
     **dict.fromkeys(ARRAYS, _samples),
 }
-"""Readers of signals over time."""

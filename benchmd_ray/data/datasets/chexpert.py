@@ -28,7 +28,6 @@ class _Part:
     tables: tuple[str, ...]
     """Names of its table, the preferred one first."""
     folders: tuple[str, ...]
-    """Names of the folder of its images."""
     one_per_study: bool = False
     """Whether the paper scores one image of each study."""
 

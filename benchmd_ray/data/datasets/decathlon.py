@@ -19,7 +19,7 @@ from benchmd_ray.data.geometry import Geometry, Grid, grid_of, image_of
 from benchmd_ray.data.itk import simple_itk
 from benchmd_ray.data.plain_numbers import number_of
 from benchmd_ray.data.raw import DUPLICATE, Choices, Discovery, RawItem, Reading, by_key, files
-from benchmd_ray.data.readers.nifti import Voxels, read_voxels, turned, whole_labels
+from benchmd_ray.data.readers.nifti import read_voxels, turned, whole_labels
 from benchmd_ray.data.records import Record, RecordError, hashed_patient
 from benchmd_ray.data.splits import balanced_splits
 from benchmd_ray.data.transforms import quantise
@@ -28,7 +28,6 @@ from benchmd_ray.modality.signals import valid_area
 
 VERSION = 2
 LAYOUT = "pairs"
-"""Name of the one layout."""
 FOLDERS = (("imagesTr", "labelsTr"), ("images", "labels"))
 """Folders of images and of their masks, in the order in which they are looked for."""
 ENDINGS = (".nii.gz", ".nii")
@@ -59,6 +58,9 @@ def discover(root: Path, card: DatasetCard, choices: Choices) -> Discovery:
             f"{masks} holds {twice_labelled} masks of one name in two formats: keep one of each."
         )
     names = sorted(image_paths.keys() & labelled.keys())
+    splits = ["test"] * len(names)
+    if card.role != "target":
+        splits = balanced_splits(card.name, names, [()] * len(names), SHARES)
     excluded = +Counter({DUPLICATE: twice, NO_IMAGE: len(labelled.keys() - image_paths.keys())})
     missing = [
         f"{masks.name}/{'a mask' if card.hides_names else image_paths[name].name}"
@@ -75,7 +77,7 @@ def discover(root: Path, card: DatasetCard, choices: Choices) -> Discovery:
                 "spacing": spacing,
             },
         )
-        for name, split in zip(names, _splits(names, card), strict=True)
+        for name, split in zip(names, splits, strict=True)
     ]
     return Discovery(LAYOUT, items, missing, dict(excluded), grouped_by="record")
 
@@ -93,12 +95,6 @@ def _folders(root: Path, card: DatasetCard) -> tuple[Path, Path]:
 
 def _name(path: Path) -> str | None:
     return next(path.name[: -len(e)] for e in ENDINGS if path.name.lower().endswith(e))
-
-
-def _splits(names: list[str], card: DatasetCard) -> list[str]:
-    if card.role == "target":
-        return ["test"] * len(names)
-    return balanced_splits(card.name, names, [()] * len(names), SHARES)
 
 
 def _spacing(text: str, card: DatasetCard) -> list[float]:
@@ -121,7 +117,10 @@ def read(root: Path, item: RawItem, card: DatasetCard) -> Reading:
     file = stored_image.grid
     _require_same(file, other.grid)
     image = image_of(stored_image.values, file)
-    mask = image_of(_whole(other), other.grid)
+    try:
+        mask = image_of(whole_labels(other.values, other.scaling), other.grid)
+    except RecordError as error:
+        raise RecordError(f"its mask: {error}") from error
     image, mask = (_resampled(turned(volume), item.details["spacing"], nearest=nearest)
                    for volume, nearest in ((image, False), (mask, True)))  # fmt: skip
     values, labels = map(simple_itk().GetArrayFromImage, (image, mask))
@@ -145,13 +144,6 @@ def read(root: Path, item: RawItem, card: DatasetCard) -> Reading:
     warnings = Counter(stored_image.warnings)
     warnings.update(f"its mask: {warning}" for warning in other.warnings)
     return Reading([record], warnings=warnings)
-
-
-def _whole(mask: Voxels) -> npt.NDArray[Any]:
-    try:
-        return whole_labels(mask.values, mask.scaling)
-    except RecordError as error:
-        raise RecordError(f"its mask: {error}") from error
 
 
 def _require_same(image: Grid, mask: Grid) -> None:

@@ -42,7 +42,8 @@ def discover(root: Path, card: DatasetCard, choices: Choices) -> Discovery:
             f"{root} has no ISIC-2017_…_Part3_GroundTruth.csv: expected the labels of ISIC 2017, "
             "task 3, next to its images."
         )
-    paths = _largest_first(root)
+    # Of several sizes of an image, the largest file comes first.
+    paths = sorted(files(root, "ISIC_*.jpg"), key=lambda path: -path.stat().st_size)
     image_names = {path.stem.lower() for path in paths}
     has_images = {
         part: any(row["image_id"].lower() in image_names for row in rows)
@@ -77,11 +78,6 @@ def _photograph(
             "sex": sex(person.get("sex", "")),
         },
     )
-
-
-def _largest_first(root: Path) -> list[Path]:
-    """The images; of several sizes of one, the largest file comes first."""
-    return sorted(files(root, "ISIC_*.jpg"), key=lambda path: -path.stat().st_size)
 
 
 def _people(tables: Mapping[str, Path]) -> dict[str, dict[str, str]]:

@@ -34,9 +34,7 @@ from benchmd_ray.data.splits import hashed_split, stable_fraction
 
 VERSION = 2
 ROOT = "LidcReadMessage"
-"""Root element of the annotation of a CT scan; those of chest X-rays have another."""
 MAX_POINTS = 2_000
-"""Outlines of more points are refused."""
 POSITIVE_SLICES = 4
 """Positive slices that make a window positive (decision D5)."""
 PATIENT = re.compile(r"LIDC-IDRI-\d+", re.IGNORECASE)
@@ -60,7 +58,6 @@ class Annotation:
     """What the radiologists marked in a scan."""
 
     series: str
-    """SeriesInstanceUID of the scan."""
     readers: tuple[tuple[tuple[Outline, ...], ...], ...]
     """Nodules of each radiologist, each with its outlines; holes are excluded."""
 

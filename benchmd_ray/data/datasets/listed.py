@@ -42,7 +42,6 @@ VERSION = 4
 PART = re.compile(r"-\d{4,}$")
 """How names of the parts of a file end that is cut."""
 LAYOUT = "files"
-"""Name of the one layout."""
 NO_PATIENT = "the table does not say its patient"
 CONSTANT = "a segment or window of it is constant"
 NOWHERE = "its split is none of those that the card names, or no list has it"
@@ -250,16 +249,15 @@ def _splits(kept: Sequence[Named], card: DatasetCard) -> list[str]:
         return balanced_splits(
             card.name,
             [record.patient or record.path for record in kept],
-            [_labels_of(record) for record in kept],
+            [
+                (record.label,)
+                if record.label is not None
+                else tuple(name for name, value in record.labels.items() if value == 1)
+                for record in kept
+            ],
             {str(split): share for split, share in files.drawn.items()},
         )
     return [stated_split(card, files, record) for record in kept]
-
-
-def _labels_of(record: Named) -> tuple[str, ...]:
-    if record.label is not None:
-        return (record.label,)
-    return tuple(name for name, value in record.labels.items() if value == 1)
 
 
 def _stem(card: DatasetCard, path: str) -> str:

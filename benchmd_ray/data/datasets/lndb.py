@@ -41,7 +41,6 @@ AROUND = 2
 UNSEGMENTED = math.pi / 6 * LARGE**3
 """mm³ that the tables state for nodules below 3 mm, which have no mask."""
 MAX_READERS = 20
-"""Radiologists of a scan; there are up to 5."""
 PRECISION = 1e-6
 """The tables round volumes; relative to a volume."""
 

@@ -59,7 +59,8 @@ def _layout(path: Path, card: DatasetCard, digest: str, choices: Choices) -> str
 def _items(path: Path, card: DatasetCard, split: str, digest: str) -> Iterator[RawItem]:
     prefix = SPLITS[split]
     images, labels = Rows(path, f"{prefix}_images"), Rows(path, f"{prefix}_labels")
-    expected = _raw_shape(card)
+    channels, *extent = card.signal.stored_shape
+    expected = (*extent, channels) if channels > 1 else tuple(extent)  # without that axis for one
     if images.shape[1:] != expected:
         raise RecordError(
             f"{images.name} has the shape {images.shape}, expected (images, "
@@ -82,12 +83,6 @@ def _items(path: Path, card: DatasetCard, split: str, digest: str) -> Iterator[R
             labels=dict(zip(card.classes, values, strict=True)) if several else {},
             details={"row": row, "md5": digest, "part": prefix},
         )
-
-
-def _raw_shape(card: DatasetCard) -> tuple[int, ...]:
-    """Shape of an image in the file: the channels come last, one channel has no axis."""
-    channels, *extent = card.signal.stored_shape
-    return (*extent, channels) if channels > 1 else tuple(extent)
 
 
 def _labels(labels: Rows, card: DatasetCard) -> npt.NDArray[np.uint8]:

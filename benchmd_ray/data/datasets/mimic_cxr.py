@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -38,7 +38,6 @@ SHARES = {
 }
 """Share of each split in a draw; the paper trains on 8,000 of 10,000."""
 VIEWS = {"LATERAL": cxr.LATERAL, "LL": cxr.LATERAL}
-"""How views are written here; the others keep their name."""
 UNDRAWN = "it is not among the images drawn (option images)"
 
 
@@ -80,18 +79,16 @@ def discover(root: Path, card: DatasetCard, choices: Choices) -> Discovery:
             split=image.split,
             labels=image.findings.labels,
             metadata={"view": views.get(image.dicom)},
-            conditions=choices.conditions(_conditions(image, views)),
+            conditions=choices.conditions(
+                image.findings.conditions
+                + ((cxr.LATERAL,) if views.get(image.dicom) == cxr.LATERAL else ())
+            ),
         )
         for image in drawn
         if image.path in there
     ]
     missing = [f"image {image.dicom}" for image in drawn if image.path not in there]
     return Discovery("physionet", items, missing, dict(+excluded))
-
-
-def _conditions(image: _Image, views: Mapping[str, str]) -> tuple[str, ...]:
-    lateral = (cxr.LATERAL,) if views.get(image.dicom) == cxr.LATERAL else ()
-    return image.findings.conditions + lateral
 
 
 def files_to_fetch(root: Path, card: DatasetCard, choices: Choices) -> list[str]:

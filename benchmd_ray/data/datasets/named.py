@@ -24,7 +24,6 @@ NO_CLASS = "its label is not one of the classes that the card names"
 EXPECTED = {"age": "a number of years from 0 to 120", "sex": "a word for male or female"}
 """What values of metadata are read as; others are kept as they are written."""
 EXAMPLES = 3
-"""Values that a warning quotes."""
 
 Value = float | str | None
 
@@ -43,7 +42,6 @@ class Named:
     split: str | None = None
     """As it is written; None where none is."""
     excluded: str = ""
-    """Why it is excluded."""
     written: str = ""
     """Its label as it is written."""
     metadata: dict[str, Value] = field(default_factory=dict)
@@ -154,7 +152,8 @@ def _values(name: str, texts: Iterable[str], *, commas: bool) -> dict[str, Value
         return {text: _age(text, commas=commas) for text in different}
     if name == "sex":
         codes = {text.lower() for text in different}
-        return {text: _sex(text, codes) for text in different}
+        is_other = bool(codes & {"h", "v"})  # an M is mujer next to hombre, man next to vrouw
+        return {text: None if is_other and text.lower() == "m" else sex(text) for text in different}
     return {text: None if is_missing(text) else text for text in different}
 
 
@@ -162,11 +161,6 @@ def _age(text: str, *, commas: bool) -> float | None:
     number = text.replace(",", ".") if commas else text
     years = age(number)
     return age_string(text) if years is None else years
-
-
-def _sex(text: str, codes: set[str]) -> str | None:
-    """The sex of a value; none of an M next to an H or V: mujer and hombre, man and vrouw."""
-    return None if text.lower() == "m" and codes & {"h", "v"} else sex(text)
 
 
 def unread_warnings(card: DatasetCard, files: Files, records: Iterable[Named]) -> dict[str, int]:

@@ -39,7 +39,6 @@ SAMPLE_TABLE, SAMPLE_FOLDER = "labels.csv", "images_224"
 COLUMNS = ("Image Index", "Finding Labels", "Patient ID", "Patient Age", "View Position")
 SOURCE_VIEW = "AP"
 ADULT = 18
-"""Age in years from which a patient is not a child."""
 MAX_LIST_BYTES = 2**24
 """The list of the test images has 0.4 MB."""
 TRAINED_ON = "its patient's AP films are in the source's training split"
@@ -70,7 +69,11 @@ def discover(root: Path, card: DatasetCard, choices: Choices, *, view: str) -> D
                 group_id=hashed_patient(DATASET, patient),
                 split=_split(card.role, choices.policy, patient, name, tested),
                 labels=_labels(row, card, path),
-                metadata=_metadata(row),
+                metadata={
+                    "age": age_string(row["Patient Age"]),
+                    "sex": sex(row.get("Patient Gender") or row.get("Patient Sex") or ""),
+                    "view": row["View Position"],
+                },
                 conditions=_conditions(row, card),
                 details={"trained_on": shared},
             )
@@ -175,11 +178,3 @@ def _conditions(row: Row, card: DatasetCard) -> tuple[str, ...]:
     child = ("child",) if years is not None and years < ADULT else ()
     findings = (part.strip() for part in row["Finding Labels"].split("|"))
     return (*(name for name in findings if not card.class_mapping.get(name)), *child)
-
-
-def _metadata(row: Row) -> dict[str, float | str | None]:
-    return {
-        "age": age_string(row["Patient Age"]),
-        "sex": sex(row.get("Patient Gender") or row.get("Patient Sex") or ""),
-        "view": row["View Position"],
-    }

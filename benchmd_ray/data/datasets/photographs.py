@@ -25,7 +25,6 @@ from benchmd_ray.data.splits import hashed_split, stable_fraction
 
 VERSION = 1
 TRAIN_SHARE = 0.8
-"""Share of each class that the paper trains on."""
 
 
 @dataclass(frozen=True)
@@ -39,7 +38,6 @@ class Photograph:
     group: str = ""
     """The patient, or the lesion where no patient is named; empty where each stands alone."""
     split: str = ""
-    """The official split, where there is one."""
     excluded: str = ""
     """Why it is excluded, whatever its label."""
     condition: str = ""

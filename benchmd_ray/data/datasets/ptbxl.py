@@ -81,8 +81,11 @@ def discover(root: Path, card: DatasetCard, choices: Choices) -> Discovery:
         if not path.is_file():
             missing.append(path.relative_to(root).as_posix())
             continue
+        if by_table and name not in released:
+            excluded["it is not in the released split table"] += 1
+            continue
         try:
-            split, label = _released(released, name) if by_table else _clean(row, card)
+            split, label = released[name] if by_table else _clean(row, card)
         except RecordExcluded as reason:
             excluded[str(reason)] += 1
             continue
@@ -157,12 +160,6 @@ def counted_likelihoods(
     return counted
 
 
-def _released(released: dict[str, tuple[str, str]], name: str) -> tuple[str, str]:
-    if name not in released:
-        raise RecordExcluded("it is not in the released split table")
-    return released[name]
-
-
 def read(root: Path, item: RawItem, card: DatasetCard) -> Reading:
     """Records of one file."""
     if item.label is None:
@@ -214,4 +211,3 @@ CHECKS: dict[str, tuple[Callable[[str], bool], str]] = {
         "a dictionary of codes and their likelihoods",
     ),
 }
-"""What a value of a column must be."""

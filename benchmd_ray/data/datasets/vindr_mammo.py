@@ -106,12 +106,10 @@ def _findings(path: Path) -> dict[str, set[str]]:
 
 
 def _metadata(row: Mapping[str, str], header: Mapping[str, str]) -> dict[str, float | str | None]:
-    device = f"{header.get('Manufacturer') or ''} {header.get(MODEL) or ''}"
+    names = ("Manufacturer", "Manufacturer's Model Name")
+    device = " ".join(header.get(name) or "" for name in names)
     return {
         "age": age_string(header.get("Patient's Age") or ""),
         "device": " ".join(device.split()) or None,
         "view": f"{row['laterality']}-{row['view_position']}",
     }
-
-
-MODEL = "Manufacturer's Model Name"

@@ -21,9 +21,7 @@ from benchmd_ray.errors import composed
 
 VERSION = 2
 MAX_VALUES = 2**27
-"""Larger arrays are refused."""
 MAX_MEMBERS = 10_000
-"""Arrays of a file; more are refused."""
 FILTERS = (1, 2, 3)
 """Numbers of the HDF5 filters that are taken: deflate, shuffle, Fletcher's checksum."""
 

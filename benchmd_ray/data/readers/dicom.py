@@ -55,19 +55,16 @@ PLUGINS: dict[str, str] = {
     uid.HTJ2K: "pylibjpeg",
     uid.RLELossless: "pydicom",
 }
-"""Who decodes each compressed transfer syntax."""
 NATIVE = (
     uid.ImplicitVRLittleEndian,
     uid.ExplicitVRLittleEndian,
     uid.ExplicitVRBigEndian,
     uid.DeflatedExplicitVRLittleEndian,
 )
-"""Uncompressed transfer syntaxes."""
 PIXEL_DATA = ("PixelData", "FloatPixelData", "DoubleFloatPixelData")
 MAX_BYTES = 2**29
 """Larger files are refused before they are read; the largest, of mammograms, have 80 MB."""
 MAX_INFLATED = 2**27
-"""Bytes that a deflated file may inflate to."""
 MAX_READS = 2**20
 """Of the parts of a file, some three for each element of its header; a header has hundreds."""
 CONVERT = "convert the file to Explicit VR Little Endian"
@@ -112,7 +109,10 @@ def open_dicom(path: Path, *, stop_before_pixels: bool = False) -> pydicom.Datas
 
     A file without preamble is taken where it names its SOP class at once.
     """
-    with refusing("it cannot be read as a DICOM file"), _opened(path) as file:
+    with (
+        refusing("it cannot be read as a DICOM file"),
+        BoundedFile(path, MAX_BYTES, reads=MAX_READS) as file,
+    ):
         is_bare = not has_preamble(file)
         _refuse_inflated(file, 0 if is_bare else PREAMBLE + 4)
         dataset = pydicom.dcmread(file, stop_before_pixels=stop_before_pixels, force=is_bare)
@@ -274,10 +274,6 @@ def _decompressed(dataset: pydicom.Dataset, syntax: uid.UID, index: int) -> Stor
         raise RecordError(f"{error}; {CONVERT}") from None
     except CodecError as error:
         raise RecordError(f"{error}. {AGAIN}") from None
-
-
-def _opened(path: Path) -> BoundedFile:
-    return BoundedFile(path, MAX_BYTES, reads=MAX_READS)
 
 
 def _refuse_inflated(file: BoundedFile, start: int) -> None:

@@ -16,11 +16,8 @@ from benchmd_ray.data.records import RecordError
 VERSION = 1
 PREAMBLE = 128
 BEGINS = (b"\x02\0", b"\x08\0")
-"""Groups that files without preamble begin with, little-endian: meta information, identification.
-"""
 SOP_CLASS = 0x00080016
 STORED = r"1\.2\.840\.10008\.5\.1\.4\.[0-9.]{1,48}"
-"""SOP classes of what is stored."""
 SYNTAXES = {
     (True, True): uid.ImplicitVRLittleEndian,
     (False, True): uid.ExplicitVRLittleEndian,

@@ -11,7 +11,6 @@ import numpy.typing as npt
 VERSION = 1
 WARNING = "padding (PixelPaddingValue) takes most of the range that its values are scaled by"
 MOST = 0.5
-"""Share of the range that is most of it."""
 
 
 def is_mostly_padding(

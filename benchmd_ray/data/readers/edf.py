@@ -56,7 +56,6 @@ class Channel:
     """What a header says of one signal."""
 
     name: str
-    """As it is written, without the blanks around it."""
     unit: str
     samples: int
     """In each data record."""
@@ -74,7 +73,6 @@ class EdfHeader:
 
     channels: tuple[Channel, ...]
     records: int
-    """Data records in the file."""
     seconds: float
     """Duration of a data record; 0 in a file of only annotations."""
     discontinuous: bool

@@ -19,7 +19,6 @@ MICROVOLTS = {
 }
 """µV in one unit, by its case-folded name."""
 VOLTAGES = "V, mV, µV, nV"
-"""The units, for messages."""
 
 STEPS = (1e-12, 1e12)
 """µV that a step of a sample may stand for; those of recorders are of 0.001 to 10."""

@@ -84,7 +84,7 @@ def _decoded(path: Path, page: Page | None, channels: int) -> Pixels:
             raise RecordError("it has 16 bits per colour; expected 8 (or 16 of grey)")
         image.tile = [_in_native_order(tile) for tile in image.tile]
         image.load()
-        return _as_grey_levels(_upright(image), channels, page)
+        return _as_grey_levels(ImageOps.exif_transpose(image), channels, page)
 
 
 def _in_native_order(tile: Any) -> Any:
@@ -125,11 +125,6 @@ def _pictures_of_ppm(image: ImageFile.ImageFile, path: Path) -> int:
         is_followed = re.match(rb"\s*P[1-7]\s", file.read(64)) is not None
         all_bytes = file.seek(0, 2)
     return max(2, round(all_bytes / (offset + size))) if is_followed else 1
-
-
-def _upright(image: Image.Image) -> Image.Image:
-    turned = ImageOps.exif_transpose(image)
-    return image if turned is None else turned
 
 
 def _deep_values(image: Image.Image, page: Page | None) -> npt.NDArray[np.generic] | None:

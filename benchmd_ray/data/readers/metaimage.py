@@ -20,7 +20,6 @@ from benchmd_ray.data.records import RecordError
 
 VERSION = 2
 COORDINATE = r"-?[0-9]{1,7}(\.[0-9]{0,30})?([eE]-[0-9]{1,3})?"
-"""A number of mm in a MetaImage header."""
 GEOMETRY = (
     ({"ElementSpacing"}, 3),
     ({"Offset", "Position", "Origin"}, 3),

@@ -65,7 +65,6 @@ class Voxels:
     scaling: tuple[float, float] = (1.0, 0.0)
     """Slope and intercept that made the values of stored numbers."""
     warnings: tuple[str, ...] = ()
-    """What is unusual about the file."""
 
 
 @dataclass(frozen=True)
@@ -78,7 +77,6 @@ class NiftiHeader:
     offset: int
     """Byte where they begin."""
     scaling: tuple[float, float]
-    """Slope and intercept."""
     grid: Grid
     warnings: tuple[str, ...]
 

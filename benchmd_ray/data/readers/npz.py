@@ -25,7 +25,6 @@ HEADER = re.compile(
     rb"\{'descr': '([^']{1,20})', 'fortran_order': (True|False), "
     rb"'shape': \(((?:\d{1,12}, ){0,31}(?:\d{1,12},?)?)\), \} *\n"
 )
-"""What NumPy writes of an array: its type, order and shape."""
 MAX_HEADER_BYTES = 2**12
 """Larger headers are refused; NumPy's of a few dimensions have 118."""
 MAX_ROWS = 2**19
@@ -33,7 +32,6 @@ MAX_ROWS = 2**19
 MAX_AT_ONCE = 2**24
 """Bytes of the ZIP file that are read at once: of its directory, or of labels."""
 METHODS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
-"""Ways of compression that are taken: those of NumPy."""
 
 
 class Rows:

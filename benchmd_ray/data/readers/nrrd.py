@@ -47,7 +47,6 @@ SPACES = (
 """Spaces that say where the patient's left, back and head are, in lower case; SimpleITK turns
 each of them to the first."""
 NO_SPACE = "it does not say where its axes point (space); taken to be left, back and head"
-"""A warning, as SimpleITK takes it."""
 VECTOR = re.compile(r"\(([^()]*)\)")
 
 

@@ -22,7 +22,6 @@ CLASSIC, BIG = (b"II*\0", b"MM\0*", b"II\0*", b"MM*\0"), (b"II+\0", b"MM\0+")
 SUBFILE, OLD_SUBFILE, BITS, PHOTOMETRIC, SAMPLES, FORMAT = 254, 255, 258, 262, 277, 339
 """Tags: what a page is, bits of a sample, what zero means, samples of a pixel, their type."""
 WIDTHS = {1: "B", 3: "H", 4: "I", 16: "Q"}
-"""Types of whole numbers."""
 COPY_OR_MASK = 0b101
 """Bits of `SUBFILE`: a smaller copy of another page, its transparency."""
 WHITE_IS_ZERO, BLACK_IS_ZERO = 0, 1

@@ -24,7 +24,6 @@ VERSION = 1
 Numbers = npt.NDArray[np.float64]
 
 MAX_SLICES = 4096
-"""Series of more slices are refused before they are read."""
 MAX_VOXELS = 2**29
 """Larger volumes are refused before they are read; 800 slices of 512 × 512 have 2**28."""
 SAME = 0.01
@@ -34,7 +33,6 @@ UNEVEN = 0.1
 GAP = 1.5
 """A step between slices of more than so many times the median step is a gap."""
 HEADER = ("PatientID", "PatientAge", "PatientSex", "Manufacturer", "ManufacturerModelName")
-"""What is kept of a header."""
 
 
 @dataclass(frozen=True)
@@ -58,7 +56,6 @@ class Volume:
     header: dict[str, str | None] = field(default_factory=dict)
     """As `series_header` gives it, of the first slice."""
     warnings: tuple[str, ...] = ()
-    """What is unusual about it."""
 
     @property
     def positions(self) -> Numbers:

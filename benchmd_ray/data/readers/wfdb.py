@@ -55,7 +55,6 @@ class Waveform:
     steps_per_mv: npt.NDArray[np.float64]
     """(channel,) sample steps of one millivolt."""
     names: tuple[str, ...]
-    """Channel names as the header writes them."""
     rate: float
     """Sampling rate in Hz."""
 

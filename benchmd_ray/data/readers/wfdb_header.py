@@ -27,7 +27,6 @@ MAX_HEADER_BYTES = 2**16
 MAX_CHANNELS = 256
 """Of a record; an ECG has 12 to 15."""
 MAX_SEGMENTS = 4096
-"""Of a record; those of some days in intensive care have hundreds."""
 MAX_WHOLE = 2**31
 """Of a baseline, a zero level or a sample that a header states."""
 RATE, GAIN, UNIT = 250.0, 200.0, "mV"
@@ -47,7 +46,6 @@ RECORD = re.compile(
 """Name[/segments], number of channels, rate[/counter's rate][(counter)], samples of a channel,
 time, date."""
 SEGMENT = re.compile(r"([\w-]{1,200}|~)[ \t]+(\d{1,12})", re.ASCII)
-"""Name and samples of a channel."""
 FILE = re.compile(r"[\w-]+(\.[\w-]+)*", re.ASCII)
 FORMAT = re.compile(
     r"(?P<format>\d{1,4})(?:x(?P<frame>\d{1,6}))?(?::(?P<skew>\d{1,9}))?(?:\+(?P<offset>\d{1,12}))?",
@@ -103,7 +101,6 @@ class Scale:
     """Steps of one millivolt."""
     baseline: int
     first: int
-    """The first sample."""
     checksum: int | None
 
 

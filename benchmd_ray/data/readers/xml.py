@@ -15,7 +15,6 @@ MAX_BYTES = 2**23
 MAX_ELEMENTS = 500_000
 """Files of more elements are refused; an annotation of LIDC-IDRI has some ten thousand."""
 MAX_DEPTH = 50
-"""Files of deeper elements are refused; theirs are 6 deep."""
 
 
 def read_xml(path: Path, what: str, *, first_bytes: int | None = None) -> Element:
