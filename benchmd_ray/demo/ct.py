@@ -124,7 +124,6 @@ def _nodules(domain: _Scanner, depth: int, number: int, rng: np.random.Generator
 
 
 def _place(rng: np.random.Generator, margin: float) -> tuple[int, int]:
-    """Column and row within a lung."""
     angle, distance = rng.uniform(0, 2 * math.pi), math.sqrt(rng.uniform()) * (9 - margin)
     centre = 19 if rng.random() < 0.5 else 45
     return round(centre + distance * math.cos(angle)), round(32 + distance * math.sin(angle) * 1.6)
@@ -222,7 +221,6 @@ def _message(
 def _read_nodule(
     session: Element, nodule: _Nodule, number: int, uids: Sequence[str], shift: int
 ) -> None:
-    """One radiologist's marks of a nodule: outlines with ratings, or a point."""
     marked = SubElement(session, "unblindedReadNodule")
     SubElement(marked, "noduleID").text = f"Nodule {number:03d}"
     if nodule.radius:
@@ -302,7 +300,6 @@ _NONE: dict[str, object] = {"Volume": 14.13716694, "Text": 0}
 
 
 def _finding(nodule: _Nodule, origin: Sequence[float]) -> dict[str, object]:
-    """A nodule in the tables: its centre in mm and its volume in mm³."""
     place = (nodule.x * SPACING, nodule.y * SPACING, float(np.mean(nodule.slices)) * STEP)
     row: dict[str, object] = {
         axis: round(float(start) + offset, 4)

@@ -271,7 +271,6 @@ def _chest(
     y: Floats, x: Floats, findings: Collection[str], person: np.random.Generator,
     rng: np.random.Generator,
 ) -> Floats:  # fmt: skip
-    """Brightness of a chest at heights ``y`` and positions ``x`` from −1 to 1."""
     severity = {name: rng.uniform(0.7, 1.2) if name in findings else 0.0 for name in CLASSES}
     side = {name: rng.choice([-1.0, 1.0]) for name in CLASSES}
     wide = person.uniform(0.92, 1.08)
@@ -298,7 +297,6 @@ def _chest(
 
 
 def _ellipse(y: Floats, x: Floats, centre: Sequence[float], radii: Sequence[float]) -> Floats:
-    """1 inside an ellipse with a soft edge, 0 outside."""
     distance = ((y - centre[0]) / radii[0]) ** 2 + ((x - centre[1]) / radii[1]) ** 2
     return _half(5 * (1 - distance))
 

@@ -135,7 +135,6 @@ def _write_isic_2019(root: Path, records: int, shared: int, seed: int) -> None:
 def _isic_2019(
     records: int, shared: int, seed: int
 ) -> Iterator[tuple[str, str, _Lesion, _SkinDomain]]:
-    """Name, lesion id, lesion and origin of each image of ISIC 2019."""
     of_target = _ham10000(shared, seed)[: records // 20]
     rng = generator(seed, SOURCE.dataset, "table")
     count = records - len(of_target)
@@ -166,7 +165,6 @@ def _lesion_id(split: str, used: dict[str, int]) -> str:
 
 
 def _ham10000(records: int, seed: int) -> list[tuple[str, _Lesion]]:
-    """Name and lesion of each image of HAM10000."""
     rng = generator(seed, HAM10000.dataset, "table")
     lesions = _lesions(drawn_labels(CLASSES, HAM10000.prevalence, records, rng))
     return [(f"ISIC_{24306 + i:07d}", lesion) for i, lesion in enumerate(lesions)]
@@ -239,7 +237,6 @@ def _lesions(labels: Sequence[str]) -> list[_Lesion]:
 
 
 def _owners_label(dataset: str, lesion: _Lesion) -> str:
-    """One of the labels that the card maps to the lesion's class."""
     mapping = dataset_card(dataset).class_mapping
     labels = [label for label, name in mapping.items() if name == lesion.label]
     return labels[lesion.number % len(labels)]
@@ -279,7 +276,6 @@ def _photograph(domain: _SkinDomain, lesion: _Lesion, name: str, seed: int) -> I
 def _outline(
     look: _Look, y: Floats, x: Floats, fixed: np.random.Generator, rng: np.random.Generator
 ) -> Floats:
-    """1 within the lesion, 0 beyond."""
     radius = fixed.uniform(0.38, 0.64)
     angle = np.arctan2(y, x) + rng.uniform(0, 2 * np.pi)
     wave = np.zeros_like(x)
@@ -292,7 +288,6 @@ def _outline(
 
 
 def _with_structures(image: Floats, kind: str, outline: Floats, rng: np.random.Generator) -> Floats:
-    """The image with what is typical of a class inside the lesion."""
     pattern, colour, strength = _STRUCTURES[kind](outline.shape, rng)
     weight = (strength * rng.uniform(0.4, 1.0) * outline * pattern)[..., None]
     return np.asarray(image + weight * (np.array(colour, np.float32) - image), np.float32)
@@ -324,7 +319,6 @@ _STRUCTURES: dict[str, Any] = {
 def _with_hairs(
     image: Floats, hairs: int, y: Floats, x: Floats, rng: np.random.Generator
 ) -> Floats:
-    """The image with dark curved lines across it."""
     for _ in range(hairs):
         turn, shift, bend = rng.uniform(0, np.pi), rng.normal(0, 0.5), rng.normal(0, 0.3)
         along, across = np.cos(turn) * x + np.sin(turn) * y, np.cos(turn) * y - np.sin(turn) * x

@@ -142,7 +142,6 @@ def _cinc_header(
 def _database_row(
     number: int, patient: int, fold: int, likelihoods: dict[str, float], seed: int
 ) -> dict[str, str]:
-    """A row of ``ptbxl_database.csv`` with the owner's columns."""
     age, sex = _person(SOURCE, patient, seed)
     file = f"{number // 1000 * 1000:05d}/{number:05d}"
     recorded = dt.datetime(1990, 1, 1) + dt.timedelta(days=number, seconds=number * 61)

@@ -122,7 +122,6 @@ def _beats(
 
 
 def _dipole(waves: Waves, beats: npt.NDArray[np.float64], time: Floats) -> Floats:
-    """The dipole over time, (3, time) mV."""
     table = np.stack(list(waves.values()))
     centres = (beats[:, None] + table[:, 0]).ravel().astype(np.float32)
     widths = np.tile(table[:, 1], len(beats)).astype(np.float32)
@@ -146,10 +145,6 @@ def _twelve(leads: npt.NDArray[np.floating]) -> npt.NDArray[np.floating]:
     i, ii, chest = leads[0], leads[1], leads[2:]
     limbs = [i, ii, ii - i, -(i + ii) / 2, i - ii / 2, ii - i / 2]
     return np.concatenate([np.stack(limbs), chest])
-
-
-def _no_finding(waves: Waves, severity: float, rng: np.random.Generator) -> None:
-    """Leave the waves as they are."""
 
 
 def _block(waves: Waves, severity: float, rng: np.random.Generator) -> None:
@@ -191,11 +186,11 @@ def _fibrillation(waves: Waves, severity: float, rng: np.random.Generator) -> No
 
 
 _FINDINGS: dict[str, Callable[[Waves, float, np.random.Generator], None]] = {
-    "normal": _no_finding,
+    "normal": lambda *_: None,
     "conduction disturbance": _block,
     "myocardial infarction": _infarction,
     "ischemic st-t changes": _ischemia,
-    "other": _no_finding,  # premature beats, drawn with the beats
+    "other": lambda *_: None,  # premature beats, drawn with the beats
     "atrial fibrillation/flutter": _fibrillation,
     "hypertrophy": _hypertrophy,
 }

@@ -226,7 +226,6 @@ def _channel(name: str, values: Floats, rate: float, unit: str, limit: float) ->
 def _signals(
     domain: _SleepDomain, stages: list[str], rng: np.random.Generator
 ) -> tuple[Floats, Floats]:
-    """C3 and C4 of a night in µV."""
     shift, loud = rng.normal(0, 0.04), domain.amplitude * rng.lognormal(0, 0.15)
     parts = []
     for stage in stages:

@@ -114,7 +114,6 @@ def _write_messidor(root: Path, records: int, seed: int) -> None:
 def _messidor_patients(
     patients: int, seed: int
 ) -> Iterator[tuple[tuple[str, str], tuple[str, str]]]:
-    """Names and grades of the left and the right eye of each patient."""
     rng = generator(seed, SOURCE.dataset, "table")
     used = {"train": 0, "validation": 0}
     dealt: dict[str, int] = {}
@@ -202,7 +201,6 @@ def _retina(
 
 
 def _laid(image: Floats, mask: Image.Image, colour: tuple[float, float, float]) -> Floats:
-    """The image with a colour where a mask is 255."""
     weight = np.asarray(mask, np.float32)[..., None] / 255
     return np.asarray(image + weight * (np.array(colour, np.float32) - image), np.float32)
 
@@ -228,7 +226,6 @@ def _vessels(
 
 
 def _with_signs(image: Floats, grade: str, radius: float, rng: np.random.Generator) -> Floats:
-    """The image with the signs of a grade."""
     kinds = (  # smallest and largest radius, in radii of the retina; colour; blur in pixels
         (0.014, 0.028, (0.30, 0.03, 0.02), 0.5),
         (0.016, 0.034, (0.98, 0.92, 0.45), 0.5),

@@ -76,8 +76,6 @@ ENCODINGS = (
 
 @dataclass(frozen=True)
 class _BreastFilm:
-    """One image."""
-
     number: int
     patient: int
     side: str
@@ -213,7 +211,6 @@ def _abnormalities(film: _BreastFilm, kind: str, kinds: int, seed: int) -> list[
 
 
 def _there(path: str) -> str:
-    """Where a file lies that a table calls 000000.dcm."""
     return path.replace("000000.dcm", "1-1.dcm")
 
 

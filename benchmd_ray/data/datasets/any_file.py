@@ -269,7 +269,6 @@ def _edf(path: Path, signal: Signal, files: Files) -> OverTime:
 
 
 def _microvolts(signal: Signal) -> float:
-    """µV in one unit of a signal."""
     unit = microvolts(signal.unit)
     if unit is None:
         raise RecordError(
@@ -304,7 +303,6 @@ def _plane(path: Path, signal: Signal, files: Files) -> Picture:
 
 
 def _planes(path: Path, signal: Signal, files: Files) -> list[Array]:
-    """Each channel of an array (z, y, x) or (channel, z, y, x)."""
     values = read_array(path, files.key)
     values = values[None] if values.ndim == 3 else values
     if values.ndim != 4 or values.shape[1] > MAX_SLICES:

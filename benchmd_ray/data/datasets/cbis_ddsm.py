@@ -39,7 +39,6 @@ class _Film:
     """Where the table says that its files lie, by the name of their series."""
 
     def label(self, card: DatasetCard) -> tuple[str, str]:
-        """The highest of its classes, or why it has none."""
         classes = [class_of(card, assessment) for assessment in self.assessments]
         names = [name for name, reason in classes if not reason]
         return (max(names, key=card.classes.index), "") if names else classes[0]

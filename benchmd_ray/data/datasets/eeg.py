@@ -114,7 +114,6 @@ def _state(code: str, constant: bool, states: Mapping[str, str]) -> str:
 
 
 def _reason(code: str, constant: bool, states: Mapping[str, str], card: DatasetCard) -> str:
-    """Why an epoch is excluded, empty where it is not."""
     if not card.class_mapping.get(code) and (code in UNSTAGED or code not in states):
         return UNSTAGED.get(code, UNKNOWN_STAGE)
     return FLAT if constant else ""

@@ -46,7 +46,6 @@ def discover(root: Path, card: DatasetCard, choices: Choices) -> Discovery:
 
 
 def _dataverse(path: Path) -> list[Photograph]:
-    """What the metadata say, in the original comma-separated form or in Dataverse's own."""
     with path.open(encoding="utf-8-sig", errors="replace") as file:
         delimiter = "\t" if "\t" in file.readline(2**16) else ","
     return [

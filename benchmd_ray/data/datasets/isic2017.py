@@ -81,7 +81,6 @@ def _photograph(
 
 
 def _people(tables: Mapping[str, Path]) -> dict[str, dict[str, str]]:
-    """Age and sex by image, from the tables that lie among the images."""
     columns = ("image_id", "age_approximate", "sex")
     return {
         row["image_id"]: row

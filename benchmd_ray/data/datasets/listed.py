@@ -50,13 +50,8 @@ NOWHERE = "its split is none of those that the card names, or no list has it"
 def discover(root: Path, card: DatasetCard, choices: Choices) -> Discovery:
     """List what the table names, or all that is in the folders."""
     files, names = _files(card), FileNames(root, hidden=card.hides_names)
-    if files.table:
-        rows = [*rows_of(root / names.real(files.table), card, files, real=names.real)]
-    else:
-        rows = [*_in_folders(card, names)]
-    named = each_once(
-        card, files, rows, name=lambda record: _record_id(card, _stem(card, record.path))
-    )
+    rows = list(_rows(card, names) if files.table else _in_folders(card, names))
+    named = each_once(card, files, rows, name=lambda row: _record_id(card, _stem(card, row.path)))
     excluded = Counter({DUPLICATE: len(rows) - len(named)})
     missing: list[str] = []
     if files.lists:
@@ -85,18 +80,7 @@ def discover(root: Path, card: DatasetCard, choices: Choices) -> Discovery:
         others = _paths(root / names.real(files.folder), card, root)
         excluded[NO_ROW] += sum(path not in listed for path in others)
     record_names = _record_names(card, kept)
-    items = [
-        RawItem(
-            path=record.file,
-            record_id=_record_id(card, record_names[record.path]),
-            group_id=hashed_patient(card.name, record.patient or record.path),
-            split=split,
-            label=record.label,
-            labels=record.labels,
-            metadata=record.metadata,
-        )
-        for record, split in used
-    ]
+    items = [_item(card, record, split, record_names[record.path]) for record, split in used]
     return Discovery(
         LAYOUT,
         items,
@@ -105,6 +89,11 @@ def discover(root: Path, card: DatasetCard, choices: Choices) -> Discovery:
         "patient" if files.patient or "patient" in files.levels else "record",
         warnings=unread_warnings(card, files, (record for record, _ in used)),
     )
+
+
+def _rows(card: DatasetCard, names: FileNames) -> Iterator[Named]:
+    files = _files(card)
+    return rows_of(names.root / names.real(files.table), card, files, real=names.real)
 
 
 def _is_there(path: Path) -> bool:
@@ -165,7 +154,6 @@ def _paths(folder: Path, card: DatasetCard, root: Path) -> Iterator[str]:
 
 
 def _in_folders(card: DatasetCard, names: FileNames) -> Iterator[Named]:
-    """What the names of folders say of each file below them."""
     files = _files(card)
     real: dict[str, str] = {}
     for file in _paths(names.root / names.real(files.folder), card, names.root):
@@ -228,7 +216,6 @@ def _by_lists(
 
 
 def _lines(path: Path, card: DatasetCard) -> Iterator[tuple[int, str]]:
-    """The lines of a list of files that are not blank, with their numbers."""
     try:
         text = read_bounded(path, MAX_BYTES, "the list").decode("utf-8-sig")
     except (RecordError, UnicodeDecodeError) as error:
@@ -241,7 +228,6 @@ def _lines(path: Path, card: DatasetCard) -> Iterator[tuple[int, str]]:
 
 
 def _splits(kept: Sequence[Named], card: DatasetCard) -> list[str]:
-    """The split of each record; empty for one that the card names none for."""
     files = _files(card)
     if card.role == "target":
         return ["test"] * len(kept)
@@ -286,6 +272,18 @@ def _shown(card: DatasetCard, path: str) -> str:
     if not card.hides_names:
         return path
     return f"the file of record {_record_id(card, _stem(card, path))}"
+
+
+def _item(card: DatasetCard, record: Named, split: str, name: str) -> RawItem:
+    return RawItem(
+        path=record.file,
+        record_id=_record_id(card, name),
+        group_id=hashed_patient(card.name, record.patient or record.path),
+        split=split,
+        label=record.label,
+        labels=record.labels,
+        metadata=record.metadata,
+    )
 
 
 def read(root: Path, item: RawItem, card: DatasetCard) -> Reading:

@@ -145,7 +145,6 @@ def nodule_class(volume: float) -> str:
 
 
 def _slices_of_findings(mask: Volume) -> dict[int, list[int]]:
-    """Slices on which each finding of a mask has a voxel."""
     slices: dict[int, list[int]] = defaultdict(list)
     for number, labels in enumerate(mask.slices()):
         for finding in np.unique(labels[labels != 0]):
@@ -192,7 +191,6 @@ def _geometry(header: Path) -> str:
 
 
 def _tables(root: Path) -> dict[str, Path]:
-    """The CSV files by name."""
     paths = files(root, SCANS, NODULES, ACQUISITION)
     tables, duplicates = by_key(paths, lambda path: path.name)
     if duplicates:
@@ -214,7 +212,6 @@ def _by_scan(rows: list[dict[str, str]]) -> dict[str, list[dict[str, str]]]:
 
 
 def _devices(path: Path | None) -> dict[str, str]:
-    """Device of each scan, where the table of acquisitions is there."""
     if path is None:
         return {}
     rows = _by_scan(read_rows(path, DEVICE_COLUMNS, "LNDb's acquisitions"))

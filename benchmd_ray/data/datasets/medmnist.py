@@ -129,7 +129,6 @@ def read(root: Path, item: RawItem, card: DatasetCard) -> Reading:
 
 
 def _warning(card: DatasetCard, digest: str) -> str:
-    """What readers of results should know of the file."""
     official = card.layouts[CURRENT].md5
     if digest == official:
         return ""

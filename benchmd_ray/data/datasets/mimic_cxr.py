@@ -117,7 +117,6 @@ def _split_rows(root: Path) -> list[dict[str, str]]:
 def _labelled(
     rows: list[dict[str, str]], root: Path, card: DatasetCard, choices: Choices
 ) -> tuple[list[_Image], Counter[str]]:
-    """Images whose study has a known label, and why the others are excluded."""
     studies, duplicates = _studies(root, card, choices)
     splits = SPLITS[choices.policy]
     images, excluded = [], Counter({DUPLICATE: duplicates})
@@ -141,7 +140,6 @@ def _labelled(
 def _studies(
     root: Path, card: DatasetCard, choices: Choices
 ) -> tuple[dict[tuple[str, str], _Findings], int]:
-    """Findings by patient and study, and how many rows repeat an earlier one."""
     path = root / LABEL_TABLE
     columns = ("subject_id", "study_id", *cxr.finding_columns(card))
     studies: dict[tuple[str, str], _Findings] = {}
@@ -164,7 +162,6 @@ def _views(root: Path) -> dict[str, str]:
 
 
 def _number(card: DatasetCard, choices: Choices) -> int | None:
-    """How many images are drawn; None for all."""
     text = choices.options["images"]
     if text == "all":
         return None

@@ -96,7 +96,6 @@ def _metadata(
     *,
     commas: bool,
 ) -> dict[str, dict[str, Value]]:
-    """What each text of the columns of metadata is read as."""
     values: dict[str, dict[str, Value]] = {}
     for name, column in files.metadata.items():
         texts = [row[column] for row in rows]
@@ -247,7 +246,6 @@ def _merged(rows: Sequence[Named]) -> Named:
 
 
 def _facts(files: Files, record: Named) -> dict[str, str]:
-    """What all rows of a file must agree in, in words."""
     split = files.splits.get(record.split or "", record.split or "no split")
     labels = ", ".join(f"{name} {value}" for name, value in record.labels.items())
     label = labels or (shown(record.label) if record.label else "with no class of the card")

@@ -100,7 +100,6 @@ def _reason(row: Row, view: str, shared: bool, choices: Choices) -> str:
 
 
 def _layout(root: Path) -> tuple[str, Path, Path]:
-    """Layout, table and folder of the images."""
     if (root / SAMPLE_TABLE).is_file():
         return "sample", root / SAMPLE_TABLE, root / SAMPLE_FOLDER
     tables = sorted(root.glob(OFFICIAL_TABLES))
@@ -173,7 +172,6 @@ def _labels(row: Row, card: DatasetCard, path: Path) -> dict[str, int]:
 
 
 def _conditions(row: Row, card: DatasetCard) -> tuple[str, ...]:
-    """Findings without a class, and a patient who is a child."""
     years = age_string(row["Patient Age"])
     child = ("child",) if years is not None and years < ADULT else ()
     findings = (part.strip() for part in row["Finding Labels"].split("|"))

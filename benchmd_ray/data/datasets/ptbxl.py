@@ -91,14 +91,14 @@ def discover(root: Path, card: DatasetCard, choices: Choices) -> Discovery:
             continue
         items.append(_item(row, path.relative_to(root).as_posix(), split, label, card))
     # The challenges also hold the 38 records that PTB-XL 1.0.3 removed: no patient is known.
-    for name, path in challenge_files.items():
-        if name in released:
-            patient = hashed_patient(card.name, name)
-            where = path.relative_to(root).as_posix()
-            items.append(RawItem(where, name, patient, *released[name]))
-        else:
-            excluded[NO_ROW] += 1
-    return Discovery(layout, items, missing, dict(excluded))
+    items += [
+        RawItem(where.relative_to(root).as_posix(), name, patient, *released[name])
+        for name, where in challenge_files.items()
+        if name in released
+        for patient in [hashed_patient(card.name, name)]
+    ]
+    excluded[NO_ROW] += len(challenge_files.keys() - released)
+    return Discovery(layout, items, missing, dict(+excluded))
 
 
 def record_name(row: dict[str, str]) -> str:

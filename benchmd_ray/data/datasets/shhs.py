@@ -120,5 +120,4 @@ def _people(root: Path) -> dict[str, _Person]:
 
 
 def _severe(index: str) -> bool:
-    """Whether an index is that of severe apnoea; not where it is unknown."""
     return re.fullmatch(r"\d+(\.\d+)?", index, re.ASCII) is not None and float(index) >= SEVERE

@@ -88,7 +88,6 @@ def _splits(rows: list[dict[str, str]], table: Path) -> dict[str, str]:
 
 
 def _headers(path: Path) -> dict[str, dict[str, str]]:
-    """Rows of the table of headers by image; none where it is missing."""
     if not path.is_file():
         return {}
     rows = read_rows(path, ("SOP Instance UID",), "VinDr-Mammo 1.0.0")
@@ -96,7 +95,6 @@ def _headers(path: Path) -> dict[str, dict[str, str]]:
 
 
 def _findings(path: Path) -> dict[str, set[str]]:
-    """Findings of each image; none where the table is missing."""
     findings: dict[str, set[str]] = {}
     columns = ("image_id", "finding_categories")
     for row in read_rows(path, columns, "VinDr-Mammo 1.0.0") if path.is_file() else ():

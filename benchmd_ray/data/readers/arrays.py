@@ -85,7 +85,6 @@ def _npz(path: Path, key: str) -> Array:
 
 
 def _only(names: list[str], key: str) -> str:
-    """The name that is asked for, or the only one."""
     if key in names or (not key and len(names) == 1):
         return key or names[0]
     wanted = f"no array {key}" if key else "several arrays and the card names none (key of files)"

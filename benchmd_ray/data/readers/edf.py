@@ -180,7 +180,6 @@ def read_annotations(path: Path) -> list[TimedAnnotation]:
 
 
 def _data(path: Path, header: EdfHeader) -> npt.NDArray[np.int16]:
-    """All samples, (data records, samples of each), of which those are read that are used."""
     start = 256 * (len(header.channels) + 1)
     shape = (header.records, sum(channel.samples for channel in header.channels))
     try:
@@ -220,7 +219,7 @@ def _channels(table: bytes, signals: int) -> tuple[Channel, ...]:
 
 
 def _records(stated: int, available: int, size: int) -> int:
-    """Number of data records of ``size`` bytes in the ``held`` bytes after the header."""
+    """Number of data records of ``size`` bytes in the ``available`` ones behind the header."""
     if stated == -1:  # the recorder did not come to write it
         stated = available // size
     elif available != stated * size:

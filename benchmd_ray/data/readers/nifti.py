@@ -255,7 +255,6 @@ def _place(
 
 
 def _matrix(header: bytes, order: str) -> Numbers:
-    """The sform, (3, 4)."""
     values = np.array(struct.unpack(f"{order}12f", header[280:328]))
     if not np.isfinite(values).all():
         raise RecordError("its directions and origin (sform) are not finite numbers")
@@ -303,7 +302,6 @@ def _cosines(matrix: Numbers, spacing: Numbers) -> Numbers:
 
 
 def _quaternion(header: bytes, order: str) -> Numbers:
-    """Directions of a qform, (3, 3)."""
     (sign,) = struct.unpack(f"{order}f", header[76:80])
     b, c, d = struct.unpack(f"{order}3f", header[256:268])
     rest = 1 - (b * b + c * c + d * d)

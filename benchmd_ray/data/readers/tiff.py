@@ -80,7 +80,6 @@ def the_page(path: Path) -> Page | None:
 
 
 def _is_copy(tags: dict[int, tuple[int, int, str]]) -> bool:
-    """Whether a page is a smaller copy of another, or its mask."""
     subfile, old = (tags.get(tag, (0, 0, ""))[0] for tag in (SUBFILE, OLD_SUBFILE))
     return bool(subfile & COPY_OR_MASK) or old == 2
 
@@ -114,7 +113,6 @@ def _pages(
 
 
 def _numbers(file: BoundedFile, offset: int, kind: str) -> tuple[Any, ...]:
-    """Numbers at a byte."""
     file.seek(min(offset, file.bytes))
     part = file.read(struct.calcsize(kind))
     if len(part) < struct.calcsize(kind):

@@ -83,8 +83,6 @@ class Volume:
 
 @dataclass(frozen=True)
 class _Slice:
-    """What a slice's header says."""
-
     path: Path
     series: str
     uid: str
@@ -222,7 +220,6 @@ def _normal(slices: list[_Slice], axial: bool) -> Numbers:
 
 
 def _values(part: _Slice, ct: bool) -> npt.NDArray[np.generic]:
-    """One slice, of CT in HU, (y, x)."""
     try:
         dataset = open_dicom(part.path)
         if ct and numbers(dataset, "RescaleIntercept", 1) is None:

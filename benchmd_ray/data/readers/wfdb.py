@@ -101,7 +101,6 @@ def _at(header: WfdbHeader, places: Sequence[int]) -> list[Described]:
 
 
 def _frame_size(header: WfdbHeader, places: Sequence[int]) -> int:
-    """Samples of a frame in the files of some signals."""
     files = {signal.file for signal in _at(header, places)}
     return sum(signal.frame for signal in header.signals if signal.file in files)
 

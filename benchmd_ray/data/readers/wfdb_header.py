@@ -151,7 +151,6 @@ def header_text(path: Path) -> str:
 
 
 def _parsed(path: Path) -> WfdbHeader:
-    """What a header says, without those of its segments."""
     lines = [line.strip() for line in header_text(path).split("\n")]
     lines = [line for line in lines if line and not line.startswith("#")]
     record = RECORD.fullmatch(lines[0]) if lines else None
