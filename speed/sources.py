@@ -21,7 +21,7 @@ SCALE = 0.001
 
 def raw_ecgs(folder: Path, records: int, seed: int = 0) -> Path:
     """Write synthetic recordings in PTB-XL's layout."""
-    from benchmd_ray.demo import write_ecg  # where arrays are measured, no WFDB is installed
+    from benchmd_ray.demo.ecg import write_ecg  # where arrays are measured, no WFDB is installed
 
     raw = write_ecg(folder / "raw", source_records=records, target_records=1, seed=seed)
     return raw["ptb-xl"]

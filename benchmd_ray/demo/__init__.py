@@ -1,6 +1,6 @@
-"""Synthetic raw data in the owners' layouts, drawn from a seed.
+"""Synthetic raw data in the owners' layouts, drawn from a seed, without medical meaning.
 
-One module per modality. They have no medical meaning.
+Files, folders and columns are the owners'. The same arguments give the same bytes.
 """
 
 from __future__ import annotations
@@ -31,15 +31,3 @@ give the same bytes."""
 
 PACKAGES = {"eeg": ("mne", "edfio"), "ldct": ("SimpleITK",)}
 """Of `extras.EXTRAS`: what writing and reading the data of a modality needs."""
-
-__all__ = [
-    "PACKAGES",
-    "WRITERS",
-    "write_ct",
-    "write_cxr",
-    "write_derm",
-    "write_ecg",
-    "write_eeg",
-    "write_fundus",
-    "write_mammo",
-]

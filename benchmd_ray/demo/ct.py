@@ -1,13 +1,12 @@
 """Small raw CT datasets in the layouts of LIDC-IDRI and LNDb.
 
 A scan is a phantom of a few centimetres: two dark lungs in a bright body, with vessels, and
-nodules as bright balls (large) or single bright dots on several slices (small). Radiologists mark
-them with some disagreement. It has no medical meaning.
+nodules as bright balls (large) or dots on several slices (small), which radiologists mark with some
+disagreement.
 """
 
 from __future__ import annotations
 
-import hashlib
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -16,16 +15,13 @@ from xml.etree.ElementTree import Element, ElementTree, SubElement, indent
 
 import numpy as np
 import numpy.typing as npt
-import pydicom
-from pydicom.dataset import FileMetaDataset
-from pydicom.uid import UID, CTImageStorage, ExplicitVRLittleEndian
+from pydicom.uid import CTImageStorage
 from scipy.ndimage import gaussian_filter
 
 from benchmd_ray.data.itk import simple_itk
-from benchmd_ray.demo.draw import generator, texture, write_csv
+from benchmd_ray.demo.draw import generator, save_dicom, texture, uid_of, write_csv
 
 SIZE = 64
-"""Rows and columns of a slice."""
 SPACING = 0.7
 """mm between pixels."""
 STEP = 2.5
@@ -39,8 +35,6 @@ MERGED_COLUMNS = (
 
 @dataclass(frozen=True)
 class _Scanner:
-    """Where scans are made."""
-
     dataset: str
     device: tuple[str, str]
     blur: float
@@ -50,9 +44,7 @@ class _Scanner:
     lung: float
     """HU of lungs."""
     small: float
-    """Share of scans with small nodules."""
     large: float
-    """Share of scans with a large nodule."""
 
 
 SOURCE = _Scanner("lidc-idri", ("SYNTHETIC", "Phantom A"), 0.5, 25, -850, 0.5, 0.5)
@@ -61,8 +53,6 @@ TARGET = _Scanner("lndb", ("SYNTHETIC", "Phantom B"), 0.8, 45, -820, 0.4, 0.65)
 
 @dataclass
 class _Nodule:
-    """Where a nodule lies, in voxels, and how large it is."""
-
     x: int
     y: int
     slices: list[int]
@@ -82,13 +72,7 @@ class _Nodule:
 def write_ct(
     root: Path, *, source_records: int = 52, target_records: int = 18, seed: int = 0
 ) -> dict[str, Path]:
-    """Write LIDC-IDRI and LNDb as raw folders below ``root``.
-
-    The same arguments give the same bytes. The default sizes take some seconds and 30 MB; their
-    catalogs hold about two windows of 3 MB per scan.
-
-    Records are scans, of LIDC-IDRI of some fewer patients.
-    """
+    """Write LIDC-IDRI and LNDb, in scans; the defaults take some seconds and 30 MB."""
     folders = {domain.dataset: root / domain.dataset for domain in (SOURCE, TARGET)}
     _write_lidc(folders[SOURCE.dataset], source_records, seed)
     _write_lndb(folders[TARGET.dataset], target_records, seed)
@@ -121,7 +105,6 @@ def _scan(
 
 
 def _nodules(domain: _Scanner, depth: int, number: int, rng: np.random.Generator) -> list[_Nodule]:
-    """Nodules of a scan; every class comes to every few scans in turn."""
     nodules: list[_Nodule] = []
     turn = (number * 0.618034) % 1, (number * 0.754878) % 1
     start = int(rng.integers(2)) * (depth - 24) if depth > 24 else 0  # mostly in one window
@@ -141,7 +124,6 @@ def _nodules(domain: _Scanner, depth: int, number: int, rng: np.random.Generator
 
 
 def _place(rng: np.random.Generator, margin: float) -> tuple[int, int]:
-    """Column and row within a lung."""
     angle, distance = rng.uniform(0, 2 * math.pi), math.sqrt(rng.uniform()) * (9 - margin)
     centre = 19 if rng.random() < 0.5 else 45
     return round(centre + distance * math.cos(angle)), round(32 + distance * math.sin(angle) * 1.6)
@@ -151,19 +133,19 @@ def _write_lidc(root: Path, scans: int, seed: int) -> None:
     """DICOM series with an annotation file each, in the series' folder or next to the images."""
     for number in range(scans):
         patient = f"LIDC-IDRI-{number + 1 - (number % 9 == 8):04d}"  # some have two scans
-        study, series = (_uid(seed, "study", number), _uid(seed, "series", number))
+        study, series = (uid_of(seed, "study", number), uid_of(seed, "series", number))
         folder = root / "LIDC-IDRI" / patient / study / series
         volume, nodules, rng = _scan(SOURCE, number, seed)
-        uids = [_uid(seed, "slice", number, z) for z in range(len(volume))]
+        uids = [uid_of(seed, "slice", number, z) for z in range(len(volume))]
         lost = {len(volume) // 2} if number == 7 else set()  # a slice that got lost
         _write_series(folder, volume, (patient, study, series), uids, lost, backwards=number % 2)
         message = _message(nodules, uids, study, series, rng)
         where = root / "LIDC-XML-only" / "tcia-lidc-xml" / "157" if number % 3 == 2 else folder
         if number != 6:  # one scan has no annotation
             _write_xml(where / f"{158 + number:03d}.xml", message)
-    patient, study, series = "LIDC-IDRI-0001", _uid(seed, "x-ray"), _uid(seed, "x-ray series")
+    patient, study, series = "LIDC-IDRI-0001", uid_of(seed, "x-ray"), uid_of(seed, "x-ray series")
     folder = root / "LIDC-IDRI" / patient / study / series
-    picture, image = np.full((1, SIZE, SIZE), 500, np.int16), _uid(seed, "x-ray image")
+    picture, image = np.full((1, SIZE, SIZE), 500, np.int16), uid_of(seed, "x-ray image")
     _write_series(folder, picture, (patient, study, series), [image], set(), modality="DX")
     message = Element("IdriReadMessage", xmlns="http://www.nih.gov/idri")
     SubElement(SubElement(message, "ResponseHeader"), "CXRSeriesInstanceUid").text = series
@@ -181,36 +163,33 @@ def _write_series(
     modality: str = "CT",
 ) -> None:
     """A series; scanners number slices from the head, and name files in either order."""
-    folder.mkdir(parents=True)
-    dataset = pydicom.Dataset()
-    dataset.file_meta = FileMetaDataset()
-    dataset.file_meta.MediaStorageSOPClassUID = CTImageStorage
-    dataset.file_meta.TransferSyntaxUID = ExplicitVRLittleEndian
-    dataset.SOPClassUID, dataset.Modality = CTImageStorage, modality
-    dataset.PatientID, dataset.StudyInstanceUID, dataset.SeriesInstanceUID = names
-    dataset.PatientName, dataset.PatientAge = "", f"{40 + len(volume) % 40:03d}Y"
-    dataset.Manufacturer, dataset.ManufacturerModelName = SOURCE.device
-    dataset.PixelSpacing, dataset.SliceThickness = [SPACING, SPACING], STEP
-    dataset.ImageOrientationPatient = [1, 0, 0, 0, 1, 0]
-    dataset.Rows = dataset.Columns = SIZE
-    dataset.SamplesPerPixel, dataset.PhotometricInterpretation = 1, "MONOCHROME2"
-    dataset.BitsAllocated = dataset.BitsStored = 16
-    dataset.HighBit, dataset.PixelRepresentation = 15, 1
-    dataset.RescaleSlope, dataset.RescaleIntercept = 1, -1024
+    patient, study, series = names
+    maker, model = SOURCE.device
     for z, hounsfield in enumerate(volume):
         if z in lost:
             continue
-        dataset.SOPInstanceUID = uids[z]
-        dataset.file_meta.MediaStorageSOPInstanceUID = UID(uids[z])
-        dataset.InstanceNumber = len(volume) - z
-        dataset.ImagePositionPatient = [-SIZE * SPACING / 2, -SIZE * SPACING / 2, _height(z)]
-        dataset.PixelData = (hounsfield + 1024).astype("<i2").tobytes()
-        name = z + 1 if backwards else len(volume) - z
-        dataset.save_as(folder / f"{name:06d}.dcm", enforce_file_format=True)
+        save_dicom(
+            folder / f"{z + 1 if backwards else len(volume) - z:06d}.dcm",
+            (hounsfield + 1024).astype("<i2"),
+            (CTImageStorage, uids[z]),
+            Modality=modality,
+            PatientID=patient,
+            StudyInstanceUID=study,
+            SeriesInstanceUID=series,
+            PatientName="",
+            PatientAge=f"{40 + len(volume) % 40:03d}Y",
+            Manufacturer=maker,
+            ManufacturerModelName=model,
+            PixelSpacing=[SPACING, SPACING],
+            SliceThickness=STEP,
+            ImageOrientationPatient=[1, 0, 0, 0, 1, 0],
+            ImagePositionPatient=[-SIZE * SPACING / 2, -SIZE * SPACING / 2, _height(z)],
+            InstanceNumber=len(volume) - z,
+            RescaleIntercept=-1024,
+        )
 
 
 def _height(z: int) -> float:
-    """Position of a slice in mm."""
     return -200 + STEP * z
 
 
@@ -221,7 +200,6 @@ def _message(
     series: str,
     rng: np.random.Generator,
 ) -> Element:
-    """The annotation of a scan: four reading sessions."""
     message = Element("LidcReadMessage", xmlns="http://www.nih.gov", uid=f"{series}.0")
     header = SubElement(message, "ResponseHeader")
     for name, text in (("SeriesInstanceUid", series), ("StudyInstanceUID", study)):
@@ -243,7 +221,6 @@ def _message(
 def _read_nodule(
     session: Element, nodule: _Nodule, number: int, uids: Sequence[str], shift: int
 ) -> None:
-    """One radiologist's marks of a nodule: outlines with ratings, or a point."""
     marked = SubElement(session, "unblindedReadNodule")
     SubElement(marked, "noduleID").text = f"Nodule {number:03d}"
     if nodule.radius:
@@ -273,12 +250,6 @@ def _write_xml(path: Path, message: Element) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     indent(message)
     ElementTree(message).write(path, encoding="UTF-8", xml_declaration=True)
-
-
-def _uid(seed: int, *names: object) -> str:
-    """A DICOM UID derived from names."""
-    text = "/".join(str(part) for part in (seed, *names))
-    return f"2.25.{int.from_bytes(hashlib.blake2b(text.encode(), digest_size=16).digest())}"
 
 
 def _write_lndb(root: Path, scans: int, seed: int) -> None:
@@ -329,7 +300,6 @@ _NONE: dict[str, object] = {"Volume": 14.13716694, "Text": 0}
 
 
 def _finding(nodule: _Nodule, origin: Sequence[float]) -> dict[str, object]:
-    """A nodule in the tables: its centre in mm and its volume in mm³."""
     place = (nodule.x * SPACING, nodule.y * SPACING, float(np.mean(nodule.slices)) * STEP)
     row: dict[str, object] = {
         axis: round(float(start) + offset, 4)

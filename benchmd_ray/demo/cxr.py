@@ -2,8 +2,7 @@
 
 A chest is sketched from soft ellipses: two lungs, a heart, two diaphragms, a spine and ribs. A
 finding changes them: a wide heart, plates above a raised diaphragm, a dense patch, a haze around
-the hila, a filled angle. The patient turns and scales the sketch; the dataset adds its contrast,
-noise and borders. It has no medical meaning.
+the hila, a filled angle.
 """
 
 from __future__ import annotations
@@ -16,11 +15,18 @@ import numpy as np
 import numpy.typing as npt
 import pydicom
 from PIL import Image
-from pydicom.dataset import FileDataset, FileMetaDataset
 
 from benchmd_ray.data.cards import dataset_card
 from benchmd_ray.data.datasets.cxr import finding_columns
-from benchmd_ray.demo.draw import drawn_labels, generator, texture, write_csv
+from benchmd_ray.demo.draw import (
+    adult,
+    drawn_labels,
+    generator,
+    save_dicom,
+    save_image,
+    texture,
+    write_csv,
+)
 from benchmd_ray.modality.modalities import modality
 
 Floats = npt.NDArray[np.floating]
@@ -61,13 +67,9 @@ VINDR_FINDINGS = (
 
 @dataclass(frozen=True)
 class _ChestDomain:
-    """Where X-rays are taken: on whom and with what."""
-
     dataset: str
     prevalence: tuple[float, ...]
-    """Share of each class, in the modality's order."""
     shape: tuple[int, int]
-    """Height and width of a frontal film in pixels."""
     gamma: float
     """Exponent of the grey levels: how dark they are rendered."""
     noise: float
@@ -83,27 +85,17 @@ VINDR = _ChestDomain("vindr-cxr", (0.12, 0.16, 0.12, 0.1, 0.14), (250, 210), 0.8
 
 @dataclass(frozen=True)
 class _ChestFilm:
-    """One image of a study, and what it shows."""
-
     number: int
-    """Of the image, from 1."""
     study: int
     patient: int
     lateral: bool
     findings: tuple[str, ...]
-    """Classes of its study."""
 
 
 def write_cxr(
     root: Path, *, source_records: int = 480, target_records: int = 120, seed: int = 0
 ) -> dict[str, Path]:
-    """Write MIMIC-CXR-JPG and the two target datasets as raw folders below ``root``.
-
-    Files, folders and columns are the owners'. The same arguments give the same bytes. The default
-    sizes take some seconds and 20 MB.
-
-    Records are images, of MIMIC-CXR-JPG of fewer studies and patients.
-    """
+    """Write MIMIC-CXR-JPG, CheXpert and VinDr-CXR, in images; the defaults take 20 MB."""
     folders = {domain.dataset: root / domain.dataset for domain in (SOURCE, CHEXPERT, VINDR)}
     _write_mimic(folders["mimic-cxr"], source_records, seed)
     _write_chexpert(folders["chexpert"], target_records, seed)
@@ -143,8 +135,7 @@ def _write_mimic(root: Path, records: int, seed: int) -> None:
         dicom = _hex(SOURCE, film, seed, 40)
         name = "-".join(dicom[start : start + 8] for start in range(0, 40, 8))
         folder = root / f"files/p{ids['subject_id'][:2]}/p{ids['subject_id']}/s{ids['study_id']}"
-        pixels = _film(SOURCE, film, seed)
-        _save_jpeg(pixels, folder / f"{name}.jpg")
+        save_image(_film(SOURCE, film, seed), folder / f"{name}.jpg", quality=90)
         if not film.lateral and film.study != UNLABELLED_STUDY:
             labels.append(ids | _mined(film, seed))
         split = OFFICIAL_SPLITS[film.patient % len(OFFICIAL_SPLITS)]
@@ -152,7 +143,7 @@ def _write_mimic(root: Path, records: int, seed: int) -> None:
         view = "LATERAL" if film.lateral else ("PA", "AP")[film.patient % 2]
         metadata.append(
             {"dicom_id": name, **ids, "ViewPosition": view}
-            | {"Rows": str(pixels.shape[0]), "Columns": str(pixels.shape[1])}
+            | {"Rows": str(SOURCE.shape[0]), "Columns": str(SOURCE.shape[1])}
             | {"PerformedProcedureStepDescription": "CHEST", "StudyDate": "21800101"}
         )
     tables = (
@@ -186,7 +177,7 @@ def _write_chexpert(root: Path, records: int, seed: int) -> None:
         top = {"valid": "CheXpert-v1.0-small/valid", "test": "CheXpert/test"}[part]
         view = f"view{1 + film.lateral}_{'lateral' if film.lateral else 'frontal'}"
         name = f"patient{FIRST_PATIENT + film.patient}/study{film.study}/{view}.jpg"
-        _save_jpeg(_film(CHEXPERT, film, seed), root / top / name)
+        save_image(_film(CHEXPERT, film, seed), root / top / name, quality=90)
         row = dict.fromkeys(CHEXPERT_FINDINGS, "0")
         row["No Finding"] = str(int(not film.findings))
         row |= {column: str(int(finding in film.findings)) for column, finding in columns.items()}
@@ -222,62 +213,39 @@ def _write_vindr(root: Path, records: int, seed: int) -> None:
     write_csv(table, shuffled, ("image_id", *VINDR_FINDINGS))
 
 
-def _save_jpeg(pixels: npt.NDArray[np.uint8], path: Path) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    Image.fromarray(pixels).save(path, quality=90)
-
-
 def _save_dicom(film: _ChestFilm, name: str, path: Path, seed: int) -> None:
     """12 bits, uncompressed; every third film as MONOCHROME1, where high values are dark."""
     inverted = film.number % 3 == 0
     grey = _grey(VINDR, film, seed)
     stored = np.rint((1 - grey if inverted else grey) * 3500 + 200).astype("<u2")
-    uid = pydicom.uid.generate_uid(entropy_srcs=[name])
-    meta = FileMetaDataset()
-    meta.MediaStorageSOPClassUID = pydicom.uid.DigitalXRayImageStorageForPresentation
-    meta.MediaStorageSOPInstanceUID = uid
-    meta.TransferSyntaxUID = pydicom.uid.ExplicitVRLittleEndian
-    meta.ImplementationClassUID = pydicom.uid.PYDICOM_IMPLEMENTATION_UID
-    dataset = FileDataset(str(path), {}, file_meta=meta, preamble=bytes(128))
     age, sex = _person(VINDR, film.patient, seed)
-    values: dict[str, object] = {
-        "SOPClassUID": meta.MediaStorageSOPClassUID,
-        "SOPInstanceUID": uid,
-        "Modality": "DX",
-        "PatientID": name,
-        "PatientSex": ("M", "F")[sex],
-        "PatientAge": f"{age:03d}Y" if film.number % 4 else "000Y",
-        "Rows": stored.shape[0],
-        "Columns": stored.shape[1],
-        "SamplesPerPixel": 1,
-        "PhotometricInterpretation": "MONOCHROME1" if inverted else "MONOCHROME2",
-        "BitsAllocated": 16,
-        "BitsStored": 12,
-        "HighBit": 11,
-        "PixelRepresentation": 0,
-        "RescaleSlope": 1,
-        "RescaleIntercept": 0,
-        "PixelData": stored.tobytes(),
-    }
-    for keyword, value in values.items():
-        setattr(dataset, keyword, value)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    dataset.save_as(path, enforce_file_format=True)
+    save_dicom(
+        path,
+        stored,
+        (
+            pydicom.uid.DigitalXRayImageStorageForPresentation,
+            pydicom.uid.generate_uid(entropy_srcs=[name]),
+        ),
+        Modality="DX",
+        PatientID=name,
+        PatientSex=("M", "F")[sex],
+        PatientAge=f"{age:03d}Y" if film.number % 4 else "000Y",
+        PhotometricInterpretation="MONOCHROME1" if inverted else "MONOCHROME2",
+        BitsStored=12,
+    )
 
 
 def _hex(domain: _ChestDomain, film: _ChestFilm, seed: int, digits: int) -> str:
-    rng = generator(seed, domain.dataset, f"name {film.number}")
-    return rng.bytes(digits // 2).hex()
+    return generator(seed, domain.dataset, f"name {film.number}").bytes(digits // 2).hex()
 
 
 def _person(domain: _ChestDomain, patient: int, seed: int) -> tuple[int, int]:
-    """Age in years, and 0 for a man or 1 for a woman."""
     rng = generator(seed, domain.dataset, f"person {patient}")
-    return int(np.clip(rng.normal(60, 16), 18, 90)), int(rng.integers(2))
+    return adult(rng, mean=60, deviation=16, oldest=90)
 
 
-def _film(domain: _ChestDomain, film: _ChestFilm, seed: int) -> npt.NDArray[np.uint8]:
-    return np.rint(255 * _grey(domain, film, seed)).astype(np.uint8)
+def _film(domain: _ChestDomain, film: _ChestFilm, seed: int) -> Image.Image:
+    return Image.fromarray(np.rint(255 * _grey(domain, film, seed)).astype(np.uint8))
 
 
 def _grey(domain: _ChestDomain, film: _ChestFilm, seed: int) -> Floats:
@@ -303,7 +271,6 @@ def _chest(
     y: Floats, x: Floats, findings: Collection[str], person: np.random.Generator,
     rng: np.random.Generator,
 ) -> Floats:  # fmt: skip
-    """Brightness of a chest at heights ``y`` and positions ``x`` from −1 to 1."""
     severity = {name: rng.uniform(0.7, 1.2) if name in findings else 0.0 for name in CLASSES}
     side = {name: rng.choice([-1.0, 1.0]) for name in CLASSES}
     wide = person.uniform(0.92, 1.08)
@@ -330,7 +297,6 @@ def _chest(
 
 
 def _ellipse(y: Floats, x: Floats, centre: Sequence[float], radii: Sequence[float]) -> Floats:
-    """1 inside an ellipse with a soft edge, 0 outside."""
     distance = ((y - centre[0]) / radii[0]) ** 2 + ((x - centre[1]) / radii[1]) ** 2
     return _half(5 * (1 - distance))
 

@@ -1,8 +1,7 @@
 """Small raw dermoscopy datasets in the layouts of ISIC 2019, HAM10000 and PAD-UFES-20.
 
 A lesion is a blob with a ragged edge on textured skin. Its class gives it colour, outline, edge
-and structures, the lesion mixes in another class, the image turns and moves it, the dataset adds
-its camera. It has no medical meaning.
+and structures, into which each lesion mixes those of another class.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from PIL import Image
 
 from benchmd_ray.data.cards import dataset_card
 from benchmd_ray.data.splits import hashed_split
-from benchmd_ray.demo.draw import drawn_labels, generator, texture, write_csv
+from benchmd_ray.demo.draw import drawn_labels, generator, save_image, texture, write_csv
 from benchmd_ray.modality.modalities import modality
 
 Floats = npt.NDArray[np.float32]
@@ -27,16 +26,12 @@ CLASSES = modality("derm").task.classes
 
 @dataclass(frozen=True)
 class _Look:
-    """How the lesions of a class look."""
-
     colour: tuple[float, float, float]
-    """Red, green and blue, 0–1."""
     ragged: float
     """Share of the radius by which the outline moves in and out."""
     edge: float
     """Width of the edge, in shorter half sides of the image."""
     structures: str
-    """What is in it: blue areas, a net, vessels, scales or dots."""
 
 
 LOOKS = {
@@ -50,23 +45,17 @@ LOOKS = {
 
 @dataclass(frozen=True)
 class _SkinDomain:
-    """Where photographs are taken: of whom and with what."""
-
     dataset: str
     prevalence: tuple[float, ...]
-    """Share of each class, in the modality's order."""
     sizes: tuple[tuple[int, int], ...]
-    """Height and width of the images, in turn."""
     skin: tuple[float, float, float]
     balance: tuple[float, float, float]
     """Factors of red, green and blue."""
     off_centre: float
     """How far lesions lie from the centre, in shorter half sides."""
     vignette: float
-    """Darkening at the corners."""
     noise: float
     hairs: int
-    """Largest number of hairs."""
 
 
 SOURCE = _SkinDomain(
@@ -106,23 +95,17 @@ PAD = _SkinDomain(
 
 @dataclass(frozen=True)
 class _Lesion:
-    """One row of a table: which lesion an image shows."""
-
     number: int
     label: str
     first: bool
-    """Whether it is the first image of the lesion."""
 
 
 def write_derm(
     root: Path, *, source_records: int = 560, target_records: int = 140, seed: int = 0
 ) -> dict[str, Path]:
-    """Write ISIC 2019, HAM10000 and PAD-UFES-20 as raw folders below ``root``.
+    """Write ISIC 2019, HAM10000 and PAD-UFES-20, in images; the defaults take 30 MB.
 
-    A twentieth of the images of ISIC 2019 are those of HAM10000, as in the real one. The same
-    arguments give the same bytes. The default sizes take some seconds and 30 MB.
-
-    Records are images, of ISIC 2019 of some fewer lesions.
+    A twentieth of the images of ISIC 2019 are those of HAM10000, as in the real one.
     """
     folders = {d.dataset: root / d.dataset for d in (SOURCE, HAM10000, PAD)}
     _write_isic_2019(folders[SOURCE.dataset], source_records, target_records, seed)
@@ -134,7 +117,6 @@ def write_derm(
 def _write_isic_2019(root: Path, records: int, shared: int, seed: int) -> None:
     """Images of BCN20000, MSK and HAM10000, and one of an unknown class."""
     folder = root / "ISIC_2019_Training_Input"
-    folder.mkdir(parents=True, exist_ok=True)
     columns = [label for label in dataset_card("bcn20000").class_mapping if label != "UNK"]
     truths, people = [], []
     for name, lesion_id, lesion, domain in _isic_2019(records, shared, seed):
@@ -144,8 +126,7 @@ def _write_isic_2019(root: Path, records: int, shared: int, seed: int) -> None:
         age, sex = _person(domain, lesion.number, seed)
         person = {"image": name, "age_approx": age, "anatom_site_general": "anterior torso"}
         people.append(person | {"lesion_id": lesion_id, "sex": sex})
-        pixels = _photograph(domain, lesion, name, seed)
-        Image.fromarray(pixels).save(folder / f"{name}.jpg", quality=92)
+        save_image(_photograph(domain, lesion, name, seed), folder / f"{name}.jpg", quality=92)
     truths[0] = dict.fromkeys(truths[0], "0.0") | {"image": truths[0]["image"], "UNK": "1.0"}
     write_csv(root / "ISIC_2019_Training_GroundTruth.csv", truths)
     write_csv(root / "ISIC_2019_Training_Metadata.csv", people)
@@ -154,19 +135,17 @@ def _write_isic_2019(root: Path, records: int, shared: int, seed: int) -> None:
 def _isic_2019(
     records: int, shared: int, seed: int
 ) -> Iterator[tuple[str, str, _Lesion, _SkinDomain]]:
-    """Name, lesion id, lesion and origin of each image of ISIC 2019."""
     of_target = _ham10000(shared, seed)[: records // 20]
     rng = generator(seed, SOURCE.dataset, "table")
     count = records - len(of_target)
     labels = drawn_labels(CLASSES, SOURCE.prevalence, count, rng)
-    used: dict[str, int] = dict.fromkeys(("train", "validation"), 0)
+    used = {"train": 0, "validation": 0}
     dealt: dict[str, int] = {}
     lesion_id = ""
     for index, lesion in enumerate(_lesions(labels)):
         if index % 9 == 4:  # of MSK, every other one without a lesion
-            number = 1 + index
-            named = f"MSK4_{lesion.number:07d}" if index % 2 else ""
-            yield f"ISIC_{number:07d}_downsampled", named, lesion, SOURCE
+            msk_id = f"MSK4_{lesion.number:07d}" if index % 2 else ""
+            yield f"ISIC_{1 + index:07d}_downsampled", msk_id, lesion, SOURCE
             continue
         if lesion.first or not lesion_id:
             turn = dealt[lesion.label] = dealt.get(lesion.label, 0) + 1
@@ -186,7 +165,6 @@ def _lesion_id(split: str, used: dict[str, int]) -> str:
 
 
 def _ham10000(records: int, seed: int) -> list[tuple[str, _Lesion]]:
-    """Name and lesion of each image of HAM10000."""
     rng = generator(seed, HAM10000.dataset, "table")
     lesions = _lesions(drawn_labels(CLASSES, HAM10000.prevalence, records, rng))
     return [(f"ISIC_{24306 + i:07d}", lesion) for i, lesion in enumerate(lesions)]
@@ -195,8 +173,7 @@ def _ham10000(records: int, seed: int) -> list[tuple[str, _Lesion]]:
 def _write_ham10000(root: Path, records: int, seed: int) -> None:
     """The metadata without suffix and the images in two folders, as Dataverse has them."""
     rows = []
-    table = _ham10000(records, seed)
-    for index, (name, lesion) in enumerate(table):
+    for index, (name, lesion) in enumerate(_ham10000(records, seed)):
         age, sex = _person(HAM10000, lesion.number, seed)
         rows.append(
             {
@@ -211,9 +188,7 @@ def _write_ham10000(root: Path, records: int, seed: int) -> None:
             }
         )
         folder = root / f"HAM10000_images_part_{1 + 2 * index // records}"
-        folder.mkdir(parents=True, exist_ok=True)
-        pixels = _photograph(HAM10000, lesion, name, seed)
-        Image.fromarray(pixels).save(folder / f"{name}.jpg", quality=92)
+        save_image(_photograph(HAM10000, lesion, name, seed), folder / f"{name}.jpg", quality=92)
     write_csv(root / "HAM10000_metadata", rows)
 
 
@@ -240,10 +215,9 @@ def _write_pad(root: Path, records: int, seed: int) -> None:
                 "biopsed": str(lesion.label in ("mel", "bcc")),
             }
         )
-        folder = root / "images" / f"imgs_part_{1 + index % 3}"
-        folder.mkdir(parents=True, exist_ok=True)
-        image = Image.fromarray(_photograph(PAD, lesion, name, seed))
-        (image.convert("RGBA") if index % 10 == 3 else image).save(folder / name, compress_level=1)
+        image = _photograph(PAD, lesion, name, seed)
+        image = image.convert("RGBA") if index % 10 == 3 else image
+        save_image(image, root / f"images/imgs_part_{1 + index % 3}" / name, compress_level=1)
     write_csv(root / "metadata.csv", rows)
 
 
@@ -263,7 +237,6 @@ def _lesions(labels: Sequence[str]) -> list[_Lesion]:
 
 
 def _owners_label(dataset: str, lesion: _Lesion) -> str:
-    """One of the labels that the card maps to the lesion's class."""
     mapping = dataset_card(dataset).class_mapping
     labels = [label for label, name in mapping.items() if name == lesion.label]
     return labels[lesion.number % len(labels)]
@@ -276,10 +249,7 @@ def _person(domain: _SkinDomain, number: int, seed: int) -> tuple[str, str]:
     return ("" if number % 13 == 5 else f"{age}.0", ("male", "female", "")[number % 11 % 3])
 
 
-def _photograph(
-    domain: _SkinDomain, lesion: _Lesion, name: str, seed: int
-) -> npt.NDArray[np.uint8]:
-    """One image, (y, x, 3)."""
+def _photograph(domain: _SkinDomain, lesion: _Lesion, name: str, seed: int) -> Image.Image:
     fixed = generator(seed, domain.dataset, f"lesion {lesion.number}")
     rng = generator(seed, domain.dataset, f"image {name}")
     height, width = domain.sizes[int(rng.integers(len(domain.sizes)))]
@@ -300,13 +270,12 @@ def _photograph(
     light = 1 - domain.vignette * np.clip(y**2 + x**2 - 0.7, 0, 1.5)
     image = image * light[..., None] * np.array(domain.balance, np.float32)
     image = image + domain.noise * rng.standard_normal(image.shape, np.float32)
-    return np.asarray(np.clip(image * 255, 0, 255), np.uint8)
+    return Image.fromarray(np.asarray(np.clip(image * 255, 0, 255), np.uint8))
 
 
 def _outline(
     look: _Look, y: Floats, x: Floats, fixed: np.random.Generator, rng: np.random.Generator
 ) -> Floats:
-    """1 within the lesion, 0 beyond."""
     radius = fixed.uniform(0.38, 0.64)
     angle = np.arctan2(y, x) + rng.uniform(0, 2 * np.pi)
     wave = np.zeros_like(x)
@@ -319,9 +288,7 @@ def _outline(
 
 
 def _with_structures(image: Floats, kind: str, outline: Floats, rng: np.random.Generator) -> Floats:
-    """The image with what is typical of a class inside the lesion."""
-    shape = outline.shape
-    pattern, colour, strength = _STRUCTURES[kind](shape, rng)
+    pattern, colour, strength = _STRUCTURES[kind](outline.shape, rng)
     weight = (strength * rng.uniform(0.4, 1.0) * outline * pattern)[..., None]
     return np.asarray(image + weight * (np.array(colour, np.float32) - image), np.float32)
 
@@ -339,14 +306,10 @@ def _net(shape: tuple[int, ...], rng: Any) -> Floats:
     return np.asarray(np.clip(lines, 0, 1) ** 2, np.float32)
 
 
-def _lines(shape: tuple[int, ...], rng: Any) -> Floats:
-    return np.asarray(np.abs(texture(shape, 7.0, rng)) < 0.12, np.float32)
-
-
 _STRUCTURES: dict[str, Any] = {
     "blue": lambda shape, rng: (_blobs(shape, 14, 0.4, rng), (0.33, 0.38, 0.52), 0.8),
     "net": lambda shape, rng: (_net(shape, rng), (0.30, 0.18, 0.12), 0.6),
-    "vessels": lambda shape, rng: (_lines(shape, rng), (0.72, 0.15, 0.18), 0.9),
+    "vessels": lambda shape, rng: (abs(texture(shape, 7.0, rng)) < 0.12, (0.72, 0.15, 0.18), 0.9),
     "scales": lambda shape, rng: (_blobs(shape, 2.5, 1.0, rng), (0.95, 0.90, 0.82), 0.8),
     "dots": lambda shape, rng: (_blobs(shape, 4.0, 1.3, rng), (0.97, 0.93, 0.70), 0.9),
 }
@@ -356,7 +319,6 @@ _STRUCTURES: dict[str, Any] = {
 def _with_hairs(
     image: Floats, hairs: int, y: Floats, x: Floats, rng: np.random.Generator
 ) -> Floats:
-    """The image with dark curved lines across it."""
     for _ in range(hairs):
         turn, shift, bend = rng.uniform(0, np.pi), rng.normal(0, 0.5), rng.normal(0, 0.3)
         along, across = np.cos(turn) * x + np.sin(turn) * y, np.cos(turn) * y - np.sin(turn) * x

@@ -12,8 +12,8 @@ from scipy.io import savemat
 
 from benchmd_ray.data.cards import code_classes, dataset_card
 from benchmd_ray.data.datasets.ecg import ECG, LEADS
-from benchmd_ray.demo.draw import drawn_labels, write_csv
-from benchmd_ray.demo.ecg_signals import RATE, STEPS_PER_MV, Domain, ecg_of, generator_of
+from benchmd_ray.demo.draw import adult, drawn_labels, generator, write_csv
+from benchmd_ray.demo.ecg_signals import RATE, STEPS_PER_MV, Domain, ecg_of
 
 FIRST_PATIENT = 90_001
 """PTB-XL patient number of the first synthetic patient, beyond those of the real ones."""
@@ -70,13 +70,7 @@ TARGETS = (
 def write_ecg(
     root: Path, *, source_records: int = 560, target_records: int = 140, seed: int = 0
 ) -> dict[str, Path]:
-    """Write PTB-XL and the three target datasets as raw folders below ``root``.
-
-    PTB-XL comes in PhysioNet's layout, the targets in that of the CinC challenges. The same
-    arguments give the same bytes. The default sizes take some seconds and 130 MB.
-
-    Records are ECGs, of PTB-XL of some fewer patients.
-    """
+    """Write PTB-XL and three datasets of the CinC challenges, in ECGs; the defaults take 130 MB."""
     folders = {domain.dataset: root / domain.dataset for domain in (SOURCE, *TARGETS)}
     _write_source(folders[SOURCE.dataset], source_records, seed)
     for domain in TARGETS:
@@ -86,7 +80,7 @@ def write_ecg(
 
 def _write_source(root: Path, records: int, seed: int) -> None:
     """PTB-XL 1.0.3: the table, and header and samples of each record at 500 Hz."""
-    rng = generator_of(seed, SOURCE, "table")
+    rng = generator(seed, SOURCE.dataset, "table")
     labels = _labels(SOURCE, records, rng)
     patients = _patients(labels)
     codes = _codes_by_class(code_classes(dataset_card(SOURCE.dataset).code_table))
@@ -108,7 +102,7 @@ def _write_source(root: Path, records: int, seed: int) -> None:
 
 def _write_target(root: Path, domain: Domain, records: int, seed: int) -> None:
     """One ``.hea`` and one MATLAB v4 ``.mat`` per record, as in the CinC challenges."""
-    rng = generator_of(seed, domain, "table")
+    rng = generator(seed, domain.dataset, "table")
     table = code_classes(dataset_card(domain.dataset).code_table, domain.dataset)
     codes = _codes_by_class(table)
     unmapped = [code for code, name in table.items() if not name]
@@ -148,7 +142,6 @@ def _cinc_header(
 def _database_row(
     number: int, patient: int, fold: int, likelihoods: dict[str, float], seed: int
 ) -> dict[str, str]:
-    """A row of ``ptbxl_database.csv`` with the owner's columns."""
     age, sex = _person(SOURCE, patient, seed)
     file = f"{number // 1000 * 1000:05d}/{number:05d}"
     recorded = dt.datetime(1990, 1, 1) + dt.timedelta(days=number, seconds=number * 61)
@@ -230,6 +223,5 @@ def _likelihoods(
 
 
 def _person(domain: Domain, patient: int, seed: int) -> tuple[int, int]:
-    """Age in years, and 0 for a man or 1 for a woman."""
-    rng = generator_of(seed, domain, f"person {patient}")
-    return int(np.clip(rng.normal(62, 15), 18, 89)), int(rng.integers(2))
+    rng = generator(seed, domain.dataset, f"person {patient}")
+    return adult(rng, mean=62, deviation=15, oldest=89)

@@ -1,9 +1,7 @@
 """Synthetic electrocardiograms.
 
 An ECG is sketched as a heart dipole: P, Q, R, S, T and ST segment are Gaussians in time along a
-direction in space, repeated at a heart rate and seen by 12 leads through Dower's matrix. The class
-changes the waves, the patient turns and scales them, the dataset adds its noise. It has no
-medical meaning.
+direction in space, repeated at a heart rate and seen by 12 leads through Dower's matrix.
 """
 
 from __future__ import annotations
@@ -54,7 +52,7 @@ Waves = dict[str, npt.NDArray[np.float64]]
 
 @dataclass(frozen=True)
 class Domain:
-    """Where ECGs are recorded: on whom and with what."""
+    """Where ECGs are recorded: on whom and with what; sizes in mV, ``mains`` in Hz."""
 
     dataset: str
     prefix: str
@@ -63,13 +61,9 @@ class Domain:
     beats_per_minute: float
     amplitude: float
     noise: float
-    """White noise, mV."""
     wander: float
-    """Baseline wander, mV."""
     hum: float
-    """Mains hum, mV."""
     mains: float
-    """Mains frequency, Hz."""
     first_line: str = ""
     """CinC: first header line, with the fields name and time."""
     signal_format: str = ""
@@ -84,8 +78,8 @@ def ecg_of(
     domain: Domain, label: str, seconds: float, patient: int, number: int, seed: int
 ) -> npt.NDArray[np.int16]:
     """One recording in steps of 1/`STEPS_PER_MV` mV, (lead, time) in the order of `LEADS`."""
-    person = generator_of(seed, domain, f"heart {patient}")
-    rng = generator_of(seed, domain, f"record {number}")
+    person = generator(seed, domain.dataset, f"heart {patient}")
+    rng = generator(seed, domain.dataset, f"record {number}")
     time = np.arange(int(seconds * RATE), dtype=np.float32) / np.float32(RATE)
     interval = 60 / np.clip(person.normal(domain.beats_per_minute, 9), 48, 130)
     waves = {name: np.array(wave) for name, wave in _NORMAL.items()}
@@ -105,7 +99,8 @@ def ecg_of(
         dipole += np.array([[0.02], [0.04], [-0.06]], np.float32) * np.sin(phase)
     turn = np.eye(3) + person.normal(0, 0.2, (3, 3))
     seen = domain.amplitude * person.lognormal(0, 0.2) * (_LEAD_VECTORS @ turn @ dipole)
-    return _digital(_twelve(seen + _disturbance(domain, time, rng)))
+    millivolts = _twelve(seen + _disturbance(domain, time, rng))
+    return np.asarray(np.rint(np.clip(millivolts * STEPS_PER_MV, -32767, 32767)), np.int16)
 
 
 def _beats(
@@ -127,7 +122,6 @@ def _beats(
 
 
 def _dipole(waves: Waves, beats: npt.NDArray[np.float64], time: Floats) -> Floats:
-    """The dipole over time, (3, time) mV."""
     table = np.stack(list(waves.values()))
     centres = (beats[:, None] + table[:, 0]).ravel().astype(np.float32)
     widths = np.tile(table[:, 1], len(beats)).astype(np.float32)
@@ -151,20 +145,6 @@ def _twelve(leads: npt.NDArray[np.floating]) -> npt.NDArray[np.floating]:
     i, ii, chest = leads[0], leads[1], leads[2:]
     limbs = [i, ii, ii - i, -(i + ii) / 2, i - ii / 2, ii - i / 2]
     return np.concatenate([np.stack(limbs), chest])
-
-
-def _digital(millivolts: npt.NDArray[np.floating]) -> npt.NDArray[np.int16]:
-    steps = np.rint(np.clip(millivolts * STEPS_PER_MV, -32767, 32767))
-    return np.asarray(steps, np.int16)
-
-
-def generator_of(seed: int, domain: Domain, what: str) -> np.random.Generator:
-    """Draws of one kind for one dataset."""
-    return generator(seed, domain.dataset, what)
-
-
-def _no_finding(waves: Waves, severity: float, rng: np.random.Generator) -> None:
-    """Leave the waves as they are."""
 
 
 def _block(waves: Waves, severity: float, rng: np.random.Generator) -> None:
@@ -206,11 +186,11 @@ def _fibrillation(waves: Waves, severity: float, rng: np.random.Generator) -> No
 
 
 _FINDINGS: dict[str, Callable[[Waves, float, np.random.Generator], None]] = {
-    "normal": _no_finding,
+    "normal": lambda *_: None,
     "conduction disturbance": _block,
     "myocardial infarction": _infarction,
     "ischemic st-t changes": _ischemia,
-    "other": _no_finding,  # premature beats, drawn with the beats
+    "other": lambda *_: None,  # premature beats, drawn with the beats
     "atrial fibrillation/flutter": _fibrillation,
     "hypertrophy": _hypertrophy,
 }

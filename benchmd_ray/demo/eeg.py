@@ -2,8 +2,7 @@
 
 A night goes through wake, N1, N2, N3 and REM in cycles. Each stage is noise with a spectrum of its
 own and events: alpha waves and blinks awake, theta and rolling eyes in N1, spindles and K-complexes
-in N2, large slow waves in N3, low mixed waves and rapid eyes in REM. The person scales and shifts
-the rhythms, the dataset adds its noise, hum and sampling rate. It has no medical meaning.
+in N2, large slow waves in N3, low mixed waves and rapid eyes in REM.
 """
 
 from __future__ import annotations
@@ -28,7 +27,6 @@ FIRST_PERSON = 290_001
 SPLITS = ("train", "validation", "train", "train")
 """Splits of the first persons, over and over, so that few nights reach both."""
 SECOND_NAMES = ("EEG(sec)", "EEG2", "EEG sec", "EEG(SEC)")
-"""Names of C3-A2 in the files of SHHS."""
 CODES = {"wake": "0", "n1": "1", "n2": "2", "n3": "3", "rem": "5"}
 CYCLE = (("n1", 3), ("n2", 6), ("n3", 6), ("n2", 4), ("rem", 6), ("wake", 2))
 """Stages of a sleep cycle and about how many epochs they last."""
@@ -53,22 +51,18 @@ _EVENTS = {  # how many, width in s, Hz, µV at C3, µV at C4
 
 @dataclass(frozen=True)
 class _SleepDomain:
-    """Where nights are recorded: on whom and with what."""
+    """Where nights are recorded: on whom and with what; sizes in µV, frequencies in Hz."""
 
     dataset: str
     rate: int
-    """Sampling rate in Hz."""
     awake: int
     """Epochs before the first cycle, about."""
     amplitude: float
     noise: float
-    """White noise, µV."""
     hum: float
-    """Mains hum, µV."""
     mains: float
-    """Mains frequency, Hz."""
     limit: float
-    """Largest value that its files can hold, µV."""
+    """Largest value that its files can hold."""
 
 
 SOURCE = _SleepDomain("shhs", 125, 8, 1.0, 3.0, 0.5, 60, 125)
@@ -83,13 +77,11 @@ def write_eeg(
     epochs: int = 80,
     seed: int = 0,
 ) -> dict[str, Path]:
-    """Write the raw folders ``shhs`` and ``isruc``.
+    """Write SHHS and ISRUC-Sleep, in nights of ``epochs`` epochs of 30 s.
 
     SHHS also gets a night that nobody has staged. Some epochs are of movement, not scored or
     flat; stages and signal differ in length; channels go by several names; a recording of ISRUC
     has electrodes and mastoids one by one.
-
-    Records are nights of ``epochs`` epochs of 30 s, of SHHS each of another person.
     """
     folders = {domain.dataset: root / domain.dataset for domain in (SOURCE, TARGET)}
     _write_source(folders["shhs"], source_records, epochs, seed)
@@ -215,11 +207,7 @@ def _profusion(codes: list[str]) -> str:
 
 
 def edfio() -> Any:
-    """The package that writes EDF files.
-
-    Raises:
-        MissingExtra: It is not installed.
-    """
+    """The package that writes EDF files."""
     with importing("edfio", "writing EDF files"):
         import edfio
     return edfio
@@ -238,7 +226,6 @@ def _channel(name: str, values: Floats, rate: float, unit: str, limit: float) ->
 def _signals(
     domain: _SleepDomain, stages: list[str], rng: np.random.Generator
 ) -> tuple[Floats, Floats]:
-    """C3 and C4 of a night in µV."""
     shift, loud = rng.normal(0, 0.04), domain.amplitude * rng.lognormal(0, 0.15)
     parts = []
     for stage in stages:

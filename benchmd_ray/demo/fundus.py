@@ -1,8 +1,7 @@
 """Small raw fundus datasets in the layouts of Messidor-2, APTOS 2019 and Jinchi.
 
 A retina is an orange disc with an optic disc, vessels and a macula. The grade of retinopathy gives
-it dark and bright spots, pale patches and bleeding, the person gives it colour and vessels, the
-dataset its camera. It has no medical meaning.
+it dark and bright spots, pale patches and bleeding.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ import numpy.typing as npt
 from PIL import Image, ImageDraw, ImageFilter
 
 from benchmd_ray.data.splits import hashed_split
-from benchmd_ray.demo.draw import drawn_labels, generator, texture, write_csv
+from benchmd_ray.demo.draw import drawn_labels, generator, save_image, texture, write_csv
 
 Floats = npt.NDArray[np.float32]
 GRADES = ("0", "1", "2", "3", "4")
@@ -34,13 +33,9 @@ SIGNS = {  # smallest and largest number of dark spots, bright spots, pale patch
 
 @dataclass(frozen=True)
 class _EyeDomain:
-    """Where photographs are taken: of whom and with what."""
-
     dataset: str
     prevalence: tuple[float, ...]
-    """Share of each grade."""
     sizes: tuple[tuple[int, int], ...]
-    """Height and width of the images, in turn."""
     radius: tuple[float, float]
     """Smallest and largest radius of the retina, in shorter half sides."""
     colour: tuple[float, float, float]
@@ -86,12 +81,7 @@ JINCHI = _EyeDomain(
 def write_fundus(
     root: Path, *, source_records: int = 560, target_records: int = 140, seed: int = 0
 ) -> dict[str, Path]:
-    """Write Messidor-2, APTOS 2019 and Jinchi as raw folders below ``root``.
-
-    The same arguments give the same bytes. The default sizes take some seconds and 30 MB.
-
-    Records are images: of Messidor-2 two of a patient, one less where the number is odd.
-    """
+    """Write Messidor-2, APTOS 2019 and Jinchi, in images; the defaults take 30 MB."""
     folders = {domain.dataset: root / domain.dataset for domain in (SOURCE, APTOS, JINCHI)}
     _write_messidor(folders[SOURCE.dataset], source_records, seed)
     _write_aptos(folders[APTOS.dataset], target_records, seed)
@@ -102,30 +92,28 @@ def write_fundus(
 def _write_messidor(root: Path, records: int, seed: int) -> None:
     """Grades, pairs of eyes, and images: PNG of one part, ``.JPG`` of the other."""
     folder = root / "IMAGES"
-    folder.mkdir(parents=True, exist_ok=True)
     grades: list[dict[str, str]] = []
     pairs: list[dict[str, str]] = []
     for patient, (names, labels) in enumerate(_messidor_patients(records // 2, seed)):
         for eye, (name, label) in enumerate(zip(names, labels, strict=True)):
             gradable = patient % 40 != 11 or eye == 0
-            values = (label, str(int(label in "34")), "1") if gradable else ("", "", "0")
-            listed = name.replace(".JPG", ".jpg")  # the grades write the suffix in another way
-            grades.append(dict(zip(_MESSIDOR, (listed, *values), strict=True)))
+            grades.append(
+                {"image_id": name.replace(".JPG", ".jpg")}  # the grades write it in another way
+                | {"adjudicated_dr_grade": label if gradable else ""}
+                | {"adjudicated_dme": str(int(label in "34")) if gradable else ""}
+                | {"adjudicated_gradable": str(int(gradable))}
+            )
             image = _retina(SOURCE, label, patient, eye, name, seed)
-            image.save(folder / name, quality=92, compress_level=1)
+            save_image(image, folder / name, quality=92, compress_level=1)
         pairs.append({"left": names[0], "right": names[1]})
     grades.sort(key=lambda row: row["image_id"])
     write_csv(root / "messidor_data.csv", grades)
     write_csv(root / "messidor-2.csv", pairs, delimiter=";")
 
 
-_MESSIDOR = ("image_id", "adjudicated_dr_grade", "adjudicated_dme", "adjudicated_gradable")
-
-
 def _messidor_patients(
     patients: int, seed: int
 ) -> Iterator[tuple[tuple[str, str], tuple[str, str]]]:
-    """Names and grades of the left and the right eye of each patient."""
     rng = generator(seed, SOURCE.dataset, "table")
     used = {"train": 0, "validation": 0}
     dealt: dict[str, int] = {}
@@ -153,7 +141,6 @@ def _eye_names(patient: int, split: str, used: dict[str, int]) -> tuple[str, str
 def _write_aptos(root: Path, records: int, seed: int) -> None:
     """``train.csv`` and PNG images; now and then an image twice, with another grade."""
     folder = root / "train_images"
-    folder.mkdir(parents=True, exist_ok=True)
     rng = generator(seed, APTOS.dataset, "table")
     rows: list[dict[str, str]] = []
     for index, grade in enumerate(drawn_labels(GRADES, APTOS.prevalence, records, rng)):
@@ -162,28 +149,23 @@ def _write_aptos(root: Path, records: int, seed: int) -> None:
             shutil.copyfile(folder / f"{rows[0]['id_code']}.png", folder / f"{name}.png")
         else:
             image = _retina(APTOS, grade, index, int(rng.integers(2)), name, seed)
-            image.save(folder / f"{name}.png", compress_level=1)
+            save_image(image, folder / f"{name}.png", compress_level=1)
         rows.append({"id_code": name, "diagnosis": grade})
     write_csv(root / "train.csv", rows)
 
 
 def _write_jinchi(root: Path, records: int, seed: int) -> None:
     """``list.csv`` and JPEG images of up to four a patient; one row without a grade."""
-    root.mkdir(parents=True, exist_ok=True)
     rng = generator(seed, JINCHI.dataset, "table")
     rows = []
     for index, grade in enumerate(drawn_labels(GRADES, JINCHI.prevalence, records, rng)):
         patient, number = 1 + index // 3, 1 + index % 3
         eye = number % 2
         name = f"{patient}_{number}_{'LR'[eye]}.jpg"
-        _retina(JINCHI, grade, patient, eye, name, seed).save(root / name, quality=92)
-        davis = "" if index == 7 else DAVIS[grade]
+        save_image(_retina(JINCHI, grade, patient, eye, name, seed), root / name, quality=92)
         rows.append(
-            {
-                "Image": name,
-                "Davis_grading_of_concatenated_figures": DAVIS[grade],
-                "Davis_grading_of_one_figure": davis,
-            }
+            {"Image": name, "Davis_grading_of_concatenated_figures": DAVIS[grade]}
+            | {"Davis_grading_of_one_figure": "" if index == 7 else DAVIS[grade]}
         )
     write_csv(root / "list.csv", rows)
 
@@ -219,7 +201,6 @@ def _retina(
 
 
 def _laid(image: Floats, mask: Image.Image, colour: tuple[float, float, float]) -> Floats:
-    """The image with a colour where a mask is 255."""
     weight = np.asarray(mask, np.float32)[..., None] / 255
     return np.asarray(image + weight * (np.array(colour, np.float32) - image), np.float32)
 
@@ -245,7 +226,6 @@ def _vessels(
 
 
 def _with_signs(image: Floats, grade: str, radius: float, rng: np.random.Generator) -> Floats:
-    """The image with the signs of a grade."""
     kinds = (  # smallest and largest radius, in radii of the retina; colour; blur in pixels
         (0.014, 0.028, (0.30, 0.03, 0.02), 0.5),
         (0.016, 0.034, (0.98, 0.92, 0.45), 0.5),

@@ -3,12 +3,10 @@
 A breast is half an ellipse at the edge of the image, with a texture of gland inside and a bright
 marker next to it. The higher the BI-RADS assessment, the brighter the breast, and the larger and
 brighter a mass in it. The target looks like digitised film: grainy, dark, with a bright frame.
-It has no medical meaning.
 """
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,9 +14,16 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 from pydicom import uid
-from pydicom.dataset import FileDataset, FileMetaDataset
 
-from benchmd_ray.demo.draw import drawn_labels, generator, texture, write_csv
+from benchmd_ray.demo.draw import (
+    drawn_labels,
+    generator,
+    hex_name,
+    save_dicom,
+    texture,
+    uid_of,
+    write_csv,
+)
 from benchmd_ray.modality.modalities import modality
 
 Floats = npt.NDArray[np.floating]
@@ -41,17 +46,13 @@ calcifications, assessments of 0."""
 
 @dataclass(frozen=True)
 class _BreastDomain:
-    """Where mammograms are taken."""
-
     dataset: str
     prevalence: tuple[float, ...]
-    """Share of each class among the breasts."""
     gamma: float
     """Exponent of the grey levels: how dark they are rendered."""
     noise: float
     """Grain, as a share of the range of grey levels."""
     frame: int
-    """Width of a bright frame in pixels."""
 
 
 SOURCE = _BreastDomain("vindr-mammo", (0.36, 0.24, 0.16, 0.14, 0.1), 1.0, 0.015, 0)
@@ -60,8 +61,6 @@ TARGET = _BreastDomain("cbis-ddsm", (0.1, 0.15, 0.25, 0.3, 0.2), 1.25, 0.05, 3)
 
 @dataclass(frozen=True)
 class _Encoding:
-    """How the pixels of a file are stored."""
-
     bits: int
     inverted: bool = False
     syntax: str = uid.ExplicitVRLittleEndian
@@ -73,17 +72,12 @@ ENCODINGS = (
     _Encoding(12, syntax=uid.JPEG2000Lossless),
     _Encoding(16, inverted=True, syntax=uid.JPEG2000Lossless),
 )
-"""VinDr-Mammo: one after the other."""
 
 
 @dataclass(frozen=True)
 class _BreastFilm:
-    """One image."""
-
     number: int
-    """From 1."""
     patient: int
-    """From 1."""
     side: str
     view: str
     label: str
@@ -96,13 +90,7 @@ class _BreastFilm:
 def write_mammo(
     root: Path, *, source_records: int = 480, target_records: int = 120, seed: int = 0
 ) -> dict[str, Path]:
-    """Write VinDr-Mammo and CBIS-DDSM as raw folders below ``root``.
-
-    Files, folders and columns are the owners'. The same arguments give the same bytes. The default
-    sizes take some seconds and 20 MB.
-
-    Records are images: of VinDr-Mammo four of each exam, of CBIS-DDSM those of its test sets.
-    """
+    """Write VinDr-Mammo and CBIS-DDSM, in images; the defaults take 20 MB."""
     folders = {domain.dataset: root / domain.dataset for domain in (SOURCE, TARGET)}
     _write_vindr(folders["vindr-mammo"], source_records, seed)
     _write_cbis(folders["cbis-ddsm"], target_records, seed)
@@ -129,11 +117,14 @@ def _write_vindr(root: Path, records: int, seed: int) -> None:
     """One folder per exam; tables of breasts and of headers; a file that no table names."""
     breasts, headers = [], []
     for film in _films(SOURCE, ["L", "R"] * (records // 4 + 1), records, seed):
-        study, image = _hex(seed, f"study {film.patient}"), _hex(seed, f"image {film.number}")
+        study, image = (
+            hex_name(seed, f"study {film.patient}"),
+            hex_name(seed, f"image {film.number}"),
+        )
         encoding = ENCODINGS[film.number % len(ENCODINGS)]
         _save(_drawn(SOURCE, film, seed), encoding, root / f"images/{study}/{image}.dicom")
         breasts.append(
-            {"study_id": study, "series_id": _hex(seed, f"series {film.patient}")}
+            {"study_id": study, "series_id": hex_name(seed, f"series {film.patient}")}
             | {"image_id": image, "laterality": film.side, "view_position": film.view}
             | {"height": str(HEIGHT), "width": str(WIDTH), "breast_birads": film.label}
             | {"breast_density": f"DENSITY {'ABCD'[film.patient % 4]}"}
@@ -148,9 +139,8 @@ def _write_vindr(root: Path, records: int, seed: int) -> None:
     write_csv(root / "breast-level_annotations.csv", breasts, lineterminator="\r\n")
     write_csv(root / "metadata.csv", headers, lineterminator="\r\n")
     stray = _drawn(SOURCE, _BreastFilm(0, 0, "L", "CC", CLASSES[0]), seed)
-    _save(
-        stray, ENCODINGS[0], root / f"images/{_hex(seed, 'study 0')}/{_hex(seed, 'image 0')}.dicom"
-    )
+    study, image = hex_name(seed, "study 0"), hex_name(seed, "image 0")
+    _save(stray, ENCODINGS[0], root / f"images/{study}/{image}.dicom")
 
 
 def _write_cbis(root: Path, records: int, seed: int) -> None:
@@ -196,8 +186,8 @@ def _abnormalities(film: _BreastFilm, kind: str, kinds: int, seed: int) -> list[
     rows = []
     for number, level in enumerate(levels, 1):
         paths = {
-            f"{what} file path": f"{series}{suffix}/{_uid(seed, series, suffix, 'study')}/"
-            f"{_uid(seed, series, suffix, 'series')}/{file}"
+            f"{what} file path": f"{series}{suffix}/{uid_of(seed, series, suffix, 'study')}/"
+            f"{uid_of(seed, series, suffix, 'series')}/{file}"
             for what, suffix, file in (
                 ("image", "", "000000.dcm"),
                 ("cropped image", f"_{number}", "000000.dcm"),
@@ -221,7 +211,6 @@ def _abnormalities(film: _BreastFilm, kind: str, kinds: int, seed: int) -> list[
 
 
 def _there(path: str) -> str:
-    """Where a file lies that a table calls 000000.dcm."""
     return path.replace("000000.dcm", "1-1.dcm")
 
 
@@ -256,31 +245,16 @@ def _save(grey: Floats, encoding: _Encoding, path: Path) -> None:
     """Write a DICOM file; its patient is nobody."""
     top = 2**encoding.bits - 1
     values = np.rint(grey * top).astype(np.uint16)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    name = _uid(0, *path.parts[-4:])
-    meta = FileMetaDataset()
-    meta.MediaStorageSOPClassUID = uid.DigitalMammographyXRayImageStorageForPresentation
-    meta.MediaStorageSOPInstanceUID = uid.UID(name)
-    meta.TransferSyntaxUID = uid.ExplicitVRLittleEndian
-    dataset = FileDataset(path.as_posix(), {}, file_meta=meta, preamble=b"\0" * 128)
-    dataset.SOPClassUID, dataset.SOPInstanceUID = meta.MediaStorageSOPClassUID, name
-    dataset.Modality, dataset.PatientID, dataset.PatientName = "MG", "", ""
-    dataset.Rows, dataset.Columns = values.shape
-    dataset.SamplesPerPixel, dataset.PixelRepresentation, dataset.BitsAllocated = 1, 0, 16
-    dataset.BitsStored, dataset.HighBit = encoding.bits, encoding.bits - 1
-    dataset.PhotometricInterpretation = f"MONOCHROME{1 if encoding.inverted else 2}"
-    dataset.RescaleSlope, dataset.RescaleIntercept = "1", "0"
-    dataset.PixelData = (top - values if encoding.inverted else values).tobytes()
-    if encoding.syntax != uid.ExplicitVRLittleEndian:
-        dataset.compress(encoding.syntax, generate_instance_uid=False)
-    dataset.save_as(path, enforce_file_format=True)
-
-
-def _hex(seed: int, what: str) -> str:
-    """A name as VinDr-Mammo's: 32 hex digits."""
-    return hashlib.blake2b(f"{seed}/{what}".encode(), digest_size=16).hexdigest()
-
-
-def _uid(seed: int, *what: str) -> str:
-    """A DICOM UID derived from names."""
-    return f"2.25.{int(_hex(seed, '/'.join(what)), 16)}"
+    save_dicom(
+        path,
+        top - values if encoding.inverted else values,
+        (uid.DigitalMammographyXRayImageStorageForPresentation, uid_of(0, *path.parts[-4:])),
+        syntax=encoding.syntax,
+        Modality="MG",
+        PatientID="",
+        PatientName="",
+        RescaleSlope="1",
+        RescaleIntercept="0",
+        BitsStored=encoding.bits,
+        PhotometricInterpretation=f"MONOCHROME{1 if encoding.inverted else 2}",
+    )

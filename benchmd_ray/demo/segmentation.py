@@ -1,8 +1,7 @@
 """Small raw volumes with masks in the layout of the Medical Segmentation Decathlon.
 
 A volume shows a bright bean with a darker end in grey noise; the mask has the one as ``anterior``
-and the other as ``posterior``. Extents vary, and files are as scanners hand them out: voxels of
-unequal size, axes in either direction. It has no medical meaning.
+and the other as ``posterior``.
 """
 
 from __future__ import annotations
@@ -28,10 +27,7 @@ FLIPS = ((-1.0, -1.0, 1.0), (1.0, 1.0, 1.0), (1.0, -1.0, -1.0))
 def write_segmentation(
     root: Path, *, source_records: int = 24, target_records: int = 0, seed: int = 0
 ) -> dict[str, Path]:
-    """Write a dataset as a raw folder below ``root``.
-
-    The same arguments give the same voxels. There is no target.
-    """
+    """Write a dataset as a raw folder below ``root``. There is no target."""
     itk, folder = simple_itk(), root / DATASET
     for name in ("imagesTr", "labelsTr"):
         (folder / name).mkdir(parents=True, exist_ok=True)

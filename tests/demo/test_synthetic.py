@@ -3,27 +3,19 @@
 from __future__ import annotations
 
 import csv
-import hashlib
 
 import numpy as np
 import pytest
 import wfdb
 from kinds import CLASSES
 from scipy.io import loadmat
+from written import content
 
 from benchmd_ray.data.cards import code_classes
 from benchmd_ray.demo import write_ecg
 
 CLASSES = CLASSES["ecg"]
 NUMBERS = {"chapman-shaoxing": "JS00001", "georgia": "E00001", "cpsc": "A0001"}
-
-
-def content(root) -> dict[str, str]:
-    files = [path for path in sorted(root.rglob("*")) if path.is_file()]
-    return {
-        path.relative_to(root).as_posix(): hashlib.sha256(path.read_bytes()).hexdigest()
-        for path in files
-    }
 
 
 def test_same_seed_gives_the_same_bytes(tmp_path):

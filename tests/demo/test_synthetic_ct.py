@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import hashlib
 import json
 import math
 import re
@@ -16,6 +15,7 @@ import pytest
 import SimpleITK
 from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import roc_auc_score
+from written import content
 
 from benchmd_ray.data.batches import Worker
 from benchmd_ray.data.catalog import Catalog
@@ -32,14 +32,6 @@ from benchmd_ray.training.reporter import Reporter
 from benchmd_ray.training.transfer import transfer
 
 pytestmark = pytest.mark.slow
-
-
-def content(root: Path) -> dict[str, str]:
-    return {
-        path.relative_to(root).as_posix(): hashlib.sha256(path.read_bytes()).hexdigest()
-        for path in sorted(root.rglob("*"))
-        if path.is_file()
-    }
 
 
 def test_same_seed_gives_the_same_bytes(tmp_path):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +11,7 @@ import pytest
 from PIL import Image
 from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import roc_auc_score
+from written import content
 
 from benchmd_ray.data.cards import dataset_card
 from benchmd_ray.data.datasets import DATASETS
@@ -22,14 +22,6 @@ from benchmd_ray.demo.cxr import write_cxr
 pytestmark = pytest.mark.slow
 
 NAMES = ("mimic-cxr", "chexpert", "vindr-cxr")
-
-
-def content(root: Path) -> dict[str, str]:
-    return {
-        path.relative_to(root).as_posix(): hashlib.sha256(path.read_bytes()).hexdigest()
-        for path in sorted(root.rglob("*"))
-        if path.is_file()
-    }
 
 
 def records(root: Path, name: str):

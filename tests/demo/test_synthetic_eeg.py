@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import re
 from pathlib import Path
 
@@ -13,6 +12,7 @@ from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import roc_auc_score
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
+from written import content
 
 from benchmd_ray.data.cards import dataset_card
 from benchmd_ray.data.datasets import DATASETS
@@ -20,14 +20,6 @@ from benchmd_ray.data.raw import Choices
 from benchmd_ray.demo import WRITERS, write_eeg
 
 BANDS = ((0.5, 2), (2, 4), (4, 8), (8, 12), (12, 16), (16, 30))
-
-
-def content(root: Path) -> dict[str, str]:
-    return {
-        path.relative_to(root).as_posix(): hashlib.sha256(path.read_bytes()).hexdigest()
-        for path in sorted(root.rglob("*"))
-        if path.is_file()
-    }
 
 
 def read_all(root: Path, name: str) -> dict[str, tuple[np.ndarray, np.ndarray]]:

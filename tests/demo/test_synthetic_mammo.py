@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import hashlib
-from pathlib import Path
-
 import numpy as np
 import pandas as pd
 import pydicom
 import pytest
 from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import roc_auc_score
+from written import content
 
 from benchmd_ray.data.cards import dataset_card
 from benchmd_ray.data.datasets import DATASETS
@@ -21,14 +19,6 @@ from benchmd_ray.demo.mammo import write_mammo
 pytestmark = pytest.mark.slow
 
 NAMES = ("vindr-mammo", "cbis-ddsm")
-
-
-def content(root: Path) -> dict[str, str]:
-    return {
-        path.relative_to(root).as_posix(): hashlib.sha256(path.read_bytes()).hexdigest()
-        for path in sorted(root.rglob("*"))
-        if path.is_file()
-    }
 
 
 @pytest.fixture(scope="module")

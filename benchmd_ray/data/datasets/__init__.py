@@ -1,4 +1,8 @@
-"""One module per raw layout: it lists what a raw folder holds and turns a file into records."""
+"""One module per raw layout: it lists what a raw folder holds and turns a file into records.
+
+`discover` raises `BenchmdError` where tables or folders are not as expected; `read` raises
+`RecordError` of a file that is quarantined, `RecordExcluded` of one that the protocol leaves out.
+"""
 
 from __future__ import annotations
 
@@ -79,11 +83,7 @@ LISTED = RawReader(listed.discover, listed.read)
 
 
 def dataset_of(card: DatasetCard) -> RawReader:
-    """The code that knows the raw layout of a card's dataset.
-
-    Raises:
-        BenchmdError: There is none, or it cannot be imported.
-    """
+    """The code that knows the raw layout of a card's dataset."""
     if card.files is not None:
         return LISTED
     name = card.collection or card.name
@@ -98,23 +98,20 @@ def dataset_of(card: DatasetCard) -> RawReader:
     return DATASETS[name]
 
 
-def require_readers(card: DatasetCard, found: Discovery) -> None:
-    """Refuse to read a dataset's files where a package for it is not installed.
-
-    Raises:
-        MissingExtra: One is not there.
-    """
+def require_readers(card: DatasetCard, discovery: Discovery) -> None:
+    """Refuse to read a dataset's files where a package for it is not installed."""
     packages = dataset_of(card).packages
     if card.files is not None:
-        packages = any_file.packages_for(item.path for item in found.items)
+        packages = any_file.packages_for(item.path for item in discovery.items)
     require(f"reading the files of {card.name}", *packages)
 
 
 def versions_of(card: DatasetCard) -> dict[str, int | str]:
     """Versions of the code that decides what a dataset's records are.
 
-    Others make another catalog: of the package's modules the `VERSION` of each that the dataset's
-    own uses, and of a module outside the SHA-256 of its source.
+    Of the package's modules, the `VERSION` of each that the dataset's module uses, which is raised
+    whenever the same files give other records, labels or splits; of others the SHA-256 of the
+    source.
     """
     reader = dataset_of(card)
     if reader.source:
@@ -138,7 +135,6 @@ def versions_of(card: DatasetCard) -> dict[str, int | str]:
 
 
 def _outside(name: str, dataset: str) -> RawReader:
-    """The dataset of a module outside the package, which defines ``discover`` and ``read``."""
     spec = find_module(name)
     if spec is None or not spec.origin:
         raise BenchmdError(

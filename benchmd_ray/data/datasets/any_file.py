@@ -39,7 +39,6 @@ from benchmd_ray.errors import composed
 from benchmd_ray.modality.signals import Signal, valid_area
 
 VERSION = 4
-"""Raised whenever what is stored of a file changes."""
 PACKAGES = {"SimpleITK": (".nii", ".nii.gz", ".mhd"), "mne": (".edf",)}
 """What is needed to read files, by the endings of their names."""
 MAX_CSV_BYTES = 2**28
@@ -57,7 +56,6 @@ class FilePart(NamedTuple):
     """What a file gives for one record."""
 
     signal: npt.NDArray[np.int16] | npt.NDArray[np.uint8]
-    """``stored_shape`` of the signal."""
     scale: float
     valid_size: tuple[int, ...]
 
@@ -65,8 +63,8 @@ class FilePart(NamedTuple):
     def is_constant(self) -> bool:
         """Whether it holds only one value in each channel, of which no normaliser makes sense."""
         inside = valid_area(self.signal.shape[1:], self.valid_size)
-        own = self.signal[:, *inside].reshape(len(self.signal), -1)
-        return bool((own == own[:, :1]).all())
+        valid = self.signal[:, *inside].reshape(len(self.signal), -1)
+        return bool((valid == valid[:, :1]).all())
 
 
 def suffixes(signal: Signal) -> tuple[str, ...]:
@@ -76,8 +74,8 @@ def suffixes(signal: Signal) -> tuple[str, ...]:
 
 def ending(name: str, signal: Signal) -> str:
     """How a file's name ends, as it is written, if a signal of these axes is read from such."""
-    known = [end for end in _formats(signal) if name.lower().endswith(end)]
-    return name[-max(map(len, known)) :] if known else ""
+    endings = [end for end in _formats(signal) if name.lower().endswith(end)]
+    return name[-max(map(len, endings)) :] if endings else ""
 
 
 def packages_for(paths: Iterable[str]) -> tuple[str, ...]:
@@ -96,25 +94,14 @@ def is_volume(signal: Signal) -> bool:
 def read_file(
     path: Path, signal: Signal, files: Files, warnings: Counter[str] | None = None
 ) -> list[FilePart]:
-    """What a file gives: one part, or the segments or windows of a longer signal.
+    """What a file, or the folder of a DICOM series, gives: the parts it is cut into, or all of it.
 
-    - Signals over time, (channel, time), are resampled to the signal's rate and are in its unit:
-      WFDB and EDF files say their rate and voltage, other files hold the unit itself. Shorter ones
-      are padded with zeros on both sides.
-    - Images, (y, x) or (y, x, channel), keep their aspect ratio (decision D3).
-    - Volumes, (z, y, x) or (channel, z, y, x), are cut into windows of slices, each of which is
-      resized whatever its aspect ratio (decision D5). Shorter ones are padded with their smallest
-      value behind the last slice.
-
-    Args:
-        path: The file, its format known by its ending; or the folder of a DICOM series.
-        signal: What is stored.
-        files: What the card says of the files.
-        warnings: Where what is unusual about the file is counted.
-
-    Raises:
-        RecordError: Its format is unknown or of other signals, or it cannot be read as the signal.
-        RecordExcluded: It has no sample.
+    Signals over time, (channel, time), are resampled to the signal's rate, in its unit: WFDB and
+    EDF files say their rate and voltage, others hold the unit itself. Short ones are padded with
+    zeros on both sides. Images, (y, x) or (y, x, channel), keep their aspect ratio (decision D3).
+    Volumes, (z, y, x) or (channel, z, y, x), are cut into windows of slices, which are resized
+    whatever their aspect ratio (decision D5); short ones are padded with their smallest value
+    behind the last slice. What is unusual about the file is counted in ``warnings``.
     """
     formats = _formats(signal)
     end = ".dcm" if path.is_dir() else ending(path.name, signal).lower()
@@ -128,13 +115,13 @@ def read_file(
         values, rate = content
         return _over_time(values, rate or files.rate, signal, files)
     if is_volume(signal):
-        said = [name for one in content for name in getattr(one, "warnings", ())]
+        oddities = [name for volume in content for name in getattr(volume, "warnings", ())]
         parts = _volume(content, signal, files)
     else:
-        picture, said = content
+        picture, oddities = content
         parts = [_image(picture, signal)]
     if warnings is not None:
-        warnings.update(dict.fromkeys(said, 1))
+        warnings.update(dict.fromkeys(oddities, 1))
     return parts
 
 
@@ -145,7 +132,6 @@ def _formats(signal: Signal) -> dict[str, Callable[[Path, Signal, Files], Any]]:
 
 
 def _image(values: Array, signal: Signal) -> FilePart:
-    """An image of (y, x) or (y, x, channel)."""
     if (values == values[0, 0]).all():
         raise RecordError("every pixel is the same; expected an image")
     if values.ndim != 2 + (signal.stored_shape[0] > 1):
@@ -180,7 +166,6 @@ def _finite(values: Array) -> Array:
 
 
 def _volume(channels: Sequence[Volume | Array], signal: Signal, files: Files) -> list[FilePart]:
-    """Windows of slices of a volume."""
     count, depth, *box = signal.stored_shape
     if len(channels) != count:
         raise RecordError(f"it has {len(channels)} channels, expected {count}")
@@ -188,20 +173,20 @@ def _volume(channels: Sequence[Volume | Array], signal: Signal, files: Files) ->
     if math.prod(shape) > MAX_VOXELS:
         raise RecordError(f"resized it has {shape} voxels, expected at most {MAX_VOXELS:,}")
     slices = np.empty(shape, np.float32)
-    for own, volume in zip(slices, channels, strict=True):
+    for channel, volume in zip(slices, channels, strict=True):
         planes = volume.slices() if isinstance(volume, Volume) else volume
         for number, plane in enumerate(planes):
             if signal.dtype == "uint8":
                 _of_bytes(plane, signal)
-            own[number] = stretched(_finite(plane), (box[0], box[1]))
+            channel[number] = stretched(_finite(plane), (box[0], box[1]))
     lowest = slices.min()
     if lowest == slices.max():
         raise RecordError("every voxel is the same; expected a volume")
-    held = slices.shape[1]
-    starts = window_starts(held, depth)
+    total = slices.shape[1]
+    starts = window_starts(total, depth)
     if files.cut != "segments":
-        starts = [max(0, held - depth) // 2 if files.cut == "centre" else 0]
-    behind = ((0, 0), (0, max(0, depth - held)), (0, 0), (0, 0))
+        starts = [max(0, total - depth) // 2 if files.cut == "centre" else 0]
+    behind = ((0, 0), (0, max(0, depth - total)), (0, 0), (0, 0))
     parts = []
     for start in starts:
         window = np.pad(slices[:, start : start + depth], behind, constant_values=lowest)
@@ -209,12 +194,11 @@ def _volume(channels: Sequence[Volume | Array], signal: Signal, files: Files) ->
             steps, scale = np.rint(window).astype(np.uint8), 1.0
         else:
             steps, scale = quantise(window.astype(np.float64))
-        parts.append(FilePart(steps, scale, (min(held, depth), *box)))
+        parts.append(FilePart(steps, scale, (min(total, depth), *box)))
     return parts
 
 
 def _over_time(values: Values, rate: float | None, signal: Signal, files: Files) -> list[FilePart]:
-    """Segments of a signal, (channel, time), in its unit."""
     length = signal.stored_shape[-1]
     if rate is None or signal.rate is None:
         raise RecordError("its sampling rate is not known: state it in the card, as rate of files")
@@ -223,11 +207,11 @@ def _over_time(values: Values, rate: float | None, signal: Signal, files: Files)
     if (values == values[:, :1]).all():
         raise RecordError("every channel is constant; expected a signal")
     resampled = resample(_finite(values), rate, signal.rate)
-    held = resampled.shape[-1]
-    if files.cut == "segments" and held >= length:
+    samples = resampled.shape[-1]
+    if files.cut == "segments" and samples >= length:
         parts = segments(resampled, length)
     else:
-        start = max(0, held - length) // 2 if files.cut == "centre" else 0
+        start = max(0, samples - length) // 2 if files.cut == "centre" else 0
         parts = [resampled[..., start : start + length]]
     return [_padded(part, length) for part in parts]
 
@@ -240,11 +224,7 @@ def _padded(part: npt.NDArray[Any], length: int) -> FilePart:
 
 
 def _chosen(names: Sequence[str], signal: Signal, files: Files) -> list[int]:
-    """Places of the signal's channels in a file: by name where both name them, else as they come.
-
-    Raises:
-        RecordError: One is missing, or there are other numbers of channels.
-    """
+    """Places of the signal's channels in a file: by name where both name them, else in order."""
     wanted = [files.channels.get(name, name) for name in signal.channels]
     if wanted and any(names):
         plain = [_plain_name(name) for name in names]
@@ -271,25 +251,24 @@ def _edf(path: Path, signal: Signal, files: Files) -> OverTime:
     if not signal.channels:
         raise RecordError(f"the signal {signal.name} names no channels: EDF files have many")
     names = [files.channels.get(name, name) for name in signal.channels]
-    held = read_edf(path, names)
-    rates = [held.rates[name] for name in names]
+    recording = read_edf(path, names)
+    rates = [recording.rates[name] for name in names]
     unit = _microvolts(signal)
     if len(set(rates)) == 1:
-        stacked = np.stack([held.signals[name] for name in names])
+        stacked = np.stack([recording.signals[name] for name in names])
         stacked /= unit
         return stacked, rates[0]
     if signal.rate is None:
         raise RecordError("its channels have several rates, and the signal has none")
     values = [
-        resample(held.signals[name] / unit, rate, signal.rate)
+        resample(recording.signals[name] / unit, rate, signal.rate)
         for name, rate in zip(names, rates, strict=True)
     ]
     shortest = min(map(len, values))  # by rounding, a sample
-    return np.stack([own[:shortest] for own in values]), signal.rate
+    return np.stack([channel[:shortest] for channel in values]), signal.rate
 
 
 def _microvolts(signal: Signal) -> float:
-    """µV in one unit of a signal."""
     unit = microvolts(signal.unit)
     if unit is None:
         raise RecordError(
@@ -324,7 +303,6 @@ def _plane(path: Path, signal: Signal, files: Files) -> Picture:
 
 
 def _planes(path: Path, signal: Signal, files: Files) -> list[Array]:
-    """Each channel of an array (z, y, x) or (channel, z, y, x)."""
     values = read_array(path, files.key)
     values = values[None] if values.ndim == 3 else values
     if values.ndim != 4 or values.shape[1] > MAX_SLICES:
@@ -371,10 +349,6 @@ def _first_line(text: bytes) -> str:
     return text[:4096].split(b"\n", 1)[0].decode("utf-8", "replace")
 
 
-def _pixels(path: Path, signal: Signal, _: Files) -> Picture:
-    return read_image(path, signal.stored_shape[0]), []
-
-
 def _dicom(path: Path, signal: Signal, _: Files) -> Picture:
     if signal.dtype == "uint8":
         warnings = Counter[str]()
@@ -385,22 +359,21 @@ def _dicom(path: Path, signal: Signal, _: Files) -> Picture:
     return values, unusual(stored, values, dataset)
 
 
-def _series(path: Path, signal: Signal, _: Files) -> list[Volume]:
-    return [read_series(path if path.is_dir() else [path], ct=signal.unit == "HU")]
-
-
 ARRAYS = (".npy", ".npz", ".h5", ".hdf5")
 PICTURES = (".png", ".jpg", ".jpeg", ".tif", ".tiff", ".bmp", ".pgm", ".ppm")
 IMAGES: dict[str, Callable[[Path, Signal, Files], Picture]] = {
-    **dict.fromkeys(PICTURES, _pixels),
+    **dict.fromkeys(
+        PICTURES, lambda path, signal, _: (read_image(path, signal.stored_shape[0]), [])
+    ),
     **dict.fromkeys((".dcm", ".dicom"), _dicom),
     **dict.fromkeys(ARRAYS, _plane),
 }
-"""Readers of images, by the ending of a file."""
 VOLUMES: dict[str, Callable[[Path, Signal, Files], Sequence[Volume | Array]]] = {
     **dict.fromkeys((".nii", ".nii.gz"), lambda path, *_: [read_nifti(path)]),
     ".mhd": lambda path, *_: [read_mhd(path)],
-    ".dcm": _series,
+    ".dcm": lambda path, signal, _: [
+        read_series(path if path.is_dir() else [path], ct=signal.unit == "HU")
+    ],
     **dict.fromkeys(ARRAYS, _planes),
 }
 """Readers of volumes: each channel of one, by its slices."""
@@ -410,4 +383,3 @@ OVER_TIME: dict[str, Callable[[Path, Signal, Files], OverTime]] = {
     **dict.fromkeys((".csv", ".tsv"), _csv),
     **dict.fromkeys(ARRAYS, _samples),
 }
-"""Readers of signals over time."""

@@ -14,7 +14,6 @@ from benchmd_ray.data.raw import Choices, Discovery, files
 from benchmd_ray.data.tables import read_rows
 
 VERSION = 1
-"""Raised whenever the records, labels or splits change that the same files give."""
 GRADES = "train.csv"
 FOLDER = "train_images"
 

@@ -17,7 +17,6 @@ from benchmd_ray.data.tables import age, read_rows, sex
 from benchmd_ray.errors import BenchmdError
 
 VERSION = 1
-"""Raised whenever the records, labels or splits change that the same files give."""
 FOLDER = "ISIC_2019_Training_Input"
 LABELS = "ISIC_2019_Training_GroundTruth.csv"
 METADATA = "ISIC_2019_Training_Metadata.csv"
@@ -28,11 +27,11 @@ HAM10000 = range(24306, 34321)
 def discover(root: Path, card: DatasetCard, choices: Choices) -> Discovery:
     """List the images."""
     diagnoses = list(card.class_mapping)
-    known = _metadata(root, choices)
+    metadata_by_image = _metadata(root, choices)
     photographs = []
     for row in read_rows(root / LABELS, ("image", *diagnoses), "the ISIC 2019 challenge"):
         name = row["image"]
-        about = known.get(name, {})
+        about = metadata_by_image.get(name, {})
         lesion = about.get("lesion_id", "")
         of_target = choices.policy == "clean" and of_ham10000(name, lesion)
         photographs.append(

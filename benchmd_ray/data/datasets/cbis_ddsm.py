@@ -1,8 +1,7 @@
 """CBIS-DDSM, as TCIA hands it out: digitised films in DICOM; the official test sets (D19).
 
-The tables have one row per abnormality, and there is one table for masses and one for
-calcifications; a film with both kinds is in both sets, as two files of one image. A record is an
-image: its label is the highest BI-RADS assessment of its abnormalities of either kind.
+The tables of masses and of calcifications have a row per abnormality; a film with both is in both
+sets, as two files. A record is an image, labelled with its highest BI-RADS assessment.
 Source: https://www.cancerimagingarchive.net/collection/cbis-ddsm/.
 """
 
@@ -22,7 +21,6 @@ from benchmd_ray.data.tables import read_rows
 from benchmd_ray.errors import BenchmdError
 
 VERSION = 1
-"""Raised whenever the records, labels or splits change that the same files give."""
 TABLES = ("mass_case_description_test_set.csv", "calc_case_description_test_set.csv")
 COLUMNS = ("assessment", "image file path")
 SERIES = re.compile(r"(?:Mass|Calc)-Test_(P_\d+)_(LEFT|RIGHT)_(CC|MLO)")
@@ -33,8 +31,6 @@ SEVERAL = "several files lie in its folder, and none where the table says"
 
 @dataclass
 class _Film:
-    """One image and its rows."""
-
     patient: str
     view: str
     """Side and view, such as L-CC."""
@@ -43,23 +39,22 @@ class _Film:
     """Where the table says that its files lie, by the name of their series."""
 
     def label(self, card: DatasetCard) -> tuple[str, str]:
-        """The highest of its classes, or why it has none."""
         classes = [class_of(card, assessment) for assessment in self.assessments]
-        known = [name for name, reason in classes if not reason]
-        return (max(known, key=card.classes.index), "") if known else classes[0]
+        names = [name for name, reason in classes if not reason]
+        return (max(names, key=card.classes.index), "") if names else classes[0]
 
 
 def discover(root: Path, card: DatasetCard, choices: Choices) -> Discovery:
     """List the films of both test sets."""
-    found: dict[str, list[Path]] = {}
+    series_paths: dict[str, list[Path]] = {}
     for path in files(root, "*.dcm"):
         for part in path.relative_to(root).parts[:-1]:
             if SERIES.fullmatch(part):
-                found.setdefault(part, []).append(path.relative_to(root))
+                series_paths.setdefault(part, []).append(path.relative_to(root))
     films = _films(root)
     named = {series for film in films for series in film.folders}
     items, missing = [], []
-    excluded = Counter({NO_ROW: len(found.keys() - named)})
+    excluded = Counter({NO_ROW: len(series_paths.keys() - named)})
     for film in films:
         patient = hashed_patient(card.name, film.patient)
         record_id = f"{patient}-{film.view}"
@@ -67,7 +62,7 @@ def discover(root: Path, card: DatasetCard, choices: Choices) -> Discovery:
         if reason:
             excluded[reason] += len(film.folders)
             continue
-        there = [_one(found.get(s, []), folder) for s, folder in film.folders.items()]
+        there = [_one(series_paths.get(s, []), folder) for s, folder in film.folders.items()]
         missing += [f"a film of record {record_id}" for path in there if path == ""]
         excluded[SEVERAL] += there.count(None)
         paths = [path for path in there if path]
@@ -87,11 +82,6 @@ def discover(root: Path, card: DatasetCard, choices: Choices) -> Discovery:
 
 
 def _films(root: Path) -> list[_Film]:
-    """The images of both tables in their order.
-
-    Raises:
-        BenchmdError: A row does not say which image it is about.
-    """
     films: dict[tuple[str, str], _Film] = {}
     for table in TABLES:
         rows = read_rows(root / table, COLUMNS, "CBIS-DDSM")
@@ -113,13 +103,10 @@ def _films(root: Path) -> list[_Film]:
 
 
 def _one(paths: list[Path], folder: str) -> str | None:
-    """The file of a series: its only one, or the one where the table says.
+    """The only file of a series, or that where the table says; empty without one, None if unclear.
 
     The table calls it 000000.dcm; it has been handed out as 1-1.dcm, and by readable folder names
     instead of UIDs.
-
-    Returns:
-        Its path, empty where there is none, None where it is not clear which one it is.
     """
     named = [path for path in paths if path.parent.as_posix().endswith(f"/{folder}")]
     chosen = named if len(named) == 1 else paths

@@ -1,8 +1,7 @@
 """CheXpert: its validation set and its test set, both labelled by radiologists (decision D19).
 
-The validation set comes with the dataset (``valid.csv``, in CheXpert-v1.0-small and in the full
-one), the test set on its own: with one row per image (``test_labels.csv``) or one per study
-(``groundtruth.csv``). Names of files and columns tell them apart.
+The validation set comes with the dataset (``valid.csv``); the test set is separate, with a row per
+image (``test_labels.csv``) or per study (``groundtruth.csv``).
 Source: https://stanfordmlgroup.github.io/competitions/chexpert/.
 """
 
@@ -21,18 +20,14 @@ from benchmd_ray.data.tables import age, read_rows, sex
 from benchmd_ray.errors import BenchmdError
 
 VERSION = 1
-"""Raised whenever the records, labels or splits change that the same files give."""
 FURTHER = "a further image of its study, of which the paper scores one"
 
 
 @dataclass(frozen=True)
 class _Part:
-    """The validation or the test set."""
-
     tables: tuple[str, ...]
     """Names of its table, the preferred one first."""
     folders: tuple[str, ...]
-    """Names of the folder of its images."""
     one_per_study: bool = False
     """Whether the paper scores one image of each study."""
 
@@ -90,7 +85,6 @@ def _images(part: _Part, places: list[Path]) -> dict[str, Path]:
 
 
 def _first(places: list[Path], names: tuple[str, ...]) -> Path | None:
-    """The first of these files or folders that is in one of the places."""
     return next((p / name for name in names for p in places if (p / name).exists()), None)
 
 
@@ -103,14 +97,7 @@ def _one_per_study(images: dict[str, Path]) -> set[str]:
 
 
 def _rows(path: Path, card: DatasetCard, choices: Choices) -> tuple[dict[str, _Row], int]:
-    """Rows by ``patient/study/view``, or by ``patient/study`` where they are of studies.
-
-    Returns:
-        The rows, and how many more repeat an earlier one.
-
-    Raises:
-        BenchmdError: A row names no image or study, or contradicts an earlier one.
-    """
+    """Rows by ``patient/study/view`` or ``patient/study``, and how many repeat an earlier one."""
     rows: dict[str, _Row] = {}
     duplicates = 0
     columns = tuple(cxr.finding_columns(card))
@@ -124,7 +111,7 @@ def _rows(path: Path, card: DatasetCard, choices: Choices) -> tuple[dict[str, _R
                 f"{where}: neither the column Path nor Study names a file or "
                 "folder below one of a patient, such as patient64541/study1."
             )
-        found = cxr.labels(row, card, choices, where)
+        labels = cxr.labels(row, card, choices, where)
         metadata = {
             "age": age(row.get("Age") or ""),
             "sex": sex(row.get("Sex") or ""),
@@ -132,7 +119,7 @@ def _rows(path: Path, card: DatasetCard, choices: Choices) -> tuple[dict[str, _R
         }
         key = "/".join(parts[start:])
         conditions = choices.conditions(cxr.findings_without_class(row, card))
-        duplicates += cxr.add_row(rows, key, _Row(found, metadata, conditions), where)
+        duplicates += cxr.add_row(rows, key, _Row(labels, metadata, conditions), where)
     return rows, duplicates
 
 

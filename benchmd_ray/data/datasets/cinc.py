@@ -19,16 +19,15 @@ from benchmd_ray.data.splits import hashed_split
 from benchmd_ray.data.tables import age, sex
 
 VERSION = 2
-"""Raised whenever the records, labels or splits change that the same files give."""
 
 
 def discover(root: Path, card: DatasetCard, choices: Choices) -> Discovery:
     """List the records. Each is a patient of its own: the challenge names no patients."""
-    found, duplicates = by_key(files(root, card.layouts["cinc"].pattern), lambda path: path.stem)
+    headers, duplicates = by_key(files(root, card.layouts["cinc"].pattern), lambda path: path.stem)
     by_table = choices.policy == "released"
     released = released_labels(choices.split_table, card) if by_table else {}
     items, excluded = [], +Counter({DUPLICATE: duplicates})
-    for name, path in found.items():
+    for name, path in headers.items():
         label: str | None = None
         if by_table:
             if name not in released:
@@ -41,7 +40,7 @@ def discover(root: Path, card: DatasetCard, choices: Choices) -> Discovery:
             split = hashed_split(card.name, name)
         patient = hashed_patient(card.name, name)
         items.append(RawItem(path.relative_to(root).as_posix(), name, patient, split, label))
-    missing = sorted(released.keys() - found.keys())
+    missing = sorted(released.keys() - headers.keys())
     return Discovery("cinc", items, missing, dict(excluded), grouped_by="record")
 
 

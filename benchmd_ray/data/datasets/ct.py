@@ -15,7 +15,6 @@ from benchmd_ray.data.tables import age_string, sex
 from benchmd_ray.data.transforms import padded_window, resized_slice, window_starts
 
 VERSION = 1
-"""Raised whenever the records, labels or splits change that the same files give."""
 
 Labels = npt.NDArray[np.bool_]
 """(slices, classes): which slices show what, classes in the card's order."""
@@ -35,14 +34,9 @@ def size_class(diameter: float) -> str:
 def scan_windows(
     volume: Volume, positive: Labels, item: RawItem, card: DatasetCard, *, least: int
 ) -> Reading:
-    """Records of a scan, one per window of 24 slices; the scan is what is scored.
+    """Records of a scan in HU, one per window of 24 slices; the scan is what is scored.
 
-    Args:
-        volume: The scan in HU.
-        positive: Which slices are positive for each class.
-        item: Its names and metadata.
-        card: Card of the dataset.
-        least: Positive slices that make a window positive.
+    A window with at least ``least`` positive slices is positive.
     """
     _, window, size, _ = card.signal.stored_shape
     slices = np.empty((volume.shape[0], size, size), np.int16)
@@ -75,13 +69,7 @@ def scan_windows(
 
 
 def window_targets(positive: Labels, window: int, least: int) -> list[list[int]]:
-    """Target of each window of a scan.
-
-    Args:
-        positive: Which slices are positive for each class.
-        window: Slices of a window.
-        least: Positive slices that make a window positive.
-    """
+    """Target of each window of a scan; see `scan_windows`."""
     return [
         (positive[start : start + window].sum(axis=0) >= least).astype(int).tolist()
         for start in window_starts(len(positive), window)

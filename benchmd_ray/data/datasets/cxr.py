@@ -14,7 +14,6 @@ from benchmd_ray.errors import BenchmdError, shown
 from benchmd_ray.modality.tasks import UNKNOWN
 
 VERSION = 1
-"""Raised whenever the records, labels or splits change that the same files give."""
 
 Row = TypeVar("Row")
 
@@ -39,20 +38,10 @@ def finding_columns(card: DatasetCard) -> dict[str, str]:
 def labels(
     row: Mapping[str, str], card: DatasetCard, choices: Choices, where: str
 ) -> dict[str, int]:
-    """Labels of a table's row, looked up by column name (decision D11).
+    """1, 0 or `UNKNOWN` for each class of a table's row, looked up by column name (decision D11).
 
-    Args:
-        row: Values by column: 1, 0, -1 where a report leaves the finding open, nothing where it
-            does not mention it.
-        card: Its class mapping names the columns; its options say what -1 and nothing become.
-        choices: The chosen options.
-        where: Table and row, for messages.
-
-    Returns:
-        1, 0 or `UNKNOWN` for each class.
-
-    Raises:
-        BenchmdError: A value is none of these.
+    A row has 1, 0, -1 where a report leaves the finding open, and nothing where it does not mention
+    it; the card's options say what the latter two become. ``where`` is table and row, for messages.
     """
     clear = row.get(NO_FINDING, "") in ("1", "1.0")
     return {
@@ -81,29 +70,21 @@ def _value(text: str, clear: bool, card: DatasetCard, choices: Choices, where: s
     )
 
 
-def is_labelled(found: Mapping[str, int]) -> bool:
+def is_labelled(labels: Mapping[str, int]) -> bool:
     """Whether at least one label is known."""
-    return any(value != UNKNOWN for value in found.values())
+    return any(value != UNKNOWN for value in labels.values())
 
 
 def add_row(rows: dict[Key, Row], key: Key, row: Row, where: str) -> int:
-    """Add what a table's row says; 1 where an earlier one says the same of the key, else 0.
-
-    Raises:
-        BenchmdError: An earlier one says otherwise.
-    """
-    known = rows.setdefault(key, row)
-    if known != row:
+    """Add what a table's row says; 1 where an earlier one says the same of the key, else 0."""
+    earlier = rows.setdefault(key, row)
+    if earlier != row:
         raise BenchmdError(
             f"{where} contradicts an earlier one of the same image or study. Fetch the table again."
         )
-    return int(known is not row)
+    return int(earlier is not row)
 
 
 def read(root: Path, item: RawItem, card: DatasetCard) -> Reading:
-    """The record of one JPEG or PNG file, in grey levels.
-
-    Raises:
-        RecordError: It cannot be read as an image.
-    """
+    """The record of one JPEG or PNG file, in grey levels."""
     return image_record(read_image(root / item.path, 1), item, card)

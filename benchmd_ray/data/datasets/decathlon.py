@@ -1,8 +1,7 @@
 """Volumes with masks in the layout of the Medical Segmentation Decathlon.
 
-A folder of images, ``imagesTr``, and one of masks, ``labelsTr``, whose files have the same names;
-``images`` and ``labels`` are taken, too. A mask holds a label for each voxel: 0 for the background,
-1 for the next class, and so on.
+Files of the same names in ``imagesTr`` and ``labelsTr``, or ``images`` and ``labels``. A mask holds
+the number of each voxel's class, 0 for the background.
 Source: http://medicaldecathlon.com; Antonelli et al. 2022, doi:10.1038/s41467-022-30695-9.
 """
 
@@ -20,7 +19,7 @@ from benchmd_ray.data.geometry import Geometry, Grid, grid_of, image_of
 from benchmd_ray.data.itk import simple_itk
 from benchmd_ray.data.plain_numbers import number_of
 from benchmd_ray.data.raw import DUPLICATE, Choices, Discovery, RawItem, Reading, by_key, files
-from benchmd_ray.data.readers.nifti import Voxels, read_voxels, turned, whole_labels
+from benchmd_ray.data.readers.nifti import read_voxels, turned, whole_labels
 from benchmd_ray.data.records import Record, RecordError, hashed_patient
 from benchmd_ray.data.splits import balanced_splits
 from benchmd_ray.data.transforms import quantise
@@ -28,9 +27,7 @@ from benchmd_ray.errors import BenchmdError, shown
 from benchmd_ray.modality.signals import valid_area
 
 VERSION = 2
-"""Raised whenever the records, labels or splits change that the same files give."""
 LAYOUT = "pairs"
-"""Name of the one layout."""
 FOLDERS = (("imagesTr", "labelsTr"), ("images", "labels"))
 """Folders of images and of their masks, in the order in which they are looked for."""
 ENDINGS = (".nii.gz", ".nii")
@@ -46,11 +43,7 @@ FINEST, COARSEST = 0.1, 20.0
 
 
 def discover(root: Path, card: DatasetCard, choices: Choices) -> Discovery:
-    """List the pairs of images and masks.
-
-    Raises:
-        BenchmdError: Neither pair of folders is there, or an option cannot be used.
-    """
+    """List the pairs of images and masks."""
     if choices.hold_out or choices.two_classes:
         raise BenchmdError(
             f"{card.name} has masks and no conditions of records: leave --hold-out and "
@@ -58,21 +51,24 @@ def discover(root: Path, card: DatasetCard, choices: Choices) -> Discovery:
         )
     spacing = _spacing(choices.options.get("spacing", OWN), card)
     images, masks = _folders(root, card)
-    found, twice = by_key(files(images, "*.nii", "*.nii.gz"), _name)
+    image_paths, twice = by_key(files(images, "*.nii", "*.nii.gz"), _name)
     labelled, twice_labelled = by_key(files(masks, "*.nii", "*.nii.gz"), _name)
     if twice_labelled:
         raise BenchmdError(
             f"{masks} holds {twice_labelled} masks of one name in two formats: keep one of each."
         )
-    names = sorted(found.keys() & labelled.keys())
-    excluded = +Counter({DUPLICATE: twice, NO_IMAGE: len(labelled.keys() - found.keys())})
+    names = sorted(image_paths.keys() & labelled.keys())
+    splits = ["test"] * len(names)
+    if card.role != "target":
+        splits = balanced_splits(card.name, names, [()] * len(names), SHARES)
+    excluded = +Counter({DUPLICATE: twice, NO_IMAGE: len(labelled.keys() - image_paths.keys())})
     missing = [
-        f"{masks.name}/{'a mask' if card.hides_names else found[name].name}"
-        for name in sorted(found.keys() - labelled.keys())
+        f"{masks.name}/{'a mask' if card.hides_names else image_paths[name].name}"
+        for name in sorted(image_paths.keys() - labelled.keys())
     ]
     items = [
         RawItem(
-            path=found[name].relative_to(root).as_posix(),
+            path=image_paths[name].relative_to(root).as_posix(),
             record_id=hashed_patient(card.name, name) if card.hides_names else name,
             group_id=hashed_patient(card.name, name),
             split=split,
@@ -81,7 +77,7 @@ def discover(root: Path, card: DatasetCard, choices: Choices) -> Discovery:
                 "spacing": spacing,
             },
         )
-        for name, split in zip(names, _splits(names, card), strict=True)
+        for name, split in zip(names, splits, strict=True)
     ]
     return Discovery(LAYOUT, items, missing, dict(excluded), grouped_by="record")
 
@@ -98,48 +94,35 @@ def _folders(root: Path, card: DatasetCard) -> tuple[Path, Path]:
 
 
 def _name(path: Path) -> str | None:
-    """A file's name without its ending."""
     return next(path.name[: -len(e)] for e in ENDINGS if path.name.lower().endswith(e))
 
 
-def _splits(names: list[str], card: DatasetCard) -> list[str]:
-    if card.role == "target":
-        return ["test"] * len(names)
-    return balanced_splits(card.name, names, [()] * len(names), SHARES)
-
-
 def _spacing(text: str, card: DatasetCard) -> list[float]:
-    """The chosen spacing along z, y and x; none where voxels stay as they are.
-
-    Raises:
-        BenchmdError: It is not one or three numbers.
-    """
+    """The chosen spacing along z, y and x in mm; empty where voxels stay as they are."""
     if text == OWN:
         return []
     stated = [number_of(part) for part in text.split("x")]
-    found = [value for value in stated if value is not None and FINEST <= value <= COARSEST]
-    if len(stated) not in (1, 3) or len(found) != len(stated):
+    usable = [value for value in stated if value is not None and FINEST <= value <= COARSEST]
+    if len(stated) not in (1, 3) or len(usable) != len(stated):
         raise BenchmdError(
             f"the option spacing of {card.name} is {shown(text)}, expected {OWN}, or mm from "
             f"{FINEST:g} to {COARSEST:g} for all axes or along z, y and x, such as 1.5 or 3x1x1."
         )
-    return found * 3 if len(found) == 1 else found
+    return usable * 3 if len(usable) == 1 else usable
 
 
 def read(root: Path, item: RawItem, card: DatasetCard) -> Reading:
-    """The record of one pair, padded to the card's shape.
-
-    Raises:
-        RecordError: A file cannot be read, the two have different grids, the mask holds other
-            labels, or the volume is larger than what is stored.
-    """
-    own, other = read_voxels(root / item.path), read_voxels(root / item.details["mask"])
-    file = own.grid
+    """The record of one pair, padded to the card's shape."""
+    stored_image, other = read_voxels(root / item.path), read_voxels(root / item.details["mask"])
+    file = stored_image.grid
     _require_same(file, other.grid)
-    image = image_of(own.values, file)
-    mask = image_of(_whole(other), other.grid)
-    image, mask = (_resampled(turned(each), item.details["spacing"], nearest=nearest)
-                   for each, nearest in ((image, False), (mask, True)))  # fmt: skip
+    image = image_of(stored_image.values, file)
+    try:
+        mask = image_of(whole_labels(other.values, other.scaling), other.grid)
+    except RecordError as error:
+        raise RecordError(f"its mask: {error}") from error
+    image, mask = (_resampled(turned(volume), item.details["spacing"], nearest=nearest)
+                   for volume, nearest in ((image, False), (mask, True)))  # fmt: skip
     values, labels = map(simple_itk().GetArrayFromImage, (image, mask))
     area = _area(values.shape, card)
     target = np.zeros(card.target.shape, np.uint8)
@@ -158,35 +141,18 @@ def read(root: Path, item: RawItem, card: DatasetCard) -> Reading:
         target=target,
         geometry=Geometry(file, _padded(grid_of(image), area, card)),
     )
-    warnings = Counter(own.warnings)
+    warnings = Counter(stored_image.warnings)
     warnings.update(f"its mask: {warning}" for warning in other.warnings)
     return Reading([record], warnings=warnings)
 
 
-def _whole(mask: Voxels) -> npt.NDArray[Any]:
-    """Labels of a mask's file, those that a slope moved off whole numbers rounded.
-
-    Raises:
-        RecordError: They are not whole.
-    """
-    try:
-        return whole_labels(mask.values, mask.scaling)
-    except RecordError as error:
-        raise RecordError(f"its mask: {error}") from error
-
-
 def _require_same(image: Grid, mask: Grid) -> None:
-    """Refuse a mask that is not on its image's grid.
-
-    Raises:
-        RecordError: The message says what was found and what was expected.
-    """
-    for name, known in vars(image).items():
-        found = getattr(mask, name)
-        if not np.allclose(found, known, rtol=0, atol=SAME):
+    for name, of_image in vars(image).items():
+        of_mask = getattr(mask, name)
+        if not np.allclose(of_mask, of_image, rtol=0, atol=SAME):
             raise RecordError(
-                f"its mask has the {name} {_rounded(found)}, expected that of the image, "
-                f"{_rounded(known)}"
+                f"its mask has the {name} {_rounded(of_mask)}, expected that of the image, "
+                f"{_rounded(of_image)}"
             )
 
 
@@ -195,18 +161,12 @@ def _rounded(values: tuple[float, ...]) -> tuple[float, ...]:
 
 
 def _resampled(image: Any, spacing: list[float], *, nearest: bool) -> Any:
-    """An image with voxels of another size, linearly or by the nearest voxel.
-
-    Its first voxel keeps its place; behind its last voxel it ends as before, about.
-
-    Raises:
-        RecordError: It would have none or too many voxels.
-    """
+    """An image with voxels of another size, linear or nearest; its first voxel keeps its place."""
     if not spacing:
         return image
     wanted = spacing[::-1]
-    held = zip(image.GetSize(), image.GetSpacing(), wanted, strict=True)
-    extents = [max(1, round(extent * own / new)) for extent, own, new in held]
+    axes = zip(image.GetSize(), image.GetSpacing(), wanted, strict=True)
+    extents = [max(1, round(extent * current / new)) for extent, current, new in axes]
     if np.prod(extents, dtype=float) > 2**28:
         raise RecordError(f"resampled it would have the extents {tuple(extents)}, too many voxels")
     itk = simple_itk()
@@ -225,11 +185,6 @@ def _resampled(image: Any, spacing: list[float], *, nearest: bool) -> Any:
 
 
 def _area(shape: tuple[int, ...], card: DatasetCard) -> tuple[slice, ...]:
-    """Where a volume goes in what is stored.
-
-    Raises:
-        RecordError: It is larger.
-    """
     most = card.signal.stored_shape[1:]
     if any(extent > limit for extent, limit in zip(shape, most, strict=True)):
         raise RecordError(
@@ -240,11 +195,6 @@ def _area(shape: tuple[int, ...], card: DatasetCard) -> tuple[slice, ...]:
 
 
 def _labels(values: npt.NDArray[Any], card: DatasetCard) -> npt.NDArray[np.uint8]:
-    """Labels of a mask, whole numbers of the card's classes.
-
-    Raises:
-        RecordError: It holds others.
-    """
     most = card.target.classes - 1
     wrong = ~((values >= 0) & (values <= most) & (values == np.floor(values)))
     if wrong.any():
@@ -256,11 +206,7 @@ def _labels(values: npt.NDArray[Any], card: DatasetCard) -> npt.NDArray[np.uint8
 
 
 def _steps(values: npt.NDArray[Any]) -> tuple[npt.NDArray[np.int16], float]:
-    """Values as int16 steps and the size of a step: whole numbers within int16 stay as they are.
-
-    Raises:
-        RecordError: A value is not finite.
-    """
+    """Values as int16 steps and the size of a step: whole numbers within int16 stay as they are."""
     if not np.isfinite(values).all():
         raise RecordError("a voxel is NaN or infinite")
     whole = np.issubdtype(values.dtype, np.integer) or bool((values == np.rint(values)).all())

@@ -23,7 +23,6 @@ from benchmd_ray.errors import BenchmdError
 from benchmd_ray.modality.modalities import modality
 
 VERSION = 2
-"""Raised whenever the records, labels or splits change that the same files give."""
 ECG = modality("ecg")
 SIGNAL = ECG.signal
 LEADS = SIGNAL.channels
@@ -44,18 +43,10 @@ RELEASED_SPLITS = {"train": "train", "val": "validation"}
 
 
 def dominant_class(likelihoods: Mapping[str, float], classes: Mapping[str, str]) -> str:
-    """The one class of a record (decision D8).
+    """The class of a record by its codes' likelihoods, 0–100 (decision D8).
 
-    Args:
-        likelihoods: Likelihood (0–100) of each diagnostic code of the record.
-        classes: Class of each code, empty where it has none.
-
-    Returns:
-        The abnormal class with the highest likelihood, ties by `PRECEDENCE`; ``normal`` when
-        nothing abnormal is coded.
-
-    Raises:
-        RecordExcluded: No code maps to a class.
+    The abnormal class with the highest likelihood, ties by `PRECEDENCE`; ``normal`` where nothing
+    abnormal is coded. ``classes`` has the class of each code, empty for one without.
     """
     best: dict[str, float] = {}
     for code, likelihood in likelihoods.items():
@@ -69,11 +60,7 @@ def dominant_class(likelihoods: Mapping[str, float], classes: Mapping[str, str])
 
 
 def released_labels(path: Path | None, card: DatasetCard) -> dict[str, tuple[str, str]]:
-    """Split and class of each record in a table that BenchMD released.
-
-    Raises:
-        BenchmdError: No file is named, or it is not such a table.
-    """
+    """Split and class of each record in a table that BenchMD released."""
     if path is None:
         raise BenchmdError(
             f"policy 'released' needs the split table that BenchMD released for {card.name} "
@@ -93,11 +80,7 @@ def released_labels(path: Path | None, card: DatasetCard) -> dict[str, tuple[str
 
 
 def twelve_leads(names: Sequence[str]) -> list[int]:
-    """Places of `LEADS`, in their order, among the names of a record's channels.
-
-    Raises:
-        RecordError: A lead is missing or there twice.
-    """
+    """Places of `LEADS`, in their order, among the names of a record's channels."""
     plain = [name.strip().lower() for name in names]
     for lead in LEADS:
         require_once("lead", lead, plain.count(lead.lower()), names)
@@ -107,11 +90,7 @@ def twelve_leads(names: Sequence[str]) -> list[int]:
 def stored_signal(waveform: Waveform) -> tuple[npt.NDArray[np.int16], float]:
     """All 12 leads at 500 Hz as int16 (lead, time) and the millivolts of a step.
 
-    Digital samples are kept as they are where one step size serves all leads and no resampling
-    is needed; otherwise they are quantised anew to 16 bits.
-
-    Raises:
-        RecordError: Leads are missing, the signal is constant, or its rate cannot be right.
+    Samples stay as they are where one step size serves all leads and no resampling is needed.
     """
     if not RATES[0] <= waveform.rate <= RATES[1]:
         raise RecordError(
@@ -129,14 +108,7 @@ def stored_signal(waveform: Waveform) -> tuple[npt.NDArray[np.int16], float]:
 
 
 def read_records(root: Path, item: RawItem, card: DatasetCard) -> Reading:
-    """Records of one raw file, labelled as the item says.
-
-    They are 10 s segments; the remainder is dropped (decision D2).
-
-    Raises:
-        RecordError: The file cannot be read as a 12-lead ECG, or a segment is constant.
-        RecordExcluded: It is shorter than 10 s.
-    """
+    """10 s segments of a file, labelled as its item; the remainder is dropped (decision D2)."""
     signal, scale = stored_signal(read_wfdb(root / item.path, twelve_leads))
     length = SIGNAL.stored_shape[1]
     parts = segments(signal, length)

@@ -16,10 +16,10 @@ from benchmd_ray.data.raw import RawItem, Reading
 from benchmd_ray.data.readers.edf import Recording, TimedAnnotation, plain, read_edf, read_header
 from benchmd_ray.data.records import HELD_OUT, SEPARATOR, Record, RecordError, shown_names
 from benchmd_ray.data.transforms import quantise, resample
+from benchmd_ray.errors import shown
 from benchmd_ray.modality.modalities import modality
 
 VERSION = 1
-"""Raised whenever the records, labels or splits change that the same files give."""
 EEG = modality("eeg").signal
 EPOCH = 30
 """Seconds that a sleep stage is scored for."""
@@ -64,8 +64,8 @@ https://www.edfplus.info/specs/edftexts.html for both scoring manuals."""
 
 def states(card: DatasetCard) -> dict[str, str]:
     """Conditions of epochs by code: stages, and why epochs are excluded that nobody holds out."""
-    found = {code: name or FAULTS.get(code, "") for code, name in card.class_mapping.items()}
-    return {code: name for code, name in found.items() if name} | {CONSTANT: FLAT_STATE}
+    conditions = {code: name or FAULTS.get(code, "") for code, name in card.class_mapping.items()}
+    return {code: name for code, name in conditions.items() if name} | {CONSTANT: FLAT_STATE}
 
 
 def read_night(
@@ -73,23 +73,12 @@ def read_night(
 ) -> Reading:
     """Records of one night: an epoch of 30 s each, C3 above C4, at 125 Hz (decision D4).
 
-    The whole night is resampled before it is cut. Signal and stages count from the start of the
-    recording; what one has more than the other is excluded and counted. Epochs without a class
-    and epochs whose two channels are constant are excluded and counted.
+    The whole night is resampled before it is cut. Excluded and counted are epochs without a class,
+    constant in both channels, or beyond the end of the signal or of the stages ``codes``.
 
-    The item's details may name held-out states by code (see `data.holding_out`). Epochs of these
-    are given of an item of the split `HELD_OUT`, which gives no others unless all of the night is
-    held out; of a night that trains they are excluded and counted.
-
-    Args:
-        root: Raw folder.
-        item: Names the EDF file.
-        card: Its ``class_mapping`` gives the class of each code.
-        montage: How to get C3 and C4.
-        codes: The stage of each epoch, as the source codes it.
-
-    Raises:
-        RecordError: The file cannot be read, or lacks C3 or C4.
+    Details of the item may name held-out states by code (see `data.holding_out`). Their epochs are
+    given for an item of the split `HELD_OUT`, which gives no others unless the whole night is held
+    out; in a night that trains they are excluded and counted.
     """
     signals, flat, warnings = _central(root / item.path, montage)
     length = EEG.stored_shape[1]
@@ -104,10 +93,10 @@ def read_night(
         if state and not held_out:
             reading.excluded[reason or OF_STATE] += item.split == "train"
         elif state or not (reason or (held_out and not whole)):
-            own = _held(item, state) if state else item
-            own = replace(own, label=card.class_mapping.get(code))
+            labelled = _held(item, state) if state else item
+            labelled = replace(labelled, label=card.class_mapping.get(code))
             signal = signals[:, epoch * length :][:, :length]
-            reading.records.append(_record(signal, epoch, own, card))
+            reading.records.append(_record(signal, epoch, labelled, card))
         elif reason:
             reading.excluded[reason] += 1
     if held_out and not whole:
@@ -120,12 +109,11 @@ def read_night(
 
 def _state(code: str, constant: bool, states: Mapping[str, str]) -> str:
     """The state for which an epoch is held out, empty where none is; a flat one shows no stage."""
-    own = "" if constant and code not in UNSTAGED else states.get(code, "")
-    return own or (states.get(CONSTANT, "") if constant else "")
+    stage = "" if constant and code not in UNSTAGED else states.get(code, "")
+    return stage or (states.get(CONSTANT, "") if constant else "")
 
 
 def _reason(code: str, constant: bool, states: Mapping[str, str], card: DatasetCard) -> str:
-    """Why an epoch is excluded, empty where it is not."""
     if not card.class_mapping.get(code) and (code in UNSTAGED or code not in states):
         return UNSTAGED.get(code, UNKNOWN_STAGE)
     return FLAT if constant else ""
@@ -141,7 +129,6 @@ def _held(item: RawItem, state: str) -> RawItem:
 def _record(
     signal: npt.NDArray[np.float64], epoch: int, item: RawItem, card: DatasetCard
 ) -> Record:
-    """One epoch, (2, time) in µV, labelled as the item says."""
     steps, scale = quantise(signal)
     name = f"{item.record_id}-{epoch:04d}"
     return Record(
@@ -156,17 +143,18 @@ def _record(
     )
 
 
+def checked_codes(codes: list[str]) -> list[str]:
+    """The codes of a staging: a number for each epoch, or else it is refused."""
+    wrong = [code for code in codes if not (code.isascii() and code.isdigit())]
+    if wrong or not codes:
+        what = f"the stage {shown(wrong[0])}" if wrong else "no stage"
+        raise RecordError(f"its staging holds {what}; expected a number for each epoch")
+    return codes
+
+
 def stages(annotations: Sequence[TimedAnnotation]) -> list[str]:
-    """Class of each epoch of 30 s from the start, empty where it has none.
-
-    Args:
-        annotations: Of a hypnogram, as Sleep-EDF has them. Between them no stage is scored.
-
-    Raises:
-        RecordError: A text is not a sleep stage, or an annotation does not last for whole epochs,
-            overlaps another or ends after a week.
-    """
-    found: list[str] = []
+    """Class of each epoch of 30 s of a hypnogram, as in Sleep-EDF; empty where none is scored."""
+    classes: list[str] = []
     for onset, duration, text in sorted(annotations, key=lambda a: a.onset):
         if text.strip().lower() not in STAGE_TEXTS:
             raise RecordError(
@@ -174,25 +162,22 @@ def stages(annotations: Sequence[TimedAnnotation]) -> list[str]:
                 f"{', '.join(STAGE_TEXTS)}, in upper or lower case"
             )
         first, count = onset / EPOCH, (duration or 0) / EPOCH
-        if not (first.is_integer() and count.is_integer() and first >= len(found) and count > 0):
+        if not (first.is_integer() and count.is_integer() and first >= len(classes) and count > 0):
             raise RecordError(
                 f"the stage at {onset:g} s lasts {duration} s; expected whole epochs of {EPOCH} s "
                 "one after the other"
             )
         if onset + (duration or 0) > LONGEST:
             raise RecordError(f"the stage at {onset:g} s lasts {duration} s: more than a week")
-        found += [""] * (int(first) - len(found))
-        found += [STAGE_TEXTS[text.strip().lower()]] * int(count)
-    return found
+        classes += [""] * (int(first) - len(classes))
+        classes += [STAGE_TEXTS[text.strip().lower()]] * int(count)
+    return classes
 
 
 def _central(
     path: Path, montage: Montage
 ) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.bool_], list[str]]:
-    """C3 and C4 of a file in µV at 125 Hz, (2, time), and the epochs where both are constant.
-
-    The third is what to warning of the derivations.
-    """
+    """C3 and C4 in µV at 125 Hz, (2, time), the epochs where both are constant, and warnings."""
     names = {plain(channel.name) for channel in read_header(path).channels}
     chosen = {site: _chosen(site, names, options) for site, options in montage.items()}
     recording = read_edf(path, [name for channels in chosen.values() for name in channels])
@@ -203,8 +188,8 @@ def _central(
         constant.append(_constant(signal, rate))
         resampled.append(resample(signal, rate, EEG.rate))
     length = min(len(signal) for signal in resampled)
-    epochs = min(len(each) for each in constant)
-    both = np.logical_and(*(each[:epochs] for each in constant))
+    epochs = min(len(flat) for flat in constant)
+    both = np.logical_and(*(flat[:epochs] for flat in constant))
     warnings = []
     if any(len(channels) == 2 for channels in chosen.values()):
         warnings.append("C3 or C4 is the difference of an electrode and the opposite mastoid")
@@ -212,25 +197,16 @@ def _central(
 
 
 def _chosen(site: str, names: set[str], options: Sequence[Derivation]) -> Derivation:
-    """The first derivation whose channels are all there.
-
-    Raises:
-        RecordError: There is none.
-    """
     for option in options:
         if names.issuperset(plain(name) for name in option):
             return option
     wanted = " or ".join(" minus ".join(option) for option in options)
-    held = shown_names(sorted(names))
-    raise RecordError(f"{site} is missing: expected {wanted}; the channels are {held}")
+    channels = shown_names(sorted(names))
+    raise RecordError(f"{site} is missing: expected {wanted}; the channels are {channels}")
 
 
 def _derived(recording: Recording, channels: Derivation) -> tuple[npt.NDArray[np.float64], float]:
-    """A derivation in µV, (time,), and its rate in Hz.
-
-    Raises:
-        RecordError: The rate cannot be right, or differs between electrode and reference.
-    """
+    """A derivation in µV, (time,), and its rate in Hz."""
     rates = {recording.rates[name] for name in channels}
     rate = min(rates)
     if len(rates) != 1 or not RATES[0] <= rate <= RATES[1]:

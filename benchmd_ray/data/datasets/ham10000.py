@@ -15,7 +15,6 @@ from benchmd_ray.data.tables import age, read_rows, sex
 from benchmd_ray.errors import BenchmdError
 
 VERSION = 1
-"""Raised whenever the records, labels or splits change that the same files give."""
 METADATA = ("HAM10000_metadata", "HAM10000_metadata.csv", "HAM10000_metadata.tab")
 LABELS = "ISIC2018_Task3_Training_GroundTruth.csv"
 LESIONS = "ISIC2018_Task3_Training_LesionGroupings.csv"
@@ -47,7 +46,6 @@ def discover(root: Path, card: DatasetCard, choices: Choices) -> Discovery:
 
 
 def _dataverse(path: Path) -> list[Photograph]:
-    """What the metadata say, in the original comma-separated form or in Dataverse's own."""
     with path.open(encoding="utf-8-sig", errors="replace") as file:
         delimiter = "\t" if "\t" in file.readline(2**16) else ","
     return [

@@ -17,7 +17,6 @@ from benchmd_ray.data.transforms import fitted
 from benchmd_ray.errors import shown
 
 VERSION = 1
-"""Raised whenever the records, labels or splits change that the same files give."""
 NO_LABEL = "it has no label"
 
 
@@ -32,27 +31,14 @@ def class_of(card: DatasetCard, label: str) -> tuple[str, str]:
 
 
 def read_dicom_image(root: Path, item: RawItem, card: DatasetCard) -> Reading:
-    """The record of one DICOM file, in grey levels.
-
-    Raises:
-        RecordError: It cannot be read as a DICOM image.
-    """
+    """The record of one DICOM file, in grey levels."""
     warnings = Counter[str]()
     pixels = read_dicom(root / item.path, channels=1, warnings=warnings)
     return replace(image_record(pixels, item, card), warnings=warnings)
 
 
 def image_record(pixels: Pixels, item: RawItem, card: DatasetCard) -> Reading:
-    """The one record of an image, labelled as the item says.
-
-    Args:
-        pixels: (y, x) or (y, x, channel) grey levels, with the modality's channels.
-        item: Its names, labels and metadata.
-        card: Card of the dataset.
-
-    Raises:
-        RecordError: Every pixel is equal.
-    """
+    """The record of an image, (y, x) or (y, x, channel) with the modality's channels."""
     if (pixels == pixels[0, 0]).all():
         raise RecordError(f"every pixel is {pixels[0, 0]}; expected an image")
     size = card.signal.stored_shape[-1]

@@ -1,8 +1,7 @@
 """ISIC 2017, task 3: dermoscopic images labelled melanoma, seborrheic keratosis or nevus.
 
-The challenge has a training, a validation and a test part, which are the splits. Where images of
-the training or of the validation part alone are there, a hash divides them 80/20.
-Source: https://challenge.isic-archive.com/landing/2017/.
+The challenge's parts are the splits; images of the training or validation part alone are divided
+80/20 by a hash. Source: https://challenge.isic-archive.com/landing/2017/.
 """
 
 from __future__ import annotations
@@ -17,7 +16,6 @@ from benchmd_ray.data.tables import age, read_rows, sex
 from benchmd_ray.errors import BenchmdError
 
 VERSION = 1
-"""Raised whenever the records, labels or splits change that the same files give."""
 PARTS = {
     "training": ("isic-2017_training_part3_groundtruth.csv",),
     "validation": ("isic-2017_validation_part3_groundtruth.csv", "example_ground_truth.csv"),
@@ -44,13 +42,15 @@ def discover(root: Path, card: DatasetCard, choices: Choices) -> Discovery:
             f"{root} has no ISIC-2017_…_Part3_GroundTruth.csv: expected the labels of ISIC 2017, "
             "task 3, next to its images."
         )
-    paths = _largest_first(root)
-    found = {path.stem.lower() for path in paths}
-    held = {
-        part: any(row["image_id"].lower() in found for row in rows) for part, rows in parts.items()
+    # Of several sizes of an image, the largest file comes first.
+    paths = sorted(files(root, "ISIC_*.jpg"), key=lambda path: -path.stat().st_size)
+    image_names = {path.stem.lower() for path in paths}
+    has_images = {
+        part: any(row["image_id"].lower() in image_names for row in rows)
+        for part, rows in parts.items()
     }
-    official = held.get("training", False) and held.get("validation", False)
-    alone = [part for part, there in held.items() if there]
+    official = has_images.get("training", False) and has_images.get("validation", False)
+    alone = [part for part, there in has_images.items() if there]
     layout = alone[0] if len(alone) == 1 and alone != ["test"] else "official"
     people = _people(tables)
     photographs = [
@@ -80,13 +80,7 @@ def _photograph(
     )
 
 
-def _largest_first(root: Path) -> list[Path]:
-    """The images; of several sizes of one, the largest file comes first."""
-    return sorted(files(root, "ISIC_*.jpg"), key=lambda path: -path.stat().st_size)
-
-
 def _people(tables: Mapping[str, Path]) -> dict[str, dict[str, str]]:
-    """Age and sex by image, from the tables that lie among the images."""
     columns = ("image_id", "age_approximate", "sex")
     return {
         row["image_id"]: row

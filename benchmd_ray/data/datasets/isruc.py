@@ -1,8 +1,8 @@
 """ISRUC-Sleep as its owner hands it out: recordings in three subgroups, staged by two experts.
 
 Subgroups I and III have a recording per person (``subgroupI/1/1.rec``), subgroup II two
-(``subgroupII/1/2/2.rec``). Next to ``1.rec``, an EDF file, lie ``1_1.txt`` and ``1_2.txt`` with the
-stages by the first and the second expert, a number for each epoch of 30 s.
+(``subgroupII/1/2/2.rec``). Next to ``1.rec``, an EDF file, are ``1_1.txt`` and ``1_2.txt`` with the
+stages by either expert, a number for each epoch of 30 s.
 Source: https://sleeptight.isr.uc.pt/.
 """
 
@@ -14,16 +14,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from benchmd_ray.data.cards import DatasetCard
-from benchmd_ray.data.datasets.eeg import Montage, read_night, states
+from benchmd_ray.data.datasets.eeg import Montage, checked_codes, read_night, states
 from benchmd_ray.data.raw import DUPLICATE, Choices, Discovery, RawItem, Reading, by_key, files
 from benchmd_ray.data.readers.bounded import read_bounded
-from benchmd_ray.data.records import RecordError, hashed_patient
+from benchmd_ray.data.records import hashed_patient
 from benchmd_ray.data.splits import hashed_split
 from benchmd_ray.data.tables import BOM
-from benchmd_ray.errors import shown
 
 VERSION = 1
-"""Raised whenever the records, labels or splits change that the same files give."""
 MONTAGE: Montage = {
     "C3": [("C3-A2",), ("C3-M2",), ("C3", "A2"), ("C3", "M2")],
     "C4": [("C4-A1",), ("C4-M1",), ("C4", "A1"), ("C4", "M1")],
@@ -38,18 +36,13 @@ MAX_TEXT_BYTES = 2**20
 
 @dataclass(frozen=True, order=True)
 class _Night:
-    """Which recording of whom."""
-
     subgroup: int
     person: int
     recording: int = 1
 
 
 def discover(root: Path, card: DatasetCard, choices: Choices) -> Discovery:
-    """List the recordings of the subgroups and the expert that the options choose.
-
-    Policy ``released`` splits by person, as the code that BenchMD released does.
-    """
+    """List the recordings of the chosen subgroups; policy ``released`` splits by person."""
     expert, wanted = choices.options["expert"], choices.options["subgroup"]
     asked = set(SUBGROUPS.values()) if wanted == "all" else {SUBGROUPS[wanted]}
     paths = files(root, "*.rec") + files(root, "*.edf")  # the owner's ending first
@@ -66,9 +59,18 @@ def discover(root: Path, card: DatasetCard, choices: Choices) -> Discovery:
         elif night not in stagings:
             excluded[f"it has no staging by expert {expert}"] += 1
         else:
-            items.append(_item(root, night, path, stagings[night], card, choices.policy))
+            name = _name(night)
+            patient = hashed_patient(card.name, name)
+            item = RawItem(
+                path=path.relative_to(root).as_posix(),
+                record_id=f"{patient}-{night.recording}",
+                group_id=patient,
+                split="test" if choices.policy == "clean" else hashed_split(card.name, name),
+                details={"stages": stagings[night].relative_to(root).as_posix()},
+            )
+            items.append(item)
     missing = [
-        f"recording {night.recording} of patient {_patient(card, night)}"
+        f"recording {night.recording} of patient {hashed_patient(card.name, _name(night))}"
         for night in sorted(stagings.keys() - nights.keys())
         if night.subgroup in asked
     ]
@@ -84,41 +86,15 @@ def read(root: Path, item: RawItem, card: DatasetCard) -> Reading:
 
 
 def text_stages(path: Path) -> list[str]:
-    """Codes of the epochs in a text file with a number per line; blank lines do not count.
-
-    Raises:
-        RecordError: The file cannot be read or is too large, or holds anything but numbers.
-    """
+    """Codes of the epochs in a text file with a number per line; blank lines do not count."""
     content = read_bounded(path, MAX_TEXT_BYTES, "its staging")
     codes = content.decode("latin-1").removeprefix(BOM).split()
-    wrong = [code for code in codes if not (code.isascii() and code.isdigit())]
-    if wrong or not codes:
-        what = f"the stage {shown(wrong[0])}" if wrong else "no stage"
-        raise RecordError(f"its staging holds {what}; expected a number for each epoch")
-    return codes
-
-
-def _item(
-    root: Path, night: _Night, path: Path, staging: Path, card: DatasetCard, policy: str
-) -> RawItem:
-    patient = _patient(card, night)
-    split = "test" if policy == "clean" else hashed_split(card.name, _name(night))
-    return RawItem(
-        path=path.relative_to(root).as_posix(),
-        record_id=f"{patient}-{night.recording}",
-        group_id=patient,
-        split=split,
-        details={"stages": staging.relative_to(root).as_posix()},
-    )
+    return checked_codes(codes)
 
 
 def _name(night: _Night) -> str:
-    """A person's name: the numbers start anew in each subgroup."""
+    """A person's name: numbers start anew in each subgroup."""
     return f"{night.subgroup}/{night.person}"
-
-
-def _patient(card: DatasetCard, night: _Night) -> str:
-    return hashed_patient(card.name, _name(night))
 
 
 def _night(path: Path) -> _Night | None:

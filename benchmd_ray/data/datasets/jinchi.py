@@ -15,7 +15,6 @@ from benchmd_ray.data.raw import Choices, Discovery, files
 from benchmd_ray.data.tables import read_rows
 
 VERSION = 1
-"""Raised whenever the records, labels or splits change that the same files give."""
 GRADES = "list.csv"
 GRADE = "Davis_grading_of_one_figure"
 """The grade by the image itself; another column gives it by four fields together."""

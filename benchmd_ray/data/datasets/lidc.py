@@ -33,11 +33,8 @@ from benchmd_ray.data.records import RecordError, RecordExcluded, hashed_patient
 from benchmd_ray.data.splits import hashed_split, stable_fraction
 
 VERSION = 2
-"""Raised whenever the records, labels or splits change that the same files give."""
 ROOT = "LidcReadMessage"
-"""Root element of the annotation of a CT scan; those of chest X-rays have another."""
 MAX_POINTS = 2_000
-"""Outlines of more points are refused."""
 POSITIVE_SLICES = 4
 """Positive slices that make a window positive (decision D5)."""
 PATIENT = re.compile(r"LIDC-IDRI-\d+", re.IGNORECASE)
@@ -61,16 +58,14 @@ class Annotation:
     """What the radiologists marked in a scan."""
 
     series: str
-    """SeriesInstanceUID of the scan."""
     readers: tuple[tuple[tuple[Outline, ...], ...], ...]
     """Nodules of each radiologist, each with its outlines; holes are excluded."""
 
 
 def discover(root: Path, card: DatasetCard, choices: Choices) -> Discovery:
-    """List the scans: the CT series for which there is an annotation.
+    """List the CT series for which there is an annotation.
 
-    Series of chest X-rays are passed over. Of a folder whose name is not an annotated series the
-    header of one file is read.
+    Of a folder whose name is not an annotated series, the header of one file is read.
     """
     folders, files = _listed(root)
     annotations, further, unreadable = _annotations(files)
@@ -125,10 +120,9 @@ def read(root: Path, item: RawItem, card: DatasetCard) -> Reading:
 
 
 def _sizes(root: Path, item: RawItem, card: DatasetCard) -> tuple[str, ...]:
-    """Classes of a scan: those of any of its windows.
+    """Classes of a scan's windows, for which the annotation and all headers are read.
 
-    The annotation and the headers of all slices are read. A scan that cannot be read has none, and
-    is quarantined when it is read as a whole.
+    A scan that cannot be read has none, and is quarantined when it is read as a whole.
     """
     try:
         annotation = read_annotation(root / item.details["annotation"])
@@ -148,20 +142,11 @@ def _sizes(root: Path, item: RawItem, card: DatasetCard) -> tuple[str, ...]:
 def positive_slices(
     annotation: Annotation, volume: Volume, agreement: int, card: DatasetCard
 ) -> tuple[Labels, int]:
-    """Slices that enough radiologists marked with a nodule of a class (decision D5).
+    """(slices, classes) that enough radiologists marked (decision D5), and how many marks are lost.
 
-    The nodules of different radiologists are not matched: what counts is how many of them marked
-    any nodule of that size on the slice. A nodule's diameter is the largest extent of its
-    outlines in mm, over all of its slices; a single point has none.
-
-    Args:
-        annotation: The radiologists' marks.
-        volume: The scan.
-        agreement: Radiologists that have to agree.
-        card: Gives the order of the classes.
-
-    Returns:
-        (slices, classes), and the number of marks that lie on none of the slices.
+    Nodules of different radiologists are not matched: what counts is how many of them marked any
+    nodule of that size on the slice. A nodule's diameter is its outlines' largest extent in mm.
+    Marks are lost that are on none of the slices.
     """
     marked = np.zeros((len(annotation.readers), volume.shape[0], len(card.classes)), bool)
     places = {uid: number for number, uid in enumerate(volume.uids)}
@@ -183,18 +168,13 @@ def positive_slices(
 
 
 def extent(points: npt.NDArray[np.float64], spacing: tuple[float, ...]) -> float:
-    """Largest distance between two points in mm, 0 for a single one.
-
-    Args:
-        points: (points, 2): column and row.
-        spacing: Distance between rows and between columns, mm.
-    """
+    """Largest distance in mm between two of some points, (points, 2): column and row."""
     rows, row = np.unique(points[:, 1], return_inverse=True)
     ends = np.full((2, len(rows)), [[np.inf], [-np.inf]])
     np.minimum.at(ends[0], row, points[:, 0])  # the two farthest are ends of their rows
     np.maximum.at(ends[1], row, points[:, 0])
     outer = np.stack([ends.ravel() * spacing[1], np.tile(rows, 2) * spacing[0]], axis=1)
-    return float(max(np.hypot(*(outer - one).T).max() for one in outer))
+    return float(max(np.hypot(*(outer - point).T).max() for point in outer))
 
 
 def _split(card: DatasetCard, patient: str, policy: str) -> str | None:
@@ -220,7 +200,7 @@ def _listed(root: Path) -> tuple[list[tuple[Path, Path]], list[Path]]:
 def _annotations(files: list[Path]) -> tuple[dict[str, Path], int, int]:
     """Annotation file of each CT series, how many duplicates, and how many cannot be read.
 
-    Of several for one series the one that was written last comes first: some were corrected.
+    Of several for one series the latest is taken: some were corrected.
     """
     headers: dict[Path, dict[str, str]] = {}
     unreadable = 0
@@ -234,18 +214,16 @@ def _annotations(files: list[Path]) -> tuple[dict[str, Path], int, int]:
         return tuple(headers[path].get(key, "") for key in ("DateService", "TimeService"))
 
     latest_first = sorted(headers, key=written, reverse=True)
-    found, further = by_key(latest_first, lambda p: headers[p].get("SeriesInstanceUid") or None)
-    return found, further, unreadable
+    annotations, further = by_key(
+        latest_first, lambda p: headers[p].get("SeriesInstanceUid") or None
+    )
+    return annotations, further, unreadable
 
 
 def _identified(
     folder: Path, first: Path, annotations: Mapping[str, Path]
 ) -> tuple[str | None, str]:
-    """Series and patient of a folder; no series where it holds no CT scan.
-
-    Raises:
-        RecordError: The header of its first file has to be read and cannot.
-    """
+    """Series and patient of a folder; no series where it holds no CT scan."""
     uid, patients = UID.search(folder.name), PATIENT.findall(folder.as_posix())
     if uid and patients and uid[0] in annotations:
         return uid[0], patients[-1].upper()
@@ -266,12 +244,7 @@ def _message_header(path: Path) -> dict[str, str] | None:
 
 
 def read_annotation(path: Path) -> Annotation:
-    """Read the annotation of a CT scan.
-
-    Raises:
-        RecordError: It is missing, damaged, too large, declares a document type, or is no
-            annotation of a CT scan.
-    """
+    """Read the annotation of a CT scan."""
     tree = read_xml(path, "the annotation")
     if name(tree) != ROOT:
         raise RecordError(f"the annotation is of another kind; expected a {ROOT}")
@@ -285,15 +258,15 @@ def read_annotation(path: Path) -> Annotation:
 
 def _outlines(nodule: Element) -> tuple[Outline, ...]:
     """The marks of a nodule on its slices, without those of holes."""
-    found = []
+    outlines = []
     for roi in children(nodule, "roi"):
         if text(roi, "inclusion").upper() != "FALSE" and (edges := children(roi, "edgeMap")):
             if len(edges) > MAX_POINTS:
                 raise RecordError(f"an outline has {len(edges):,} points in the annotation")
             points = [[_number(edge, "xCoord"), _number(edge, "yCoord")] for edge in edges]
             height = _number(roi, "imageZposition")
-            found.append(Outline(text(roi, "imageSOP_UID"), height, np.array(points)))
-    return tuple(found)
+            outlines.append(Outline(text(roi, "imageSOP_UID"), height, np.array(points)))
+    return tuple(outlines)
 
 
 def _number(element: Element, wanted: str) -> float:

@@ -1,7 +1,4 @@
-"""Datasets that need no code: a table names the files of a folder, or their folders name classes.
-
-The card's ``files`` say how (`benchmd_ray.data.card_files.Files`).
-"""
+"""Datasets that need no code: their card's ``files`` name a table, or folders named by class."""
 
 from __future__ import annotations
 
@@ -42,40 +39,33 @@ from benchmd_ray.data.tables import MAX_BYTES
 from benchmd_ray.errors import BenchmdError, composed, count_of, shown
 
 VERSION = 4
-"""Raised whenever records, labels or splits change that the same card and files give."""
 PART = re.compile(r"-\d{4,}$")
 """How names of the parts of a file end that is cut."""
 LAYOUT = "files"
-"""Name of the one layout."""
 NO_PATIENT = "the table does not say its patient"
 CONSTANT = "a segment or window of it is constant"
 NOWHERE = "its split is none of those that the card names, or no list has it"
 
 
 def discover(root: Path, card: DatasetCard, choices: Choices) -> Discovery:
-    """List what the table names, or all that is in the folders.
-
-    Raises:
-        BenchmdError: There is no such table or column, a path leads out of the folder, rows of one
-            file contradict each other, or names of files cannot be told apart.
-    """
+    """List what the table names, or all that is in the folders."""
     files, names = _files(card), FileNames(root, hidden=card.hides_names)
     rows = list(_rows(card, names) if files.table else _in_folders(card, names))
-    named = each_once(card, files, rows, name=lambda one: _record_id(card, _stem(card, one.path)))
+    named = each_once(card, files, rows, name=lambda row: _record_id(card, _stem(card, row.path)))
     excluded = Counter({DUPLICATE: len(rows) - len(named)})
     missing: list[str] = []
     if files.lists:
         named, missing = _by_lists(card, named, names)
     kept = []
-    for one in named:
-        if files.table and not _is_there(root / one.file):
-            missing.append(_shown(card, one.path))
-        elif one.excluded:
-            excluded[one.excluded] += 1
-        elif files.patient and not one.patient:
+    for record in named:
+        if files.table and not _is_there(root / record.file):
+            missing.append(_shown(card, record.path))
+        elif record.excluded:
+            excluded[record.excluded] += 1
+        elif files.patient and not record.patient:
             excluded[NO_PATIENT] += 1
         else:
-            kept.append(one)
+            kept.append(record)
     if files.table and named and len(missing) == len(named):
         raise BenchmdError(_no_file(card, names, missing))
     if named and excluded[NO_CLASS] == len(named):
@@ -85,20 +75,19 @@ def discover(root: Path, card: DatasetCard, choices: Choices) -> Discovery:
     if kept and not used and not files.lists:
         raise BenchmdError(_no_split(root, card))
     if files.table:
-        listed = {one.file for one in named}
+        listed = {record.file for record in named}
         listed |= {names.real(name) for name in (files.table, *files.lists.values())}
         others = _paths(root / names.real(files.folder), card, root)
         excluded[NO_ROW] += sum(path not in listed for path in others)
     record_names = _record_names(card, kept)
-    items = [_item(card, one, split, record_names[one.path]) for one, split in used]
-    patients = files.patient or "patient" in files.levels
+    items = [_item(card, record, split, record_names[record.path]) for record, split in used]
     return Discovery(
         LAYOUT,
         items,
         missing,
         dict(+excluded),
-        "patient" if patients else "record",
-        warnings=unread_warnings(card, files, (one for one, _ in used)),
+        "patient" if files.patient or "patient" in files.levels else "record",
+        warnings=unread_warnings(card, files, (record for record, _ in used)),
     )
 
 
@@ -108,7 +97,6 @@ def _rows(card: DatasetCard, names: FileNames) -> Iterator[Named]:
 
 
 def _is_there(path: Path) -> bool:
-    """Whether a file or a folder is there; a pipe or a device is neither."""
     return path.is_file() or path.is_dir()
 
 
@@ -138,7 +126,7 @@ def _no_file(card: DatasetCard, names: FileNames, missing: Sequence[str]) -> str
 
 
 def _no_class(root: Path, card: DatasetCard, named: Sequence[Named]) -> str:
-    labels = list(dict.fromkeys(one.written for one in named))
+    labels = list(dict.fromkeys(record.written for record in named))
     seen = f", such as {', '.join(map(shown, labels[:3]))}" if not card.hides_names else ""
     valid = list(card.class_mapping or card.classes)
     return (
@@ -166,11 +154,6 @@ def _paths(folder: Path, card: DatasetCard, root: Path) -> Iterator[str]:
 
 
 def _in_folders(card: DatasetCard, names: FileNames) -> Iterator[Named]:
-    """What the names of folders say of each file below them.
-
-    Raises:
-        BenchmdError: The names of two files differ only in the form of Unicode.
-    """
     files = _files(card)
     real: dict[str, str] = {}
     for file in _paths(names.root / names.real(files.folder), card, names.root):
@@ -199,42 +182,40 @@ def _by_lists(
 ) -> tuple[list[Named], list[str]]:
     """The records with the split whose list names them, and what a list names and is not there.
 
-    A line is a file's path within the folder, or only its name, either without its ending, too.
-
-    Raises:
-        BenchmdError: There is no such list, or a record is in two, or a line stands for several.
+    A line is a file's path within the folder or its name, with or without its ending.
     """
     files = _files(card)
     paths: dict[str, set[str]] = {}
     by_name: dict[str, set[str]] = {}
-    for one in named:
-        path = PurePosixPath(one.path).relative_to(files.folder or ".").as_posix()
-        paths.setdefault(path, set()).add(one.path)
+    for record in named:
+        path = PurePosixPath(record.path).relative_to(files.folder or ".").as_posix()
+        paths.setdefault(path, set()).add(record.path)
         for name in (path, path.rpartition("/")[2]):
             for key in (name, name.removesuffix(ending(name, card.signal))):
-                by_name.setdefault(key, set()).add(one.path)
+                by_name.setdefault(key, set()).add(record.path)
     by_name |= paths  # a whole path stands for its own file
     splits: dict[str, str] = {}
     missing = []
     for split, source in files.lists.items():
         table = names.root / names.real(inside(source, names.root))
         for number, line in _lines(table, card):
-            found = by_name.get(line, set())
-            if not found:
+            matches = by_name.get(line, set())
+            if not matches:
                 missing.append(f"what line {number} of {source} names")
                 continue
-            path = min(found)
-            if len(found) > 1 or splits.setdefault(path, split) != split:
-                why = f"stands for {len(found)} files" if len(found) > 1 else "is in another list"
+            path = min(matches)
+            if len(matches) > 1 or splits.setdefault(path, split) != split:
+                why = (
+                    f"stands for {len(matches)} files" if len(matches) > 1 else "is in another list"
+                )
                 raise BenchmdError(
                     f"{table}, line {number}: the record {why}. Expected one file, by its path "
                     f"within {files.folder or 'the raw folder'}, in the list of one split."
                 )
-    return [replace(one, split=splits.get(one.path, "")) for one in named], missing
+    return [replace(record, split=splits.get(record.path, "")) for record in named], missing
 
 
 def _lines(path: Path, card: DatasetCard) -> Iterator[tuple[int, str]]:
-    """The lines of a list of files that are not blank, with their numbers."""
     try:
         text = read_bounded(path, MAX_BYTES, "the list").decode("utf-8-sig")
     except (RecordError, UnicodeDecodeError) as error:
@@ -247,37 +228,31 @@ def _lines(path: Path, card: DatasetCard) -> Iterator[tuple[int, str]]:
 
 
 def _splits(kept: Sequence[Named], card: DatasetCard) -> list[str]:
-    """The split of each record; empty for one that the card names none for."""
     files = _files(card)
     if card.role == "target":
         return ["test"] * len(kept)
-    if all(one.split is None for one in kept):
+    if all(record.split is None for record in kept):
         return balanced_splits(
             card.name,
-            [one.patient or one.path for one in kept],
-            [_labels_of(one) for one in kept],
+            [record.patient or record.path for record in kept],
+            [
+                (record.label,)
+                if record.label is not None
+                else tuple(name for name, value in record.labels.items() if value == 1)
+                for record in kept
+            ],
             {str(split): share for split, share in files.drawn.items()},
         )
-    return [stated_split(card, files, one) for one in kept]
-
-
-def _labels_of(one: Named) -> tuple[str, ...]:
-    if one.label is not None:
-        return (one.label,)
-    return tuple(name for name, value in one.labels.items() if value == 1)
+    return [stated_split(card, files, record) for record in kept]
 
 
 def _stem(card: DatasetCard, path: str) -> str:
-    """The path without its ending."""
     return path.removesuffix(ending(path, card.signal))
 
 
 def _record_names(card: DatasetCard, kept: Sequence[Named]) -> dict[str, str]:
-    """Names of the records, by path: without the ending, where that names none of the others.
-
-    Others are files of the same name and another format, and the parts that a file is cut into.
-    """
-    stems = {one.path: _stem(card, one.path) for one in kept}
+    """Names of the records, by path: without the ending, unless another record or part has it."""
+    stems = {record.path: _stem(card, record.path) for record in kept}
     counts = Counter(stems.values())
     cut = len(card.signal.axes) != 3 and _files(card).cut == "segments"
 
@@ -299,24 +274,20 @@ def _shown(card: DatasetCard, path: str) -> str:
     return f"the file of record {_record_id(card, _stem(card, path))}"
 
 
-def _item(card: DatasetCard, one: Named, split: str, name: str) -> RawItem:
+def _item(card: DatasetCard, record: Named, split: str, name: str) -> RawItem:
     return RawItem(
-        path=one.file,
+        path=record.file,
         record_id=_record_id(card, name),
-        group_id=hashed_patient(card.name, one.patient or one.path),
+        group_id=hashed_patient(card.name, record.patient or record.path),
         split=split,
-        label=one.label,
-        labels=one.labels,
-        metadata=one.metadata,
+        label=record.label,
+        labels=record.labels,
+        metadata=record.metadata,
     )
 
 
 def read(root: Path, item: RawItem, card: DatasetCard) -> Reading:
-    """The records of one file: several where it is cut into segments or windows.
-
-    Raises:
-        RecordError: It cannot be read as the card's signal.
-    """
+    """The records of one file: several where it is cut into segments or windows."""
     warnings = Counter[str]()
     parts = read_file(root / item.path, card.signal, _files(card), warnings)
     scans = card.task.scored == "scans"

@@ -26,7 +26,6 @@ from benchmd_ray.data.tables import read_rows
 from benchmd_ray.errors import BenchmdError, shown
 
 VERSION = 2
-"""Raised whenever the records, labels or splits change that the same files give."""
 SCANS, NODULES, ACQUISITION = "trainCTs.csv", "trainNodules_gt.csv", "LNDbAcqParams.csv"
 NODULE_COLUMNS = (
     "LNDbID", "FindingID", "RadID", "RadFindingID", "x", "y", "z", "AgrLevel", "Nodule", "Volume",
@@ -42,7 +41,6 @@ AROUND = 2
 UNSEGMENTED = math.pi / 6 * LARGE**3
 """mm³ that the tables state for nodules below 3 mm, which have no mask."""
 MAX_READERS = 20
-"""Radiologists of a scan; there are up to 5."""
 PRECISION = 1e-6
 """The tables round volumes; relative to a volume."""
 
@@ -61,47 +59,33 @@ def discover(root: Path, card: DatasetCard, choices: Choices) -> Discovery:
     for name, rows in sorted(scans.items()):
         findings = _nodules(nodules.get(name, []), int(choices.options["readers"]))
         readers = {_whole(row["RadN"], MAX_READERS) for row in rows}
-        masks = [f"{name}_rad{reader}" for reader in range(1, max(readers) + 1)]
-        wanted = [f"{stem}.{kind}" for stem in (name, *masks) for kind in ("mhd", "raw")]
+        masks = {f"{reader}": f"{name}_rad{reader}" for reader in range(1, max(readers) + 1)}
+        wanted = [f"{stem}.{kind}" for stem in (name, *masks.values()) for kind in ("mhd", "raw")]
         missing += [file for file in wanted if file not in paths]
         if not {f"{name}.mhd", f"{name}.raw"} <= paths.keys():
             continue
         if findings is None or len(readers) > 1:
             excluded[CONFLICT] += 1
-            continue
-        if choices.policy == "released" and name not in nodules:
+        elif choices.policy == "released" and name not in nodules:
             excluded["it has no finding, and the paper counts those with findings"] += 1
-            continue
-        details = {
-            "masks": {
-                mask.removeprefix(f"{name}_rad"): paths[f"{mask}.mhd"].relative_to(root).as_posix()
-                for mask in masks
+        else:
+            mask_paths = {
+                reader: paths[f"{mask}.mhd"].relative_to(root).as_posix()
+                for reader, mask in masks.items()
                 if {f"{mask}.mhd", f"{mask}.raw"} <= paths.keys()
-            },
-            "nodules": findings,
-        }
-        metadata: dict[str, float | str | None] = {"device": devices.get(name)}
-        items.append(_item(root, paths[f"{name}.mhd"], card, choices, metadata, details))
+            }
+            scan = paths[f"{name}.mhd"]
+            item = RawItem(
+                path=scan.relative_to(root).as_posix(),
+                record_id=name,
+                group_id=hashed_patient(card.name, _geometry(scan)),
+                split="test" if choices.policy == "clean" else "validation",
+                metadata={"device": devices.get(name)},
+                details={"masks": mask_paths, "nodules": findings},
+            )
+            items.append(item)
     layout = "all" if unlisted else "challenge"
     return Discovery(layout, items, missing, dict(excluded), grouped_by="record")
-
-
-def _item(
-    root: Path,
-    scan: Path,
-    card: DatasetCard,
-    choices: Choices,
-    metadata: dict[str, float | str | None],
-    details: dict[str, Any],
-) -> RawItem:
-    return RawItem(
-        path=scan.relative_to(root).as_posix(),
-        record_id=scan.stem,
-        group_id=hashed_patient(card.name, _geometry(scan)),
-        split="test" if choices.policy == "clean" else "validation",
-        metadata=metadata,
-        details=details,
-    )
 
 
 def read(root: Path, item: RawItem, card: DatasetCard) -> Reading:
@@ -115,8 +99,8 @@ def read(root: Path, item: RawItem, card: DatasetCard) -> Reading:
                 f"the mask of radiologist {reader} has shape {mask.shape} (z, y, x), the scan "
                 f"{volume.shape}"
             )
-        found = _slices_of_findings(mask)
-        outlined |= {(reader, finding): slices for finding, slices in found.items()}
+        findings = _slices_of_findings(mask)
+        outlined |= {(reader, finding): slices for finding, slices in findings.items()}
     positive, outside = positive_slices(item.details["nodules"], outlined, volume, card)
     reading = scan_windows(volume, positive, item, card, least=POSITIVE_SLICES)
     if outside:
@@ -130,16 +114,9 @@ def positive_slices(
     volume: Volume,
     card: DatasetCard,
 ) -> tuple[Labels, int]:
-    """Slices that show a nodule of a class (decision D5).
+    """(slices, classes) that show a nodule (decision D5), and how many centres are outside.
 
-    Args:
-        nodules: As `discover` takes them from the table.
-        outlined: Slices on which each radiologist outlined each finding.
-        volume: The scan.
-        card: Gives the order of the classes.
-
-    Returns:
-        (slices, classes), and the number of nodules without mask whose centre lies outside.
+    ``outlined`` has the slices of each radiologist's findings.
     """
     positive = np.zeros((volume.shape[0], len(card.classes)), bool)
     outside = 0
@@ -160,7 +137,7 @@ def positive_slices(
 def nodule_class(volume: float) -> str:
     """Class of a nodule by the diameter of the sphere of its volume in mm³.
 
-    A volume of a sphere of 3 mm is how the tables say "below 3 mm, not outlined".
+    The volume of a sphere of 3 mm is how the tables say "below 3 mm, not outlined".
     """
     if volume <= UNSEGMENTED * (1 + PRECISION):
         return size_class(0.0)
@@ -168,21 +145,16 @@ def nodule_class(volume: float) -> str:
 
 
 def _slices_of_findings(mask: Volume) -> dict[int, list[int]]:
-    """Slices on which each finding of a mask has a voxel."""
-    found: dict[int, list[int]] = defaultdict(list)
+    slices: dict[int, list[int]] = defaultdict(list)
     for number, labels in enumerate(mask.slices()):
         for finding in np.unique(labels[labels != 0]):
-            found[int(finding)].append(number)
-    return found
+            slices[int(finding)].append(number)
+    return slices
 
 
 def _nodules(rows: list[dict[str, str]], least: int) -> list[dict[str, Any]] | None:
-    """The nodules of a scan that at least so many radiologists marked.
-
-    Returns:
-        None where a finding appears twice, with different labels.
-    """
-    found = []
+    """The nodules that enough radiologists marked; None where one is listed with several labels."""
+    nodules = []
     labels: dict[str, set[str]] = defaultdict(set)
     for row in rows:
         counts = _whole(row["Nodule"]) == 1 and _whole(row["AgrLevel"]) >= least
@@ -198,21 +170,18 @@ def _nodules(rows: list[dict[str, str]], least: int) -> list[dict[str, Any]] | N
                 f"{shown(row['RadFindingID'])}; expected as many numbers in both. Fetch the file "
                 "again."
             )
-        found.append(
+        nodules.append(
             {
                 "class": label,
                 "centre": [_number(row[axis]) for axis in "xyz"],
                 "marks": list(map(list, zip(readers, findings, strict=True))),
             }
         )
-    return found if all(len(each) == 1 for each in labels.values()) else None
+    return nodules if all(len(classes) == 1 for classes in labels.values()) else None
 
 
 def _geometry(header: Path) -> str:
-    """What identifies a scan: some are in the dataset twice, under two numbers.
-
-    Equal size, spacing and origin to a fraction of a mm make one patient of them.
-    """
+    """What identifies a scan: some are in the dataset twice, and count as one patient."""
     try:
         fields = mhd_fields(header)
     except RecordError:
@@ -222,18 +191,13 @@ def _geometry(header: Path) -> str:
 
 
 def _tables(root: Path) -> dict[str, Path]:
-    """The CSV files by name.
-
-    Raises:
-        BenchmdError: One of the dataset's appears twice.
-    """
     paths = files(root, SCANS, NODULES, ACQUISITION)
-    found, duplicates = by_key(paths, lambda path: path.name)
+    tables, duplicates = by_key(paths, lambda path: path.name)
     if duplicates:
         raise BenchmdError(
             f"{root} holds a table twice: {', '.join(map(str, paths))}. Keep one of each name."
         )
-    return found
+    return tables
 
 
 def _table(tables: dict[str, Path], name: str, root: Path) -> Path:
@@ -241,15 +205,13 @@ def _table(tables: dict[str, Path], name: str, root: Path) -> Path:
 
 
 def _by_scan(rows: list[dict[str, str]]) -> dict[str, list[dict[str, str]]]:
-    """Rows of each scan, by its name."""
-    found: dict[str, list[dict[str, str]]] = defaultdict(list)
+    by_scan: dict[str, list[dict[str, str]]] = defaultdict(list)
     for row in rows:
-        found[f"LNDb-{_whole(row['LNDbID']):04d}"].append(row)
-    return dict(found)
+        by_scan[f"LNDb-{_whole(row['LNDbID']):04d}"].append(row)
+    return dict(by_scan)
 
 
 def _devices(path: Path | None) -> dict[str, str]:
-    """Device of each scan, where the table of acquisitions is there."""
     if path is None:
         return {}
     rows = _by_scan(read_rows(path, DEVICE_COLUMNS, "LNDb's acquisitions"))

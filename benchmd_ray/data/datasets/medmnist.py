@@ -20,58 +20,47 @@ from benchmd_ray.errors import BenchmdError
 from benchmd_ray.files.atomic import md5
 
 VERSION = 2
-"""Raised whenever the records, labels or splits change that the same files give."""
 SPLITS = {"train": "train", "validation": "val", "test": "test"}
 """Our split → how the arrays' names begin."""
 
 
 def discover(root: Path, card: DatasetCard, choices: Choices) -> Discovery:
-    """List the images of the three splits.
-
-    Raises:
-        BenchmdError: The file is missing, is not the official one (unless that is allowed), or its
-            arrays are not as they must be.
-    """
+    """List the images of the three splits; unofficial files need the option ``md5=allow``."""
     path = root / card.layouts[CURRENT].pattern
     if not path.is_file():
         raise BenchmdError(
             f"{path} is missing: expected the file of {card.title}. Fetch it from "
             f"{card.download[0]}."
         )
-    found = md5(path)
-    layout = _layout(path, card, found, choices)
+    digest = md5(path)
+    layout = _layout(path, card, digest, choices)
     try:
-        items = [item for split in SPLITS for item in _items(path, card, split, found)]
+        items = [item for split in SPLITS for item in _items(path, card, split, digest)]
     except RecordError as error:
         raise BenchmdError(f"{path}: {error}. Fetch it from {card.download[0]}.") from error
     return Discovery(layout, items, grouped_by="record")
 
 
-def _layout(path: Path, card: DatasetCard, found: str, choices: Choices) -> str:
-    """Which file it is, by its MD5."""
+def _layout(path: Path, card: DatasetCard, digest: str, choices: Choices) -> str:
     official = {layout.md5: name for name, layout in card.layouts.items() if layout.md5}
-    if found in official:
-        return official[found]
+    if digest in official:
+        return official[digest]
     if choices.options["md5"] == "allow":
         return UNOFFICIAL
-    known = " and ".join(f"{md5} ({name.replace('-', ' ')})" for md5, name in official.items())
+    expected = " and ".join(f"{md5} ({name.replace('-', ' ')})" for md5, name in official.items())
     raise BenchmdError(
-        f"{path} has the MD5 {found}, the official file {known}: it is damaged or another one. "
+        f"{path} has the MD5 {digest}, the official file {expected}: it is damaged or another one. "
         f"Fetch it from {card.download[0]}, or accept it with --option md5=allow "
         "(`benchmd medmnist tune`: --any-md5); all results then name it "
         f"{card.name}-{card.layouts[UNOFFICIAL].mark}."
     )
 
 
-def _items(path: Path, card: DatasetCard, split: str, found: str) -> Iterator[RawItem]:
-    """The images of one split, labelled.
-
-    Raises:
-        RecordError: Its arrays are not as they must be.
-    """
+def _items(path: Path, card: DatasetCard, split: str, digest: str) -> Iterator[RawItem]:
     prefix = SPLITS[split]
     images, labels = Rows(path, f"{prefix}_images"), Rows(path, f"{prefix}_labels")
-    expected = _raw_shape(card)
+    channels, *extent = card.signal.stored_shape
+    expected = (*extent, channels) if channels > 1 else tuple(extent)  # without that axis for one
     if images.shape[1:] != expected:
         raise RecordError(
             f"{images.name} has the shape {images.shape}, expected (images, "
@@ -92,22 +81,12 @@ def _items(path: Path, card: DatasetCard, split: str, found: str) -> Iterator[Ra
             split=split,
             label=None if several else card.classes[values[0]],
             labels=dict(zip(card.classes, values, strict=True)) if several else {},
-            details={"row": row, "md5": found, "part": prefix},
+            details={"row": row, "md5": digest, "part": prefix},
         )
 
 
-def _raw_shape(card: DatasetCard) -> tuple[int, ...]:
-    """Shape of an image in the file: the channels come last, one channel has no axis."""
-    channels, *extent = card.signal.stored_shape
-    return (*extent, channels) if channels > 1 else tuple(extent)
-
-
 def _labels(labels: Rows, card: DatasetCard) -> npt.NDArray[np.uint8]:
-    """Labels of a split: (rows, 1) numbers of classes, or (rows, classes) of 0 and 1.
-
-    Raises:
-        RecordError: They have another shape or are out of range.
-    """
+    """Labels of a split: (rows, 1) numbers of classes, or (rows, classes) of 0 and 1."""
     several = card.task.kind == "multi-label"
     columns, most = (len(card.classes), 1) if several else (1, len(card.classes) - 1)
     if labels.shape[1:] != (columns,) and (several or labels.shape[1:]):
@@ -124,12 +103,7 @@ def _labels(labels: Rows, card: DatasetCard) -> npt.NDArray[np.uint8]:
 
 
 def read(root: Path, item: RawItem, card: DatasetCard) -> Reading:
-    """The record of one image, the channel first.
-
-    Raises:
-        RecordError: The file cannot be read; or it is not an official one, and every value of the
-            image is the same.
-    """
+    """The record of one image, the channel first."""
     rows = rows_of(root / item.path, f"{item.details['part']}_images")
     (pixels,) = rows.read(item.details["row"])
     channels = card.signal.stored_shape[0]
@@ -154,11 +128,10 @@ def read(root: Path, item: RawItem, card: DatasetCard) -> Reading:
     return reading
 
 
-def _warning(card: DatasetCard, found: str) -> str:
-    """What readers of results should know of the file."""
+def _warning(card: DatasetCard, digest: str) -> str:
     official = card.layouts[CURRENT].md5
-    if found == official:
+    if digest == official:
         return ""
-    if EARLIER in card.layouts and found == card.layouts[EARLIER].md5:
+    if EARLIER in card.layouts and digest == card.layouts[EARLIER].md5:
         return "of the file of version 2, which the results of the paper are of"
-    return f"of an unofficial file, MD5 {found}; the official one's is {official}"
+    return f"of an unofficial file, MD5 {digest}; the official one's is {official}"

@@ -16,7 +16,6 @@ from benchmd_ray.data.tables import read_rows
 from benchmd_ray.errors import BenchmdError
 
 VERSION = 1
-"""Raised whenever the records, labels or splits change that the same files give."""
 GRADES = "messidor_data.csv"
 PAIRS = "messidor-2.csv"
 FOLDER = "IMAGES"

@@ -1,8 +1,7 @@
 """MIMIC-CXR-JPG 2.1.0: JPEG images, labels of the CheXpert labeler per study, official splits.
 
 The paper takes 10,000 images without saying which. The option ``images`` draws that many by
-patient within the official splits (decision D20); which ones depends only on the tables, so that
-only these files have to be fetched: see `files_to_fetch`.
+patient within the official splits (decision D20), from the tables alone: see `files_to_fetch`.
 Source: https://physionet.org/content/mimic-cxr-jpg/2.1.0/.
 """
 
@@ -11,7 +10,7 @@ from __future__ import annotations
 import os
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -24,7 +23,6 @@ from benchmd_ray.data.tables import read_rows
 from benchmd_ray.errors import BenchmdError, shown, unknown_name
 
 VERSION = 1
-"""Raised whenever the records, labels or splits change that the same files give."""
 SPLIT_TABLE = "mimic-cxr-2.0.0-split.csv.gz"
 LABEL_TABLE = "mimic-cxr-2.0.0-chexpert.csv.gz"
 METADATA_TABLE = "mimic-cxr-2.0.0-metadata.csv.gz"
@@ -40,22 +38,17 @@ SHARES = {
 }
 """Share of each split in a draw; the paper trains on 8,000 of 10,000."""
 VIEWS = {"LATERAL": cxr.LATERAL, "LL": cxr.LATERAL}
-"""How views are written here; the others keep their name."""
 UNDRAWN = "it is not among the images drawn (option images)"
 
 
 @dataclass(frozen=True)
 class _Findings:
-    """What the table of labels says of a study."""
-
     labels: dict[str, int]
     conditions: tuple[str, ...]
 
 
 @dataclass(frozen=True)
 class _Image:
-    """A row of the split table that has labels."""
-
     dicom: str
     subject: str
     study: str
@@ -86,7 +79,10 @@ def discover(root: Path, card: DatasetCard, choices: Choices) -> Discovery:
             split=image.split,
             labels=image.findings.labels,
             metadata={"view": views.get(image.dicom)},
-            conditions=choices.conditions(_conditions(image, views)),
+            conditions=choices.conditions(
+                image.findings.conditions
+                + ((cxr.LATERAL,) if views.get(image.dicom) == cxr.LATERAL else ())
+            ),
         )
         for image in drawn
         if image.path in there
@@ -95,20 +91,8 @@ def discover(root: Path, card: DatasetCard, choices: Choices) -> Discovery:
     return Discovery("physionet", items, missing, dict(+excluded))
 
 
-def _conditions(image: _Image, views: Mapping[str, str]) -> tuple[str, ...]:
-    """Findings without a class, and the lateral view."""
-    lateral = (cxr.LATERAL,) if views.get(image.dicom) == cxr.LATERAL else ()
-    return image.findings.conditions + lateral
-
-
 def files_to_fetch(root: Path, card: DatasetCard, choices: Choices) -> list[str]:
-    """Paths of the image files that a build reads, below the dataset's folder.
-
-    Args:
-        root: Folder with the three tables; no image needs to be there.
-        card: Card of the dataset.
-        choices: As for the build.
-    """
+    """Paths of the images that a build reads, below ``root``, where only the tables have to be."""
     labelled, _ = _labelled(_split_rows(root), root, card, choices)
     return [i.path for i in _drawn(labelled, _number(card, choices), SHARES[choices.policy])]
 
@@ -133,11 +117,6 @@ def _split_rows(root: Path) -> list[dict[str, str]]:
 def _labelled(
     rows: list[dict[str, str]], root: Path, card: DatasetCard, choices: Choices
 ) -> tuple[list[_Image], Counter[str]]:
-    """Images whose study has a known label, and why the others are excluded.
-
-    Raises:
-        BenchmdError: A split is unknown, or a table of labels cannot be used.
-    """
     studies, duplicates = _studies(root, card, choices)
     splits = SPLITS[choices.policy]
     images, excluded = [], Counter({DUPLICATE: duplicates})
@@ -145,14 +124,14 @@ def _labelled(
         if row["split"] not in splits:
             where = f"split in {root / SPLIT_TABLE}, record {number},"
             raise unknown_name(where, row["split"], splits)
-        found = studies.get((row["subject_id"], row["study_id"]))
-        if found is None:
+        findings = studies.get((row["subject_id"], row["study_id"]))
+        if findings is None:
             excluded["its study is not in the table of labels"] += 1
-        elif not cxr.is_labelled(found.labels):
+        elif not cxr.is_labelled(findings.labels):
             excluded[cxr.UNLABELLED] += 1
         else:
             split = splits[row["split"]]
-            image = _Image(row["dicom_id"], row["subject_id"], row["study_id"], split, found)
+            image = _Image(row["dicom_id"], row["subject_id"], row["study_id"], split, findings)
             inside(image.path, root / SPLIT_TABLE)
             images.append(image)
     return images, excluded
@@ -161,7 +140,6 @@ def _labelled(
 def _studies(
     root: Path, card: DatasetCard, choices: Choices
 ) -> tuple[dict[tuple[str, str], _Findings], int]:
-    """Findings by patient and study, and how many rows repeat an earlier one."""
     path = root / LABEL_TABLE
     columns = ("subject_id", "study_id", *cxr.finding_columns(card))
     studies: dict[tuple[str, str], _Findings] = {}
@@ -169,8 +147,8 @@ def _studies(
     for number, row in enumerate(read_rows(path, columns, "MIMIC-CXR-JPG 2.1.0"), 1):
         where = f"{path}, record {number}"
         conditions = choices.conditions(cxr.findings_without_class(row, card))
-        found = _Findings(cxr.labels(row, card, choices, where), conditions)
-        duplicates += cxr.add_row(studies, (row["subject_id"], row["study_id"]), found, where)
+        findings = _Findings(cxr.labels(row, card, choices, where), conditions)
+        duplicates += cxr.add_row(studies, (row["subject_id"], row["study_id"]), findings, where)
     return studies, duplicates
 
 
@@ -184,11 +162,6 @@ def _views(root: Path) -> dict[str, str]:
 
 
 def _number(card: DatasetCard, choices: Choices) -> int | None:
-    """How many images are drawn; None for all.
-
-    Raises:
-        BenchmdError: The option is neither ``all`` nor a positive number.
-    """
     text = choices.options["images"]
     if text == "all":
         return None
@@ -203,19 +176,18 @@ def _number(card: DatasetCard, choices: Choices) -> int | None:
 def _drawn(images: list[_Image], number: int | None, shares: dict[str, float]) -> list[_Image]:
     """The images drawn, by record id: whole patients in a fixed random order.
 
-    Of each split its share of the number is taken, or all there are; of the last patient only as
-    many images as are still wanted. A larger number holds all images of a smaller one.
+    Each split gives its share of the number, or all there are. A larger number draws all images of
+    a smaller one.
     """
     drawn = images
     if number is not None:
         drawn = []
         for split, share in shares.items():
-            own = sorted((i for i in images if i.split == split), key=_place)
-            drawn += own[: round(share * number)]
+            candidates = sorted((i for i in images if i.split == split), key=_place)
+            drawn += candidates[: round(share * number)]
     return sorted(drawn, key=lambda image: image.dicom)
 
 
 def _place(image: _Image) -> tuple[float, str, str, str]:
-    """Place of an image in the order of the draw."""
     patient = stable_fraction(f"mimic-cxr/draw/{image.subject}")
     return patient, image.subject, image.study, image.dicom

@@ -18,14 +18,12 @@ from benchmd_ray.errors import BenchmdError, count_of, shown
 from benchmd_ray.modality.tasks import UNKNOWN
 
 VERSION = 2
-"""Raised whenever the same tables give other labels or metadata."""
 TRUTHS = {"1": 1, "1.0": 1, "true": 1, "yes": 1, "0": 0, "0.0": 0, "false": 0, "no": 0}
 """Values of a column of one label, in lower case; nothing stands for unknown."""
 NO_CLASS = "its label is not one of the classes that the card names"
 EXPECTED = {"age": "a number of years from 0 to 120", "sex": "a word for male or female"}
 """What values of metadata are read as; others are kept as they are written."""
 EXAMPLES = 3
-"""Values that a warning quotes."""
 
 Value = float | str | None
 
@@ -44,7 +42,6 @@ class Named:
     split: str | None = None
     """As it is written; None where none is."""
     excluded: str = ""
-    """Why it is excluded."""
     written: str = ""
     """Its label as it is written."""
     metadata: dict[str, Value] = field(default_factory=dict)
@@ -59,21 +56,10 @@ class Named:
 def rows_of(
     table: Path, card: DatasetCard, files: Files, *, real: Callable[[str], str]
 ) -> Iterator[Named]:
-    """What each row of a card's table says.
-
-    Args:
-        table: The table.
-        card: The card.
-        files: The card's.
-        real: From the path of a file to the one that the file system has.
-
-    Raises:
-        BenchmdError: There is no such table or column, a path leads out of the raw folder, or no
-            value of a column of metadata can be read.
-    """
-    own = files.labels or card.classes
+    """What each row of a card's table says; ``real`` gives the path that the file system has."""
+    label_columns = files.labels or card.classes
     several = not card.task.exclusive
-    columns = [files.path, *(own if several else [files.label]), *files.metadata.values()]
+    columns = [files.path, *(label_columns if several else [files.label]), *files.metadata.values()]
     columns += [name for name in (files.patient, files.split) if name]
     rows = list(table_rows(table, columns, f"{card.name}, as its card says"))
     commas = has_decimal_commas(table)
@@ -81,7 +67,7 @@ def rows_of(
     for number, row in enumerate(rows, 1):
         place = PurePosixPath(files.folder) / f"{row[files.path]}{files.suffix}"
         path = inside(place.as_posix(), table)
-        labels, why = _labels(row, own, card, commas=commas) if several else ({}, "")
+        labels, why = _labels(row, label_columns, card, commas=commas) if several else ({}, "")
         label = None
         if not several:
             label, why = class_of(card, row[files.label])
@@ -110,11 +96,6 @@ def _metadata(
     *,
     commas: bool,
 ) -> dict[str, dict[str, Value]]:
-    """What each text of the columns of metadata is read as.
-
-    Raises:
-        BenchmdError: None of a column can be read.
-    """
     values: dict[str, dict[str, Value]] = {}
     for name, column in files.metadata.items():
         texts = [row[column] for row in rows]
@@ -145,7 +126,7 @@ def _labels(
     row: Mapping[str, str], columns: Sequence[str], card: DatasetCard, *, commas: bool
 ) -> tuple[dict[str, int], str]:
     """1, 0 or -1 of each class; of several columns of one class the highest."""
-    found = dict.fromkeys(card.classes, UNKNOWN)
+    labels = dict.fromkeys(card.classes, UNKNOWN)
     for column in columns:
         text = row[column].strip().lower()
         text = text.replace(",", ".") if commas else text
@@ -153,9 +134,9 @@ def _labels(
             return {}, f"its value of {column} is neither 1 nor 0"
         name = card.class_mapping.get(column, column)
         if name:
-            found[name] = max(found[name], TRUTHS.get(text, UNKNOWN))
-    known = any(value != UNKNOWN for value in found.values())
-    return found, "" if known else "none of its labels is known"
+            labels[name] = max(labels[name], TRUTHS.get(text, UNKNOWN))
+    is_known = any(value != UNKNOWN for value in labels.values())
+    return labels, "" if is_known else "none of its labels is known"
 
 
 def is_missing(text: str) -> bool:
@@ -164,19 +145,14 @@ def is_missing(text: str) -> bool:
 
 
 def _values(name: str, texts: Iterable[str], *, commas: bool) -> dict[str, Value]:
-    """What each text of a column of metadata is read as.
-
-    Args:
-        name: What the column holds: ``age``, ``sex``, …
-        texts: Its values.
-        commas: Whether a comma is a decimal one.
-    """
+    """What each text of a column of metadata is read as."""
     different = dict.fromkeys(texts)
     if name == "age":
         return {text: _age(text, commas=commas) for text in different}
     if name == "sex":
         codes = {text.lower() for text in different}
-        return {text: _sex(text, codes) for text in different}
+        is_other = bool(codes & {"h", "v"})  # an M is mujer next to hombre, man next to vrouw
+        return {text: None if is_other and text.lower() == "m" else sex(text) for text in different}
     return {text: None if is_missing(text) else text for text in different}
 
 
@@ -186,19 +162,14 @@ def _age(text: str, *, commas: bool) -> float | None:
     return age_string(text) if years is None else years
 
 
-def _sex(text: str, codes: set[str]) -> str | None:
-    """The sex of a value; none of an M next to an H or V: mujer and hombre, man and vrouw."""
-    return None if text.lower() == "m" and codes & {"h", "v"} else sex(text)
-
-
 def unread_warnings(card: DatasetCard, files: Files, records: Iterable[Named]) -> dict[str, int]:
-    """How many of some records lack a value, as it cannot be read or differs, by a text of which.
+    """How many records lack a value because it is unreadable or differs, by warning.
 
-    Some values that cannot be read are quoted, unless the card hides names.
+    Values are quoted unless the card hides names.
     """
     listed = [*records]
-    unread = [one.unread for one in listed if one.unread]
-    differing = Counter(name for one in listed for name in one.differing)
+    unread = [record.unread for record in listed if record.unread]
+    differing = Counter(name for record in listed for name in record.differing)
     warnings = {}
     for name, column in files.metadata.items():
         if count := differing[name]:
@@ -215,39 +186,29 @@ def unread_warnings(card: DatasetCard, files: Files, records: Iterable[Named]) -
     return warnings
 
 
-def stated_split(card: DatasetCard, files: Files, one: Named) -> str:
+def stated_split(card: DatasetCard, files: Files, record: Named) -> str:
     """The split that is written of a record; empty where the card knows none of that name."""
     if card.role == "target":
         return "test"
-    text = one.split or ""
+    text = record.split or ""
     return files.splits.get(text, text if text in get_args(Split) else "")
 
 
 def each_once(
     card: DatasetCard, files: Files, records: Sequence[Named], *, name: Callable[[Named], str]
 ) -> list[Named]:
-    """One row of each file: the first, with the metadata of all; they agree in anything else.
+    """One row of each file: the first, with the metadata of all; in anything else rows must agree.
 
-    Of metadata, a value that some rows state and others leave out is taken; of which they state
-    several, none is.
-
-    Args:
-        card: The card.
-        files: The card's.
-        records: What the rows say.
-        name: From a row to its record's name, for messages.
-
-    Raises:
-        BenchmdError: Two rows of a file differ; where the card hides names, only the record and the
-            rows are named.
+    Metadata of which rows state several values is missing. Where the card hides names, an error
+    names only the record and the rows; ``name`` gives a row's record for messages.
     """
     rows_of_file: dict[str, list[Named]] = {}
     differing: dict[str, Named] = {}
-    for one in records:
-        rows = rows_of_file.setdefault(one.path, [])
-        rows.append(one)
-        if len(rows) > 1 and _facts(files, rows[0]) != _facts(files, one):
-            differing.setdefault(one.path, one)
+    for record in records:
+        rows = rows_of_file.setdefault(record.path, [])
+        rows.append(record)
+        if len(rows) > 1 and _facts(files, rows[0]) != _facts(files, record):
+            differing.setdefault(record.path, record)
     if not differing:
         return [_merged(rows) for rows in rows_of_file.values()]
     path, other = next(iter(differing.items()))
@@ -256,7 +217,9 @@ def each_once(
     unequal = [what for what, fact in facts.items() if fact != others[what]]
     where = f"rows {kept.row} and {other.row}"
     if not card.hides_names:
-        first_row, second_row = (" ".join(own[what] for what in unequal) for own in (facts, others))
+        first_row, second_row = (
+            " ".join(words[what] for what in unequal) for words in (facts, others)
+        )
         where = f"it is {first_row} (row {kept.row}) and {second_row} (row {other.row})"
     raise BenchmdError(
         f"the table {files.table} of {card.name}: the record {name(kept)} appears twice with "
@@ -267,11 +230,10 @@ def each_once(
 
 
 def _merged(rows: Sequence[Named]) -> Named:
-    """The first of the rows of a file, with the metadata that all of them state."""
     if len(rows) == 1:
         return rows[0]
-    stated = {name: {one.metadata[name] for one in rows} - {None} for name in rows[0].metadata}
-    unread = {name: text for one in reversed(rows) for name, text in one.unread.items()}
+    stated = {name: {row.metadata[name] for row in rows} - {None} for name in rows[0].metadata}
+    unread = {name: text for row in reversed(rows) for name, text in row.unread.items()}
     return replace(
         rows[0],
         metadata={
@@ -283,13 +245,12 @@ def _merged(rows: Sequence[Named]) -> Named:
     )
 
 
-def _facts(files: Files, one: Named) -> dict[str, str]:
-    """What all rows of a file must agree in, in words."""
-    split = files.splits.get(one.split or "", one.split or "no split")
-    labels = ", ".join(f"{name} {value}" for name, value in one.labels.items())
-    label = labels or (shown(one.label) if one.label else "with no class of the card")
+def _facts(files: Files, record: Named) -> dict[str, str]:
+    split = files.splits.get(record.split or "", record.split or "no split")
+    labels = ", ".join(f"{name} {value}" for name, value in record.labels.items())
+    label = labels or (shown(record.label) if record.label else "with no class of the card")
     return {
-        "patient": f"of {shown(one.patient)}" if one.patient else "of no patient",
+        "patient": f"of {shown(record.patient)}" if record.patient else "of no patient",
         "split": f"in {split}",
         "label": f"labelled {label}",
     }

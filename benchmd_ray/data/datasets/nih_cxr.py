@@ -1,10 +1,8 @@
 """NIH ChestX-ray14: PNG images; the AP films are a source, the PA films a target.
 
-Bedside (AP) and upright (PA) films of one hospital differ in acquisition and in patients, which
-makes a shift that open data can show. BenchMD has no such pair. Patients carry the same pseudonym
-in both, since some have films of both kinds; those who train are not part of the target (decision
-D7b).
-Source: https://nihcc.app.box.com/v/ChestXray-NIHCC.
+Bedside (AP) and upright (PA) films of one hospital differ in acquisition and patients. Patients
+have the same pseudonym in both; those who train are not part of the target (decision D7b). Source:
+https://nihcc.app.box.com/v/ChestXray-NIHCC.
 """
 
 from __future__ import annotations
@@ -33,7 +31,6 @@ from benchmd_ray.data.tables import age_string, read_rows, sex
 from benchmd_ray.errors import BenchmdError, unknown_name
 
 VERSION = 1
-"""Raised whenever the records, labels or splits change that the same files give."""
 DATASET = "nih-cxr"
 """Key of the patients' pseudonyms, common to both cards."""
 OFFICIAL_TABLES = "Data_Entry_2017*.csv"
@@ -42,7 +39,6 @@ SAMPLE_TABLE, SAMPLE_FOLDER = "labels.csv", "images_224"
 COLUMNS = ("Image Index", "Finding Labels", "Patient ID", "Patient Age", "View Position")
 SOURCE_VIEW = "AP"
 ADULT = 18
-"""Age in years from which a patient is not a child."""
 MAX_LIST_BYTES = 2**24
 """The list of the test images has 0.4 MB."""
 TRAINED_ON = "its patient's AP films are in the source's training split"
@@ -52,22 +48,11 @@ Role = Literal["source", "target"]
 
 
 def discover(root: Path, card: DatasetCard, choices: Choices, *, view: str) -> Discovery:
-    """List the films of one view in either layout.
-
-    Args:
-        root: The raw folder.
-        card: Card of the films of that view.
-        choices: Policy and options.
-        view: ``AP`` or ``PA``, as in the column View Position.
-
-    Raises:
-        BenchmdError: The table, or in the official layout the list of test images, is missing or
-            cannot be used.
-    """
+    """List the films of one view, ``AP`` or ``PA``, in either layout."""
     layout, path, folder = _layout(root)
     rows = read_rows(path, COLUMNS, "NIH ChestX-ray14")
     tested = _test_list(root) if layout == "official" else frozenset[str]()
-    found, duplicates = by_key(files(folder, "*.png"), lambda file: file.name)
+    image_paths, duplicates = by_key(files(folder, "*.png"), lambda file: file.name)
     patients = [_patient(row, f"{path}, record {n}") for n, row in enumerate(rows, 1)]
     trained_on = _trained_on(rows, patients, choices.policy, tested)
     items, missing, excluded = [], [], Counter({DUPLICATE: duplicates})
@@ -75,30 +60,30 @@ def discover(root: Path, card: DatasetCard, choices: Choices, *, view: str) -> D
         name, shared = row["Image Index"], card.role == "target" and patient in trained_on
         if reason := _reason(row, view, shared, choices):
             excluded[reason] += 1
-        elif name not in found:
+        elif name not in image_paths:
             missing.append(f"image {record_id(patient, name)}")
         else:
             item = RawItem(
-                path=found[name].relative_to(root).as_posix(),
+                path=image_paths[name].relative_to(root).as_posix(),
                 record_id=record_id(patient, name),
                 group_id=hashed_patient(DATASET, patient),
                 split=_split(card.role, choices.policy, patient, name, tested),
                 labels=_labels(row, card, path),
-                metadata=_metadata(row),
+                metadata={
+                    "age": age_string(row["Patient Age"]),
+                    "sex": sex(row.get("Patient Gender") or row.get("Patient Sex") or ""),
+                    "view": row["View Position"],
+                },
                 conditions=_conditions(row, card),
                 details={"trained_on": shared},
             )
             items.append(item)
-    excluded[NO_ROW] = len(found.keys() - {row["Image Index"] for row in rows})
+    excluded[NO_ROW] = len(image_paths.keys() - {row["Image Index"] for row in rows})
     return Discovery(layout, items, missing, dict(+excluded))
 
 
 def read(root: Path, item: RawItem, card: DatasetCard) -> Reading:
-    """The record of one film; one of a target says where a model was trained on its patient.
-
-    Raises:
-        RecordError: It cannot be read as an image.
-    """
+    """The record of one film; one of a target says where a model was trained on its patient."""
     reading = cxr.read(root, item, card)
     if item.details["trained_on"]:
         reading.warnings[TRAINED_ON] += 1
@@ -106,7 +91,6 @@ def read(root: Path, item: RawItem, card: DatasetCard) -> Reading:
 
 
 def _reason(row: Row, view: str, shared: bool, choices: Choices) -> str:
-    """Why a film is excluded, if it is."""
     if row["View Position"] != view:
         return f"its view position is {row['View Position'] or 'not given'}"
     if not row["Finding Labels"]:
@@ -116,7 +100,6 @@ def _reason(row: Row, view: str, shared: bool, choices: Choices) -> str:
 
 
 def _layout(root: Path) -> tuple[str, Path, Path]:
-    """Layout, table and folder of the images."""
     if (root / SAMPLE_TABLE).is_file():
         return "sample", root / SAMPLE_TABLE, root / SAMPLE_FOLDER
     tables = sorted(root.glob(OFFICIAL_TABLES))
@@ -129,7 +112,6 @@ def _layout(root: Path) -> tuple[str, Path, Path]:
 
 
 def _test_list(root: Path) -> frozenset[str]:
-    """Names of the official test images."""
     path = root / TEST_LIST
     if not path.is_file():
         raise BenchmdError(
@@ -143,7 +125,7 @@ def _test_list(root: Path) -> frozenset[str]:
 
 
 def _patient(row: Row, where: str) -> str:
-    """The patient's number, which a message must not give away."""
+    """The patient's number, which no message may give away."""
     text = row["Patient ID"]
     if not re.fullmatch(r"\d{1,15}", text, re.ASCII):
         raise BenchmdError(
@@ -190,16 +172,7 @@ def _labels(row: Row, card: DatasetCard, path: Path) -> dict[str, int]:
 
 
 def _conditions(row: Row, card: DatasetCard) -> tuple[str, ...]:
-    """Findings without a class, and a patient who is a child."""
     years = age_string(row["Patient Age"])
     child = ("child",) if years is not None and years < ADULT else ()
-    found = (part.strip() for part in row["Finding Labels"].split("|"))
-    return (*(name for name in found if not card.class_mapping.get(name)), *child)
-
-
-def _metadata(row: Row) -> dict[str, float | str | None]:
-    return {
-        "age": age_string(row["Patient Age"]),
-        "sex": sex(row.get("Patient Gender") or row.get("Patient Sex") or ""),
-        "view": row["View Position"],
-    }
+    findings = (part.strip() for part in row["Finding Labels"].split("|"))
+    return (*(name for name in findings if not card.class_mapping.get(name)), *child)

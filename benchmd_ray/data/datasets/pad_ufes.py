@@ -14,7 +14,6 @@ from benchmd_ray.data.raw import Choices, Discovery, files
 from benchmd_ray.data.tables import age, read_rows, sex
 
 VERSION = 1
-"""Raised whenever the records, labels or splits change that the same files give."""
 METADATA = "metadata.csv"
 COLUMNS = ("patient_id", "img_id", "diagnostic", "age", "gender")
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from benchmd_ray.data.cards import DatasetCard
@@ -24,9 +24,7 @@ from benchmd_ray.data.records import hashed_patient
 from benchmd_ray.data.splits import hashed_split, stable_fraction
 
 VERSION = 1
-"""Raised whenever the records, labels or splits change that the same files give."""
 TRAIN_SHARE = 0.8
-"""Share of each class that the paper trains on."""
 
 
 @dataclass(frozen=True)
@@ -40,7 +38,6 @@ class Photograph:
     group: str = ""
     """The patient, or the lesion where no patient is named; empty where each stands alone."""
     split: str = ""
-    """The official split, where there is one."""
     excluded: str = ""
     """Why it is excluded, whatever its label."""
     condition: str = ""
@@ -54,15 +51,7 @@ class Photograph:
 
 
 def one_hot_label(row: Mapping[str, str], columns: Sequence[str]) -> str:
-    """Name of the one column that is 1; those of all joined where there are several.
-
-    Args:
-        row: A row of a table with one column of 0 and 1 per label.
-        columns: The labels.
-
-    Returns:
-        Empty where none is 1, ``?`` where a value is neither 0 nor 1.
-    """
+    """The columns that are 1, joined; empty where none is, ``?`` where a value is not 0 or 1."""
     values = {column: row[column].removesuffix(".0") for column in columns}
     if not set(values.values()) <= {"0", "1"}:
         return "?"
@@ -74,16 +63,8 @@ def by_class(
 ) -> dict[str, str]:
     """Split of each image by the paper's rule: 80 % of each class train, drawn by image.
 
-    The released code draws without a fixed seed; here the order of a stable hash decides, over
-    all rows of the tables, whether their files are there or not.
-
-    Args:
-        card: Card of the dataset.
-        photographs: All images that the tables name.
-        rounding: From 80 % of a class to a number of images: down or to the nearest.
-
-    Returns:
-        ``train`` or ``validation`` by the image's name.
+    The released code draws without a fixed seed; here a stable hash decides, over all rows of the
+    tables, whether their files are there or not. ``rounding`` makes the 80 % a number of images.
     """
     members: dict[str, set[str]] = {}
     for photograph in photographs:
@@ -108,41 +89,38 @@ def listing(
     rounding: Callable[[float], int],
     grouped_by: GroupedBy,
 ) -> Discovery:
-    """Match what tables say with the files that are there.
-
-    Args:
-        root: The raw folder.
-        card: Card of the dataset.
-        choices: The policy.
-        layout: Name of the layout.
-        photographs: All images that the tables name, in their order.
-        paths: The image files, known by name without suffix, in any case; the first of equal ones.
-        rounding: See `by_class`, for policy ``released``.
-        grouped_by: What a group stands for.
-    """
+    """Match what tables say with the files that are there, by name without suffix, in any case."""
     released = by_class(card, photographs, rounding) if choices.policy == "released" else {}
-    found, duplicates = by_key(paths, lambda path: path.stem.lower())
+    by_name, duplicates = by_key(paths, lambda path: path.stem.lower())
     items, missing, excluded = [], [], Counter({DUPLICATE: duplicates})
     only_held_out = {}
     for photograph in photographs:
+        name = photograph.name
         label, reason = class_of(card, photograph.label)
         reason = photograph.excluded or reason
-        path = found.get(photograph.name.lower())
+        path = by_name.get(name.lower())
+        record_id = hashed_patient(card.name, name) if card.hides_names else name
         if reason and photograph.condition and path and choices.hold_out:
-            only_held_out[_record_id(card, photograph)] = reason
+            only_held_out[record_id] = reason
             reason = ""
         if reason:
             excluded[reason] += 1
         elif path is None:
-            missing.append(_shown(card, photograph))
+            where = f"the image of record {record_id}" if card.hides_names else photograph.path
+            missing.append(where)
         else:
-            split = released.get(photograph.name, _clean_split(card, photograph))
-            item = _item(card, photograph, path.relative_to(root), split, label)
-            items.append(
-                replace(item, conditions=choices.conditions(_conditions(card, photograph)))
+            item = RawItem(
+                path=path.relative_to(root).as_posix(),
+                record_id=record_id,
+                group_id=hashed_patient(card.name, photograph.group or name),
+                split=released.get(name, _clean_split(card, photograph)),
+                label=label,
+                metadata=photograph.metadata,
+                conditions=choices.conditions(_conditions(card, photograph)),
             )
+            items.append(item)
     named = {photograph.name.lower() for photograph in photographs}
-    excluded[NO_ROW] = len(found.keys() - named)
+    excluded[NO_ROW] = len(by_name.keys() - named)
     return Discovery(layout, items, missing, dict(+excluded), grouped_by, only_held_out)
 
 
@@ -159,32 +137,6 @@ def _clean_split(card: DatasetCard, photograph: Photograph) -> str:
     return photograph.split or hashed_split(card.name, photograph.group or photograph.name)
 
 
-def _record_id(card: DatasetCard, photograph: Photograph) -> str:
-    """The image's name, or its hash where names name patients."""
-    return hashed_patient(card.name, photograph.name) if card.hides_names else photograph.name
-
-
-def _shown(card: DatasetCard, photograph: Photograph) -> str:
-    if card.hides_names:
-        return f"the image of record {_record_id(card, photograph)}"
-    return photograph.path
-
-
-def _item(card: DatasetCard, photograph: Photograph, path: Path, split: str, label: str) -> RawItem:
-    return RawItem(
-        path=path.as_posix(),
-        record_id=_record_id(card, photograph),
-        group_id=hashed_patient(card.name, photograph.group or photograph.name),
-        split=split,
-        label=label,
-        metadata=photograph.metadata,
-    )
-
-
 def read(root: Path, item: RawItem, card: DatasetCard) -> Reading:
-    """The one record of an image, three channels.
-
-    Raises:
-        RecordError: The file cannot be read as an image.
-    """
+    """The one record of an image, three channels."""
     return image_record(read_image(root / item.path, 3), item, card)

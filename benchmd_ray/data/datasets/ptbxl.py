@@ -1,7 +1,7 @@
 """PTB-XL, as PhysioNet hands it out (1.0.3) and as the CinC challenges do (HR records).
 
-In both the table ``ptbxl_database.csv`` gives patients, folds, codes with likelihoods, age, sex
-and device. Record ``HRnnnnn`` of the challenges is ``ecg_id`` nnnnn.
+In both, ``ptbxl_database.csv`` gives patients, folds, codes with likelihoods, age, sex and device.
+Record ``HRnnnnn`` of the challenges is ``ecg_id`` nnnnn.
 Source: https://physionet.org/content/ptb-xl/1.0.3/.
 """
 
@@ -31,7 +31,6 @@ from benchmd_ray.data.tables import age, read_rows
 from benchmd_ray.errors import BenchmdError, shown
 
 VERSION = 2
-"""Raised whenever the records, labels or splits change that the same files give."""
 DATABASE = "ptbxl_database.csv"
 COLUMNS = (
     "ecg_id", "patient_id", "age", "sex", "site", "device", "scp_codes", "strat_fold",
@@ -82,25 +81,28 @@ def discover(root: Path, card: DatasetCard, choices: Choices) -> Discovery:
         if not path.is_file():
             missing.append(path.relative_to(root).as_posix())
             continue
+        if by_table and name not in released:
+            excluded["it is not in the released split table"] += 1
+            continue
         try:
-            split, label = _released(released, name) if by_table else _clean(row, card)
+            split, label = released[name] if by_table else _clean(row, card)
         except RecordExcluded as reason:
             excluded[str(reason)] += 1
             continue
         items.append(_item(row, path.relative_to(root).as_posix(), split, label, card))
     # The challenges also hold the 38 records that PTB-XL 1.0.3 removed: no patient is known.
-    for name, path in challenge_files.items():
-        if name in released:
-            patient = hashed_patient(card.name, name)
-            where = path.relative_to(root).as_posix()
-            items.append(RawItem(where, name, patient, *released[name]))
-        else:
-            excluded[NO_ROW] += 1
-    return Discovery(layout, items, missing, dict(excluded))
+    items += [
+        RawItem(where.relative_to(root).as_posix(), name, patient, *released[name])
+        for name, where in challenge_files.items()
+        if name in released
+        for patient in [hashed_patient(card.name, name)]
+    ]
+    excluded[NO_ROW] += len(challenge_files.keys() - released)
+    return Discovery(layout, items, missing, dict(+excluded))
 
 
 def record_name(row: dict[str, str]) -> str:
-    """Name of a record in both layouts' catalogs: the challenges' one."""
+    """The challenges' name of a record, in both layouts' catalogs."""
     return f"HR{int(float(row['ecg_id'])):05d}"
 
 
@@ -130,7 +132,6 @@ def _conditions(row: dict[str, str], card: DatasetCard) -> tuple[str, ...]:
 
 
 def _clean(row: dict[str, str], card: DatasetCard) -> tuple[str, str]:
-    """Split by official fold and class by likelihood."""
     stated = _likelihoods(row["scp_codes"]) or {}
     likelihoods = counted_likelihoods(stated, code_kinds(card.code_table))
     return FOLDS[row["strat_fold"]], dominant_class(likelihoods, code_classes(card.code_table))
@@ -139,20 +140,12 @@ def _clean(row: dict[str, str], card: DatasetCard) -> tuple[str, str]:
 def counted_likelihoods(
     stated: Mapping[str, float], kinds: Mapping[str, frozenset[str]]
 ) -> dict[str, float]:
-    """Likelihoods that the codes of a record count with (decision D8).
+    """Likelihoods, 0–100, that the codes of a record count with (decision D8).
 
-    PTB-XL writes 0 where a likelihood is not stated, as for nearly all rhythms and forms. A rhythm
-    without one counts as certain. A form without one does not count where the diagnosis is a normal
-    ECG; elsewhere it keeps its 0 and so ranks below every code with a likelihood, and so does a
-    diagnosis without one.
-
-    Args:
-        stated: Likelihood (0–100, 0 where not stated) of each code of the record.
-        kinds: Kinds of each code: ``diagnostic``, ``form``, ``rhythm``. A code that is both
-            diagnostic and form counts as a form where it has no likelihood.
-
-    Returns:
-        Likelihood of each code that counts.
+    PTB-XL writes 0 where none is stated, as for nearly all rhythms and forms. A rhythm without one
+    counts as certain. A form without one (also one that is a diagnosis, too) does not count where
+    the diagnosis is a normal ECG; elsewhere it ranks below every code with a likelihood, as a
+    diagnosis without one does.
     """
     normal = stated.get(NORMAL, 0.0) >= NORMAL_FROM
     counted: dict[str, float] = {}
@@ -167,12 +160,6 @@ def counted_likelihoods(
     return counted
 
 
-def _released(released: dict[str, tuple[str, str]], name: str) -> tuple[str, str]:
-    if name not in released:
-        raise RecordExcluded("it is not in the released split table")
-    return released[name]
-
-
 def read(root: Path, item: RawItem, card: DatasetCard) -> Reading:
     """Records of one file."""
     if item.label is None:
@@ -181,11 +168,7 @@ def read(root: Path, item: RawItem, card: DatasetCard) -> Reading:
 
 
 def _database(path: Path) -> list[dict[str, str]] | None:
-    """Rows of ``ptbxl_database.csv``, checked; None where it is missing.
-
-    Raises:
-        BenchmdError: It is another table, empty, cut off, or a value of a row cannot be used.
-    """
+    """Rows of ``ptbxl_database.csv``, checked; None where it is missing."""
     if not path.is_file():
         return None
     rows = read_rows(path, COLUMNS, "PTB-XL 1.0.3")
@@ -228,4 +211,3 @@ CHECKS: dict[str, tuple[Callable[[str], bool], str]] = {
         "a dictionary of codes and their likelihoods",
     ),
 }
-"""What a value of a column must be."""

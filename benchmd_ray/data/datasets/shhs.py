@@ -12,16 +12,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from benchmd_ray.data.cards import DatasetCard
-from benchmd_ray.data.datasets.eeg import EPOCH, Montage, read_night, states
+from benchmd_ray.data.datasets.eeg import EPOCH, Montage, checked_codes, read_night, states
 from benchmd_ray.data.raw import DUPLICATE, Choices, Discovery, RawItem, Reading, by_key, files
 from benchmd_ray.data.readers.xml import children, read_xml
 from benchmd_ray.data.records import RecordError, hashed_patient
 from benchmd_ray.data.splits import hashed_split
 from benchmd_ray.data.tables import age, read_rows
-from benchmd_ray.errors import shown
 
 VERSION = 1
-"""Raised whenever the records, labels or splits change that the same files give."""
 MONTAGE: Montage = {
     "C3": [(name,) for name in ("EEG(sec)", "EEG sec", "EEG_sec", "EEG2", "EEG 2", "EEG_2")],
     "C4": [("EEG",)],
@@ -46,7 +44,7 @@ class _Person:
 
 
 def discover(root: Path, card: DatasetCard, choices: Choices) -> Discovery:
-    """List the nights; each person has one. Both policies split by person, as the paper does."""
+    """List the nights, one of each person. Both policies split by person, as the paper does."""
     nights, doubled = _by_person(root, "shhs1-*.edf", RECORDING)
     stagings, further = _by_person(root, "shhs1-*-profusion.xml", STAGING)
     people = _people(root)
@@ -55,15 +53,15 @@ def discover(root: Path, card: DatasetCard, choices: Choices) -> Discovery:
         if person not in stagings:
             excluded["it has no Profusion staging"] += 1
             continue
-        patient, known = hashed_patient(card.name, person), people.get(person, _Person())
+        patient, about = hashed_patient(card.name, person), people.get(person, _Person())
         items.append(
             RawItem(
                 path=path.relative_to(root).as_posix(),
                 record_id=patient,
                 group_id=patient,
                 split=hashed_split(card.name, person),
-                metadata=known.metadata,
-                conditions=choices.conditions(known.conditions),
+                metadata=about.metadata,
+                conditions=choices.conditions(about.conditions),
                 details={"stages": stagings[person].relative_to(root).as_posix()},
             )
         )
@@ -81,12 +79,7 @@ def read(root: Path, item: RawItem, card: DatasetCard) -> Reading:
 
 
 def profusion_stages(path: Path) -> list[str]:
-    """Codes of the epochs of 30 s in a Profusion XML file, in order.
-
-    Raises:
-        RecordError: The file cannot be read or is too large, is not XML, declares a document type
-            or entities, has epochs of another length, or holds no stage.
-    """
+    """Codes of the epochs of 30 s in a Profusion XML file, in order."""
     root = read_xml(path, "its staging")
     lengths = [(element.text or "").strip() for element in children(root, "EpochLength")]
     codes = [
@@ -96,11 +89,7 @@ def profusion_stages(path: Path) -> list[str]:
     ]
     if any(length != str(EPOCH) for length in lengths):
         raise RecordError(f"its epochs last {', '.join(lengths)[:40]} s; expected {EPOCH} s")
-    wrong = [code for code in codes if not (code.isascii() and code.isdigit())]
-    if wrong or not codes:
-        what = f"the stage {shown(wrong[0])}" if wrong else "no stage"
-        raise RecordError(f"its staging holds {what}; expected a number for each epoch")
-    return codes
+    return checked_codes(codes)
 
 
 def _by_person(root: Path, glob: str, pattern: re.Pattern[str]) -> tuple[dict[str, Path], int]:
@@ -110,16 +99,12 @@ def _by_person(root: Path, glob: str, pattern: re.Pattern[str]) -> tuple[dict[st
         match = pattern.fullmatch(path.name)
         return match[1] if match else None
 
-    found, duplicates = by_key(files(root, glob), person)
-    return dict(sorted(found.items(), key=lambda pair: int(pair[0]))), duplicates
+    paths, duplicates = by_key(files(root, glob), person)
+    return dict(sorted(paths.items(), key=lambda pair: int(pair[0]))), duplicates
 
 
 def _people(root: Path) -> dict[str, _Person]:
-    """What is known of each person, by number, from the newest table there is; empty without one.
-
-    Raises:
-        BenchmdError: The table lacks a column.
-    """
+    """Age, sex and conditions by the person's number, from the newest table; empty without one."""
     tables = sorted(files(root, TABLE), key=lambda p: [int(n) for n in re.findall(r"\d+", p.name)])
     if not tables:
         return {}
@@ -135,5 +120,4 @@ def _people(root: Path) -> dict[str, _Person]:
 
 
 def _severe(index: str) -> bool:
-    """Whether apnoeas and hypopnoeas an hour are those of severe apnoea; not where unknown."""
     return re.fullmatch(r"\d+(\.\d+)?", index, re.ASCII) is not None and float(index) >= SEVERE

@@ -1,8 +1,7 @@
 """VinDr-Mammo 1.0.0: DICOM mammograms, four of each exam, with the official split.
 
-The BI-RADS assessment is the breast's; each of its two views is a record of its own. The dataset
-names no patients: an exam stands for one.
-Source: https://physionet.org/content/vindr-mammo/1.0.0/.
+Each view of a breast is a record with the breast's BI-RADS assessment. An exam stands for a
+patient. Source: https://physionet.org/content/vindr-mammo/1.0.0/.
 """
 
 from __future__ import annotations
@@ -20,7 +19,6 @@ from benchmd_ray.data.tables import age_string, read_rows
 from benchmd_ray.errors import BenchmdError, shown
 
 VERSION = 1
-"""Raised whenever the records, labels or splits change that the same files give."""
 TABLE = "breast-level_annotations.csv"
 COLUMNS = (
     "study_id", "image_id", "laterality", "view_position", "breast_birads", "split",
@@ -38,7 +36,7 @@ SPLITS = {"training": "train", "test": "validation"}
 
 def discover(root: Path, card: DatasetCard, choices: Choices) -> Discovery:
     """List the images that the table of breasts names."""
-    found = {path.relative_to(root).as_posix() for path in files(root / "images", "*.dicom")}
+    there = {path.relative_to(root).as_posix() for path in files(root / "images", "*.dicom")}
     rows = read_rows(root / TABLE, COLUMNS, "VinDr-Mammo 1.0.0")
     headers = _headers(root / HEADERS)
     splits = _splits(rows, root / TABLE)
@@ -49,7 +47,7 @@ def discover(root: Path, card: DatasetCard, choices: Choices) -> Discovery:
         label, reason = class_of(card, row["breast_birads"])
         if reason:
             excluded[reason] += 1
-        elif path not in found:
+        elif path not in there:
             missing.append(path)
         else:
             item = RawItem(
@@ -64,7 +62,7 @@ def discover(root: Path, card: DatasetCard, choices: Choices) -> Discovery:
                 ),
             )
             items.append(item)
-    excluded[NO_ROW] = len(found - {_path(row) for row in rows})
+    excluded[NO_ROW] = len(there - {_path(row) for row in rows})
     return Discovery("physionet", items, missing, dict(+excluded), grouped_by="exam")
 
 
@@ -73,11 +71,6 @@ def _path(row: Mapping[str, str]) -> str:
 
 
 def _splits(rows: list[dict[str, str]], table: Path) -> dict[str, str]:
-    """Split of each exam.
-
-    Raises:
-        BenchmdError: A split is not known, or an exam is in both.
-    """
     splits: dict[str, str] = {}
     for number, row in enumerate(rows, 1):
         split = SPLITS.get(row["split"])
@@ -95,7 +88,6 @@ def _splits(rows: list[dict[str, str]], table: Path) -> dict[str, str]:
 
 
 def _headers(path: Path) -> dict[str, dict[str, str]]:
-    """Rows of the table of headers by image; none where it is missing."""
     if not path.is_file():
         return {}
     rows = read_rows(path, ("SOP Instance UID",), "VinDr-Mammo 1.0.0")
@@ -103,22 +95,19 @@ def _headers(path: Path) -> dict[str, dict[str, str]]:
 
 
 def _findings(path: Path) -> dict[str, set[str]]:
-    """Findings of each image; none where the table is missing."""
-    found: dict[str, set[str]] = {}
+    findings: dict[str, set[str]] = {}
     columns = ("image_id", "finding_categories")
     for row in read_rows(path, columns, "VinDr-Mammo 1.0.0") if path.is_file() else ():
         named = {match[2] for match in FINDING.finditer(row["finding_categories"])}
-        found.setdefault(row["image_id"], set()).update(named - {NO_FINDING})
-    return found
+        findings.setdefault(row["image_id"], set()).update(named - {NO_FINDING})
+    return findings
 
 
 def _metadata(row: Mapping[str, str], header: Mapping[str, str]) -> dict[str, float | str | None]:
-    device = f"{header.get('Manufacturer') or ''} {header.get(MODEL) or ''}"
+    names = ("Manufacturer", "Manufacturer's Model Name")
+    device = " ".join(header.get(name) or "" for name in names)
     return {
         "age": age_string(header.get("Patient's Age") or ""),
         "device": " ".join(device.split()) or None,
         "view": f"{row['laterality']}-{row['view_position']}",
     }
-
-
-MODEL = "Manufacturer's Model Name"

@@ -1,8 +1,7 @@
 """One array of numbers of an NPY, NPZ or HDF5 file, whole.
 
-Formats: https://numpy.org/doc/stable/reference/generated/numpy.lib.format.html, the same in a ZIP
-file, and https://docs.hdfgroup.org/hdf5/. What headers claim is checked before anything of that
-size is held; nothing is unpickled, and links that lead out of an HDF5 file are not followed.
+Formats: https://numpy.org/doc/stable/reference/generated/numpy.lib.format.html and
+https://docs.hdfgroup.org/hdf5/. Nothing is unpickled, and no link out of an HDF5 file is followed.
 """
 
 from __future__ import annotations
@@ -21,11 +20,8 @@ from benchmd_ray.data.records import RecordError, shown_names
 from benchmd_ray.errors import composed
 
 VERSION = 2
-"""Raised whenever what it reads of the same file changes."""
 MAX_VALUES = 2**27
-"""Larger arrays are refused."""
 MAX_MEMBERS = 10_000
-"""Arrays of a file; more are refused."""
 FILTERS = (1, 2, 3)
 """Numbers of the HDF5 filters that are taken: deflate, shuffle, Fletcher's checksum."""
 
@@ -33,16 +29,7 @@ Array = npt.NDArray[Any]
 
 
 def read_array(path: Path, key: str = "") -> Array:
-    """Read an array of whole or floating-point numbers.
-
-    Args:
-        path: A file that ends in ``.npy``, ``.npz``, ``.h5`` or ``.hdf5``.
-        key: Of an NPZ or HDF5 file, the array's name; empty for the only one.
-
-    Raises:
-        RecordError: The file is missing, damaged or another, holds no such array or several and
-            none is named, or one of another type or of more than `MAX_VALUES` values.
-    """
+    """Read an array of whole or floating-point numbers, of several that of the name ``key``."""
     read = {".npy": _npy, ".npz": _npz}.get(path.suffix.lower(), _hdf5)
     try:
         return read(path, key)
@@ -61,7 +48,6 @@ def _npy(path: Path, key: str) -> Array:
 
 
 def _of_stream(file: IO[bytes], size: int) -> Array:
-    """The array of ``size`` bytes, header and all."""
     version = np.lib.format.read_magic(file)
     if version not in ((1, 0), (2, 0)):
         raise RecordError("its array is of another version of the format than 1 and 2")
@@ -99,7 +85,6 @@ def _npz(path: Path, key: str) -> Array:
 
 
 def _only(names: list[str], key: str) -> str:
-    """The name that is asked for, or the only one."""
     if key in names or (not key and len(names) == 1):
         return key or names[0]
     wanted = f"no array {key}" if key else "several arrays and the card names none (key of files)"
@@ -111,17 +96,17 @@ def _only(names: list[str], key: str) -> str:
 def _hdf5(path: Path, key: str) -> Array:
     require_file(path)
     with h5py.File(path, "r") as file:
-        held = _member(file, key or _only(_datasets(file), ""))
-        if held.shape is None:
+        dataset = _member(file, key or _only(_datasets(file), ""))
+        if dataset.shape is None:
             raise RecordError("its array is empty")
-        _require_numbers(held.shape, held.dtype)
-        values: Array = held[()]
+        _require_numbers(dataset.shape, dataset.dtype)
+        values: Array = dataset[()]
         return values
 
 
 def _datasets(file: Any) -> list[str]:
     """Names of the datasets in the file itself; no link is followed."""
-    found: list[str] = []
+    names: list[str] = []
     waiting, seen = [("", file)], 0
     while waiting:
         place, group = waiting.pop()
@@ -133,39 +118,34 @@ def _datasets(file: Any) -> list[str]:
                 continue
             kind = group.get(name, getclass=True)
             if kind is h5py.Dataset:
-                found.append(place + name)
+                names.append(place + name)
             elif kind is h5py.Group:
                 waiting.append((f"{place}{name}/", group[name]))
-    return sorted(found)
+    return sorted(names)
 
 
 def _member(file: Any, key: str) -> Any:
     """A dataset that is in the file, plain or compressed by a filter of every HDF5 library."""
-    held = file
+    member = file
     for name in key.strip("/").split("/"):
-        if isinstance(held, h5py.Group) and not name.isascii():
-            name = next((own for own in held if composed(own) == composed(name)), name)
-        if not isinstance(held, h5py.Group) or name not in held:
+        if isinstance(member, h5py.Group) and not name.isascii():
+            name = next((other for other in member if composed(other) == composed(name)), name)
+        if not isinstance(member, h5py.Group) or name not in member:
             raise RecordError(f"it holds no array {key}; it has {shown_names(_datasets(file))}")
-        if not isinstance(held.get(name, getlink=True), h5py.HardLink):
+        if not isinstance(member.get(name, getlink=True), h5py.HardLink):
             raise RecordError(f"its array {key} is a link, which is not followed")
-        held = held[name]
-    if fault := dataset_fault(held, 8 * MAX_VALUES):
+        member = member[name]
+    if fault := dataset_fault(member, 8 * MAX_VALUES):
         raise RecordError(f"its array {key} {fault}")
-    return held
+    return member
 
 
-def dataset_fault(held: Any, largest_chunk: int) -> str:
-    """Why an object of an HDF5 file is not read; empty where it is.
-
-    Args:
-        held: A dataset, or another object, which is refused.
-        largest_chunk: Bytes that a chunk may have.
-    """
-    if not isinstance(held, h5py.Dataset) or held.external or held.is_virtual:
+def dataset_fault(dataset: Any, largest_chunk: int) -> str:
+    """Why an object of an HDF5 file is not read; empty where it is. Chunks are bounded in bytes."""
+    if not isinstance(dataset, h5py.Dataset) or dataset.external or dataset.is_virtual:
         return "is not a dataset within the file"
-    if held.chunks and math.prod(held.chunks) * held.dtype.itemsize > largest_chunk:
+    if dataset.chunks and math.prod(dataset.chunks) * dataset.dtype.itemsize > largest_chunk:
         return f"has chunks of more than {largest_chunk:,} bytes"
-    created = held.id.get_create_plist()
+    created = dataset.id.get_create_plist()
     used = {created.get_filter(number)[0] for number in range(created.get_nfilters())}
     return "" if used <= set(FILTERS) else "is compressed by a filter that is not taken"

@@ -10,7 +10,6 @@ from pathlib import Path
 from benchmd_ray.data.records import RecordError
 
 VERSION = 1
-"""Raised whenever what it reads of the same file changes."""
 MOST_PACKED = 1032
 """Bytes that gzip makes of one, at most."""
 ANY = 2**62
@@ -18,16 +17,7 @@ ANY = 2**62
 
 
 def require_held(claimed: int, size: int, *, is_packed: bool) -> None:
-    """Refuse a claim of more bytes than a file can hold, before memory is set aside for them.
-
-    Args:
-        claimed: Bytes that its header says that it has.
-        size: Those that it has.
-        is_packed: Whether they are compressed by gzip.
-
-    Raises:
-        RecordError: It claims more.
-    """
+    """Refuse a claim of more bytes than a file of that size can hold, compressed by gzip or not."""
     if claimed > size * (MOST_PACKED if is_packed else 1):
         packed = ", compressed" if is_packed else ""
         raise RecordError(
@@ -36,14 +26,7 @@ def require_held(claimed: int, size: int, *, is_packed: bool) -> None:
 
 
 def require_file(path: Path, what: str = "the file") -> None:
-    """Refuse a pipe, a socket or a device: opening one may wait for ever, or reading it never end.
-
-    Every reader asks this of a file before it is opened, most of them by `BoundedFile`.
-
-    Raises:
-        RecordError: It is one.
-        OSError: It is missing.
-    """
+    """Refuse a pipe, a socket or a device: opening or reading one may never end."""
     mode = path.stat().st_mode
     if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):  # a folder fails when it is opened
         kind = "a pipe" if stat.S_ISFIFO(mode) else "a socket or a device"
@@ -51,17 +34,7 @@ def require_file(path: Path, what: str = "the file") -> None:
 
 
 def read_bounded(path: Path, limit: int, what: str, *, first_bytes: int | None = None) -> bytes:
-    """The bytes of a small file.
-
-    Args:
-        path: The file.
-        limit: Bytes that it may have.
-        what: What it is, for messages, such as ``the annotation``.
-        first_bytes: Read only the beginning; None reads all.
-
-    Raises:
-        RecordError: It cannot be opened or is larger.
-    """
+    """The bytes of a small file, or only the first; ``what`` names it in messages."""
     try:
         with BoundedFile(path, limit, what) as file:
             return file.read(first_bytes)
@@ -70,7 +43,11 @@ def read_bounded(path: Path, limit: int, what: str, *, first_bytes: int | None =
 
 
 class BoundedFile(io.BufferedReader):
-    """A file that sets no more memory aside than it has bytes, whatever a length in it claims."""
+    """A file that sets no more memory aside than it has bytes, whatever a length in it claims.
+
+    Refused are files of more than ``limit`` bytes, a call for more than ``at_once`` bytes, and more
+    than ``reads`` calls.
+    """
 
     def __init__(
         self,
@@ -81,20 +58,6 @@ class BoundedFile(io.BufferedReader):
         at_once: int = ANY,
         reads: int = ANY,
     ) -> None:
-        """Open it.
-
-        Args:
-            path: The file.
-            limit: Bytes that it may have.
-            what: What it is, for messages.
-            at_once: Bytes that may be asked for in one call.
-            reads: Calls that may be made.
-
-        Raises:
-            RecordError: It is larger, or no regular file. Calls raise it, too, where more is asked
-                for.
-            OSError: It cannot be opened.
-        """
         require_file(path, what)
         super().__init__(io.FileIO(os.fspath(path)))
         self.bytes = os.fstat(self.fileno()).st_size

@@ -1,7 +1,7 @@
 """Compressed DICOM pixel data, by the decoders that pydicom knows.
 
 They are C and C++ libraries, of which some print instead of raising; damaged data can make one
-abort, crash or loop, which is why builds read in a process apart (`data.apart`).
+abort, crash or loop, which is why builds read in a separate process (`data.apart`).
 Format: ISO/IEC 10918-1 (JPEG), 14495-1 (JPEG-LS), 15444-1 (JPEG 2000).
 """
 
@@ -24,7 +24,6 @@ from pydicom.encaps import encapsulate
 from pydicom.pixels.decoders.base import get_decoder
 
 VERSION = 1
-"""Raised whenever what it reads of the same file changes."""
 CUT_OFF = b"premature end"
 """What JPEG libraries print where they make up the rest of an image."""
 NO_FRAME = (0xFFC4, 0xFFC8, 0xFFCC)
@@ -40,11 +39,7 @@ class NotDecoded(CodecError):
 
 
 def frame_size(stream: bytes) -> tuple[int, int]:
-    """Width and height that a JPEG, JPEG-LS or JPEG 2000 stream claims, nothing decoded.
-
-    Raises:
-        CodecError: It claims none.
-    """
+    """Width and height that a JPEG, JPEG-LS or JPEG 2000 stream claims; nothing is decoded."""
     try:
         if stream[:2] == b"\xff\xd8":
             _, height, width = _jpeg_frame(stream)
@@ -74,19 +69,9 @@ def _jpeg_frame(stream: bytes) -> tuple[int, int, int]:
 def decompress(
     frame: bytes, syntax: str, plugin: str, options: dict[str, Any]
 ) -> npt.NDArray[np.generic]:
-    """Decode one frame.
+    """Decode one frame: (y, x), or (y, x, sample) with colours as RGB.
 
-    Args:
-        frame: Its compressed data.
-        syntax: UID of the transfer syntax.
-        plugin: Name of pydicom's plug-in that decodes it.
-        options: What pydicom's decoder has to know of the header, such as ``rows``.
-
-    Returns:
-        (y, x), or (y, x, sample) with colours as RGB.
-
-    Raises:
-        CodecError: It cannot be decoded; `NotDecoded` where it may be whole.
+    ``plugin`` is pydicom's name of a decoder, ``options`` what it has to know of the header.
     """
     try:
         with silenced(), _printed() as printed:
@@ -107,14 +92,7 @@ def decompress(
 
 
 def _twelve_bits(frame: bytes, options: dict[str, Any]) -> npt.NDArray[np.generic]:
-    """Grey levels of a frame of extended JPEG with 12 bits, (y, x) uint16.
-
-    GDCM decodes them, but pydicom does not ask it to.
-
-    Raises:
-        NotDecoded: It has colours or signed values.
-        ValueError: It cannot be decoded.
-    """
+    """A frame of extended JPEG with 12 bits, (y, x) uint16, by GDCM: pydicom does not ask it to."""
     if (options["samples_per_pixel"], options["pixel_representation"]) != (1, 0):
         raise NotDecoded("of extended JPEG with 12 bits only unsigned grey levels are decoded")
     fragment, fragments = gdcm.Fragment(), gdcm.SequenceOfFragments.New()

@@ -35,7 +35,6 @@ from benchmd_ray.data.readers.image import MAX_PIXELS, Pixels, to_grey_levels
 from benchmd_ray.data.records import RecordError
 
 VERSION = 3
-"""Raised whenever what it reads of the same file changes."""
 
 Stored = npt.NDArray[np.generic]
 
@@ -56,19 +55,16 @@ PLUGINS: dict[str, str] = {
     uid.HTJ2K: "pylibjpeg",
     uid.RLELossless: "pydicom",
 }
-"""Who decodes each compressed transfer syntax."""
 NATIVE = (
     uid.ImplicitVRLittleEndian,
     uid.ExplicitVRLittleEndian,
     uid.ExplicitVRBigEndian,
     uid.DeflatedExplicitVRLittleEndian,
 )
-"""Uncompressed transfer syntaxes."""
 PIXEL_DATA = ("PixelData", "FloatPixelData", "DoubleFloatPixelData")
 MAX_BYTES = 2**29
 """Larger files are refused before they are read; the largest, of mammograms, have 80 MB."""
 MAX_INFLATED = 2**27
-"""Bytes that a deflated file may inflate to."""
 MAX_READS = 2**20
 """Of the parts of a file, some three for each element of its header; a header has hundreds."""
 CONVERT = "convert the file to Explicit VR Little Endian"
@@ -81,24 +77,12 @@ def read_dicom(
     frame: int | None = None,
     warnings: Counter[str] | None = None,
 ) -> Pixels:
-    """Read a DICOM image for display.
+    """Read a DICOM image for display: uint8, (y, x) for one channel, (y, x, 3) for three.
 
     Grey images: modality LUT (a table, or slope and intercept), scaled to 0–255 over the image's
     own range, MONOCHROME1 inverted (decision D6). Colour images: palettes are looked up, YBR
-    becomes RGB, more than 8 bits are scaled by the range that they can hold.
-
-    Args:
-        path: The file.
-        channels: 1 for grey levels (ITU-R BT.601 of a colour image), 3 for red, green, blue.
-        frame: Which frame of an image of several, from 0. None takes only images of one frame.
-        warnings: Where what is unusual about the image is counted.
-
-    Returns:
-        uint8, (y, x) for one channel, (y, x, 3) for three.
-
-    Raises:
-        RecordError: The file is missing, damaged, too large, holds no image or one of a kind that
-            is not known, or several frames where ``frame`` is None.
+    becomes RGB, more than 8 bits are scaled by the range that they can hold. One channel of a
+    colour image is ITU-R BT.601. Of several frames, ``frame`` has to name one, from 0.
     """
     dataset = open_dicom(path)
     values = pixels(dataset, frame=frame)
@@ -121,20 +105,14 @@ def read_dicom(
 
 
 def open_dicom(path: Path, *, stop_before_pixels: bool = False) -> pydicom.Dataset:
-    """Parse a DICOM file.
+    """Parse a DICOM file; take its values with `numbers` and `text`, as they are parsed only then.
 
-    Values are parsed when they are asked for, which may fail: take them with `numbers` and `text`.
-
-    Args:
-        path: The file. Without the preamble it is taken where it names its SOP class at once, in
-            the transfer syntax of its meta information; without that, in implicit VR
-            little-endian, or explicit VR where VRs are there.
-        stop_before_pixels: Leave the pixel data, and all that stands behind it, unread.
-
-    Raises:
-        RecordError: The file is missing, damaged or no DICOM file.
+    A file without preamble is taken where it names its SOP class at once.
     """
-    with refusing("it cannot be read as a DICOM file"), _opened(path) as file:
+    with (
+        refusing("it cannot be read as a DICOM file"),
+        BoundedFile(path, MAX_BYTES, reads=MAX_READS) as file,
+    ):
         is_bare = not has_preamble(file)
         _refuse_inflated(file, 0 if is_bare else PREAMBLE + 4)
         dataset = pydicom.dcmread(file, stop_before_pixels=stop_before_pixels, force=is_bare)
@@ -144,21 +122,9 @@ def open_dicom(path: Path, *, stop_before_pixels: bool = False) -> pydicom.Datas
 
 
 def pixels(dataset: pydicom.Dataset, *, frame: int | None = None) -> Stored:
-    """Stored values of a dataset's image, before the modality LUT.
+    """Stored values before the modality LUT: (y, x), of a palette, too, or (y, x, 3) RGB.
 
-    The sizes that the header and the compressed data claim are checked before anything is decoded.
-
-    Args:
-        dataset: As `open_dicom` gives it.
-        frame: Which frame of an image of several, from 0. None takes only images of one frame.
-
-    Returns:
-        (y, x) of the header's integer or floating-point type, also for the indices of a palette;
-        (y, x, 3) RGB for colours.
-
-    Raises:
-        RecordError: There is no image, one of several frames where ``frame`` is None, of sizes
-            or a transfer syntax that are not taken, or it cannot be decoded.
+    Of several frames, ``frame`` has to name one, from 0.
     """
     shape = _require_header(dataset, frame)
     syntax = _syntax(dataset)
@@ -173,20 +139,7 @@ def pixels(dataset: pydicom.Dataset, *, frame: int | None = None) -> Stored:
 
 
 def rescaled(values: Stored, dataset: pydicom.Dataset, *, frame: int = 0) -> Stored:
-    """Stored values through the modality LUT: its table, or slope and intercept, where given.
-
-    Args:
-        values: As `pixels` gives them.
-        dataset: Whose they are.
-        frame: Which frame they are, for images whose frames have a slope and intercept each.
-
-    Returns:
-        Of the same shape: HU for CT, elsewhere in the unit that the header names. Unchanged
-        where there is no modality LUT.
-
-    Raises:
-        RecordError: The table, slope or intercept cannot be used.
-    """
+    """Stored values through the modality LUT, if any: HU for CT, else in the header's unit."""
     if "ModalityLUTSequence" in dataset:
         with refusing("its modality LUT cannot be used"):
             values = apply_modality_lut(values, dataset)
@@ -202,13 +155,7 @@ def rescaled(values: Stored, dataset: pydicom.Dataset, *, frame: int = 0) -> Sto
 
 
 def unusual(values: Stored, scaled: Stored, dataset: pydicom.Dataset) -> list[str]:
-    """Warnings of an image.
-
-    Args:
-        values: As `pixels` gives them.
-        scaled: As `rescaled` gives them.
-        dataset: Whose they are.
-    """
+    """Warnings of an image, of its stored and its `rescaled` values."""
     prefix = {"float32": "Float", "float64": "DoubleFloat"}.get(values.dtype.name, "")
     bounds: list[float] = []
     for name in ("Value", "RangeLimit"):
@@ -221,10 +168,10 @@ def _transformation(dataset: pydicom.Dataset, frame: int) -> pydicom.Dataset:
     """Where slope and intercept stand: the dataset, or a functional group of an enhanced image."""
     owner = dataset
     with refusing("its functional groups cannot be read"):
-        own = dataset.get("PerFrameFunctionalGroupsSequence") or []
-        for group in [*(dataset.get("SharedFunctionalGroupsSequence") or []), *own[frame:][:1]]:
-            found = group.get("PixelValueTransformationSequence")
-            owner = found[0] if found else owner
+        groups = dataset.get("PerFrameFunctionalGroupsSequence") or []
+        for group in [*(dataset.get("SharedFunctionalGroupsSequence") or []), *groups[frame:][:1]]:
+            transformations = group.get("PixelValueTransformationSequence")
+            owner = transformations[0] if transformations else owner
     return owner
 
 
@@ -252,16 +199,14 @@ def _eight_bits(values: Stored, bits: int) -> Pixels:
 
 
 def _whole(dataset: pydicom.Dataset, keyword: str, default: int | None = None) -> int:
-    """A whole number of the header, positive."""
-    found = numbers(dataset, keyword, 1)
-    value = float(default or 0) if found is None else found[0]
+    values = numbers(dataset, keyword, 1)
+    value = float(default or 0) if values is None else values[0]
     if value < 1 or value != int(value):
         raise RecordError(f"{keyword} is not a positive whole number, or missing")
     return int(value)
 
 
 def _syntax(dataset: pydicom.Dataset) -> uid.UID:
-    """The transfer syntax, one of those taken."""
     meta: pydicom.Dataset = getattr(dataset, "file_meta", pydicom.Dataset())
     syntax = text(meta, "TransferSyntaxUID") or "none"
     if syntax in PLUGINS or syntax in NATIVE:
@@ -300,7 +245,6 @@ def _require_header(dataset: pydicom.Dataset, frame: int | None) -> tuple[int, .
 
 
 def _decompressed(dataset: pydicom.Dataset, syntax: uid.UID, index: int) -> Stored:
-    """One frame of compressed pixel data."""
     rows, columns = _whole(dataset, "Rows"), _whole(dataset, "Columns")
     options = {
         "rows": rows,
@@ -332,25 +276,16 @@ def _decompressed(dataset: pydicom.Dataset, syntax: uid.UID, index: int) -> Stor
         raise RecordError(f"{error}. {AGAIN}") from None
 
 
-def _opened(path: Path) -> BoundedFile:
-    return BoundedFile(path, MAX_BYTES, reads=MAX_READS)
-
-
 def _refuse_inflated(file: BoundedFile, start: int) -> None:
-    """Refuse a deflated file that would inflate to more than `MAX_INFLATED`.
-
-    Args:
-        file: The file.
-        start: Byte where its meta information begins.
-    """
+    """Refuse a deflated file, its meta information at byte ``start``, that inflates to too much."""
     file.seek(start)
     meta = pydicom.filereader.read_dataset(
         file, False, True, stop_when=lambda tag, vr, length: tag.group != 2
     )
     if meta.get("TransferSyntaxUID") == uid.DeflatedExplicitVRLittleEndian:
-        inflater, held = zlib.decompressobj(-zlib.MAX_WBITS), 0
-        while (block := file.read(2**14)) and held <= MAX_INFLATED:
-            held += len(inflater.decompress(block))
-        if held > MAX_INFLATED:
+        inflater, inflated = zlib.decompressobj(-zlib.MAX_WBITS), 0
+        while (block := file.read(2**14)) and inflated <= MAX_INFLATED:
+            inflated += len(inflater.decompress(block))
+        if inflated > MAX_INFLATED:
             raise RecordError(f"it inflates to more than {MAX_INFLATED:,} bytes")
     file.seek(0)

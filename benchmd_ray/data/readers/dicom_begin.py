@@ -1,8 +1,4 @@
-"""How DICOM files begin: with a preamble, or, as some archives write them, without.
-
-A data set without preamble is taken only where it names its SOP class at once, so that no other
-file is taken for one. Format: DICOM PS3.10, section 7.
-"""
+"""How DICOM files begin: with a preamble, or, as some archives write them, without (PS3.10, 7)."""
 
 from __future__ import annotations
 
@@ -18,14 +14,10 @@ from benchmd_ray.data.readers.codec import silenced
 from benchmd_ray.data.records import RecordError
 
 VERSION = 1
-"""Raised whenever what it reads of the same file changes."""
 PREAMBLE = 128
 BEGINS = (b"\x02\0", b"\x08\0")
-"""Groups that files without preamble begin with, little-endian: meta information, identification.
-"""
 SOP_CLASS = 0x00080016
 STORED = r"1\.2\.840\.10008\.5\.1\.4\.[0-9.]{1,48}"
-"""SOP classes of what is stored."""
 SYNTAXES = {
     (True, True): uid.ImplicitVRLittleEndian,
     (False, True): uid.ExplicitVRLittleEndian,
@@ -37,11 +29,7 @@ UNDEFINED = 0xFFFFFFFF
 
 
 def has_preamble(file: BoundedFile) -> bool:
-    """Whether a file has the preamble; False for a data set without. It is then at its beginning.
-
-    Raises:
-        RecordError: It is neither.
-    """
+    """Whether a file has the preamble; it is at its beginning then."""
     file.seek(0)
     begin = file.read(PREAMBLE + 4)
     file.seek(0)
@@ -80,11 +68,7 @@ def _names_its_class(file: BoundedFile) -> bool:
 
 
 def state_syntax(dataset: pydicom.FileDataset) -> None:
-    """Give a data set without meta information the transfer syntax that it was parsed by.
-
-    Raises:
-        RecordError: Its pixel data is compressed, and nothing says how.
-    """
+    """Give a data set without meta information the transfer syntax that it was parsed by."""
     if "TransferSyntaxUID" in dataset.file_meta:
         return
     element = dataset.get_item("PixelData") if "PixelData" in dataset else None

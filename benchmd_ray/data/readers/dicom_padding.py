@@ -1,7 +1,4 @@
-"""Padding around DICOM images, whose value may be far from all others.
-
-Format: DICOM PS3.3, C.7.5.1.1.2 (PixelPaddingValue).
-"""
+"""Padding around DICOM images, whose value may be far from all others (PS3.3, C.7.5.1.1.2)."""
 
 from __future__ import annotations
 
@@ -12,10 +9,8 @@ import numpy as np
 import numpy.typing as npt
 
 VERSION = 1
-"""Raised whenever what it reads of the same file changes."""
 WARNING = "padding (PixelPaddingValue) takes most of the range that its values are scaled by"
 MOST = 0.5
-"""Share of the range that is most of it."""
 
 
 def is_mostly_padding(
@@ -23,15 +18,12 @@ def is_mostly_padding(
 ) -> bool:
     """Whether the range of an image's values is mostly that between its padding and the rest.
 
-    Args:
-        stored: Stored values.
-        values: The same through the modality LUT.
-        bounds: PixelPaddingValue, and PixelPaddingRangeLimit where there is one, both included.
+    ``bounds`` are PixelPaddingValue and, where there is one, PixelPaddingRangeLimit, both included.
     """
     if not bounds:
         return False
-    own = [_as_stored(value, stored.dtype) for value in bounds]
-    inside = (stored < min(own)) | (stored > max(own))
+    limits = [_as_stored(value, stored.dtype) for value in bounds]
+    inside = (stored < min(limits)) | (stored > max(limits))
     if inside.all() or not inside.any():
         return False
     of_all, of_rest = (float(np.ptp(x.astype(np.float64))) for x in (values, values[inside]))
@@ -43,5 +35,5 @@ def _as_stored(value: float, dtype: np.dtype[Any]) -> Any:
     if dtype.kind == "f":
         return value
     bits = 8 * dtype.itemsize
-    own = int(value) % 2**bits
-    return own - 2**bits if dtype.kind == "i" and own >= 2 ** (bits - 1) else own
+    stored = int(value) % 2**bits
+    return stored - 2**bits if dtype.kind == "i" and stored >= 2 ** (bits - 1) else stored

@@ -1,8 +1,4 @@
-"""Values of DICOM headers, which are whatever the sender wrote.
-
-A file's header is parsed lazily; so values are taken with `numbers` and `text`, and no reason
-quotes one: it may name the patient.
-"""
+"""Values of DICOM headers, parsed when they are taken; no message quotes them."""
 
 from __future__ import annotations
 
@@ -20,7 +16,6 @@ from benchmd_ray.data.readers.codec import silenced
 from benchmd_ray.data.records import RecordError
 
 VERSION = 2
-"""Raised whenever what it reads of the same file changes."""
 MAX_VALUE = 2**16
 """Bytes of an element that is taken as numbers or text: they become objects a hundred times as
 large."""
@@ -28,25 +23,16 @@ AGAIN = "Fetch it again."
 
 
 def numbers(dataset: pydicom.Dataset, keyword: str, count: int) -> tuple[float, ...] | None:
-    """The numbers of an element; None where it is absent or empty.
-
-    Args:
-        dataset: A dataset or an item of a sequence.
-        keyword: The element's keyword, such as ``ImagePositionPatient``.
-        count: How many there must be.
-
-    Raises:
-        RecordError: There are others than ``count`` finite numbers.
-    """
-    found: tuple[float, ...] = ()
+    """The ``count`` finite numbers of an element; None where it is absent or empty."""
+    values: tuple[float, ...] = ()
     with refusing(f"{keyword} cannot be read"):
         value = _value(dataset, keyword)
         if value is None or value == "":
             return None
-        found = tuple(map(_number, [value] if isinstance(value, int | float) else value))
-    if len(found) != count or not all(map(math.isfinite, found)):
+        values = tuple(map(_number, [value] if isinstance(value, int | float) else value))
+    if len(values) != count or not all(map(math.isfinite, values)):
         raise RecordError(f"{keyword} is not {count} finite number(s)")
-    return found
+    return values
 
 
 def _number(value: Any) -> float:
@@ -59,16 +45,12 @@ def _number(value: Any) -> float:
 
 
 def text(dataset: pydicom.Dataset, keyword: str) -> str | None:
-    """The text of an element without blanks around it; None where it is absent or empty.
-
-    Raises:
-        RecordError: It cannot be read.
-    """
-    found = ""
+    """The text of an element without blanks around it; None where it is absent or empty."""
+    content = ""
     with refusing(f"{keyword} cannot be read"):
         value = _value(dataset, keyword)
-        found = "" if value is None else str(value).strip()
-    return found or None
+        content = "" if value is None else str(value).strip()
+    return content or None
 
 
 def _value(dataset: pydicom.Dataset, keyword: str) -> Any:
@@ -81,10 +63,7 @@ def _value(dataset: pydicom.Dataset, keyword: str) -> Any:
 
 @contextmanager
 def refusing(reason: str) -> Iterator[None]:
-    """Turn what pydicom and the decoders raise into a `RecordError`, and keep them silent.
-
-    Their messages may quote the header, so neither these nor their warnings are passed on.
-    """
+    """Turn what pydicom and the decoders raise into a `RecordError`; neither quotes nor warns."""
     try:
         with silenced():
             yield

@@ -1,10 +1,8 @@
 """EDF and EDF+ files: signals in µV, each with its own sampling rate, and annotations.
 
 Format: https://www.edfplus.info/specs/edf.html and https://www.edfplus.info/specs/edfplus.html.
-``mne`` decodes the samples of the channels that are asked for, and gets no others: of these only
-the name and the number of samples matter. ``edfio`` decodes annotations. Before that the header is
-held against the size of the file, so that it makes nothing allocate what is not there. The ending
-of a file does not matter: ISRUC calls its EDF files ``.rec``.
+The header is compared with the file's size; then ``mne`` decodes the channels that are asked for
+and ``edfio`` annotations, both from files that hold nothing else.
 """
 
 from __future__ import annotations
@@ -33,7 +31,6 @@ from benchmd_ray.errors import composed
 from benchmd_ray.extensions.extras import importing
 
 VERSION = 3
-"""Raised whenever what it reads of the same file changes."""
 
 Samples = npt.NDArray[np.float64]
 
@@ -59,7 +56,6 @@ class Channel:
     """What a header says of one signal."""
 
     name: str
-    """As it is written, without the blanks around it."""
     unit: str
     samples: int
     """In each data record."""
@@ -77,7 +73,6 @@ class EdfHeader:
 
     channels: tuple[Channel, ...]
     records: int
-    """Data records in the file."""
     seconds: float
     """Duration of a data record; 0 in a file of only annotations."""
     discontinuous: bool
@@ -105,12 +100,7 @@ class TimedAnnotation(NamedTuple):
 
 
 def read_header(path: Path) -> EdfHeader:
-    """Read a header and hold it against the size of the file.
-
-    Raises:
-        RecordError: The file is missing, a pipe, no EDF file, or shorter or longer than its header
-            says.
-    """
+    """Read a header and compare it with the size of the file."""
     try:
         with BoundedFile(path, ANY) as file:
             size = file.bytes
@@ -142,43 +132,32 @@ def read_header(path: Path) -> EdfHeader:
 
 
 def read_edf(path: Path, channels: Sequence[str]) -> Recording:
-    """Read some channels of a file; the others are not decoded.
+    """Read some channels in µV, each at its own rate; case and blanks of names do not matter.
 
-    Args:
-        path: The file, EDF or continuous EDF+, with any ending.
-        channels: Names of channels; they match without regard to case and blanks.
-
-    Returns:
-        Every channel in µV at its own rate: none is resampled.
-
-    Raises:
-        RecordError: The file cannot be read or is cut off, is discontinuous (EDF+D), lacks a
-            channel or has it twice, or a channel's unit is not a voltage or its range is empty.
+    Discontinuous files (EDF+D) are refused.
     """
     header = read_header(path)
     if header.discontinuous:
         raise RecordError("it is discontinuous (EDF+D); expected a recording without gaps")
-    found = {name: _find(header, name) for name in channels}
-    held = header.records * sum(channel.samples for channel in set(found.values()))
-    if held > MAX_SAMPLES:
-        raise RecordError(f"its channels have {held:,} samples, expected at most {MAX_SAMPLES:,}")
-    scales = {name: _scale(channel) for name, channel in found.items()}
+    chosen = {name: _find(header, name) for name in channels}
+    samples = header.records * sum(channel.samples for channel in set(chosen.values()))
+    if samples > MAX_SAMPLES:
+        raise RecordError(
+            f"its channels have {samples:,} samples, expected at most {MAX_SAMPLES:,}"
+        )
+    scales = {name: _scale(channel) for name, channel in chosen.items()}
     data = _data(path, header)
     return Recording(
         signals={
             name: _signal(data[:, channel.start :][:, : channel.samples], *scales[name])
-            for name, channel in found.items()
+            for name, channel in chosen.items()
         },
-        rates={name: channel.samples / header.seconds for name, channel in found.items()},
+        rates={name: channel.samples / header.seconds for name, channel in chosen.items()},
     )
 
 
 def read_annotations(path: Path) -> list[TimedAnnotation]:
-    """Annotations of an EDF+ file in order of their onset.
-
-    Raises:
-        RecordError: The file cannot be read or is cut off, or has no channel of annotations.
-    """
+    """Annotations of an EDF+ file in order of their onset."""
     header = read_header(path)
     channels = [channel for channel in header.channels if channel.name == ANNOTATIONS]
     if not channels:
@@ -191,8 +170,8 @@ def read_annotations(path: Path) -> list[TimedAnnotation]:
     parts = [data[:, channel.start :][:, : channel.samples] for channel in channels]
     content = _file_of(parts, label=ANNOTATIONS, kind="EDF+D" if header.discontinuous else "EDF+C")
     try:
-        found = edfio.read_edf(io.BytesIO(content), header_encoding="latin-1").annotations
-        read = (TimedAnnotation(a.onset, a.duration, a.text) for a in found)
+        annotations = edfio.read_edf(io.BytesIO(content), header_encoding="latin-1").annotations
+        read = (TimedAnnotation(a.onset, a.duration, a.text) for a in annotations)
         return sorted(read, key=lambda annotation: annotation.onset)
     except MemoryError:
         raise
@@ -201,7 +180,6 @@ def read_annotations(path: Path) -> list[TimedAnnotation]:
 
 
 def _data(path: Path, header: EdfHeader) -> npt.NDArray[np.int16]:
-    """All samples, (data records, samples of each), of which those are read that are used."""
     start = 256 * (len(header.channels) + 1)
     shape = (header.records, sum(channel.samples for channel in header.channels))
     try:
@@ -240,14 +218,14 @@ def _channels(table: bytes, signals: int) -> tuple[Channel, ...]:
     )
 
 
-def _records(stated: int, held: int, size: int) -> int:
-    """Number of data records of ``size`` bytes in the ``held`` bytes after the header."""
+def _records(stated: int, available: int, size: int) -> int:
+    """Number of data records of ``size`` bytes in the ``available`` ones behind the header."""
     if stated == -1:  # the recorder did not come to write it
-        stated = held // size
-    elif held != stated * size:
-        what = "cut off" if held < stated * size else "longer than its header says"
+        stated = available // size
+    elif available != stated * size:
+        what = "cut off" if available < stated * size else "longer than its header says"
         raise RecordError(
-            f"it is {what}: {held:,} bytes of data, expected {stated:,} records of {size:,}. "
+            f"it is {what}: {available:,} bytes of data, expected {stated:,} records of {size:,}. "
             "Fetch it again."
         )
     if stated < 1:
@@ -256,22 +234,13 @@ def _records(stated: int, held: int, size: int) -> int:
 
 
 def _find(header: EdfHeader, name: str) -> Channel:
-    """The channel of that name.
-
-    Raises:
-        RecordError: It is missing or there twice.
-    """
-    found = [channel for channel in header.channels if plain(channel.name) == plain(name)]
-    require_once("channel", name, len(found), (channel.name for channel in header.channels))
-    return found[0]
+    matches = [channel for channel in header.channels if plain(channel.name) == plain(name)]
+    require_once("channel", name, len(matches), (channel.name for channel in header.channels))
+    return matches[0]
 
 
 def _scale(channel: Channel) -> tuple[float, float]:
-    """What turns the samples of a channel into µV: they are multiplied, then added to.
-
-    Raises:
-        RecordError: It has no samples, another unit or an empty range.
-    """
+    """What turns the samples of a channel into µV: factor and offset."""
     if channel.samples == 0:
         raise RecordError(
             f"channel {channel.name}: it has 0 samples in a data record; expected some"
@@ -302,10 +271,7 @@ def _scale(channel: Channel) -> tuple[float, float]:
 
 
 def _signal(data: npt.NDArray[np.int16], step: float, offset: float) -> Samples:
-    """A channel in µV, (time,), of its part of each data record: (records, samples).
-
-    Data records are decoded some at a time, so that little more than the signal is in memory.
-    """
+    """A channel in µV, (time,), decoded block by block of data records, (records, samples)."""
     records, samples = data.shape
     signal = np.empty((records, samples))
     at_once = max(1, AT_ONCE // samples)
@@ -318,13 +284,7 @@ def _signal(data: npt.NDArray[np.int16], step: float, offset: float) -> Samples:
 
 
 def _decoded(data: npt.NDArray[np.int16]) -> Samples:
-    """Samples, (time,), of a channel's part of some data records: (records, samples).
-
-    They are decoded as an EDF file of their own, whose unit is a step.
-
-    Raises:
-        RecordError: mne decodes something else.
-    """
+    """Samples, (time,), of a channel's part of some data records, (records, samples)."""
     with importing("mne", READING):
         import mne
     records, samples = data.shape
@@ -337,28 +297,21 @@ def _decoded(data: npt.NDArray[np.int16]) -> Samples:
 
 
 def _file_of(parts: Sequence[npt.NDArray[np.int16]], *, label: str, kind: str = "") -> bytes:
-    """A file with nothing but some channels of another, whose unit is a step.
-
-    Args:
-        parts: Each channel's part of each data record: (records, samples).
-        label: Their name.
-        kind: ``EDF+C`` or ``EDF+D``; empty for EDF.
-    """
+    """An EDF file of some channels of another, (records, samples) each, whose unit is a step."""
     records, signals = len(parts[0]), len(parts)
-    own = dict.fromkeys(("physical minimum", "digital minimum"), "-32768")
-    own |= dict.fromkeys(("physical maximum", "digital maximum"), "32767")
-    own |= {"label": label, "unit": "uV"}
+    fields = dict.fromkeys(("physical minimum", "digital minimum"), "-32768")
+    fields |= dict.fromkeys(("physical maximum", "digital maximum"), "32767")
+    fields |= {"label": label, "unit": "uV"}
     fixed = (("0", 168), ("01.01.85", 8), ("00.00.00", 8), (256 * (signals + 1), 8), (kind, 44))
     head = [*fixed, (records, 8), ("1", 8), (signals, 4)]
     for name, width in _SIGNAL_FIELDS:
-        stated = [part.shape[1] if name == "samples" else own.get(name, "") for part in parts]
+        stated = [part.shape[1] if name == "samples" else fields.get(name, "") for part in parts]
         head += [(text, width) for text in stated]
     content = "".join(str(text).ljust(width) for text, width in head).encode("ascii")
     return content + np.hstack(parts).tobytes()
 
 
 def _whole(text: bytes, what: str) -> int:
-    """A whole number of a header."""
     value = whole_of(text.decode("latin-1").split("\0")[0].strip(BLANKS))
     if value is None:
         raise _faulty(what)
@@ -366,7 +319,6 @@ def _whole(text: bytes, what: str) -> int:
 
 
 def _number(text: str | bytes, what: str) -> float:
-    """A finite number of a header; some are written with a decimal comma."""
     text = text.decode("latin-1") if isinstance(text, bytes) else text
     value = number_of(text.split("\0")[0].strip(BLANKS).replace(",", "."))
     if value is None:

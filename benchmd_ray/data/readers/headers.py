@@ -8,7 +8,6 @@ from pathlib import Path
 from benchmd_ray.data.records import RecordError
 
 VERSION = 1
-"""Raised whenever what it reads of the same file changes."""
 MICROVOLTS = {
     "v": 1e6,
     "mv": 1e3,
@@ -20,22 +19,13 @@ MICROVOLTS = {
 }
 """µV in one unit, by its case-folded name."""
 VOLTAGES = "V, mV, µV, nV"
-"""The units, for messages."""
 
 STEPS = (1e-12, 1e12)
 """µV that a step of a sample may stand for; those of recorders are of 0.001 to 10."""
 
 
 def require_step(channel: str, step: float) -> None:
-    """Refuse a scale that no recorder has, and that float32 may not hold.
-
-    Args:
-        channel: What the message is of.
-        step: µV of one step, above or below zero.
-
-    Raises:
-        RecordError: It is not within `STEPS`.
-    """
+    """Refuse a scale, in µV of a step, that no recorder has and float32 may not hold."""
     if not STEPS[0] <= abs(step) <= STEPS[1]:
         raise RecordError(
             f"{channel}: a step of its samples stands for {step:g} µV; expected {STEPS[0]:g} to "
@@ -57,19 +47,12 @@ def decoded(text: bytes) -> str:
 
 
 def printable(name: str) -> str:
-    """A name without what is not printed, and without the blanks around it."""
+    """A name without what is not printed and without the blanks around it."""
     return "".join(filter(str.isprintable, name)).strip()
 
 
 def text_of(content: bytes) -> str:
-    r"""Text of a header, with ``\n`` at the end of each line but the last.
-
-    It is UTF-8, with or without a byte order mark, or UTF-16 with one. A line that is not UTF-8 is
-    taken as Latin-1.
-
-    Raises:
-        RecordError: It has a byte order mark of UTF-16 and is not UTF-16.
-    """
+    """Text of a header in UTF-8, UTF-16 with a byte order mark, or line by line in Latin-1."""
     if content.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
         try:
             content = content.decode("utf-16").encode("utf-8")
@@ -82,10 +65,7 @@ def text_of(content: bytes) -> str:
 
 
 def in_any_case(path: Path) -> Path:
-    """The file, or the only one of its folder whose name differs from its own in case.
-
-    A path of which there is no such file is returned as it is.
-    """
+    """The file, or else the only one of its folder whose name differs in case."""
     if path.exists():
         return path
     try:

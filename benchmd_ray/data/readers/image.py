@@ -15,7 +15,6 @@ from benchmd_ray.data.readers.tiff import Page, the_page
 from benchmd_ray.data.records import RecordError
 
 VERSION = 2
-"""Raised whenever what it reads of the same file changes."""
 
 Pixels = npt.NDArray[np.uint8]
 
@@ -31,23 +30,12 @@ NATIVE = {"I;16BS": "I;16NS", "I;32BS": "I;32NS", "F;32BF": "F;32NF"}
 
 
 def read_image(path: Path, channels: int) -> Pixels:
-    """Read an image.
+    """Read an image: uint8, (y, x) for one channel (ITU-R BT.601), (y, x, 3) for three.
 
-    It is turned upright as its EXIF orientation says, a palette is looked up, transparency is laid
-    over black, and grey levels of more than 8 bits are scaled to 0–255 over the image's own range
-    (decision D6). Grey levels whose zero is white (TIFF's WhiteIsZero) are inverted, in all depths;
-    of floats, which have no largest value, the larger is the darker within that range.
-
-    Args:
-        path: The file.
-        channels: 1 for grey levels (ITU-R BT.601 of a colour image), 3 for red, green, blue.
-
-    Returns:
-        uint8, (y, x) for one channel, (y, x, 3) for three.
-
-    Raises:
-        RecordError: The file is missing, damaged, too large or no image, has several pages or
-            frames, or has more than 8 bits per colour, of which Pillow would take the upper 8.
+    It is turned upright by its EXIF orientation, a palette is looked up, transparency is laid over
+    black, and grey levels of more than 8 bits are scaled to 0–255 over the image's own range
+    (decision D6). Grey levels whose zero is white (TIFF's WhiteIsZero) are inverted. Several pages
+    or frames are refused, and more than 8 bits per colour, of which Pillow would take the upper 8.
     """
     page = None
     try:
@@ -96,7 +84,7 @@ def _decoded(path: Path, page: Page | None, channels: int) -> Pixels:
             raise RecordError("it has 16 bits per colour; expected 8 (or 16 of grey)")
         image.tile = [_in_native_order(tile) for tile in image.tile]
         image.load()
-        return _as_grey_levels(_upright(image), channels, page)
+        return _as_grey_levels(ImageOps.exif_transpose(image), channels, page)
 
 
 def _in_native_order(tile: Any) -> Any:
@@ -139,11 +127,6 @@ def _pictures_of_ppm(image: ImageFile.ImageFile, path: Path) -> int:
     return max(2, round(all_bytes / (offset + size))) if is_followed else 1
 
 
-def _upright(image: Image.Image) -> Image.Image:
-    turned = ImageOps.exif_transpose(image)
-    return image if turned is None else turned
-
-
 def _deep_values(image: Image.Image, page: Page | None) -> npt.NDArray[np.generic] | None:
     """Grey levels that are not of 0 to 255, larger ones lighter; None where they are."""
     values = np.asarray(image)
@@ -174,14 +157,7 @@ def _as_grey_levels(image: Image.Image, channels: int, page: Page | None) -> Pix
 
 
 def to_grey_levels(values: npt.NDArray[np.generic]) -> Pixels:
-    """Values scaled linearly so that their own minimum is 0 and their maximum 255 (decision D6).
-
-    Args:
-        values: Any real values, at least two of them different.
-
-    Raises:
-        RecordError: They are all equal, or one is not finite.
-    """
+    """Values scaled linearly so that their minimum is 0 and their maximum 255 (decision D6)."""
     x = np.array(values, np.float64)
     low, high = float(x.min()), float(x.max())
     if not (np.isfinite(low) and np.isfinite(high)):

@@ -1,6 +1,5 @@
 """MetaImage files, a header ``.mhd`` next to samples ``.raw``, by SimpleITK.
 
-Whatever SimpleITK would believe of a header is checked before it is opened.
 Format: https://itk.org/Wiki/MetaIO/Documentation.
 """
 
@@ -20,9 +19,7 @@ from benchmd_ray.data.readers.volume import MAX_SLICES, MAX_VOXELS, SAME, Volume
 from benchmd_ray.data.records import RecordError
 
 VERSION = 2
-"""Raised whenever what it reads of the same file changes."""
 COORDINATE = r"-?[0-9]{1,7}(\.[0-9]{0,30})?([eE]-[0-9]{1,3})?"
-"""A number of mm in a MetaImage header."""
 GEOMETRY = (
     ({"ElementSpacing"}, 3),
     ({"Offset", "Position", "Origin"}, 3),
@@ -54,18 +51,9 @@ PLAIN = {
 
 
 def read_mhd(path: Path, *, flipped: bool | None = None) -> Volume:
-    """Open a MetaImage file (``.mhd`` next to ``.raw``) of integers, uncompressed.
+    """Open an uncompressed MetaImage file of integers; slices are read when they are asked for.
 
-    Its header is read now, its slices when they are asked for.
-
-    Args:
-        path: The header.
-        flipped: Whether to turn the order of the slices; None turns it where the header's
-            directions say that they run from the head to the feet.
-
-    Raises:
-        RecordError: The header or the samples are missing, damaged or too large, the samples are
-            stored outside the header's folder, or the slices do not lie across the body.
+    ``flipped`` turns the order of the slices; None does where they run from the head to the feet.
     """
     shape = _require_samples(path)
     itk = simple_itk()
@@ -98,11 +86,6 @@ def read_mhd(path: Path, *, flipped: bool | None = None) -> Volume:
 
 
 def _itk(call: Callable[[], Any]) -> Any:
-    """What a call of SimpleITK gives.
-
-    Raises:
-        RecordError: It failed.
-    """
     try:
         return call()
     except RuntimeError as error:  # it raises that for whatever it meets, and quotes the header
@@ -110,11 +93,7 @@ def _itk(call: Callable[[], Any]) -> Any:
 
 
 def mhd_fields(path: Path) -> dict[str, str]:
-    """The fields of a MetaImage header.
-
-    Raises:
-        RecordError: It is missing, no text, or a field appears twice.
-    """
+    """The fields of a MetaImage header."""
     try:
         content = read_bounded(path, ANY, "the header", first_bytes=2**16)
         lines = content.decode("ascii").splitlines()
@@ -130,24 +109,19 @@ def mhd_fields(path: Path) -> dict[str, str]:
 
 
 def _require_geometry(fields: dict[str, str]) -> None:
-    """Refuse numbers in whose place SimpleITK would take others without a word."""
     for names, count in GEOMETRY:
-        given = sorted(names & fields.keys())
-        values = " ".join(fields[name] for name in given).split()
-        if given and not (
+        stated = sorted(names & fields.keys())
+        values = " ".join(fields[name] for name in stated).split()
+        if stated and not (
             len(values) == count and all(re.fullmatch(COORDINATE, value) for value in values)
         ):
-            raise RecordError(f"{given[0]} is not {count} numbers, or appears twice")
+            raise RecordError(f"{stated[0]} is not {count} numbers, or appears twice")
     if not all(float(value) > 0 for value in fields.get("ElementSpacing", "0").split()):
         raise RecordError("ElementSpacing is not three positive numbers")
 
 
 def _require_samples(path: Path) -> tuple[int, int, int]:
-    """Shape (z, y, x) of the samples, where the header describes a file of that size.
-
-    Raises:
-        RecordError: It does not, or the file is stored outside its folder.
-    """
+    """Shape (z, y, x) of the samples, where a file in the header's folder has that size."""
     fields = mhd_fields(path)
     _require_geometry(fields)
     name, kind = fields.get("ElementDataFile", ""), fields.get("ElementType", "")
@@ -171,8 +145,8 @@ def _require_samples(path: Path) -> tuple[int, int, int]:
             f"{MAX_VOXELS:,}"
         )
     samples, size = path.with_name(name), x * y * z * ELEMENTS[kind]
-    held = samples.stat().st_size if samples.is_file() else None
-    if held != size:
-        state = "is missing" if held is None else f"has {held:,} bytes"
+    actual = samples.stat().st_size if samples.is_file() else None
+    if actual != size:
+        state = "is missing" if actual is None else f"has {actual:,} bytes"
         raise RecordError(f"its samples' file {state}, expected {size:,} bytes")
     return z, y, x

@@ -1,9 +1,7 @@
-"""NIfTI-1 files, ``.nii`` and ``.nii.gz``.
+"""NIfTI-1 files, ``.nii`` and ``.nii.gz`` (https://nifti.nimh.nih.gov/nifti-1/documentation).
 
-Voxels are decoded here: where a qform and an sform differ, SimpleITK takes the qform unless the
-sform is that of the scanner, and it adds intercepts where slopes are 0, which the standard has mean
-that there are none. What a header claims is checked before voxels are read.
-Format: https://nifti.nimh.nih.gov/nifti-1/documentation.
+They are decoded here, because SimpleITK prefers the qform to an sform that is not the scanner's and
+adds intercepts where the slope is 0, which by the standard means that there are none.
 """
 
 from __future__ import annotations
@@ -26,7 +24,6 @@ from benchmd_ray.data.readers.volume import MAX_SLICES, MAX_VOXELS, Volume
 from benchmd_ray.data.records import RecordError
 
 VERSION = 4
-"""Raised whenever what it reads of the same file changes."""
 HEADER_BYTES = 348
 PACKED = b"\x1f\x8b"
 """How files begin that are compressed by gzip."""
@@ -68,7 +65,6 @@ class Voxels:
     scaling: tuple[float, float] = (1.0, 0.0)
     """Slope and intercept that made the values of stored numbers."""
     warnings: tuple[str, ...] = ()
-    """What is unusual about the file."""
 
 
 @dataclass(frozen=True)
@@ -81,7 +77,6 @@ class NiftiHeader:
     offset: int
     """Byte where they begin."""
     scaling: tuple[float, float]
-    """Slope and intercept."""
     grid: Grid
     warnings: tuple[str, ...]
 
@@ -100,17 +95,7 @@ class NiftiHeader:
 
 
 def read_nifti(path: Path) -> Volume:
-    """Read a volume, turned so that x runs to the left, y to the back and z to the head.
-
-    Axes that lie askew are turned only by right angles, to the nearest direction. Slope and
-    intercept of the header are applied.
-
-    Args:
-        path: A file that ends in ``.nii`` or ``.nii.gz``.
-
-    Raises:
-        RecordError: It is missing, damaged or too large, or no volume of three axes.
-    """
+    """Read a volume, turned by right angles: x to the left, y to the back, z to the head."""
     voxels = read_voxels(path)
     image = turned(image_of(voxels.values, voxels.grid))
     values = simple_itk().GetArrayFromImage(image)
@@ -128,11 +113,7 @@ def read_nifti(path: Path) -> Volume:
 
 
 def turned(image: Any) -> Any:
-    """A SimpleITK image whose x runs to the left, y to the back and z to the head, by right angles.
-
-    Raises:
-        RecordError: Its directions are not at right angles.
-    """
+    """A SimpleITK image turned by right angles: x to the left, y to the back, z to the head."""
     try:
         return simple_itk().DICOMOrient(image, "LPS")
     except RuntimeError as error:
@@ -140,15 +121,7 @@ def turned(image: Any) -> Any:
 
 
 def whole_labels(values: Array, scaling: tuple[float, float]) -> Array:
-    """Labels, those that a slope or intercept moved off whole numbers rounded to them.
-
-    Args:
-        values: (z, y, x), of any type of numbers.
-        scaling: Slope and intercept that made them of stored numbers; (1, 0) changes nothing.
-
-    Raises:
-        RecordError: One is further from a whole number than half a step, or than `WHOLE`.
-    """
+    """Labels, (z, y, x), those that slope and intercept moved off whole numbers rounded to them."""
     if scaling == (1.0, 0.0) or values.dtype.kind != "f":
         return values
     whole = np.empty_like(values)
@@ -169,12 +142,7 @@ def whole_labels(values: Array, scaling: tuple[float, float]) -> Array:
 def read_voxels(path: Path) -> Voxels:
     """Read a volume, its axes as the file has them, its place by the sform before the qform.
 
-    Args:
-        path: A file that ends in ``.nii`` or ``.nii.gz``; whether it is compressed is seen by its
-            content.
-
-    Raises:
-        RecordError: It is missing, damaged or too large, or no volume of three axes.
+    Whether it is compressed is seen by its content.
     """
     try:
         with BoundedFile(path, ANY) as file:
@@ -200,18 +168,13 @@ def read_voxels(path: Path) -> Voxels:
 
 
 def unpacked(file: BoundedFile) -> tuple[Any, bool]:
-    """A file, and whether it is compressed, from its beginning: what reads its content."""
+    """A stream of a file's content, and whether it is compressed, by its beginning."""
     is_packed = file.read(len(PACKED)) == PACKED
     file.seek(0)
     return (gzip.GzipFile(fileobj=file) if is_packed else file), is_packed
 
 
 def _scaled(stored: Array, header: NiftiHeader) -> Array:
-    """Values of stored numbers, (z, y, x).
-
-    Raises:
-        RecordError: Some are not finite.
-    """
     if header.scaling == (1.0, 0.0):
         values = stored.astype(header.value_type, copy=False)
     else:
@@ -226,11 +189,7 @@ def _scaled(stored: Array, header: NiftiHeader) -> Array:
 
 
 def read_header(header: bytes) -> NiftiHeader:
-    """What the first `HEADER_BYTES` of a file say.
-
-    Raises:
-        RecordError: It is no such header, or of no volume of three axes.
-    """
+    """What the first `HEADER_BYTES` of a file say."""
     if len(header) < HEADER_BYTES or header[344:348] != b"n+1\0":
         raise RecordError("it is not a NIfTI-1 file of header and voxels in one")
     order = "<" if struct.unpack("<i", header[:4])[0] == HEADER_BYTES else ">"
@@ -239,8 +198,8 @@ def read_header(header: bytes) -> NiftiHeader:
     offset, slope, intercept = struct.unpack(f"{order}3f", header[108:120])
     is_volume = 3 <= count <= 7 and all(extent == 1 for extent in extents[3:count])
     if not is_volume or min(extents[:3]) < 1:
-        shown = tuple(extents[: max(0, min(count, 7))])
-        raise RecordError(f"it has the extents {shown}, expected those along x, y and z")
+        stated = tuple(extents[: max(0, min(count, 7))])
+        raise RecordError(f"it has the extents {stated}, expected those along x, y and z")
     if kind not in TYPES:
         named = f" ({OTHER_TYPES[kind]})" if kind in OTHER_TYPES else ""
         raise RecordError(f"its voxels are of type {kind}{named}, expected one number each")
@@ -263,15 +222,9 @@ def _place(
 ) -> tuple[Grid, tuple[str, ...]]:
     """The grid of a header, and warnings.
 
-    A file may have a matrix (sform) and a quaternion (qform) with the voxels' sizes (pixdim); each
-    has a code that says of which space it is, 0 for none. The matrix is taken where there is one,
-    as in nibabel. SimpleITK takes the quaternion where both differ, unless the matrix is that of
-    the scanner (code 1). Without either, axes are taken to point to the left, back and head, as in
+    Of matrix (sform) and quaternion (qform), each with a code of its space and 0 for none, the
+    matrix is preferred, as in nibabel. Without either, axes point to the left, back and head, as in
     SimpleITK.
-
-    Raises:
-        RecordError: It says in two ways where voxels are in one space, and not the same; the
-            message says what differs.
     """
     of_quaternion, of_matrix = struct.unpack(f"{order}2h", header[252:256])
     matrix = _matrix(header, order) if of_matrix > 0 else None
@@ -302,7 +255,6 @@ def _place(
 
 
 def _matrix(header: bytes, order: str) -> Numbers:
-    """The sform, (3, 4)."""
     values = np.array(struct.unpack(f"{order}12f", header[280:328]))
     if not np.isfinite(values).all():
         raise RecordError("its directions and origin (sform) are not finite numbers")
@@ -313,7 +265,6 @@ def _matrix(header: bytes, order: str) -> Numbers:
 
 
 def _of_quaternion(header: bytes, order: str, sizes: Numbers) -> Numbers:
-    """The matrix, (3, 4), of a qform."""
     values = struct.unpack(f"{order}6f", header[256:280])
     if not all(map(math.isfinite, values)):
         raise RecordError("its directions and origin (qform) are not finite numbers")
@@ -321,14 +272,7 @@ def _of_quaternion(header: bytes, order: str, sizes: Numbers) -> Numbers:
 
 
 def _sizes(header: bytes, order: str, matrix: Numbers | None) -> tuple[Numbers, tuple[str, ...]]:
-    """Sizes of voxels along x, y and z, and warnings.
-
-    They are those of pixdim without its signs, which mean nothing; where a size is not a number
-    above 0 and there is an sform, those of the sform.
-
-    Raises:
-        RecordError: Neither has them.
-    """
+    """Sizes of voxels along x, y and z by pixdim, whose signs mean nothing, or sform; warnings."""
     stated = np.array(struct.unpack(f"{order}3f", header[80:92]))
     sizes, listed = np.abs(stated), " × ".join(f"{size:.4g}" for size in stated)
     if not (np.isfinite(sizes) & (sizes > 0)).all():
@@ -345,14 +289,10 @@ def _sizes(header: bytes, order: str, matrix: Numbers | None) -> tuple[Numbers, 
 
 
 def _cosines(matrix: Numbers, spacing: Numbers) -> Numbers:
-    """Directions of an sform, (3, 3), made exactly perpendicular.
-
-    Raises:
-        RecordError: They are not at right angles, or the sizes of voxels are not those of pixdim.
-    """
+    """Directions of an sform, (3, 3), made exactly perpendicular."""
     sizes = np.linalg.norm(matrix[:, :3], axis=0)
     if (np.abs(sizes - spacing) > ALIKE * spacing).any():
-        both = [" × ".join(f"{value:.4g}" for value in each) for each in (spacing, sizes)]
+        both = [" × ".join(f"{value:.4g}" for value in axes) for axes in (spacing, sizes)]
         raise RecordError(f"its voxels are {both[0]} mm by pixdim and {both[1]} mm by sform")
     cosines = matrix[:, :3] / sizes
     if np.abs(cosines.T @ cosines - np.eye(3)).max() > ALIKE:
@@ -362,7 +302,6 @@ def _cosines(matrix: Numbers, spacing: Numbers) -> Numbers:
 
 
 def _quaternion(header: bytes, order: str) -> Numbers:
-    """Directions of a qform, (3, 3)."""
     (sign,) = struct.unpack(f"{order}f", header[76:80])
     b, c, d = struct.unpack(f"{order}3f", header[256:268])
     rest = 1 - (b * b + c * c + d * d)

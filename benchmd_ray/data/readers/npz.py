@@ -1,7 +1,7 @@
 """Arrays of a NumPy ``.npz`` file, read row by row: a file may be larger than memory.
 
-Format: https://numpy.org/doc/stable/reference/generated/numpy.lib.format.html in a ZIP file. The
-header and a stream of the ZIP are read; nothing is unpickled or evaluated.
+Format: https://numpy.org/doc/stable/reference/generated/numpy.lib.format.html in a ZIP file.
+Nothing is unpickled or evaluated.
 """
 
 from __future__ import annotations
@@ -21,12 +21,10 @@ from benchmd_ray.data.readers.bounded import ANY, BoundedFile
 from benchmd_ray.data.records import RecordError, shown_names
 
 VERSION = 1
-"""Raised whenever what it reads of the same file changes."""
 HEADER = re.compile(
     rb"\{'descr': '([^']{1,20})', 'fortran_order': (True|False), "
     rb"'shape': \(((?:\d{1,12}, ){0,31}(?:\d{1,12},?)?)\), \} *\n"
 )
-"""What NumPy writes of an array: its type, order and shape."""
 MAX_HEADER_BYTES = 2**12
 """Larger headers are refused; NumPy's of a few dimensions have 118."""
 MAX_ROWS = 2**19
@@ -34,33 +32,24 @@ MAX_ROWS = 2**19
 MAX_AT_ONCE = 2**24
 """Bytes of the ZIP file that are read at once: of its directory, or of labels."""
 METHODS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
-"""Ways of compression that are taken: those of NumPy."""
 
 
 class Rows:
-    """The rows of one array of uint8 in a file, to be read in ascending order.
+    """The rows of one array of uint8 in C order, to be read in ascending order.
 
-    What lies between the last row that was read and a later one is decompressed and dropped; for an
-    earlier one the array is begun anew.
+    For an earlier row than the last the array is decompressed anew.
     """
 
     def __init__(self, path: Path, name: str) -> None:
-        """Open an array.
-
-        Args:
-            path: The ``.npz`` file.
-            name: The array's key.
-
-        Raises:
-            RecordError: The file is no such file, or holds no such array of uint8 in C order.
-        """
         self.name = name
         with _faults():
             archive = zipfile.ZipFile(BoundedFile(path, ANY, at_once=MAX_AT_ONCE))
             entries = [entry for entry in archive.namelist() if entry.endswith(".npy")]
-            held = [entry.removesuffix(".npy") for entry in entries]
-            if name not in held:
-                raise RecordError(f"it holds no array {name}, but {shown_names(held) or 'nothing'}")
+            names = [entry.removesuffix(".npy") for entry in entries]
+            if name not in names:
+                raise RecordError(
+                    f"it holds no array {name}, but {shown_names(names) or 'nothing'}"
+                )
             entry = archive.getinfo(f"{name}.npy")
             if entry.compress_type not in METHODS:
                 raise RecordError(f"{name} is compressed in a way that is not taken")
@@ -70,20 +59,19 @@ class Rows:
         self._row_bytes = math.prod(self.shape[1:])
 
     def _header(self, size: int) -> tuple[int, ...]:
-        """Shape of the array; the header must be that of uint8 and of the member's bytes."""
         magic = self._stream.read(8)
         version = magic[6:]
         if magic[:6] != b"\x93NUMPY" or version not in (b"\1\0", b"\2\0"):
             raise RecordError(f"{self.name} is not an array of version 1 or 2 of the format")
         length = int.from_bytes(self._stream.read(2 * version[0]), "little")
-        found = HEADER.fullmatch(self._stream.read(min(length, MAX_HEADER_BYTES)))
-        if found is None:
+        match = HEADER.fullmatch(self._stream.read(min(length, MAX_HEADER_BYTES)))
+        if match is None:
             raise RecordError(f"{self.name} has a header that NumPy does not write")
-        shape = tuple(int(extent) for extent in found[3].replace(b",", b" ").split())
-        if found[1] != b"|u1" or found[2] == b"True" or not shape:
-            order = "Fortran" if found[2] == b"True" else "C"
+        shape = tuple(int(extent) for extent in match[3].replace(b",", b" ").split())
+        if match[1] != b"|u1" or match[2] == b"True" or not shape:
+            order = "Fortran" if match[2] == b"True" else "C"
             raise RecordError(
-                f"{self.name} has the type {np.dtype(found[1].decode())}, {order} order and shape "
+                f"{self.name} has the type {np.dtype(match[1].decode())}, {order} order and shape "
                 f"{shape}, expected uint8 in C order with one row per image"
             )
         if shape[0] > MAX_ROWS:
@@ -96,11 +84,7 @@ class Rows:
         return shape
 
     def read(self, row: int, rows: int = 1) -> npt.NDArray[np.uint8]:
-        """Some rows, (rows, *shape[1:]).
-
-        Raises:
-            RecordError: They are not there, or the file is damaged.
-        """
+        """Some rows, (rows, *shape[1:])."""
         if not 0 <= row <= row + rows <= self.shape[0]:
             raise RecordError(f"{self.name} has {self.shape[0]:,} rows, and not row {row}")
         if rows * self._row_bytes > MAX_AT_ONCE:
@@ -115,7 +99,6 @@ class Rows:
 
 @contextmanager
 def _faults() -> Iterator[None]:
-    """Turn what a broken file raises into a `RecordError`."""
     try:
         yield
     except (RecordError, MemoryError):
@@ -125,14 +108,10 @@ def _faults() -> Iterator[None]:
 
 
 def rows_of(path: Path, name: str) -> Rows:
-    """The rows of an array, from where this process last read in the same file and array.
-
-    Raises:
-        RecordError: See `Rows`; or the file cannot be opened.
-    """
+    """The rows of an array, from where this process last read in it."""
     with _faults():
-        held = path.stat()
-        return _opened(path, name, held.st_size, held.st_mtime_ns)
+        state = path.stat()
+        return _opened(path, name, state.st_size, state.st_mtime_ns)
 
 
 @functools.lru_cache(maxsize=1)

@@ -1,6 +1,5 @@
 """NRRD files of one number for each voxel of three axes, by SimpleITK.
 
-Whatever SimpleITK would believe of a header, or pass over, is checked before it is opened.
 Format: https://teem.sourceforge.net/nrrd/format.html.
 """
 
@@ -25,7 +24,6 @@ from benchmd_ray.data.records import RecordError
 from benchmd_ray.errors import shown
 
 VERSION = 1
-"""Raised whenever what it reads of the same file changes."""
 HEADER_BYTES = 2**16
 TYPES = {
     **dict.fromkeys(("uchar", "unsigned char", "uint8", "uint8_t"), 1),
@@ -49,7 +47,6 @@ SPACES = (
 """Spaces that say where the patient's left, back and head are, in lower case; SimpleITK turns
 each of them to the first."""
 NO_SPACE = "it does not say where its axes point (space); taken to be left, back and head"
-"""A warning, as SimpleITK takes it."""
 VECTOR = re.compile(r"\(([^()]*)\)")
 
 
@@ -69,12 +66,7 @@ class NrrdHeader:
 
 
 def read_nrrd(path: Path) -> Voxels:
-    """Read a volume, its axes as the file has them.
-
-    Raises:
-        RecordError: It is missing, damaged or too large, no volume of three axes, or does not say
-            where its voxels are.
-    """
+    """Read a volume, its axes as the file has them."""
     header = read_header(path)
     _require_volume(header)
     _require_place(header.fields)
@@ -93,11 +85,7 @@ def read_nrrd(path: Path) -> Voxels:
 
 
 def read_header(path: Path) -> NrrdHeader:
-    """The header of a file that may hold the samples that it claims.
-
-    Raises:
-        RecordError: It is not a NRRD file, or claims too many, or more than it can hold.
-    """
+    """The header of a file that may hold the samples that it claims."""
     try:
         with BoundedFile(path, ANY) as file:
             begin, size = file.read(HEADER_BYTES), file.bytes
@@ -134,11 +122,7 @@ def _parsed(begin: bytes) -> NrrdHeader:
 
 
 def _require_volume(header: NrrdHeader) -> None:
-    """Refuse what SimpleITK would believe: sizes, types, and samples in other files.
-
-    Raises:
-        RecordError: It is no header of a volume with its samples in the same file.
-    """
+    """Refuse what SimpleITK would believe: sizes, types, and samples in other files."""
     if "datafile" in header.fields:
         raise RecordError("its samples are in another file (data file), expected all in one")
     if header.fields.get("encoding", "").lower() not in ENCODINGS:
@@ -153,11 +137,7 @@ def _require_volume(header: NrrdHeader) -> None:
 
 
 def _require_place(fields: Mapping[str, str]) -> None:
-    """Refuse a place that SimpleITK would pass over or take otherwise than it is meant.
-
-    Raises:
-        RecordError: It does not say in mm where voxels are, or axes are not at right angles.
-    """
+    """Refuse a place that SimpleITK would pass over or take otherwise than it is meant."""
     space = fields.get("space")
     if space is not None and space.lower() not in SPACES:
         raise RecordError(

@@ -1,8 +1,7 @@
-"""The directories of a TIFF file: its pages, and how each means its numbers.
+"""The directories of a TIFF file (6.0, BigTIFF): its pages, and how each means its numbers.
 
-Pillow decodes the pixels. It takes the first page, and turns some depths around where zero is
-white and others not, so that both are seen to here.
-Format: TIFF 6.0 (Adobe, 1992) and BigTIFF.
+Pillow decodes the pixels, but takes the first page, and inverts some depths where zero is white and
+others not.
 """
 
 from __future__ import annotations
@@ -18,13 +17,11 @@ from benchmd_ray.data.readers.bounded import ANY, BoundedFile, read_bounded
 from benchmd_ray.data.records import RecordError
 
 VERSION = 1
-"""Raised whenever what it reads of the same file changes."""
 CLASSIC, BIG = (b"II*\0", b"MM\0*", b"II\0*", b"MM*\0"), (b"II+\0", b"MM\0+")
 """How files begin, some with swapped bytes; those of the latter have offsets of 64 bits."""
 SUBFILE, OLD_SUBFILE, BITS, PHOTOMETRIC, SAMPLES, FORMAT = 254, 255, 258, 262, 277, 339
 """Tags: what a page is, bits of a sample, what zero means, samples of a pixel, their type."""
 WIDTHS = {1: "B", 3: "H", 4: "I", 16: "Q"}
-"""Types of whole numbers."""
 COPY_OR_MASK = 0b101
 """Bits of `SUBFILE`: a smaller copy of another page, its transparency."""
 WHITE_IS_ZERO, BLACK_IS_ZERO = 0, 1
@@ -50,12 +47,7 @@ class Page:
 
 
 def the_page(path: Path) -> Page | None:
-    """The page of a TIFF file; None for files of other formats.
-
-    Raises:
-        RecordError: It has several, is damaged, or does not say whether zero is black or white.
-        OSError: It cannot be opened.
-    """
+    """The page of a TIFF file; None for files of other formats."""
     with BoundedFile(path, ANY, reads=MAX_READS) as file:
         begin = file.read(4)
         if begin not in (*CLASSIC, *BIG):
@@ -88,7 +80,6 @@ def the_page(path: Path) -> Page | None:
 
 
 def _is_copy(tags: dict[int, tuple[int, int, str]]) -> bool:
-    """Whether a page is a smaller copy of another, or its mask."""
     subfile, old = (tags.get(tag, (0, 0, ""))[0] for tag in (SUBFILE, OLD_SUBFILE))
     return bool(subfile & COPY_OR_MASK) or old == 2
 
@@ -107,24 +98,21 @@ def _pages(
         tags: dict[int, tuple[int, int, str]] = {}
         for _ in range(count):
             tag, kind, length, value = _numbers(file, place, order + entry)
-            own = order + WIDTHS.get(kind, "")
-            if kind in WIDTHS and 0 < length * struct.calcsize(own) <= len(value):
+            form = order + WIDTHS.get(kind, "")
+            if kind in WIDTHS and 0 < length * struct.calcsize(form) <= len(value):
                 at = place + size - len(value)
-                tags[tag] = (struct.unpack_from(own, value)[0], at, own)
+                tags[tag] = (struct.unpack_from(form, value)[0], at, form)
             elif tag == BITS:  # of several samples, elsewhere in the file
                 (where,) = struct.unpack(order + link, value)
-                tags[tag] = (_numbers(file, where, own)[0], where, own) if kind == 3 else (0, 0, "")
+                tags[tag] = (
+                    (_numbers(file, where, form)[0], where, form) if kind == 3 else (0, 0, "")
+                )
             place += size
         yield tags
         (offset,) = _numbers(file, place, order + link)
 
 
 def _numbers(file: BoundedFile, offset: int, kind: str) -> tuple[Any, ...]:
-    """Numbers at a byte.
-
-    Raises:
-        RecordError: The file ends before.
-    """
     file.seek(min(offset, file.bytes))
     part = file.read(struct.calcsize(kind))
     if len(part) < struct.calcsize(kind):

@@ -1,8 +1,7 @@
 """Volumes, CT in Hounsfield units, and DICOM series; `metaimage` and `nifti` read other files.
 
-Slices are given one at a time, so that no whole scan of full resolution has to be held.
-Geometry: DICOM PS3.3, image plane module; axes x, y, z of patient space point to the patient's
-left, back and head, in mm.
+Slices are given one at a time, so that no whole scan has to be held. Axes x, y, z of patient space
+point to the patient's left, back and head, in mm (DICOM PS3.3, image plane module).
 """
 
 from __future__ import annotations
@@ -21,12 +20,10 @@ from benchmd_ray.data.readers.dicom_values import numbers, text
 from benchmd_ray.data.records import RecordError
 
 VERSION = 1
-"""Raised whenever what it reads of the same file changes."""
 
 Numbers = npt.NDArray[np.float64]
 
 MAX_SLICES = 4096
-"""Series of more slices are refused before they are read."""
 MAX_VOXELS = 2**29
 """Larger volumes are refused before they are read; 800 slices of 512 × 512 have 2**28."""
 SAME = 0.01
@@ -36,7 +33,6 @@ UNEVEN = 0.1
 GAP = 1.5
 """A step between slices of more than so many times the median step is a gap."""
 HEADER = ("PatientID", "PatientAge", "PatientSex", "Manufacturer", "ManufacturerModelName")
-"""What is kept of a header."""
 
 
 @dataclass(frozen=True)
@@ -60,7 +56,6 @@ class Volume:
     header: dict[str, str | None] = field(default_factory=dict)
     """As `series_header` gives it, of the first slice."""
     warnings: tuple[str, ...] = ()
-    """What is unusual about it."""
 
     @property
     def positions(self) -> Numbers:
@@ -88,8 +83,6 @@ class Volume:
 
 @dataclass(frozen=True)
 class _Slice:
-    """What a slice's header says."""
-
     path: Path
     series: str
     uid: str
@@ -111,33 +104,25 @@ def series_files(folder: Path) -> list[Path]:
 def read_series(
     source: Path | Sequence[Path], series: str | None = None, *, ct: bool = True
 ) -> Volume:
-    """Open a series: its headers are read now, its pixels when they are asked for.
+    """Open a DICOM series: its headers are read now, its pixels when they are asked for.
 
     Slices are ordered by ImagePositionPatient along the normal of ImageOrientationPatient, and
-    rescaled by their slope and intercept. Of slices at one position the one with the lowest
-    instance number is kept; missing slices are not made up.
-
-    Args:
-        source: Folder with the ``.dcm`` files, or the files.
-        series: SeriesInstanceUID of the series to take; None takes only files of one series.
-        ct: Take only axial CT, in HU; False takes any, in the unit that its headers give.
-
-    Raises:
-        RecordError: A file cannot be read, an element is missing, there are several series and
-            none is named, or the slices do not lie parallel and across the body.
+    rescaled. Of slices at one position that with the lowest instance number is kept; missing ones
+    are not made up. ``series`` is the SeriesInstanceUID, needed where there are several. ``ct``
+    takes only axial CT, in HU; otherwise values are in the unit that the headers give.
     """
     paths = series_files(source) if isinstance(source, Path) else list(source)
     if not 0 < len(paths) <= MAX_SLICES:
         raise RecordError(f"{len(paths):,} slices; expected 1 to {MAX_SLICES:,} .dcm files")
-    found = _of_series([_header(path, ct) for path in paths], series)
-    first = found[0]
-    normal = _normal(found, ct)
-    found.sort(key=lambda s: (float(np.dot(s.origin, normal)), s.number, s.uid))
-    kept = [found[0]]
-    for one in found[1:]:
-        if np.dot(one.origin, normal) - np.dot(kept[-1].origin, normal) > SAME:
-            kept.append(one)
-    origins = np.array([one.origin for one in kept])
+    slices = _of_series([_header(path, ct) for path in paths], series)
+    first = slices[0]
+    normal = _normal(slices, ct)
+    slices.sort(key=lambda s: (float(np.dot(s.origin, normal)), s.number, s.uid))
+    kept = [slices[0]]
+    for part in slices[1:]:
+        if np.dot(part.origin, normal) - np.dot(kept[-1].origin, normal) > SAME:
+            kept.append(part)
+    origins = np.array([part.origin for part in kept])
     steps = np.diff(origins @ normal)
     depth = float(np.median(steps)) if len(steps) else first.thickness or 1.0
     gaps, uneven = steps > GAP * depth, np.abs(steps - depth) > UNEVEN * depth
@@ -145,11 +130,11 @@ def read_series(
     if len(kept) * rows * columns > MAX_VOXELS:
         raise RecordError(f"{len(kept)} slices of {columns} × {rows} are more than {MAX_VOXELS:,}")
     warnings = (
-        ("it holds files of other series, which are not read", len(paths) > len(found)),
-        ("several slices at one position; the first is kept", len(found) > len(kept)),
+        ("it holds files of other series, which are not read", len(paths) > len(slices)),
+        ("several slices at one position; the first is kept", len(slices) > len(kept)),
         ("slices are missing between others", bool(gaps.any())),
         ("the distance between slices varies", bool(uneven[~gaps].any())),
-        ("the slices' thickness varies", len({one.thickness for one in kept}) > 1),
+        ("the slices' thickness varies", len({part.thickness for part in kept}) > 1),
     )
     return Volume(
         shape=(len(kept), rows, columns),
@@ -157,18 +142,14 @@ def read_series(
         origins=origins,
         normal=normal,
         read_slice=lambda number: _values(kept[number], ct),
-        uids=tuple(one.uid for one in kept),
+        uids=tuple(part.uid for part in kept),
         header=series_header(kept[0].path),
         warnings=tuple(warning for warning, is_so in warnings if is_so),
     )
 
 
 def series_header(path: Path) -> dict[str, str | None]:
-    """Texts of `HEADER`, ``SeriesInstanceUID`` and ``Modality`` of one file.
-
-    Raises:
-        RecordError: It is missing, damaged or no DICOM file.
-    """
+    """Texts of `HEADER`, ``SeriesInstanceUID`` and ``Modality`` of one file."""
     dataset = open_dicom(path, stop_before_pixels=True)
     return {key: text(dataset, key) for key in (*HEADER, "SeriesInstanceUID", "Modality")}
 
@@ -210,18 +191,17 @@ def _header(path: Path, ct: bool) -> _Slice:
 
 
 def _of_series(slices: list[_Slice], series: str | None) -> list[_Slice]:
-    """The slices of one series, of one geometry."""
-    held = Counter(one.series for one in slices)
-    if series is None and len(held) > 1:
-        raise RecordError(f"its files belong to {len(held)} series; expected one")
-    found = [one for one in slices if series in (None, one.series)]
-    if not found:
+    series_sizes = Counter(part.series for part in slices)
+    if series is None and len(series_sizes) > 1:
+        raise RecordError(f"its files belong to {len(series_sizes)} series; expected one")
+    chosen = [part for part in slices if series in (None, part.series)]
+    if not chosen:
         raise RecordError("none of its files belongs to the series that the annotation names")
     for name in ("orientation", "spacing", "size"):
-        values = np.array([getattr(one, name) for one in found])
+        values = np.array([getattr(part, name) for part in chosen])
         if not np.allclose(values, values[0], rtol=0, atol=SAME):
             raise RecordError(f"its slices differ in {name}; expected slices of one geometry")
-    return found
+    return chosen
 
 
 def _normal(slices: list[_Slice], axial: bool) -> Numbers:
@@ -239,15 +219,14 @@ def _normal(slices: list[_Slice], axial: bool) -> Numbers:
     return np.asarray(normal / unit[2] * np.sign(normal[along]))
 
 
-def _values(one: _Slice, ct: bool) -> npt.NDArray[np.generic]:
-    """One slice, of CT in HU, (y, x)."""
+def _values(part: _Slice, ct: bool) -> npt.NDArray[np.generic]:
     try:
-        dataset = open_dicom(one.path)
+        dataset = open_dicom(part.path)
         if ct and numbers(dataset, "RescaleIntercept", 1) is None:
             raise RecordError("RescaleIntercept is missing, so its values are not known in HU")
         values = rescaled(pixels(dataset), dataset)
-        if values.shape != one.size or not np.isfinite(values).all():
-            raise RecordError(f"not {one.size} finite values, but shape {values.shape}")
+        if values.shape != part.size or not np.isfinite(values).all():
+            raise RecordError(f"not {part.size} finite values, but shape {values.shape}")
     except RecordError as error:
-        raise RecordError(f"{one.path.name}: {error}") from error
+        raise RecordError(f"{part.path.name}: {error}") from error
     return values

@@ -1,8 +1,8 @@
 """WFDB records: a header (``.hea``) next to the files of its samples, or of its segments.
 
-Format: https://physionet.org/physiotools/wag/. The header is parsed here, as what it claims must be
-checked before anything is read; the ``wfdb`` package decodes the samples. They are compared with
-the header's checksums. Only the signals that are asked for are decoded and checked.
+Format: https://physionet.org/physiotools/wag/. The header is parsed here, so that its claims are
+checked before anything is read; the ``wfdb`` package decodes samples, which are compared with
+checksums. Only the signals that are asked for are decoded and checked.
 """
 
 from __future__ import annotations
@@ -36,7 +36,6 @@ from benchmd_ray.data.readers.wfdb_samples import (
 from benchmd_ray.data.records import RecordError
 
 VERSION = 2
-"""Raised whenever what it reads of the same file changes."""
 MAX_SAMPLES = 2**26
 """Of a record, over all channels of the files that are read; 12 leads at 500 Hz have so many in
 three hours."""
@@ -56,7 +55,6 @@ class Waveform:
     steps_per_mv: npt.NDArray[np.float64]
     """(channel,) sample steps of one millivolt."""
     names: tuple[str, ...]
-    """Channel names as the header writes them."""
     rate: float
     """Sampling rate in Hz."""
 
@@ -64,17 +62,9 @@ class Waveform:
 def read_wfdb(
     path: Path, choose: Callable[[Sequence[str]], Sequence[int]] | None = None
 ) -> Waveform:
-    """Read some signals of a record; what is wrong with others does not matter.
+    """Read the signals of a record that ``choose`` places by name, or all; they must have one rate.
 
-    Args:
-        path: The header.
-        choose: Gives the places of the signals that are wanted, of the names of all, which are
-            empty where the header gives none. None reads all.
-
-    Raises:
-        RecordError: The header cannot be read; or of a signal that is wanted the samples cannot,
-            are fewer than the header says, are missing somewhere, or do not match the header's
-            checksum, or its unit is not a voltage. Those that are wanted have several rates.
+    A name is empty where the header gives none.
     """
     header = read_header(path)
     rows = list(range(len(header.signals)) if choose is None else choose(header.names))
@@ -94,18 +84,14 @@ def read_wfdb(
         samples: Any = np.concatenate([samples for samples, _ in pieces], axis=1)
     else:
         samples = np.concatenate(
-            [samples * (steps[0] / own)[:, None] for samples, own in pieces], axis=1
+            [samples * (steps[0] / scale)[:, None] for samples, scale in pieces], axis=1
         )
     names = tuple(header.names[row] for row in rows)
     return Waveform(samples, steps[0], names, header.rate * frames.pop())
 
 
 def read_comments(path: Path) -> dict[str, str]:
-    """The ``# Key: value`` lines of a header, keys in lower case.
-
-    Raises:
-        RecordError: The header cannot be read or is not a text file.
-    """
+    """The ``# Key: value`` lines of a header, keys in lower case."""
     pairs = re.findall(r"^#[ \t]*(\w+)[ \t]*:(.*)$", header_text(path), re.MULTILINE)
     return {key.lower(): value.strip() for key, value in pairs}
 
@@ -115,17 +101,12 @@ def _at(header: WfdbHeader, places: Sequence[int]) -> list[Described]:
 
 
 def _frame_size(header: WfdbHeader, places: Sequence[int]) -> int:
-    """Samples of a frame in the files of some signals."""
     files = {signal.file for signal in _at(header, places)}
     return sum(signal.frame for signal in header.signals if signal.file in files)
 
 
 def _parts(header: WfdbHeader, rows: Sequence[int]) -> list[tuple[WfdbHeader, list[int]]]:
-    """What the samples are read from: headers with files, and the places of the signals in them.
-
-    Raises:
-        RecordError: A signal is missing in a segment, or a segment is none of the record.
-    """
+    """What the samples are read from: headers with files, and the places of the signals in them."""
     if not header.segments:
         return [(_with_frames(header, rows), list(rows))]
     headers: dict[str, WfdbHeader] = {}
@@ -149,7 +130,6 @@ def _parts(header: WfdbHeader, rows: Sequence[int]) -> list[tuple[WfdbHeader, li
 def _places(
     header: WfdbHeader, segment: WfdbHeader, rows: Sequence[int], number: int, frames: int
 ) -> list[int]:
-    """Where signals of a record are in a segment of it."""
     if header.is_variable:
         for row in rows:
             name = header.names[row]
@@ -175,23 +155,17 @@ def _missing(what: str, count: int, total: int, number: int) -> RecordError:
 
 
 def _with_frames(header: WfdbHeader, places: Sequence[int], stated: int = 0) -> WfdbHeader:
-    """A header whose files have as many frames of some signals as it says.
-
-    Args:
-        header: Of one segment.
-        places: Of the signals.
-        stated: Frames that a record says of its segment, where the header does not.
-    """
+    """A header whose files have the frames that it states, or else the record of its segment."""
     frames = header.frames or stated
     for name in dict.fromkeys(signal.file for signal in _at(header, places)):
-        own = [signal for signal in header.signals if signal.file == name]
-        if own[0].format not in FORMATS:
+        of_file = [signal for signal in header.signals if signal.file == name]
+        if of_file[0].format not in FORMATS:
             raise RecordError(
-                f"the samples of signal {own[0].number} are of a format that is not decoded here; "
-                f"expected one of {', '.join(FORMATS)}"
+                f"the samples of signal {of_file[0].number} are of a format that is not decoded "
+                f"here; expected one of {', '.join(FORMATS)}"
             )
-        most = MAX_SAMPLES // sum(signal.frame for signal in own)
-        frames = frames_of(header.path.with_name(name), own, frames, most)
+        most = MAX_SAMPLES // sum(signal.frame for signal in of_file)
+        frames = frames_of(header.path.with_name(name), of_file, frames, most)
     return replace(header, frames=frames)
 
 
@@ -206,11 +180,11 @@ def _read_part(
         raise RecordError("its channels are skewed by more samples than they have")
     values: dict[int, Samples] = {}
     for name in dict.fromkeys(signal.file for signal in wanted):
-        own = [place for place, signal in enumerate(header.signals) if signal.file == name]
-        first = [scales[place].first if place in scales else 0 for place in own]
+        of_file = [place for place, signal in enumerate(header.signals) if signal.file == name]
+        first = [scales[place].first if place in scales else 0 for place in of_file]
         path = header.path.with_name(name)
-        decoded = channels_of(path, _at(header, own), header.frames, first)
-        values |= {place: decoded[own.index(place)] for place in places if place in own}
+        decoded = channels_of(path, _at(header, of_file), header.frames, first)
+        values |= {place: decoded[of_file.index(place)] for place in places if place in of_file}
     samples = np.empty((len(places), length * wanted[0].frame), np.int32)
     for row, place in enumerate(places):
         signal, scale = header.signals[place], scales[place]
@@ -232,9 +206,9 @@ def _read_part(
 
 def _verify_checksum(values: Samples, signal: Described, scale: Scale) -> None:
     """Compare with the header's 16-bit sum of all samples, written signed or unsigned."""
-    found = int(values.sum(dtype=np.int64))
-    if scale.checksum is not None and (found - scale.checksum) % 65536:
+    total = int(values.sum(dtype=np.int64))
+    if scale.checksum is not None and (total - scale.checksum) % 65536:
         raise RecordError(
-            f"{signal.label}: the samples' checksum is {found % 65536}, the header says "
+            f"{signal.label}: the samples' checksum is {total % 65536}, the header says "
             f"{scale.checksum % 65536}; the file is damaged, fetch it again"
         )

@@ -1,8 +1,7 @@
 """Headers of WFDB records, and what they say of signals and segments.
 
-Format: https://physionet.org/physiotools/wag/header-5.htm. Names in a header are those of files in
-its own folder. Numbers of a signal are looked at once it is wanted: what is wrong with others does
-not matter.
+Format: https://physionet.org/physiotools/wag/header-5.htm. Files must be in the header's folder.
+The numbers of a signal are looked at once it is wanted: what is wrong with others does not matter.
 """
 
 from __future__ import annotations
@@ -23,13 +22,11 @@ from benchmd_ray.data.readers.headers import (
 from benchmd_ray.data.records import LONGEST_NAME, RecordError
 
 VERSION = 1
-"""Raised whenever what it reads of the same file changes."""
 MAX_HEADER_BYTES = 2**16
 """Larger headers are refused; those of 12 leads have about 1 kB."""
 MAX_CHANNELS = 256
 """Of a record; an ECG has 12 to 15."""
 MAX_SEGMENTS = 4096
-"""Of a record; those of some days in intensive care have hundreds."""
 MAX_WHOLE = 2**31
 """Of a baseline, a zero level or a sample that a header states."""
 RATE, GAIN, UNIT = 250.0, 200.0, "mV"
@@ -49,7 +46,6 @@ RECORD = re.compile(
 """Name[/segments], number of channels, rate[/counter's rate][(counter)], samples of a channel,
 time, date."""
 SEGMENT = re.compile(r"([\w-]{1,200}|~)[ \t]+(\d{1,12})", re.ASCII)
-"""Name and samples of a channel."""
 FILE = re.compile(r"[\w-]+(\.[\w-]+)*", re.ASCII)
 FORMAT = re.compile(
     r"(?P<format>\d{1,4})(?:x(?P<frame>\d{1,6}))?(?::(?P<skew>\d{1,9}))?(?:\+(?P<offset>\d{1,12}))?",
@@ -105,7 +101,6 @@ class Scale:
     """Steps of one millivolt."""
     baseline: int
     first: int
-    """The first sample."""
     checksum: int | None
 
 
@@ -131,12 +126,7 @@ class WfdbHeader:
 
 
 def read_header(path: Path) -> WfdbHeader:
-    """A header; of a record of several segments with the signals that their headers describe.
-
-    Raises:
-        RecordError: It cannot be read, a line is not as the format defines, there are more or fewer
-            signals or segments than it says, or a name leads out of its folder.
-    """
+    """A header; of a record of several segments with the signals that their headers describe."""
     header = _parsed(path)
     if not header.segments:
         return header
@@ -156,16 +146,11 @@ def read_header(path: Path) -> WfdbHeader:
 
 
 def header_text(path: Path) -> str:
-    """The lines of a header.
-
-    Raises:
-        RecordError: It cannot be read, is too large, or is not a text file.
-    """
+    """The lines of a header."""
     return text_of(read_bounded(path, MAX_HEADER_BYTES, "the header"))
 
 
 def _parsed(path: Path) -> WfdbHeader:
-    """What a header says, without those of its segments."""
     lines = [line.strip() for line in header_text(path).split("\n")]
     lines = [line for line in lines if line and not line.startswith("#")]
     record = RECORD.fullmatch(lines[0]) if lines else None
@@ -219,7 +204,6 @@ def segment_header(header: WfdbHeader, name: str, number: int) -> WfdbHeader:
 
 
 def _described(line: str, number: int) -> Described:
-    """What a line says of the signal of that number."""
     file, *rest = line.split(maxsplit=8)
     stored = FORMAT.fullmatch(rest[0]) if rest else None
     if stored is None:
@@ -243,11 +227,7 @@ def _undescribed(number: int) -> RecordError:
 
 
 def scale_of(signal: Described) -> Scale:
-    """Numbers of a signal that is wanted.
-
-    Raises:
-        RecordError: They are not as the format defines, or the unit is not a voltage.
-    """
+    """Numbers of a signal that is wanted."""
     gains = GAINS.fullmatch(signal.fields[0] if signal.fields else "0")
     whole = signal.fields[1:]
     if gains is None or not all(map(WHOLE.fullmatch, whole)):

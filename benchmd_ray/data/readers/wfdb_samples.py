@@ -1,8 +1,6 @@
 """Files of samples of WFDB records, in every format that the ``wfdb`` package decodes.
 
-Format: https://physionet.org/physiotools/wag/signal-5.htm. A file is opened once it is known to
-have as many samples as the header claims, so that no header makes the package allocate what is not
-there.
+Format: https://physionet.org/physiotools/wag/signal-5.htm.
 """
 
 from __future__ import annotations
@@ -10,17 +8,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from fractions import Fraction
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 from wfdb.io import _signal
 
 from benchmd_ray.data.readers.headers import in_any_case
+from benchmd_ray.data.readers.wfdb_header import Described
 from benchmd_ray.data.records import RecordError
 
 VERSION = 1
-"""Raised whenever what it reads of the same file changes."""
 FORMATS: tuple[str, ...] = tuple(_signal.DAT_FMTS)
 COMPRESSED: tuple[str, ...] = tuple(_signal.COMPRESSED_FMTS)
 """Of these, FLAC: the offset is in samples."""
@@ -31,75 +29,45 @@ Samples = npt.NDArray[Any]
 """Whole numbers of the format's size."""
 
 
-class StoredSignal(Protocol):
-    """How a signal is stored in a file."""
+def frames_of(path: Path, signals: Sequence[Described], stated: int, most: int) -> int:
+    """Frames that are read from a file of some signals, once it has them.
 
-    @property
-    def format(self) -> str:
-        """One of `FORMATS`."""
-
-    @property
-    def frame(self) -> int:
-        """Samples of each frame."""
-
-    @property
-    def offset(self) -> int:
-        """Bytes before the samples; samples, where `COMPRESSED`."""
-
-
-def frames_of(path: Path, signals: Sequence[StoredSignal], stated: int, most: int) -> int:
-    """Frames that are read from a file, once it has them.
-
-    Args:
-        path: The file; the case of its name does not matter.
-        signals: All signals of the file, in their order.
-        stated: Frames that the header says; 0 takes all that there are.
-        most: Frames that there may be.
-
-    Raises:
-        RecordError: It cannot be opened or is cut off, or there are more frames or none.
+    The header states them, or 0 for all that there are; more than ``most`` are refused.
     """
     form, offset = signals[0].format, signals[0].offset
     size = sum(signal.frame for signal in signals)
     try:
-        held = _held(in_any_case(path), form) - offset
+        there = _held(in_any_case(path), form) - offset
     except OSError as error:
         why = type(error).__name__
         raise RecordError(
             f"its samples' file, next to the header, cannot be opened ({why})"
         ) from error
     if form in COMPRESSED:
-        unit, frames = "samples of each channel", stated or held // signals[0].frame
+        unit, frames = "samples of each channel", stated or there // signals[0].frame
         needed = frames * signals[0].frame
     else:
         per_sample = Fraction(_signal.BYTES_PER_SAMPLE[form]).limit_denominator(3)
-        unit, frames = "bytes of samples", stated or int(held / per_sample) // size
+        unit, frames = "bytes of samples", stated or int(there / per_sample) // size
         needed = _signal._required_byte_num("read", form, frames * size)
     if not 0 < frames <= most:
         raise RecordError(f"{frames:,} samples of each channel; expected 1 to {most:,}")
-    if held < needed:
+    if there < needed:
         raise RecordError(
-            f"its samples' file is cut off: {held:,} {unit}, expected {needed:,}. Fetch it again."
+            f"its samples' file is cut off: {there:,} {unit}, expected {needed:,}. Fetch it again."
         )
     return frames
 
 
 def channels_of(
-    path: Path, signals: Sequence[StoredSignal], frames: int, first: Sequence[int]
+    path: Path, signals: Sequence[Described], frames: int, first: Sequence[int]
 ) -> list[Samples]:
     """Digital samples of every signal of a file, each (frames x its samples of a frame,).
 
-    Args:
-        path: The file; the case of its name does not matter.
-        signals: All signals of the file, in their order.
-        frames: How many are read, from `frames_of`.
-        first: The first sample of each signal, for the format of differences.
-
-    Raises:
-        RecordError: The file is not of the format.
+    ``first`` has the first sample of each signal, for the format of differences.
     """
     path, form, offset = in_any_case(path), signals[0].format, signals[0].offset
-    each = [signal.frame for signal in signals]
+    sizes = [signal.frame for signal in signals]
     try:
         if form in COMPRESSED:
             stored = _signal._rd_compressed_file(
@@ -108,25 +76,25 @@ def channels_of(
                 None,
                 form,
                 offset,
-                len(each),
-                each,
+                len(sizes),
+                sizes,
                 0,
                 frames,
             )
         else:
             kind = np.dtype(_signal.DATA_LOAD_TYPES[form])
-            needed = _signal._required_byte_num("read", form, frames * sum(each))
+            needed = _signal._required_byte_num("read", form, frames * sum(sizes))
             stored = np.fromfile(path, kind, needed // kind.itemsize, offset=offset)
         channels: list[Samples] = _signal._rd_dat_signals(
             file_name=path.name,
             dir_name=None,
             pn_dir=None,
             fmt=form,
-            n_sig=len(each),
+            n_sig=len(sizes),
             sig_len=frames,
             byte_offset=0,
-            samps_per_frame=each,
-            skew=[0] * len(each),
+            samps_per_frame=sizes,
+            skew=[0] * len(sizes),
             init_value=list(first),
             sampfrom=0,
             sampto=frames,
@@ -141,15 +109,10 @@ def channels_of(
 
 
 def _held(path: Path, form: str) -> int:
-    """Bytes of a file; samples of each channel, where it is compressed.
-
-    Raises:
-        OSError: It cannot be opened.
-        RecordError: It is not a FLAC file.
-    """
-    held = path.stat().st_size
+    """Bytes of a file; samples of each channel, where it is compressed."""
+    size = path.stat().st_size
     if form not in COMPRESSED or not path.is_file():
-        return held
+        return size
     import soundfile
 
     try:

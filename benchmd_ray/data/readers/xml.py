@@ -10,26 +10,15 @@ from benchmd_ray.data.readers.bounded import read_bounded
 from benchmd_ray.data.records import RecordError
 
 VERSION = 1
-"""Raised whenever what it reads of the same file changes."""
 MAX_BYTES = 2**23
 """Larger files are refused; those of SHHS and LIDC-IDRI have well under 2 MiB."""
 MAX_ELEMENTS = 500_000
 """Files of more elements are refused; an annotation of LIDC-IDRI has some ten thousand."""
 MAX_DEPTH = 50
-"""Files of deeper elements are refused; theirs are 6 deep."""
 
 
 def read_xml(path: Path, what: str, *, first_bytes: int | None = None) -> Element:
-    """The root element of a file.
-
-    Args:
-        path: The file.
-        what: What it is, for messages, such as ``the annotation``.
-        first_bytes: Read only the beginning, whose open elements are closed; None reads all.
-
-    Raises:
-        RecordError: It cannot be opened, is too large or no XML, or declares a document type.
-    """
+    """The root element of a file, or of its first bytes, whose open elements are closed."""
     content = read_bounded(path, MAX_BYTES, what, first_bytes=first_bytes)
     return _tree(content, what, whole=first_bytes is None)
 
