@@ -52,16 +52,15 @@ def export_run(
 
     Args:
         run: A pretraining, or a transfer to classes.
-        out: The folder; it is empty or not there.
+        out: The folder; it is empty or does not exist.
         catalog: Programs are compared with the model on its first records; None: on noise. It is
             refused where no program is written.
         torch_export: Write `portable.TORCH`, too.
         onnx: Write `portable.ONNX`, too.
 
     Raises:
-        BenchmdError: The run is not finished, segments, holds training records or is damaged, the
-            folder holds something, a catalog is named without a program, or a program cannot be
-            written or differs from the model.
+        BenchmdError: The run or the folder does not fit, a file of the run is damaged, or a program
+            cannot be written or differs from the model.
     """
     if catalog is not None and not (torch_export or onnx):
         raise BenchmdError(
@@ -94,11 +93,7 @@ def export_run(
 
 
 def require_empty(out: Path) -> None:
-    """Refuse a folder that holds something.
-
-    Raises:
-        BenchmdError: It does, or is a file.
-    """
+    """Refuse a file, and a folder that is not empty."""
     if out.exists() and not (out.is_dir() and not any(out.iterdir())):
         raise BenchmdError(
             f"{out} is there and not an empty folder: name another one with --out, or remove it."
@@ -159,7 +154,7 @@ def _programs(
 def _config(
     run: Run, model: portable.Model, weights: str, folder: Path, programs: tuple[Program, ...]
 ) -> dict[str, Any]:
-    """What ``config.json`` says: all that `model_description` does, and where it is from."""
+    """Contents of ``config.json``: those of `model_description`, and where the model is from."""
     about = run.description
     return {
         **model_description(run.folder),

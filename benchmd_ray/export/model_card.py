@@ -1,7 +1,6 @@
-"""The card of an exported model: what it is and rests on, how good it is, what it is not for.
+"""The card of an exported model, for the Hugging Face hub: its use, data, scores and limits.
 
-It begins with the fields that the Hugging Face hub reads. What runs, predictions and cards of
-datasets say is written as text: nothing of it becomes HTML or another table cell.
+Texts of runs, predictions and datasets stay text: nothing of them becomes HTML or a table cell.
 """
 
 from __future__ import annotations
@@ -76,17 +75,9 @@ class Program:
 def model_card(
     run: Run, output: str, width: int, *, takes_sizes: bool, programs: Sequence[Program]
 ) -> str:
-    """The card of a run's model, Markdown.
+    """The card of a finished run's model, Markdown.
 
-    Args:
-        run: A finished run.
-        output: ``probabilities`` or ``features``.
-        width: How many, of a record.
-        takes_sizes: Whether programs take valid sizes, too.
-        programs: Files next to the card.
-
-    Raises:
-        BenchmdError: Predictions of the run cannot be read.
+    ``output`` is ``probabilities`` or ``features``, ``width`` of them for a record.
     """
     scores = score_sections(run)
     about = run.description
@@ -134,7 +125,7 @@ def _title(run: Run, output: str) -> str:
 
 
 def _lead(run: Run, output: str, origin: Origin) -> str:
-    """The first sentences say what the model was trained on, or that it was trained elsewhere."""
+    """First sentences: what the model was trained on, or that it was trained elsewhere."""
     about = run.description
     data = PROVENANCES[about["provenance"]].format(
         title=_plain(_name_of(about["source"])), records=_records(about["source"], *about["raw"])
@@ -275,7 +266,7 @@ def _code(said: str, lines: str) -> str:
 
 
 def _plain(text: object) -> str:
-    """Text of which Markdown makes no HTML."""
+    """Text that Markdown does not turn into HTML."""
     return " ".join(text_of(text).split()).replace("<", "&lt;")
 
 
@@ -331,10 +322,7 @@ sizes = np.tile({extents}, (len(signals), 1))  # nothing is padded
 def input_section(signal: Signal, *, takes_sizes: bool, segments: bool) -> str:
     """Shape, unit and values of what a model takes, and how a file becomes it, as Markdown.
 
-    Args:
-        signal: What it takes.
-        takes_sizes: Whether programs take valid sizes, too.
-        segments: Whether the task is one of masks, whose volumes are prepared by their dataset.
+    ``segments``: the task is of masks, whose volumes are prepared by their dataset.
     """
     rows = {
         "signals": f"float32 (records, {', '.join(map(str, signal.stored_shape))})",

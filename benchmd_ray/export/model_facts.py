@@ -1,4 +1,4 @@
-"""What the card of a model states of its run: where weights are from, training and scores."""
+"""Facts of a run for its model's card: where weights are from, training and scores."""
 
 from __future__ import annotations
 
@@ -67,11 +67,7 @@ class Origin:
         return self.use not in (NORMALISATION, SHAPE)
 
     def sentences(self, data: str) -> str:
-        """What a card begins with.
-
-        Args:
-            data: What the source is, in words.
-        """
+        """The beginning of a card; ``data`` is the source, in words."""
         here = USES[self.use].format(data=data)
         if not self.elsewhere:
             return here
@@ -84,10 +80,10 @@ class Origin:
 
 
 def origin_of(run: Run) -> Origin:
-    """Where the weights of a run's model are from.
+    """Origin of a run's weights.
 
-    The hash of weights that were trained elsewhere is what the pretraining states; where a transfer
-    has lost its pretraining, it is that of the file that the transfer read.
+    The hash of weights trained elsewhere is what the pretraining states; where a transfer has lost
+    its pretraining, it is that of the file that the transfer read.
     """
     about = run.description
     technique = str(about["technique"])
@@ -166,16 +162,12 @@ RESAMPLES = 1000
 
 
 def provenances(run: Run) -> dict[str, str]:
-    """What the records are that a run was scored on, by dataset."""
+    """Provenance of the records that a run was scored on, by dataset."""
     return {one.dataset: one.about["provenance"] for one in read_scored(run).scored}
 
 
 def scores_of(run: Run) -> pd.DataFrame:
-    """Score rows (`frames.FRAMES`) of all that a run has predicted of classes.
-
-    Raises:
-        BenchmdError: Predictions cannot be read.
-    """
+    """Score rows (`frames.FRAMES`) of all classes that a run has predicted."""
     read = read_scored(run)
     if read.skipped:
         raise BenchmdError(read.skipped[0].removeprefix("Skipped: "))
@@ -186,11 +178,7 @@ def scores_of(run: Run) -> pd.DataFrame:
 
 
 def score_sections(run: Run) -> str:
-    """Tables and limits as Markdown; empty of a pretraining.
-
-    Raises:
-        BenchmdError: Predictions cannot be read.
-    """
+    """Tables and limits as Markdown; empty of a pretraining."""
     if run.description["kind"] != "transfer":
         return ""
     rows = scores_of(run)

@@ -1,8 +1,7 @@
-"""A run's model as a program: signals in their unit to probabilities or features, and no package.
+"""A run's model as a program: signals in their unit to probabilities or features.
 
-The program is what `torch.export` traces of the model with its normalisation, for any number of
-records. It is written as PyTorch's own archive, which holds no pickle, and as ONNX. Neither holds
-what was traced on, or a path of the machine that did so.
+`torch.export` traces the model with its normalisation, for any number of records. The program is
+written as PyTorch's archive, without pickle, and as ONNX; neither holds traced data or local paths.
 """
 
 from __future__ import annotations
@@ -48,29 +47,23 @@ class Portable(nn.Module):
     """What a program computes: probabilities of a classifier, features of an encoder."""
 
     def __init__(self, model: Model) -> None:
-        """Take a model; its weights take no gradients any more."""
         super().__init__()
         self.whole = model.module.requires_grad_(False)
         self.task = model.task if isinstance(model, SignalClassifier) else None
 
     def forward(self, signals: torch.Tensor, sizes: torch.Tensor | None = None) -> torch.Tensor:
-        """(records, classes) or (records, width) float32.
-
-        Args:
-            signals: (records, *stored_shape) float32, in the signal's unit.
-            sizes: (records, axes but the channel's) int64, see `Record.valid_size`.
-        """
+        """(records, classes) or (records, width) float32, of `Inputs`."""
         outputs: torch.Tensor = self.whole(signals, sizes)
         return outputs if self.task is None else probabilities(outputs, self.task)
 
 
 def output_name(model: Model) -> str:
-    """What a program gives."""
+    """Name of a program's output."""
     return "probabilities" if isinstance(model, SignalClassifier) else "features"
 
 
 def takes_sizes(signal: Signal) -> bool:
-    """Whether a program needs to know what of a signal is padding: it becomes 0."""
+    """Whether a program needs to know what of a signal is padding, which becomes 0."""
     return NORMALISERS[signal.normaliser].by_statistics
 
 
@@ -80,11 +73,7 @@ def input_names(signal: Signal) -> tuple[str, ...]:
 
 
 def traced(model: Model) -> ExportedProgram:
-    """The program of a model on the CPU.
-
-    Raises:
-        BenchmdError: The network cannot be traced, as some of users' own.
-    """
+    """The program of a model on the CPU."""
     signals = torch.zeros(TRACED, *model.signal.stored_shape)
     example = _inputs(model.signal, signals, _whole(model.signal, TRACED))
     records = Dim("records", min=1)
@@ -109,11 +98,7 @@ def traced(model: Model) -> ExportedProgram:
 
 
 def write_torch(program: ExportedProgram, folder: Path) -> Outputs:
-    """Write `TORCH`.
-
-    Returns:
-        What the file gives, loaded anew.
-    """
+    """Write `TORCH`; what the file gives, loaded anew."""
     with _quiet():
         data = io.BytesIO()  # a writer of files ends the process where a disk is full
         torch.export.save(program, data)
@@ -123,20 +108,7 @@ def write_torch(program: ExportedProgram, folder: Path) -> Outputs:
 
 
 def write_onnx(program: ExportedProgram, folder: Path, names: tuple[str, ...], out: str) -> Outputs:
-    """Write `ONNX`, with the weights in the file.
-
-    Args:
-        program: The program.
-        folder: Where to.
-        names: Of its inputs.
-        out: Of its output.
-
-    Returns:
-        What the file gives, in ONNX Runtime.
-
-    Raises:
-        BenchmdError: The network has an operation that ONNX does not have.
-    """
+    """Write `ONNX`, with the weights in the file; what it gives in ONNX Runtime."""
     import onnxruntime
 
     path = folder / ONNX
@@ -175,11 +147,7 @@ class Checks:
 
 
 def records_of(catalog: Catalog, signal: Signal) -> Checks:
-    """The first records of a catalog.
-
-    Raises:
-        BenchmdError: It is of another signal, or has none, or a shard is damaged.
-    """
+    """The first records of a catalog of this signal."""
     if catalog.signal != signal:
         raise BenchmdError(
             f"the catalog {catalog.path} is of {catalog.signal.name}, and the model of "
@@ -215,20 +183,7 @@ def noise(signal: Signal, statistics: Statistics | None) -> Checks:
 
 
 def require_equal(name: str, outputs: Outputs, model: Model, checks: Checks) -> float:
-    """Compare a program with its model, on several records and on one.
-
-    Args:
-        name: Of the file, for the message.
-        outputs: What the program gives.
-        model: The model.
-        checks: The records.
-
-    Returns:
-        Their `difference`.
-
-    Raises:
-        BenchmdError: It is above `LARGEST_DIFFERENCE`.
-    """
+    """Require a small `difference` of a program from its model, on several records and on one."""
     signals, *rest = checks.inputs
     sizes = rest[0] if rest else None
     take = model.predict if isinstance(model, SignalClassifier) else model.features

@@ -28,7 +28,7 @@ class Part:
 
 
 PARTS: Mapping[str, Part] = {
-    "transformer": Part(1, ("models/drop_path.py", "models/encoder.py", "models/patch.py")),
+    "transformer": Part(1, ("models/drop_path.py", "models/encoder.py")),
     "resnet": Part(1, ("models/drop_path.py", "models/resnet.py")),
     "xresnet": Part(1, ("models/drop_path.py", "models/resnet.py", "models/xresnet.py")),
     "monai": Part(1, ("models/monai_networks.py",)),
@@ -67,13 +67,14 @@ PARTS: Mapping[str, Part] = {
         (
             "training/averaging.py",
             "training/engine.py",
+            "training/forward.py",
             "training/layers.py",
             "training/seeds.py",
+            "training/state.py",
             "training/steps.py",
-            "training/zero.py",
         ),
     ),
-    "pretraining": Part(1, ("training/losses.py", "training/pretrain.py")),
+    "pretraining": Part(1, ("training/pretrain.py",)),
     "transfer": Part(
         2,
         (
@@ -81,7 +82,6 @@ PARTS: Mapping[str, Part] = {
             "training/selection.py",
             "training/collect.py",
             "training/forward.py",
-            "training/objectives.py",
             "scores/metrics.py",
             "scores/ranking.py",
             "scores/units.py",
@@ -92,11 +92,9 @@ PARTS: Mapping[str, Part] = {
         1,
         (
             "training/augmentation/__init__.py",
+            "training/augmentation/changes.py",
             "training/augmentation/draws.py",
-            "training/augmentation/evaluation.py",
             "training/augmentation/mixing.py",
-            "training/augmentation/movement.py",
-            "training/augmentation/values.py",
         ),
     ),
     "inner splits": Part(1, ("data/inner.py", "data/splits.py")),

@@ -1,21 +1,13 @@
 """Networks of MONAI for signals over time, images and volumes, with random weights.
 
-Nothing is fetched. They are those of MONAI that give one feature vector, differ from what is built
-in, and convolve along as many axes as a signal has. MONAI's ResNets are excluded, which
-`benchmd_ray.models.resnet` has, as are those whose weights are downloaded; networks that segment
-are in `models.segmentation_networks`.
-
-- ``monai-densenet121``: Huang et al. (https://arxiv.org/abs/1608.06993).
-- ``monai-efficientnet-b0``: Tan and Le (https://arxiv.org/abs/1905.11946), with MONAI's dropout
+* ``monai-densenet121``: Huang et al. (https://arxiv.org/abs/1608.06993).
+* ``monai-efficientnet-b0``: Tan and Le (https://arxiv.org/abs/1905.11946), with MONAI's dropout
   of features and of whole blocks, 0.2 each.
-- ``monai-seresnet50``: Hu et al. (https://arxiv.org/abs/1709.01507).
+* ``monai-seresnet50``: Hu et al. (https://arxiv.org/abs/1709.01507).
 
 All halve a signal five times. DenseNet and EfficientNet cannot do so with 28 pixels: their last
-maps would have none. SE-ResNet rounds up, ends with one place, and takes 3 pixels or more.
-``encoder.options.resize`` makes images and volumes larger first, to 224 in MedMNIST's baselines.
-64, 128 and 224 pixels fit all of them. Signals over time are taken as they are.
-
-MONAI is an extra of the package (``benchmd-ray[monai]``) and imported once such a network is made.
+maps would be empty. SE-ResNet rounds up and takes 3 pixels or more. ``encoder.options.resize``
+makes images and volumes larger first, to 224 in MedMNIST's baselines.
 """
 
 from __future__ import annotations
@@ -104,18 +96,10 @@ ARCHITECTURES: dict[str, MonaiArchitecture] = {
 
 
 class MonaiNetwork(nn.Module):
-    """Signals over time, images or volumes to one feature vector each.
-
-    They are (channel, time), (channel, y, x) or (channel, z, y, x), with any number of channels.
-    """
+    """Signals (channel, time), (channel, y, x) or (channel, z, y, x) to one feature vector each."""
 
     def __init__(self, signal: Signal, size: EncoderSettings, kind: MonaiArchitecture) -> None:
-        """Make it with random weights, as MONAI draws them.
-
-        Raises:
-            BenchmdError: The signal has too few pixels or samples, an option does not exist or is
-                not for such signals, or MONAI is not installed.
-        """
+        """Make it with random weights, as MONAI draws them."""
         super().__init__()
         options = updated(MonaiOptions(), size.options, "encoder.options.")
         if signal.axes[-1] == "time":
@@ -143,11 +127,7 @@ class MonaiNetwork(nn.Module):
 
 
 def monai_nets(network: str) -> Any:
-    """MONAI's networks.
-
-    Raises:
-        MissingExtra: MONAI is not installed.
-    """
+    """MONAI's module ``networks.nets``; MONAI is an extra of the package."""
     with importing("monai", f"encoder.network {network}", "Or choose another network."):
         from monai.networks import nets
     return nets

@@ -41,11 +41,7 @@ def network_part(name: str) -> str:
 
 
 def require_task(task: Task, size: EncoderSettings) -> None:
-    """Refuse a network that gives maps where a record is classified, and another one for masks.
-
-    Raises:
-        BenchmdError: ``encoder.network`` is not of the task.
-    """
+    """Refuse a segmentation network for classes, and another one for masks."""
     segments = size.network in SEGMENTING
     if task.segments and not segments:
         raise BenchmdError(

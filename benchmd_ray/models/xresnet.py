@@ -2,24 +2,18 @@
 
 Sources: Strodthoff et al., "Deep Learning for ECG Analysis: Benchmarks and Insights from PTB-XL"
 (https://arxiv.org/abs/2004.13701), and the code released with it
-(https://github.com/helme/ecg_ptbxl_benchmarking), which has fastai's xresnet in one dimension. Its
-shortcuts are those of He et al., "Bag of Tricks" (https://arxiv.org/abs/1812.01187), section 4.2.
-
-The stem has three convolutions of 5 samples, with 32, 32 and 64 channels and a stride of 2 in the
-first, then a maximum of 3 with stride 2. Four stages of 3, 4, 23 and 3 bottlenecks follow, with 64
-channels inside and 256 outside: in the released code no stage is wider than the one before, unlike
-in a ResNet of images (``growth`` 2). A bottleneck's middle convolution has 5 samples and the
-stride; the shortcut averages pairs of samples where there is a stride, and has a convolution of 1
-where the number of channels changes.
+(https://github.com/helme/ecg_ptbxl_benchmarking), which has fastai's xresnet in one dimension, with
+the shortcuts of He et al., "Bag of Tricks" (https://arxiv.org/abs/1812.01187), section 4.2. In the
+released code no stage is wider than the one before, unlike in a ResNet of images (``growth`` 2).
 
 Differences from the released code:
 
-- Features are the mean over time. There they are mean and maximum, with two layers before the
+* Features are the mean over time. There they are mean and maximum, with two layers before the
   classes.
-- The last norm of each bottleneck begins at 0, as in fastai, so that a bottleneck is its shortcut
+* The last norm of each bottleneck begins at 0, as in fastai, so that a bottleneck is its shortcut
   at first. The released training draws all weights anew, which sets these norms to 1.
-- A whole signal is seen at once, at its own rate. There crops of 2.5 s at 100 Hz are, and a
-  record's probability is the largest of its crops.
+* A whole signal is seen at once, at its own rate. There a record's probability is the largest of
+  its crops of 2.5 s at 100 Hz.
 """
 
 from __future__ import annotations
@@ -100,8 +94,7 @@ def _convolved(
 ) -> tuple[nn.Conv1d, BatchNorm, nn.ReLU]:
     """A convolution that keeps the length but for its stride, its norm and a ReLU.
 
-    Weights are drawn from a normal distribution that fits the inputs (He et al.,
-    https://arxiv.org/abs/1502.01852).
+    Weights are normal, scaled to the inputs (He et al., https://arxiv.org/abs/1502.01852).
     """
     convolution = nn.Conv1d(inputs, outputs, kernel, stride, kernel // 2, bias=False)
     nn.init.kaiming_normal_(convolution.weight)
@@ -112,11 +105,6 @@ class XResNet(nn.Module):
     """Signals over time, (channel, time), to one feature vector each."""
 
     def __init__(self, signal: Signal, size: EncoderSettings) -> None:
-        """Make it with random weights.
-
-        Raises:
-            BenchmdError: The signal has other axes, or an option does not exist.
-        """
         super().__init__()
         require_axes(signal, size.network, AXES)
         options = updated(XResNetOptions(), size.options, "encoder.options.")

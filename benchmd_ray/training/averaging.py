@@ -1,7 +1,7 @@
 """Exponential moving average of a model's weights over the steps of fine-tuning.
 
-Source: Polyak and Juditsky 1992 (doi:10.1137/0330046); the decay that rises in the first steps is
-that of TensorFlow's ``tf.train.ExponentialMovingAverage`` with ``num_updates``.
+Source: Polyak and Juditsky 1992 (doi:10.1137/0330046); the decay rises in the first steps as in
+TensorFlow's ``tf.train.ExponentialMovingAverage`` with ``num_updates``.
 """
 
 from __future__ import annotations
@@ -26,17 +26,14 @@ WHOLE = 2
 class Average:
     """The average of a module's parameters and buffers, on the module's device.
 
-    Buffers are averaged too: running statistics of a batch normalisation are those of the weights
-    of their time, so the mean weights need the mean statistics and not the last ones. What is not
-    a floating-point number, such as how many batches were counted, is copied.
+    Running statistics of batch normalisation are averaged too: mean weights need mean statistics.
+    Integers, such as numbers of batches, are copied.
     """
 
     def __init__(self, module: nn.Module, decay: float) -> None:
-        """Start at the module's weights.
+        """Start at the module's weights, which are whole in this process and the same in all.
 
-        Args:
-            module: Its parameters are whole in this process, and the same in all.
-            decay: Share of the average that a step keeps, in (0, 1).
+        ``decay`` is the share of the average that a step keeps, in (0, 1).
         """
         self._decay = decay
         self._own = {name: tensor.detach() for name, tensor in named_tensors(module).items()}
@@ -48,11 +45,9 @@ class Average:
 
     @torch.no_grad()
     def update(self, step: int) -> None:
-        """Take the weights after a step in.
+        """Add the weights after step t, from 0, with the decay min(decay, (1 + t) / (10 + t)).
 
-        Args:
-            step: Its number t, from 0; the decay is min(decay, (1 + t) / (10 + t)), so that the
-                first weights, which are random in part, are soon forgotten.
+        So the first weights, which are random in part, are soon forgotten.
         """
         decay = min(self._decay, (1 + step) / (10 + step))
         average = get_ema_multi_avg_fn(decay)  # type: ignore[no-untyped-call]
@@ -62,7 +57,7 @@ class Average:
 
     @contextmanager
     def in_use(self) -> Iterator[None]:
-        """The module has the average within, and its own weights again afterwards."""
+        """Give the module the average within."""
         self._swap()
         try:
             yield
@@ -81,17 +76,13 @@ class Average:
         save_file({name: value.cpu().contiguous() for name, value in self._values.items()}, path)
 
     def load(self, path: Path) -> None:
-        """Read what `save` wrote, which the checkpoint has compared with its hash."""
+        """Read what `save` wrote; the checkpoint has compared its hash."""
         for name, value in load_file(path).items():
             self._values[name].copy_(value)
 
 
 def require_averageable(settings: Settings) -> None:
-    """Refuse to average parameters that no worker has whole.
-
-    Raises:
-        BenchmdError: ``execution.zero_stage`` is 3 and ``transfer.averaging`` above 0.
-    """
+    """Refuse to average parameters that no worker has whole (ZeRO stage 3)."""
     averaging, stage = settings.transfer.averaging, settings.execution.zero_stage
     if averaging and stage > WHOLE:
         raise BenchmdError(

@@ -1,9 +1,8 @@
-"""Checkpoints of a run, whole or not there, and its exported weights.
+"""Checkpoints of a run, whole or not there.
 
-``checkpoints/step_000100`` holds a training state with ``checkpoint.json``; ``model.safetensors``
-with ``model.json`` the float32 weights that later runs load. Both JSON files hold the SHA-256 of
-the others, which are compared before they are loaded; the last two checkpoints are kept, so that
-training resumes from the older one where the newer is damaged.
+``checkpoints/step_000000100`` holds a training state and ``checkpoint.json`` with the SHA-256 of
+its files, compared before they are loaded. Two are kept: if the newer is damaged, training resumes
+from the older one.
 """
 
 from __future__ import annotations
@@ -51,15 +50,9 @@ def save_checkpoint(
 ) -> None:
     """Write a checkpoint under a temporary name and rename it; `KEPT` of them stay.
 
-    Every worker calls it. Random states need no saving: everything drawn is a function of the
-    seed, the step and the worker.
-
-    Args:
-        run: Folder of the run, on storage that all workers see.
-        step: Steps done.
-        engine: Its model and optimiser are saved.
-        position: What else the loop needs to continue; JSON-serialisable.
-        files: Further files of the checkpoint: name and what writes it, on the first worker.
+    Every worker calls it, on storage that all see. Random states need no saving: everything drawn
+    is a function of seed, step and worker. ``position`` is what else the loop needs to resume, as
+    JSON; ``files`` are further files and what writes them, on the first worker.
     """
     folder = run / CHECKPOINTS
     final = folder / f"step_{step:09d}"
@@ -83,10 +76,6 @@ class Saver:
     """Saves the checkpoints of a run; with one worker on a GPU while training continues."""
 
     def __init__(self, run: Path, engine: Engine, *, later: bool | None = None) -> None:
-        """Nothing is saved yet.
-
-        With ``later``, files are written while training continues; None: on a GPU.
-        """
         self._run, self._engine = run, engine
         if later is None:
             later = engine.worker.device.type == "cuda"
@@ -104,11 +93,7 @@ class Saver:
         self._pending = self._pool.submit(save_checkpoint, self._run, step, copy, position)
 
     def finish(self) -> None:
-        """Wait until all is written.
-
-        Raises:
-            BenchmdError: It could not be.
-        """
+        """Wait until all is written, or raise why it could not be."""
         pending, self._pending = self._pending, None
         if pending is not None:
             pending.result()
@@ -129,17 +114,14 @@ class Saver:
 
 @dataclass(frozen=True)
 class _EngineCopy:
-    """What `Saver` writes in the place of an engine."""
+    """What `Saver` writes instead of an engine."""
 
     worker: Worker
     save: Callable[[Path], None]
 
 
 def _replace_oldest(partial: Path, final: Path) -> None:
-    """Put a written checkpoint next to the one before it, and remove all others.
-
-    At every moment a whole one is there.
-    """
+    """Put a checkpoint next to the one before it and remove all others; one is always whole."""
     if final.exists():  # of the same step, such as in an epoch that was begun again
         _aside(final)
     partial.rename(final)
@@ -164,7 +146,7 @@ def _complete(
     position: dict[str, Any],
     files: Mapping[str, Callable[[Path], None]],
 ) -> None:
-    """Write what a checkpoint holds in addition to the engine's state, its description last."""
+    """Write the rest of a checkpoint, its description last."""
     for name, write in files.items():
         write(partial / name)
     description = {
@@ -220,10 +202,7 @@ class Checkpoint:
 
 
 def load_checkpoint(run: Path, engine: Engine) -> Checkpoint | None:
-    """Load the newest checkpoint that is as it was written into an engine; every worker calls it.
-
-    Returns:
-        What was loaded; None where there is none, or none that is undamaged.
+    """Load the newest undamaged checkpoint into an engine, if any; every worker calls it.
 
     Raises:
         BenchmdError: It is of another architecture.
@@ -240,7 +219,7 @@ def load_checkpoint(run: Path, engine: Engine) -> Checkpoint | None:
 
 
 def _undamaged_step(run: Path) -> int:
-    """Step of the newest undamaged checkpoint, -1 where there is none; names damaged ones."""
+    """Step of the newest undamaged checkpoint, -1 where there is none; logs damaged ones."""
     folders = checkpoints(run)
     for number, folder in enumerate(folders, 1):
         try:

@@ -1,7 +1,6 @@
-"""Engines: what turns a loss into a step, on one process or on many.
+"""Engines turn a loss into a step: `TorchEngine` in one process, `DeepSpeedEngine` in many.
 
-`TorchEngine` is plain PyTorch for one process; `DeepSpeedEngine` serves several workers. Both write
-the same checkpoint, which loads at any number of workers and ZeRO stage.
+Both write the same checkpoint, which loads at any number of workers and ZeRO stage.
 """
 
 from __future__ import annotations
@@ -26,13 +25,13 @@ from benchmd_ray.settings.definition import ExecutionSettings, OptimiserSettings
 from benchmd_ray.training.state import (
     MOMENTS,
     Held,
+    HeldByZero,
     HeldWhole,
     Snapshot,
     load_state,
     save_state,
     weights,
 )
-from benchmd_ray.training.zero import HeldByZero
 
 FACTOR = "lr_factor"
 """Key of a parameter group: what its learning rate is multiplied with."""
@@ -61,30 +60,25 @@ class Engine(ABC):
 
     @abstractmethod
     def __call__(self, *inputs: Any) -> Any:
-        """The module's forward pass, in the precision of the settings."""
+        """Run the module in the precision of the settings."""
 
     @abstractmethod
     def backward(self, loss: torch.Tensor, *, last: bool = True) -> None:
-        """Backward pass; its gradients are added to those that `update` has not used yet.
+        """Add this worker's gradients to those that `update` has not used yet.
 
-        Args:
-            loss: This worker's; gradients are averaged over workers.
-            last: Whether `update` follows, and no other backward pass.
+        ``last``: `update` follows, and no other backward pass.
         """
 
     @abstractmethod
     def update(self) -> None:
-        """One step of the optimiser, which uses the gradients up."""
+        """Step the optimiser and use up the gradients, averaged over workers."""
 
     def set_lr(self, lr: float) -> None:
         """Set the learning rate of the steps to come."""
         set_lr(self._optimiser, lr)
 
     def tensors(self) -> list[torch.Tensor]:
-        """All that a step changes: parameters, buffers and AdamW's moments.
-
-        Only where `captures` names something.
-        """
+        """All that a step changes: parameters, buffers and AdamW's moments; not with ZeRO."""
         states = self._optimiser.state.values()
         moments = [state[name] for state in states for name in MOMENTS]
         return [*self.module.parameters(), *self.module.buffers(), *moments]
@@ -98,10 +92,7 @@ class Engine(ABC):
         load_state(self.module, self._state, folder)
 
     def weights(self) -> dict[str, torch.Tensor]:
-        """Copies of all parameters and buffers on the CPU; every worker calls it.
-
-        The first worker gets them, the others none.
-        """
+        """Parameters and buffers, copied to the CPU of the first worker; every worker calls it."""
         return weights(self.module, self._state, keep=self.worker.rank == 0)
 
 
@@ -127,7 +118,7 @@ def uses_bf16(precision: str, device: torch.device) -> bool:
 
 
 def autocast(device: torch.device, precision: str) -> torch.autocast:
-    """The context of a forward pass; weights and optimiser stay in float32."""
+    """Context of a forward pass; weights and optimiser stay in float32."""
     enabled = uses_bf16(precision, device)
     return torch.autocast(device.type, torch.bfloat16, enabled=enabled)
 
@@ -157,7 +148,7 @@ def barrier() -> None:
 def adamw(
     parameters: Iterable[Any], settings: OptimiserSettings, device: torch.device
 ) -> torch.optim.AdamW:
-    """AdamW in one pass over parameters, or groups of them; on a GPU a graph may hold its step."""
+    """Fused AdamW over parameters or groups of them; on a GPU a graph may hold its step."""
     on_gpu = device.type == "cuda"
     optimiser = torch.optim.AdamW(
         parameters,
@@ -205,7 +196,7 @@ class TorchEngine(Engine):
         self._optimiser.zero_grad(set_to_none=True)
 
     def snapshot(self) -> Snapshot:
-        """Copies of what `save` writes, which the steps to come leave alone."""
+        """Copies of what `save` writes, unaffected by later steps."""
         return Snapshot(self.module, self._state)
 
 
@@ -284,36 +275,26 @@ def make_engine(
 ) -> Engine:
     """The engine of the settings: DeepSpeed with several workers or ZeRO, else PyTorch.
 
-    ``factors`` multiply the learning rate of each parameter, by its name; None: the same rate
-    for all.
+    ``factors`` multiply the learning rate of each parameter, by its name; None: the same for all.
     """
     kind = DeepSpeedEngine if _chosen(execution, worker.world) == "deepspeed" else TorchEngine
     return kind(module, optimiser, execution, worker, factors)
 
 
 def _chosen(execution: ExecutionSettings, workers: int) -> str:
-    """The name of the engine that so many workers train with."""
     if execution.engine != "auto":
         return execution.engine
     return "torch" if workers == 1 and execution.zero_stage == 0 else "deepspeed"
 
 
 def require_engine(execution: ExecutionSettings) -> None:
-    """Refuse an engine that is not installed.
-
-    Raises:
-        MissingExtra: It is DeepSpeed's.
-    """
+    """Refuse an engine that is not installed (`MissingExtra`)."""
     if _chosen(execution, execution.workers) == "deepspeed":
         require(ENGINE_USE, "deepspeed")
 
 
 def import_deepspeed(device: torch.device) -> Any:
-    """DeepSpeed, without building its CPU communication extension, which needs a compiler.
-
-    Raises:
-        MissingExtra: It is not installed.
-    """
+    """DeepSpeed, without building its CPU communication extension, which needs a compiler."""
     os.environ.setdefault("DS_ACCELERATOR", device.type)
     with importing("deepspeed", ENGINE_USE):
         import deepspeed
@@ -378,10 +359,7 @@ def trainable(module: nn.Module) -> list[nn.Parameter]:
 
 
 def parameter_groups(module: nn.Module, factors: Mapping[str, float] | None) -> list[Any]:
-    """What an optimiser is given: the parameters, or a group of them for each factor.
-
-    ``factors`` are as in `make_engine`.
-    """
+    """The trainable parameters, or a group of them for each factor, see `make_engine`."""
     if factors is None:
         return trainable(module)
     groups: dict[float, list[nn.Parameter]] = {}
@@ -402,7 +380,7 @@ def set_lr(optimiser: Any, lr: float) -> None:
 
 
 def cpu_copy(module: nn.Module) -> dict[str, torch.Tensor]:
-    """Parameters and buffers of a module, copied to the CPU."""
+    """Parameters and buffers, copied to the CPU."""
     return {
         name: value.detach().cpu().clone().contiguous()
         for name, value in module.state_dict().items()

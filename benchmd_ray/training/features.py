@@ -1,7 +1,7 @@
-"""Features of a frozen encoder, kept in a folder for all runs that need the very same.
+"""Features of a frozen encoder, stored in a folder for all runs that need the very same.
 
-A file is named by the hash of all that decides its content, so that nothing is ever taken for
-something else. Next to ``<name>.npy``, ``<name>.json`` holds its SHA-256 and what it is of.
+A file ``<name>.npy`` is named by the hash of all that determines its content; ``<name>.json`` has
+its SHA-256 and what it is of.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ Features = npt.NDArray[np.float32]
 
 @dataclass(frozen=True)
 class FeatureStore:
-    """Kept features of one frozen encoder on the splits of one catalog."""
+    """Stored features of one frozen encoder on the splits of one catalog."""
 
     folder: Path
     about: dict[str, Any]
@@ -51,15 +51,11 @@ class FeatureStore:
     def features(
         self, split: str, rows: Rows, encode: Callable[[], Features], streaming: bool
     ) -> Features:
-        """Features of some rows of a split: those that are kept, or encoded now and then kept.
+        """Features (rows, width) of a split: those stored, or encoded now and then stored.
 
-        Of several processes that want the same at once, one encodes and the others wait.
-
-        ``streaming``: whether ``encode`` reads a streaming feed, whose batches round
-        otherwise.
-
-        Returns:
-            (rows, width), mapped from the file; what is written to it never reaches the file.
+        Of several processes that need the same at once, one encodes and the others wait.
+        ``streaming``: ``encode`` reads a streaming feed, whose batches round differently. Writes to
+        the result never reach the file.
 
         Raises:
             BenchmdError: The disk is full, or the folder's file system has no locks.
@@ -81,7 +77,7 @@ class FeatureStore:
 def feature_store(
     folder: Path, encoder: nn.Module, settings: Settings, catalog: Catalog, device: torch.device
 ) -> FeatureStore:
-    """The kept features of an encoder."""
+    """The stored features of an encoder."""
     size = as_dict(settings.encoder)
     for name in ("dropout", "embedding_dropout"):  # at rest in a frozen encoder
         del size[name]
@@ -110,7 +106,7 @@ def _keep(path: Path, features: Features, about: dict[str, Any]) -> None:
 
 
 def _kept(path: Path, shape: tuple[int, int], about: dict[str, Any]) -> Features | None:
-    """Features that are kept whole; None where there are none, damaged ones or those of others."""
+    """Stored features; None where there are none, damaged ones or others."""
     try:
         stated = read_hashed_json(path.with_suffix(".json"), "", {"features": str})
         require_sha256(path, stated.pop("features"), "")

@@ -1,4 +1,4 @@
-"""Start a training core: in this process for one worker, as a Ray Train job for several."""
+"""Start a training: in this process for one worker, as a Ray Train job for several."""
 
 from __future__ import annotations
 
@@ -20,7 +20,6 @@ from benchmd_ray.runs.training_log import METRICS
 from benchmd_ray.settings.definition import ExecutionSettings
 from benchmd_ray.training.checkpoints import checkpoint_step
 from benchmd_ray.training.engine import choose_device
-from benchmd_ray.training.hardware import record_hardware
 from benchmd_ray.training.jobs import PretrainJob, TransferJob
 from benchmd_ray.training.notice import heeding, noted
 from benchmd_ray.training.pretrain import require_pretrainable
@@ -31,18 +30,17 @@ from benchmd_ray.training.ray_train import (
     LOOK_SECONDS,
     STOP,
     Job,
+    JobEnd,
+    end_of,
+    following,
+    record_end,
+    record_hardware,
+    record_restart,
     reporter_of,
     trainer_of,
     unless_stopped,
 )
 from benchmd_ray.training.reporter import Reporter
-from benchmd_ray.training.restarts import (
-    JobEnd,
-    end_of,
-    following,
-    record_end,
-    record_restart,
-)
 from benchmd_ray.training.transfer import require_transferable
 
 SHORTEST_WAIT = 2.0
@@ -56,18 +54,18 @@ SPLITS: dict[type[Job], tuple[str, ...]] = {
 def launch(job: Job, *, on_ray: bool = False, reporter: Reporter | None = None) -> None:
     """Run a job to its end, from its newest checkpoint on where there is one.
 
-    The shards are hashed here, once; the workers look only at their sizes.
+    The shards are hashed here, once; workers only look at their sizes.
 
     Args:
-        job: What to do. Its paths are absolute: workers have working folders of their own.
+        job: Its paths are absolute: workers have working folders of their own.
         on_ray: Run a single worker on Ray too, on the cluster this process is connected to.
-        reporter: Is notified of what a worker in this process does, instead of the folder's
-            ``metrics.jsonl`` and the terminal. What it raises ends the work and is passed on as it
-            is; the job started again resumes from its newest checkpoint.
+        reporter: Is called for a worker in this process, instead of the folder's
+            ``metrics.jsonl`` and the terminal. What it raises ends the work; the job started again
+            resumes from its newest checkpoint.
 
     Raises:
-        BenchmdError: The job cannot work as the settings say, a shard was altered, the work
-            failed, or there is a reporter for workers in other processes.
+        BenchmdError: The settings do not fit, a shard was altered, the work failed, or there is a
+            reporter for workers in other processes.
         Stopped: Ctrl-C or SIGTERM came, and a checkpoint was written.
     """
     if reporter is not None and (on_ray or job.settings.execution.workers > 1):
@@ -136,7 +134,7 @@ def _launch_on_ray(job: Job) -> None:
 
 
 def _with_room(job: Job, workers: int, gpus: int) -> JobEnd | None:
-    """Run one Ray Train job, with so many workers until there is room for all; see `_attempt`."""
+    """Run one Ray Train job, with so many workers until there is room for all."""
     if workers == job.settings.execution.workers:
         return _attempt(job, gpus)
     execution = replace(job.settings.execution, workers=workers)
@@ -146,7 +144,7 @@ def _with_room(job: Job, workers: int, gpus: int) -> JobEnd | None:
 
 
 class _Growth:
-    """Asks a cluster for the workers that a job lacks, once those that it has are at work.
+    """Asks a cluster for the missing workers once the others are at work.
 
     Before, it would take the room that these need.
     """
@@ -160,7 +158,6 @@ class _Growth:
         self._before = self._written()
 
     def _written(self) -> int:
-        """When the job's first worker wrote last."""
         return self._metrics.stat().st_mtime_ns if self._metrics.is_file() else 0
 
     def __enter__(self) -> _Growth:
@@ -186,11 +183,7 @@ class _Growth:
 
 
 def _gpus_of_worker(job: Job) -> int:
-    """GPUs that each worker holds.
-
-    Raises:
-        NoRoom: The cluster has too few.
-    """
+    """GPUs of each worker, 0 or 1."""
     import ray
 
     execution, gpus = job.settings.execution, ray.cluster_resources().get("GPU", 0)
@@ -215,14 +208,14 @@ def _possible(job: Job) -> list[int]:
 
 
 def _room(job: Job, gpus: int) -> int:
-    """Wait for room, and say for how many workers there is.
+    """Wait for room, and return for how many workers there is.
 
-    A reservation is asked for and given back: the cluster's autoscaler sees what is wanted, and a
-    node that has died is not a room even where the cluster does not know yet.
+    A reservation is asked for and given back: so the cluster's autoscaler sees the demand, and a
+    dead node provides no capacity even before the cluster knows.
 
     Raises:
         Stopped: A signal was noted meanwhile.
-        NoRoom: There is too little, and nothing that others hold will change that.
+        NoRoom: There is too little, even once others end.
     """
     execution, possible = job.settings.execution, _possible(job)
     workers = possible[0]
@@ -265,7 +258,7 @@ def _bundle(execution: ExecutionSettings, gpus: int) -> dict[str, float]:
 
 
 def _holds(workers: int, execution: ExecutionSettings, gpus: int) -> bool:
-    """Whether the cluster's nodes could hold so many workers, if nobody else worked on them."""
+    """Whether the cluster's nodes could hold so many workers, if nobody else used them."""
     import ray
 
     nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
@@ -276,17 +269,13 @@ def _holds(workers: int, execution: ExecutionSettings, gpus: int) -> bool:
 
 
 def _attempt(job: Job, gpus: int, room: Callable[[], bool] = lambda: False) -> JobEnd | None:
-    """Run one Ray Train job.
+    """Run one Ray Train job; None where the work is done.
 
     ``room`` says whether there is room for more workers; then these are told to end.
 
-    Returns:
-        None where the work is done.
-
     Raises:
         BenchmdError: The work itself failed, as its worker says.
-        Stopped: A signal came to this process, and a checkpoint was written where the workers
-            lived to do so.
+        Stopped: A signal came to this process; workers that lived wrote a checkpoint.
         Transient: Ray Train itself failed.
     """
     import ray.train

@@ -1,4 +1,4 @@
-"""What fine-tuning does by the depth of an encoder's blocks: learning rates, freezing, skipping.
+"""Fine-tuning by the depth of an encoder's blocks: learning rates, freezing, stochastic depth.
 
 Sources: layer-wise decay of the learning rate, Bao et al., BEiT (https://arxiv.org/abs/2106.08254),
 appendix, and He et al., Masked Autoencoders (https://arxiv.org/abs/2111.06377), table 9, whose
@@ -26,18 +26,11 @@ STOCHASTIC_DEPTH = "transfer.stochastic_depth"
 def layer_factors(
     model: Classifier | Segmenter, decay: float, network: str
 ) -> dict[str, float] | None:
-    """Factor of the learning rate of each parameter.
+    """Factor of the learning rate of each parameter, by name; None where all are 1.
 
-    Of an encoder with D blocks, block i (from 0, the one next to the signal) has decay^(D − i);
-    patch embedding, CLS token and positions, or a ResNet's stem, have decay^(D + 1); head, final
-    norm and whatever else a network of your own has next to ``blocks`` have 1. AdamW multiplies
-    weight decay with the learning rate, so that it falls with it.
-
-    Returns:
-        Factors by the name of the parameter; None where all have the same rate (decay 1).
-
-    Raises:
-        BenchmdError: The encoder has no ``blocks`` in an order.
+    Of D blocks, block i (from 0, next to the signal) has decay^(D − i); what is below them
+    (`FIRST`) has decay^(D + 1); everything else, such as the head, has 1. AdamW multiplies weight
+    decay with the learning rate, so that it falls with it.
     """
     if decay == 1.0:
         return None
@@ -48,13 +41,7 @@ def layer_factors(
 def blocks_of(
     encoder: nn.Module, setting: str, value: float, network: str, *, off: float
 ) -> nn.ModuleList | nn.Sequential:
-    """The layers of an encoder, the first next to the signal.
-
-    ``off`` is the value of the setting that needs none.
-
-    Raises:
-        BenchmdError: The encoder has no ``blocks`` in an order.
-    """
+    """The blocks of an encoder, in order; the value ``off`` of the setting needs none."""
     blocks = getattr(encoder, "blocks", None)
     if not isinstance(blocks, nn.ModuleList | nn.Sequential) or not len(blocks):
         raise BenchmdError(
@@ -66,7 +53,7 @@ def blocks_of(
 
 
 def _below_head(name: str, depth: int) -> int:
-    """How many layers a parameter lies below the head: 0 for the head's own."""
+    """Layers between a parameter and the head: 0 for the head's own."""
     whose, part, *rest = name.split(".")
     if whose == "encoder" and part in FIRST:
         return depth + 1
@@ -76,14 +63,7 @@ def _below_head(name: str, depth: int) -> int:
 
 
 def freeze(model: Classifier | Segmenter, share: float, network: str) -> None:
-    """Take the gradients of an encoder's lower part away.
-
-    Of D blocks the share · D next to the signal, rounded down, and what is below them: patch
-    embedding, CLS token and positions, or a ResNet's stem (`FIRST`).
-
-    Raises:
-        BenchmdError: The encoder has no ``blocks`` in an order.
-    """
+    """Freeze the share · D blocks, rounded down, next to the signal, and what is below them."""
     if not share:
         return
     blocks_of(model.encoder, "transfer.freeze", share, network, off=0)
@@ -97,8 +77,7 @@ def freeze(model: Classifier | Segmenter, share: float, network: str) -> None:
 def frozen_parts(model: nn.Module, share: float) -> list[nn.Module]:
     """Modules that `freeze` freezes, which training leaves in eval mode.
 
-    So the running statistics of a batch normalisation stay as they are, and nothing is dropped
-    within. Embedded tokens are dropped as ever, above what is frozen.
+    So running statistics of batch normalisation stay, and nothing is dropped within.
     """
     if not share:
         return []
@@ -109,11 +88,7 @@ def frozen_parts(model: nn.Module, share: float) -> list[nn.Module]:
 
 
 def require_pretrained(share: float, *, pretrained: bool) -> None:
-    """Refuse to keep random weights as they are.
-
-    Raises:
-        BenchmdError: It does not, and the share is above 0.
-    """
+    """Refuse to freeze random weights."""
     if share and not pretrained:
         raise BenchmdError(
             f"transfer.freeze is {share:g}, and the run starts from random weights (scratch), "
@@ -122,14 +97,7 @@ def require_pretrained(share: float, *, pretrained: bool) -> None:
 
 
 def set_stochastic_depth(model: Classifier | Segmenter, rate: float, network: str) -> None:
-    """Set the rates of an encoder's blocks, which rise linearly with depth.
-
-    Of D blocks, block i (from 0, the one next to the signal) has rate · (i + 1) / D (Huang et al.,
-    equation 4).
-
-    Raises:
-        BenchmdError: The encoder has no ``blocks`` in an order, or they have no `DropPath`.
-    """
+    """Set the drop rate of block i of D, from 0: rate · (i + 1) / D (Huang et al., equation 4)."""
     if not rate:
         return
     blocks = blocks_of(model.encoder, STOCHASTIC_DEPTH, rate, network, off=0)

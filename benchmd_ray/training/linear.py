@@ -1,4 +1,4 @@
-"""Evaluation of a frozen encoder, each record encoded once: a linear head, or its neighbours."""
+"""Evaluation of a frozen encoder, each record encoded once: a linear head or nearest neighbours."""
 
 from __future__ import annotations
 
@@ -37,14 +37,10 @@ def linear_evaluation(
     *,
     kept: Path | None = None,
 ) -> Best:
-    """Train the head on features that are encoded once by the frozen encoder in eval mode.
+    """Train the head on features that the frozen encoder gives in eval mode.
 
-    The features are stored in the folder ``kept`` for other runs, and taken from it.
-
-    ``transfer.layer_decay`` plays no part: nothing but the head is trained.
-
-    Returns:
-        The best epoch, with the weights of head and encoder.
+    Features are stored in the folder ``kept`` for other runs, and taken from it. The result has the
+    weights of head and encoder; ``transfer.layer_decay`` is not read.
     """
     transfer = settings.transfer
     training, validation = frozen_features(settings, catalog, data, model.encoder, worker, kept)
@@ -78,12 +74,9 @@ def nearest_neighbours(
     *,
     kept: Path | None = None,
 ) -> Best:
-    """Let the chosen training records vote by their features; nothing is trained.
+    """Let the training records vote by their features; nothing is trained.
 
-    The features are stored in the folder ``kept`` for other runs, and taken from it.
-
-    Returns:
-        The score, with the weights of the encoder and the training records' features.
+    The head holds their features, which are stored in the folder ``kept`` for other runs.
     """
     training, validation = frozen_features(settings, catalog, data, model.encoder, worker, kept)
     reporter.start("nearest neighbours", 1, "epochs", 0)
@@ -137,7 +130,7 @@ def frozen_features(
 def head_steps(
     head: nn.Module, settings: Settings, rows: int, worker: Worker, task: TaskKind
 ) -> Steps:
-    """The steps of a head on encoded features, in float32."""
+    """Steps of a head on features, in float32."""
     transfer = settings.transfer
     engine = TorchEngine(head, transfer.optimiser, settings.execution, worker)
 
@@ -156,11 +149,7 @@ def head_steps(
 def head_epoch(
     steps: Steps, features: torch.Tensor, targets: torch.Tensor, settings: Settings, epoch: int
 ) -> float:
-    """One epoch of a head on encoded features.
-
-    Returns:
-        Mean loss over the rows.
-    """
+    """One epoch of a head on features; the mean loss over the rows."""
     rows, transfer = len(features), settings.transfer
     optimiser = transfer.optimiser
     order = torch.from_numpy(np.array(epoch_order(settings.seed, epoch, rows)))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -31,9 +32,8 @@ from benchmd_ray.ssl.method import Draws
 from benchmd_ray.training.checkpoints import Saver, load_checkpoint
 from benchmd_ray.training.engine import Engine, gather, make_engine, require_engine
 from benchmd_ray.training.jobs import PretrainJob
-from benchmd_ray.training.losses import Losses
 from benchmd_ray.training.notice import Agreement
-from benchmd_ray.training.reporter import Reporter
+from benchmd_ray.training.reporter import Reporter, require_finite
 from benchmd_ray.training.seeds import DRAWS, WEIGHTS, derived_seed, generator, seed_step
 from benchmd_ray.training.steps import Inputs, Loss, Steps, choose_step
 from benchmd_ray.training.weights import START, export_model, load_weights
@@ -43,14 +43,7 @@ DRAWN = "drawn "
 
 
 def require_pretrainable(job: PretrainJob, catalog: Catalog) -> None:
-    """Refuse what cannot work before anything starts.
-
-    Raises:
-        BenchmdError: Technique unknown or not for this modality or network, a target's catalog, no
-            training record, an encoder that does not fit, a batch that workers and accumulation
-            cannot share, DeepSpeed not installed where it is needed, or a last step that is none of
-            the run's.
-    """
+    """Refuse a job that cannot work, before anything starts."""
     technique = technique_named(job.technique)
     require_source(catalog)
     if technique.imagenet:
@@ -102,11 +95,7 @@ def _require_shareable(job: PretrainJob, method: Any) -> None:
 def require_whole_batches(settings: Settings, signal: Signal) -> None:
     """Refuse to cut batches that an encoder normalises as a whole.
 
-    Each part would be normalised by itself: the result, and the running statistics that the model
-    keeps, would depend on how many there are.
-
-    Raises:
-        BenchmdError: A network with batch normalisation, and several workers or accumulation.
+    Each part would be normalised by itself: results would depend on the number of parts.
     """
     execution, network = settings.execution, settings.encoder.network
     if execution.workers * execution.accumulation == 1 or network == NETWORK:
@@ -120,11 +109,7 @@ def require_whole_batches(settings: Settings, signal: Signal) -> None:
 
 
 def require_source(catalog: Catalog) -> None:
-    """Refuse to train on a target or without training records.
-
-    Raises:
-        BenchmdError: The catalog is a target's or has no training split.
-    """
+    """Refuse to train on a target or without training records."""
     if catalog.card.role != "source":
         raise BenchmdError(
             f"{catalog.path} is a catalog of the target {catalog.dataset}: targets are never "
@@ -137,14 +122,12 @@ def pretrain(job: PretrainJob, worker: Worker, reporter: Reporter) -> None:
     """Train an encoder by a self-supervised method, from the newest checkpoint on if there is one.
 
     Writes ``checkpoints/``, and at the end ``model.safetensors`` with encoder and method head. With
-    ``job.until`` that is the end, and all that depends on the number of steps (learning rate,
-    warm-up) is still that of the whole run.
+    ``job.until`` that is the end; learning rate and warm-up are still those of the whole run.
 
     Raises:
-        BenchmdError: The loss is NaN, a checkpoint or catalog does not fit, the technique
-            trains nothing, or the checkpoint lies beyond the step to stop at.
-        Stopped: This process, or that of another worker, is to end (`training.notice`). The step's
-            checkpoint was written.
+        BenchmdError: The loss is NaN, a checkpoint or catalog does not fit, the technique trains
+            nothing, or the checkpoint is beyond the step to stop at.
+        Stopped: A worker got a signal (`training.notice`); the step's checkpoint was written.
     """
     settings, total = job.settings, job.settings.pretrain.steps
     catalog = open_catalog(job.catalog)
@@ -244,3 +227,78 @@ def step_draws(engine: Engine, settings: Settings, step: int) -> Draws:
     start = worker.rank * share
     shares = {name: x[start : start + share] for name, x in draws.items()}
     return {name: to_device(x.numpy(), worker.device) for name, x in shares.items()}
+
+
+class Losses:
+    """Losses that were not reported yet.
+
+    A GPU goes on while the losses of an interval are copied to the host: they are checked and
+    reported with those of the next interval.
+    """
+
+    def __init__(
+        self, earlier: Sequence[float], worker: Worker, settings: Settings, reporter: Reporter
+    ) -> None:
+        """``earlier`` are those that an earlier session did not report, over all workers."""
+        self._earlier, self._own = list(earlier), list[torch.Tensor]()
+        self._worker, self._settings, self._reporter = worker, settings, reporter
+        self._underway: _Underway | None = None
+
+    def add(self, loss: torch.Tensor) -> None:
+        """Add this worker's loss of a step, on the device."""
+        self._own.append(loss)
+
+    def report(self, done: int) -> None:
+        """Report the interval that ends with a step; every worker calls it."""
+        self._settle()
+        self._underway = self._over_workers(done)
+        self._earlier, self._own = [], []
+        if self._worker.device.type != "cuda":
+            self._settle()
+
+    def unreported(self, done: int) -> list[float]:
+        """Losses, over all workers, since the last reported interval."""
+        self._settle()
+        if self._own:
+            self._earlier, self._own = self._checked(self._over_workers(done)).tolist(), []
+        return self._earlier
+
+    def _over_workers(self, done: int) -> _Underway:
+        means = gather(torch.stack(self._own).float()[None]).mean(dim=0)
+        return _Underway(means, self._earlier, done)
+
+    def _settle(self) -> None:
+        underway, self._underway = self._underway, None
+        if underway is not None:
+            mean = float(self._checked(underway).mean())
+            lr = self._lr(underway.done - 1)
+            self._reporter.report(underway.done, {"loss": mean, "lr": lr})
+
+    def _checked(self, underway: _Underway) -> torch.Tensor:
+        losses = underway.arrived()
+        require_finite(losses, underway.done - len(losses) + 1, self._lr)
+        return losses
+
+    def _lr(self, step: int) -> float:
+        chosen = self._settings.pretrain
+        return chosen.optimiser.lr_at(step, chosen.steps)
+
+
+class _Underway:
+    """Losses on their way to the host."""
+
+    def __init__(self, losses: torch.Tensor, earlier: Sequence[float], done: int) -> None:
+        self.done, self._earlier = done, torch.tensor(earlier, dtype=losses.dtype)
+        self._arrived: torch.cuda.Event | None = None
+        if losses.device.type == "cuda":
+            self._own = torch.empty(losses.shape, dtype=losses.dtype, pin_memory=True)
+            self._own.copy_(losses, non_blocking=True)
+            self._arrived = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            self._arrived.record()
+        else:
+            self._own = losses
+
+    def arrived(self) -> torch.Tensor:
+        if self._arrived is not None:
+            self._arrived.synchronize()
+        return torch.cat([self._earlier, self._own])

@@ -63,7 +63,7 @@ class RunReporter:
 
 
 class SilentReporter:
-    """Takes everything and keeps nothing: for workers other than the first."""
+    """Ignores everything: for workers other than the first."""
 
     def start(self, what: str, total: int, unit: str, done: int) -> None:
         """Nothing."""
@@ -76,23 +76,22 @@ class SilentReporter:
 
 
 class MeteredReporter:
-    """Hands everything on to a reporter, and exports it to Prometheus."""
+    """Passes everything on to a reporter, and exports it to Prometheus.
+
+    ``samples`` is what each unit of work trains on; 0 where that is not known.
+    """
 
     def __init__(self, reporter: Reporter, run: str, samples: int = 0) -> None:
-        """Hand on to a reporter.
-
-        ``samples`` is what each unit of work trains on; 0 where that is not known.
-        """
         self._reporter, self._run, self._samples = reporter, run, samples
         self._unit, self._before = "", (0, 0.0)
 
     def start(self, what: str, total: int, unit: str, done: int) -> None:
-        """Work of ``total`` units begins, of which ``done`` were done before."""
+        """See `Reporter`."""
         self._reporter.start(what, total, unit, done)
         self._unit, self._before = unit, (done, time.monotonic())
 
     def report(self, done: int, values: Mapping[str, float]) -> None:
-        """``done`` units are done; ``values`` are the current metrics."""
+        """See `Reporter`."""
         self._reporter.report(done, values)
         (before, then), now = self._before, time.monotonic()
         self._before = (done, now)
@@ -105,20 +104,14 @@ class MeteredReporter:
             gauge("benchmd_training_loss", values["loss"], **labels)
 
     def finish(self) -> None:
-        """The work is done."""
+        """See `Reporter`."""
         self._reporter.finish()
 
 
 def require_finite(losses: torch.Tensor, first_step: int, lr_of: Callable[[int], float]) -> None:
-    """Stop a run whose loss is NaN.
+    """Refuse losses (steps,) that are NaN or infinite; the message names the step.
 
-    Args:
-        losses: (steps,) losses of consecutive steps.
-        first_step: Number of the first of them.
-        lr_of: Learning rate of a step, numbered from 0.
-
-    Raises:
-        BenchmdError: A loss is NaN or infinite; the message names the step.
+    ``first_step`` is the number of the first; ``lr_of`` gives the rate of a step, from 0.
     """
     wrong = (~torch.isfinite(losses)).nonzero()
     if len(wrong):

@@ -393,7 +393,7 @@ def test_a_loss_that_is_no_number_stops_and_names_step_and_rate(run, mode, monke
     def wrong(*what):
         return classification_loss(*what) * (float("nan") if next(calls) == 5 else 1)
 
-    for name in ("linear", "objectives"):
+    for name in ("linear", "selection"):
         monkeypatch.setattr(f"benchmd_ray.training.{name}.classification_loss", wrong)
     with pytest.raises(BenchmdError, match=r"NaN at step 5 with learning rate 0\.001"):
         run(mode)  # 3 steps an epoch: the second step of the second

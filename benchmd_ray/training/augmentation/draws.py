@@ -22,7 +22,7 @@ AFFINE, BLUR, INTENSITY, NOISE, MASKING, LEADS, WANDER, MIXING = range(1, 9)
 
 @dataclass(frozen=True)
 class AugmentationDraws:
-    """Draws for a worker's share of a training step."""
+    """Draws for a worker's share of a training step; the other workers' shares are as long."""
 
     share: int
     """Examples of the share; the other workers' are as long."""
@@ -41,7 +41,7 @@ class AugmentationDraws:
         return to_device(np.ascontiguousarray(share), self.worker.device)
 
     def together(self, how: AugmentationSettings) -> dict[str, torch.Tensor]:
-        """Numbers of those of `TOGETHER` that are on: (share, numbers) each."""
+        """Numbers (share, numbers) for each of `TOGETHER` that is on."""
         used = {name: numbers for name, numbers in TOGETHER.items() if getattr(how, name)}
         if not used:
             return {}
@@ -53,20 +53,13 @@ class AugmentationDraws:
 
 
 def normal(shape: torch.Size, numbers: torch.Tensor) -> torch.Tensor:
-    """Standard normal values that depend on nothing but two numbers of each example.
+    """Standard normal float32 values of a shape (batch, …), at most 5.8 in size.
 
-    The values of a batch would be many to draw for all workers on the CPU, and a generator for each
-    example many calls on a GPU. They are hashes of the example's numbers and the value's place
-    instead: counter-based, as Salmon et al. 2011 (doi:10.1145/2063384.2063405), with the mixing
-    function lowbias32 of Wellons (https://nullprogram.com/blog/2018/07/31/), and turned into normal
-    ones by Box and Muller 1958 (doi:10.1214/aoms/1177706645).
-
-    Args:
-        shape: (batch, …).
-        numbers: (batch, 2), uniform in [0, 1).
-
-    Returns:
-        float32 of that shape, on the device of the numbers, at most 5.8 in size.
+    They depend only on two numbers in [0, 1) of each example, (batch, 2): to draw all of a batch on
+    the CPU, or with a generator for each example on a GPU, is slow. They are hashes of the numbers
+    and the value's place: counter-based, as Salmon et al. 2011 (doi:10.1145/2063384.2063405), with
+    the mixing function lowbias32 of Wellons (https://nullprogram.com/blog/2018/07/31/), made normal
+    by Box and Muller 1958 (doi:10.1214/aoms/1177706645).
     """
     size = math.prod(shape[1:])
     halves = (numbers.double() * 2**16).long()
@@ -82,7 +75,7 @@ def normal(shape: torch.Size, numbers: torch.Tensor) -> torch.Tensor:
 
 
 def _hashed(x: torch.Tensor) -> torch.Tensor:
-    """Integers of 32 bits, held in int64, to others of 32 bits."""
+    """Integers of 32 bits, in int64, to others of 32 bits."""
     bits = 2**32 - 1
     x = x ^ x >> 16
     x = x * 0x7FEB352D & bits

@@ -1,4 +1,4 @@
-"""Changes of the values of signals, which leave masks as they are.
+"""Changes of signals (batch, channel, *extents): those that move values, and those of the values.
 
 MONAI has most of them for one example at a time with a random state of its own; here the whole
 batch is changed at once, by numbers that do not depend on the number of workers.
@@ -8,10 +8,14 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
 import torch
+from torch.nn import functional
 
+from benchmd_ray.data.batches import to_device
 from benchmd_ray.settings.definition import AugmentationSettings
 from benchmd_ray.training.augmentation.draws import (
+    AFFINE,
     AXES,
     BLUR,
     INTENSITY,
@@ -22,8 +26,13 @@ from benchmd_ray.training.augmentation.draws import (
     AugmentationDraws,
     normal,
 )
-from benchmd_ray.training.augmentation.movement import per_example
 
+ANGLE = math.pi / 6
+"""Largest rotation in each plane, in radians: 30°."""
+SCALE = 1.5
+"""Largest factor of the extent of what is seen; the smallest is one over it."""
+ROUNDING = 1e-6
+"""What a shift in values may lack of a whole one: 28 · 1/7 is 4."""
 BLURRED = 2.0
 """Largest sd of the blur, in pixels."""
 REACH = 3
@@ -34,13 +43,96 @@ CYCLES = (0.5, 5.0)
 slow waves of sleep."""
 
 
+def moved(
+    signals: torch.Tensor,
+    how: AugmentationSettings,
+    draws: AugmentationDraws,
+    *,
+    nearest: bool = False,
+) -> torch.Tensor:
+    """Signals, or masks by the nearest value (``nearest``), with their values moved."""
+    together = draws.together(how)
+    if how.flip:
+        signals = flipped(signals, together["flip"], how.flip)
+    if how.shift:
+        signals = shifted(signals, together["shift"], how.shift)
+    if how.affine:
+        numbers = draws.uniform(AXES + 1, AFFINE)
+        signals = transformed(signals, numbers, how.affine, nearest=nearest)
+    return signals
+
+
+def flipped(signals: torch.Tensor, numbers: torch.Tensor, strength: float) -> torch.Tensor:
+    """Signals mirrored along each axis whose number is below half the strength."""
+    for axis in range(2, signals.dim()):
+        turned = per_example(numbers[:, axis - 2] < 0.5 * strength, signals)
+        signals = torch.where(turned, signals.flip(axis), signals)
+    return signals
+
+
+def shifted(signals: torch.Tensor, numbers: torch.Tensor, strength: float) -> torch.Tensor:
+    """Signals shifted; what moves in from beyond the border is what is at the border."""
+    for axis in range(2, signals.dim()):
+        extent = signals.shape[axis]
+        most = math.floor(extent * strength + ROUNDING)
+        by = (numbers[:, axis - 2] * (2 * most + 1)).long() - most
+        place = torch.arange(extent, device=signals.device) - by[:, None]
+        shape = [
+            len(signals) if a == 0 else extent if a == axis else 1 for a in range(signals.dim())
+        ]
+        index = place.clamp(0, extent - 1).view(shape).expand_as(signals)
+        signals = signals.gather(axis, index)
+    return signals
+
+
+def transformed(
+    signals: torch.Tensor, numbers: torch.Tensor, strength: float, *, nearest: bool = False
+) -> torch.Tensor:
+    """Signals of two or three axes rotated and scaled about their centre.
+
+    ``numbers`` (batch, 4) in [0, 1) are an angle for each plane and a scale. A volume is rotated in
+    the planes (x, y), (x, z) and (y, z), one after the other. In a plane whose extents differ the
+    angle is multiplied with the shorter one over the longer one, so that thin slabs stay within.
+    Beyond the border values are those at the border.
+    """
+    extents = signals.shape[:1:-1]  # (x, y) or (x, y, z), as the matrices have them
+    signed = strength * (2 * numbers.float() - 1)
+    axes = len(extents)
+    planes = [(a, b) for a in range(axes) for b in range(a + 1, axes)]
+    matrix = torch.eye(axes, device=signals.device).expand(len(signals), -1, -1)
+    for number, (a, b) in enumerate(planes):
+        thin = min(extents[a], extents[b]) / max(extents[a], extents[b])
+        matrix = matrix @ _rotation(ANGLE * thin * signed[:, number], a, b, axes)
+    matrix = matrix * torch.exp(-math.log(SCALE) * signed[:, -1])[:, None, None]
+    sizes = to_device(np.array(extents, np.float32), signals.device)
+    relative = matrix * sizes / sizes[:, None]  # from places to shares of each extent
+    theta = torch.cat([relative, relative.new_zeros(len(signals), axes, 1)], dim=2)
+    grid = functional.affine_grid(theta, list(signals.shape), align_corners=False)
+    mode = "nearest" if nearest else "bilinear"
+    moved_signals = functional.grid_sample(
+        signals.float(), grid, mode=mode, padding_mode="border", align_corners=False
+    )
+    return moved_signals.to(signals.dtype)
+
+
+def _rotation(angles: torch.Tensor, a: int, b: int, axes: int) -> torch.Tensor:
+    """Rotations (batch, axes, axes) in the plane of two axes."""
+    matrix = torch.eye(axes, device=angles.device).repeat(len(angles), 1, 1)
+    cos, sin = angles.cos(), angles.sin()
+    matrix[:, a, a], matrix[:, b, b] = cos, cos
+    matrix[:, a, b], matrix[:, b, a] = -sin, sin
+    return matrix
+
+
+def per_example(numbers: torch.Tensor, signals: torch.Tensor) -> torch.Tensor:
+    """One number of each example (batch,), as broad as the signals."""
+    return numbers.view(-1, *[1] * (signals.dim() - 1))
+
+
 def altered(
     signals: torch.Tensor, how: AugmentationSettings, draws: AugmentationDraws
 ) -> torch.Tensor:
-    """Normalised signals (batch, channel, *extents) with their values changed.
-
-    Padding, which is 0 in all channels (decision D3), stays so.
-    """
+    """Normalised signals with their values changed; padding, 0 in all channels (D3), stays so."""
     before, leads = signals, signals.shape[1]
     if how.blur:
         signals = blurred(signals, draws.uniform(1, BLUR), how.blur)
@@ -62,7 +154,7 @@ def altered(
 
 
 def valid(signals: torch.Tensor) -> torch.Tensor:
-    """Where an example is not padding, which is 0 in all channels: (batch, 1, *extents)."""
+    """Where an example is not padding: (batch, 1, *extents)."""
     return (signals != 0).any(dim=1, keepdim=True)
 
 
@@ -83,12 +175,9 @@ def means(signals: torch.Tensor) -> torch.Tensor:
 
 
 def noisy(signals: torch.Tensor, numbers: torch.Tensor, strength: float) -> torch.Tensor:
-    """White noise added.
+    """White noise added, of an sd up to ``strength`` times that of the example.
 
-    Args:
-        signals: (batch, channel, *extents).
-        numbers: (batch, 3): of the noise's sd, and two that its values depend on.
-        strength: Largest sd of the noise, over that of the example.
+    ``numbers`` (batch, 3): one for the noise's sd, two that its values depend on.
     """
     deviation = strength * per_example(numbers[:, 0], signals) * spread(signals)
     return signals + deviation * normal(signals.shape, numbers[:, 1:])
@@ -97,11 +186,8 @@ def noisy(signals: torch.Tensor, numbers: torch.Tensor, strength: float) -> torc
 def scaled(signals: torch.Tensor, numbers: torch.Tensor, strength: float) -> torch.Tensor:
     """The distance to each channel's mean multiplied, and an offset added.
 
-    Args:
-        signals: (batch, channel, *extents).
-        numbers: (batch, 2): of the factor, 1 ± strength / 2, and of the offset, ± strength / 2
-            times the example's sd.
-        strength: Of both.
+    ``numbers`` (batch, 2): for the factor, 1 ± strength / 2, and for the offset, ± strength / 2
+    times the example's sd.
     """
     factor, offset = (strength * (per_example(numbers[:, i], signals) - 0.5) for i in (0, 1))
     centre = means(signals)
@@ -111,25 +197,17 @@ def scaled(signals: torch.Tensor, numbers: torch.Tensor, strength: float) -> tor
 def masked(signals: torch.Tensor, numbers: torch.Tensor, strength: float) -> torch.Tensor:
     """A block replaced by the means of the channels (DeVries and Taylor, arXiv:1708.04552).
 
-    Args:
-        signals: (batch, channel, *extents).
-        numbers: (batch, 4): of the block's share and its place.
-        strength: Largest share.
+    ``numbers`` (batch, 4): for the block's share, up to ``strength``, and its place.
     """
     inside = block(signals, strength * numbers[:, 0], numbers[:, 1:])
     return torch.where(inside, means(signals), signals)
 
 
 def block(signals: torch.Tensor, shares: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
-    """A block of the proportions of the signals in each example, wholly within.
+    """Whether a place is inside a block of the signals' proportions: (batch, 1, *extents).
 
-    Args:
-        signals: (batch, channel, *extents).
-        shares: (batch,), of all places; the block's edges are rounded to whole ones.
-        places: (batch, axes) in [0, 1): where it is along each axis.
-
-    Returns:
-        Whether a place is inside: (batch, 1, *extents).
+    ``shares`` (batch,) are of all places, with edges rounded; ``places`` (batch, axes) in [0, 1)
+    say where the block is along each axis, wholly within.
     """
     extents = signals.shape[2:]
     inside = torch.ones(len(signals), 1, *[1] * len(extents), device=signals.device).bool()
@@ -147,10 +225,7 @@ def block(signals: torch.Tensor, shares: torch.Tensor, places: torch.Tensor) -> 
 def blurred(signals: torch.Tensor, numbers: torch.Tensor, strength: float) -> torch.Tensor:
     """Gaussian blur along each axis but the channel's; beyond the border values are repeated.
 
-    Args:
-        signals: (batch, channel, *extents).
-        numbers: (batch, 1): of the sd, from 0 to ``BLURRED * strength`` pixels.
-        strength: Of the largest sd.
+    ``numbers`` (batch, 1): for the sd, from 0 to ``BLURRED * strength`` pixels.
     """
     reach = math.ceil(REACH * BLURRED * strength)
     steps = torch.arange(-reach, reach + 1, device=signals.device)
@@ -168,12 +243,9 @@ def blurred(signals: torch.Tensor, numbers: torch.Tensor, strength: float) -> to
 
 
 def without_leads(signals: torch.Tensor, numbers: torch.Tensor, strength: float) -> torch.Tensor:
-    """Leads replaced by their means.
+    """Leads replaced by their means, of signals (batch, lead, time).
 
-    Args:
-        signals: (batch, lead, time).
-        numbers: (batch, leads): those below the strength are replaced, but for the largest one's.
-        strength: Chance of each lead.
+    Those whose ``numbers`` (batch, leads) are below ``strength`` are, but for the largest one's.
     """
     flat = numbers < strength
     flat = flat.scatter(1, numbers.argmax(dim=1, keepdim=True), False)
@@ -181,13 +253,10 @@ def without_leads(signals: torch.Tensor, numbers: torch.Tensor, strength: float)
 
 
 def wandering(signals: torch.Tensor, numbers: torch.Tensor, strength: float) -> torch.Tensor:
-    """A slow sine added to each lead, of one frequency for all of a signal.
+    """A slow sine added to each lead, of one frequency for all of a signal (batch, lead, time).
 
-    Args:
-        signals: (batch, lead, time).
-        numbers: (batch, 1 + 2 leads): of the cycles, on a logarithmic scale, of the amplitudes and
-            the phases.
-        strength: Largest amplitude, over the example's sd.
+    ``numbers`` (batch, 1 + 2 leads): for the cycles, on a logarithmic scale, amplitudes and phases.
+    ``strength``: largest amplitude, over the example's sd.
     """
     leads, extent = signals.shape[1:]
     low, high = CYCLES
