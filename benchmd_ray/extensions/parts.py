@@ -87,7 +87,7 @@ PARTS: Mapping[str, Part] = {
             "scores/units.py",
         ),
     ),
-    "linear evaluation": Part(2, ("training/linear.py", "training/features.py")),
+    "linear evaluation": Part(2, ("training/features.py",)),
     "augmentation": Part(
         1,
         (

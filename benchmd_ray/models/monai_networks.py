@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 from torch import nn
@@ -24,12 +24,13 @@ from torch.nn import functional
 from benchmd_ray.errors import BenchmdError
 from benchmd_ray.extensions.extras import importing
 from benchmd_ray.modality.signals import Signal
+from benchmd_ray.models.networks import require_ranges
 from benchmd_ray.models.resnet import (
-    ResNetOptions,
     places_after,
     refuse_resizing,
     replace_norms,
 )
+from benchmd_ray.schema.ranges import ShareBelow1, Within
 from benchmd_ray.settings.definition import EncoderSettings, updated
 
 
@@ -37,60 +38,46 @@ from benchmd_ray.settings.definition import EncoderSettings, updated
 class MonaiOptions:
     """What these networks read of ``encoder.options``; of the other settings they read none."""
 
-    resize: int = 0
+    resize: Annotated[int, Within(0, 2**12)] = 0
     """Extent in pixels that images and volumes are resized to, each axis alike, by the nearest
     neighbour; 0: as they are, as signals over time always are."""
-    dropout: float = 0.0
+    dropout: ShareBelow1 = 0.0
     """Dropout of the features in training, in addition to what the network has of its own."""
 
     def __post_init__(self) -> None:
-        ResNetOptions(resize=self.resize, dropout=self.dropout)  # whose limits hold here, too
+        require_ranges(self)
 
 
 @dataclass(frozen=True)
 class MonaiArchitecture:
     """One of MONAI's networks."""
 
-    make: Callable[[Any, int, int], tuple[nn.Module, int]]
-    """(module ``monai.networks.nets``, axes of space, channels) to the network without its
-    classifier and the width of its features."""
+    kind: str
+    """Its class in ``monai.networks.nets``."""
+    arguments: dict[str, Any]
+    """Of that class, in addition to axes of space and channels."""
+    classifier: str
+    """Its last linear layer, which is dropped."""
     least: int
     """Smallest extent, in pixels or samples, that it takes."""
     channels: tuple[int, ...]
     """Channels of its widest map after one halving, two, … and five."""
 
 
-def _densenet121(nets: Any, dimensions: int, channels: int) -> tuple[nn.Module, int]:
-    network = nets.DenseNet121(spatial_dims=dimensions, in_channels=channels, out_channels=1)
-    width = network.class_layers.out.in_features
-    network.class_layers.out = nn.Identity()
-    return network, width
-
-
-def _efficientnet_b0(nets: Any, dimensions: int, channels: int) -> tuple[nn.Module, int]:
-    network = nets.EfficientNetBN(
-        "efficientnet-b0",
-        pretrained=False,
-        spatial_dims=dimensions,
-        in_channels=channels,
-        num_classes=1,
-    )
-    width = network._fc.in_features
-    network._fc = nn.Identity()
-    return network, width
-
-
-def _seresnet50(nets: Any, dimensions: int, channels: int) -> tuple[nn.Module, int]:
-    network = nets.SEResNet50(spatial_dims=dimensions, in_channels=channels, num_classes=1)
-    width = network.last_linear.in_features
-    network.last_linear = nn.Identity()
-    return network, width
-
-
 ARCHITECTURES: dict[str, MonaiArchitecture] = {
-    "monai-densenet121": MonaiArchitecture(_densenet121, 32, (64, 256, 512, 1024, 1024)),
-    "monai-efficientnet-b0": MonaiArchitecture(_efficientnet_b0, 32, (96, 144, 240, 672, 1280)),
-    "monai-seresnet50": MonaiArchitecture(_seresnet50, 3, (64, 256, 512, 1024, 2048)),
+    "monai-densenet121": MonaiArchitecture(
+        "DenseNet121", {"out_channels": 1}, "class_layers.out", 32, (64, 256, 512, 1024, 1024)
+    ),
+    "monai-efficientnet-b0": MonaiArchitecture(
+        "EfficientNetBN",
+        {"model_name": "efficientnet-b0", "pretrained": False, "num_classes": 1},
+        "_fc",
+        32,
+        (96, 144, 240, 672, 1280),
+    ),
+    "monai-seresnet50": MonaiArchitecture(
+        "SEResNet50", {"num_classes": 1}, "last_linear", 3, (64, 256, 512, 1024, 2048)
+    ),
 }
 """By the name that ``encoder.network`` takes."""
 
@@ -108,7 +95,10 @@ class MonaiNetwork(nn.Module):
         _require_extents(signal, size.network, extents, kind.least)
         self.signal, self._extents, self._resized = signal, extents, bool(options.resize)
         channels = signal.input_shape[0]
-        self.network, self.width = kind.make(monai_nets(size.network), len(extents), channels)
+        make = getattr(monai_nets(size.network), kind.kind)
+        self.network = make(spatial_dims=len(extents), in_channels=channels, **kind.arguments)
+        self.width = self.network.get_submodule(kind.classifier).in_features
+        self.network.set_submodule(kind.classifier, nn.Identity())
         replace_norms(self.network)
         self.dropout = nn.Dropout(options.dropout)
         self.largest_map = max(

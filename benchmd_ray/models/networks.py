@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from benchmd_ray.errors import BenchmdError
 from benchmd_ray.extensions.plugins import plugin_source
 from benchmd_ray.modality.tasks import Task
+from benchmd_ray.schema.ranges import ranges_of
 from benchmd_ray.settings.definition import EncoderSettings
 
 NETWORK = "transformer"
@@ -33,6 +36,13 @@ PART_OF: dict[str, str] = {
 """The part (`parts.PARTS`) of each network that is built in (`encoder.NETWORKS`)."""
 SEGMENTING = tuple(name for name, part in PART_OF.items() if part == "segmentation")
 """Networks that give maps instead of features."""
+
+
+def require_ranges(options: Any) -> None:
+    """Refuse ``encoder.options`` outside the ranges that their fields state."""
+    for name, within in ranges_of(options.__class__).items():
+        if not within.holds(value := getattr(options, name)):
+            raise BenchmdError(f"setting encoder.options.{name} is {value}, expected {within}.")
 
 
 def network_part(name: str) -> str:

@@ -21,7 +21,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import torch
 from torch import nn
@@ -31,6 +31,8 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from benchmd_ray.errors import BenchmdError
 from benchmd_ray.modality.signals import Signal
 from benchmd_ray.models.drop_path import DropPath
+from benchmd_ray.models.networks import require_ranges
+from benchmd_ray.schema.ranges import ShareBelow1, Within
 from benchmd_ray.settings.definition import EncoderSettings, updated
 
 Convolution = Callable[[int, int, int, int], nn.Module]
@@ -63,28 +65,20 @@ EXPANSION = 4
 class ResNetOptions:
     """What a ResNet reads of ``encoder.options``; of the encoder's other settings it reads none."""
 
-    width: int = 64
+    width: Annotated[int, Within(1, 2**12)] = 64
     """Channels of the first stage; each further one has twice as many."""
     stem: Literal["auto", "small", "imagenet"] = "auto"
     """small: a convolution of 3 along each axis; imagenet: of 7 with stride 2, then a maximum of 3
     with stride 2; auto: small up to `SMALL_EXTENT` pixels or `SHORT_TIME` samples, else
     imagenet."""
-    resize: int = 0
+    resize: Annotated[int, Within(0, 2**12)] = 0
     """Extent in pixels that images and volumes are resized to, each axis alike, by the nearest
     neighbour; 0: as they are, as signals over time always are."""
-    dropout: float = 0.0
+    dropout: ShareBelow1 = 0.0
     """Dropout of the features in training."""
 
     def __post_init__(self) -> None:
-        if not 0 <= self.dropout < 1:
-            raise BenchmdError(
-                f"setting encoder.options.dropout is {self.dropout}, expected a number in [0, 1)."
-            )
-        for name, least, most in (("width", 1, 2**12), ("resize", 0, 2**12)):
-            if not least <= (value := getattr(self, name)) <= most:
-                raise BenchmdError(
-                    f"setting encoder.options.{name} is {value}, expected {least} to {most:,}."
-                )
+        require_ranges(self)
 
 
 class AcsConv(nn.Conv2d):

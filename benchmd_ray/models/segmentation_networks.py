@@ -18,7 +18,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 from torch import nn
@@ -27,6 +27,8 @@ from torch.overrides import TorchFunctionMode
 from benchmd_ray.errors import BenchmdError, unknown_name
 from benchmd_ray.modality.signals import Signal
 from benchmd_ray.models.monai_networks import monai_nets
+from benchmd_ray.models.networks import require_ranges
+from benchmd_ray.schema.ranges import ShareBelow1, Within
 from benchmd_ray.settings.definition import EncoderSettings, updated
 
 AXES = (("channel", "y", "x"), ("channel", "z", "y", "x"))
@@ -39,34 +41,20 @@ HEADS = 12
 class SegmentationOptions:
     """What these networks read of ``encoder.options``; of the other settings they read none."""
 
-    width: int = 0
+    width: Annotated[int, Within(0, 2**10)] = 0
     """Maps at full resolution, doubled at each level; 0: the network's own."""
-    depth: int = 0
+    depth: Annotated[int, Within(0, 8)] = 0
     """Levels of resolution of a UNet or SegResNet; 0: the network's own."""
-    patch: int = 0
+    patch: Annotated[int, Within(0, 2**12)] = 0
     """Extent in voxels of what it is trained on and sees at once, along each axis, or the signal's
     where that is less or this is 0; cut to a multiple of what the network halves."""
-    hidden: int = 0
+    hidden: Annotated[int, Within(0, 2**14)] = 0
     """Width of UNETR's transformer; 0: 768, as in its paper."""
-    dropout: float = 0.0
+    dropout: ShareBelow1 = 0.0
     """Dropout within the network."""
 
     def __post_init__(self) -> None:
-        for name, value, most in (
-            ("width", self.width, 2**10),
-            ("depth", self.depth, 8),
-            ("patch", self.patch, 2**12),
-            ("hidden", self.hidden, 2**14),
-        ):
-            if not 0 <= value <= most:
-                raise BenchmdError(
-                    f"encoder.options.{name} is {value}, expected 1 to {most:,}, or 0 for the "
-                    "network's own."
-                )
-        if not 0 <= self.dropout < 1:
-            raise BenchmdError(
-                f"encoder.options.dropout is {self.dropout}, expected a number in [0, 1)."
-            )
+        require_ranges(self)
 
 
 @dataclass(frozen=True)

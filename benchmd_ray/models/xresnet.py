@@ -20,6 +20,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Annotated
 
 import torch
 from torch import nn
@@ -28,7 +29,9 @@ from torch.nn import functional
 from benchmd_ray.errors import BenchmdError
 from benchmd_ray.modality.signals import Signal
 from benchmd_ray.models.drop_path import DropPath
+from benchmd_ray.models.networks import require_ranges
 from benchmd_ray.models.resnet import EXPANSION, BatchNorm, places_after, require_axes
+from benchmd_ray.schema.ranges import ShareBelow1, Within
 from benchmd_ray.settings.definition import EncoderSettings, updated
 
 AXES = ("channel", "time")
@@ -43,26 +46,20 @@ DEPTHS = (3, 4, 23, 3)
 class XResNetOptions:
     """What the network reads of ``encoder.options``; of the other settings it reads none."""
 
-    width: int = 64
+    width: Annotated[int, Within(2, 2**12)] = 64
     """Channels inside the bottlenecks of the first stage, an even number; outside they have
     `EXPANSION` times as many, and the stem has half, half and all of them."""
-    growth: int = 1
+    growth: Annotated[int, Within(1, 2)] = 1
     """Channels of a stage, over those of the one before: 1 in the released code, 2 in ResNets."""
-    dropout: float = 0.0
+    dropout: ShareBelow1 = 0.0
     """Dropout of the features in training."""
 
     def __post_init__(self) -> None:
-        if not 0 <= self.dropout < 1:
+        require_ranges(self)
+        if self.width % 2:
             raise BenchmdError(
-                f"setting encoder.options.dropout is {self.dropout}, expected a number in [0, 1)."
+                f"setting encoder.options.width is {self.width}, expected an even number."
             )
-        if not 2 <= self.width <= 2**12 or self.width % 2:
-            raise BenchmdError(
-                f"setting encoder.options.width is {self.width}, expected an even number from 2 to "
-                f"{2**12:,}."
-            )
-        if self.growth not in (1, 2):
-            raise BenchmdError(f"setting encoder.options.growth is {self.growth}, expected 1 or 2.")
 
 
 class Bottleneck(nn.Module):

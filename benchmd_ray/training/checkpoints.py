@@ -16,7 +16,6 @@ from typing import Any
 
 import torch
 
-from benchmd_ray.data.batches import Worker
 from benchmd_ray.errors import BenchmdError
 from benchmd_ray.extensions.parts import package_versions
 from benchmd_ray.files.atomic import TEMPORARY, flush, remove, removed_on_failure, sha256
@@ -44,15 +43,17 @@ logger = logging.getLogger(__name__)
 def save_checkpoint(
     run: Path,
     step: int,
-    engine: Engine | _EngineCopy,
+    engine: Engine,
     position: dict[str, Any],
     files: Mapping[str, Callable[[Path], None]] | None = None,
+    save: Callable[[Path], None] | None = None,
 ) -> None:
     """Write a checkpoint under a temporary name and rename it; `KEPT` of them stay.
 
     Every worker calls it, on storage that all see. Random states need no saving: everything drawn
     is a function of seed, step and worker. ``position`` is what else the loop needs to resume, as
-    JSON; ``files`` are further files and what writes them, on the first worker.
+    JSON; ``files`` are further files and what writes them, on the first worker. ``save`` writes a
+    snapshot of the engine instead of its state.
     """
     folder = run / CHECKPOINTS
     final = folder / f"step_{step:09d}"
@@ -62,11 +63,20 @@ def save_checkpoint(
         partial.mkdir(parents=True)
     barrier()
     with removed_on_failure(partial, final):
-        engine.save(partial)
+        (save or engine.save)(partial)
     barrier()
     if engine.worker.rank == 0:
         with removed_on_failure(partial, final):
-            _complete(partial, step, engine, position, files or {})
+            for name, write in (files or {}).items():
+                write(partial / name)
+            description = {
+                "step": step,
+                "position": position,
+                "workers": engine.worker.world,
+                "versions": package_versions(),
+                "files": {path.name: sha256(path) for path in sorted(partial.iterdir())},
+            }
+            write_hashed_json(partial / CHECKPOINT, description, of=run)
             flush(partial)
         _replace_oldest(partial, final)
     barrier()
@@ -89,8 +99,10 @@ class Saver:
             save_checkpoint(self._run, step, self._engine, position)
             return
         assert isinstance(self._engine, TorchEngine)
-        copy = _EngineCopy(self._engine.worker, self._engine.snapshot().save)
-        self._pending = self._pool.submit(save_checkpoint, self._run, step, copy, position)
+        snapshot = self._engine.snapshot()
+        self._pending = self._pool.submit(
+            save_checkpoint, self._run, step, self._engine, position, None, snapshot.save
+        )
 
     def finish(self) -> None:
         """Wait until all is written, or raise why it could not be."""
@@ -112,14 +124,6 @@ class Saver:
                 self._pool.shutdown()
 
 
-@dataclass(frozen=True)
-class _EngineCopy:
-    """What `Saver` writes instead of an engine."""
-
-    worker: Worker
-    save: Callable[[Path], None]
-
-
 def _replace_oldest(partial: Path, final: Path) -> None:
     """Put a checkpoint next to the one before it and remove all others; one is always whole."""
     if final.exists():  # of the same step, such as in an epoch that was begun again
@@ -137,26 +141,6 @@ def _aside(checkpoint: Path) -> Path:
     aside = checkpoint.with_name(f"{ASIDE}{checkpoint.name}")
     remove(aside)
     return checkpoint.rename(aside)
-
-
-def _complete(
-    partial: Path,
-    step: int,
-    engine: Engine | _EngineCopy,
-    position: dict[str, Any],
-    files: Mapping[str, Callable[[Path], None]],
-) -> None:
-    """Write the rest of a checkpoint, its description last."""
-    for name, write in files.items():
-        write(partial / name)
-    description = {
-        "step": step,
-        "position": position,
-        "workers": engine.worker.world,
-        "versions": package_versions(),
-        "files": {path.name: sha256(path) for path in sorted(partial.iterdir())},
-    }
-    write_hashed_json(partial / CHECKPOINT, description, of=_run_of(partial))
 
 
 def checkpoints(run: Path) -> list[Path]:

@@ -74,8 +74,13 @@ class Engine(ABC):
         """Step the optimiser and use up the gradients, averaged over workers."""
 
     def set_lr(self, lr: float) -> None:
-        """Set the learning rate of the steps to come."""
-        set_lr(self._optimiser, lr)
+        """Set the learning rate of every parameter group, times the group's factor if any."""
+        for group in self._optimiser.param_groups:
+            rate = lr * group.get(FACTOR, 1.0)
+            if isinstance(group["lr"], torch.Tensor):  # on the device, where a graph reads it
+                group["lr"].fill_(rate)
+            else:
+                group["lr"] = rate
 
     def tensors(self) -> list[torch.Tensor]:
         """All that a step changes: parameters, buffers and AdamW's moments; not with ZeRO."""
@@ -367,16 +372,6 @@ def parameter_groups(module: nn.Module, factors: Mapping[str, float] | None) -> 
         if parameter.requires_grad:
             groups.setdefault(factors[name], []).append(parameter)
     return [{"params": groups[factor], FACTOR: factor} for factor in sorted(groups)]
-
-
-def set_lr(optimiser: Any, lr: float) -> None:
-    """Set the learning rate of every parameter group, times the group's factor if it has one."""
-    for group in optimiser.param_groups:
-        rate = lr * group.get(FACTOR, 1.0)
-        if isinstance(group["lr"], torch.Tensor):  # on the device, where a graph reads it
-            group["lr"].fill_(rate)
-        else:
-            group["lr"] = rate
 
 
 def cpu_copy(module: nn.Module) -> dict[str, torch.Tensor]:

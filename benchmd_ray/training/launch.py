@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -139,47 +139,40 @@ def _with_room(job: Job, workers: int, gpus: int) -> JobEnd | None:
         return _attempt(job, gpus)
     execution = replace(job.settings.execution, workers=workers)
     smaller = replace(job, settings=replace(job.settings, execution=execution))
-    with _Growth(job, workers, gpus) as growth:
-        return _attempt(smaller, gpus, growth.possible)
+    with _growth(job, workers, gpus) as has_room:
+        return _attempt(smaller, gpus, has_room)
 
 
-class _Growth:
-    """Asks a cluster for the missing workers once the others are at work.
+@contextlib.contextmanager
+def _growth(job: Job, workers: int, gpus: int) -> Iterator[Callable[[], bool]]:
+    """Whether there is room for all workers by now, asked once the others are at work.
 
-    Before, it would take the room that these need.
+    Before, the request would take the room that these need.
     """
+    import ray
+    from ray.util.placement_group import placement_group, remove_placement_group
 
-    def __init__(self, job: Job, workers: int, gpus: int) -> None:
-        execution = job.settings.execution
-        missing = execution.workers - workers
-        self._bundles = [_bundle(execution, gpus)] * missing + [{"CPU": 1.0}]
-        self._metrics = job.folder / METRICS
-        self._group: Any = None
-        self._before = self._written()
+    execution, metrics = job.settings.execution, job.folder / METRICS
+    bundles = [_bundle(execution, gpus)] * (execution.workers - workers) + [{"CPU": 1.0}]
+    requests: list[tuple[Any, Any]] = []
 
-    def _written(self) -> int:
-        return self._metrics.stat().st_mtime_ns if self._metrics.is_file() else 0
+    def written() -> int:
+        return metrics.stat().st_mtime_ns if metrics.is_file() else 0
 
-    def __enter__(self) -> _Growth:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        from ray.util.placement_group import remove_placement_group
-
-        if self._group is not None:
-            remove_placement_group(self._group)
-
-    def possible(self) -> bool:
-        """Whether there is room for all workers by now."""
-        import ray
-        from ray.util.placement_group import placement_group
-
-        if self._group is None:
-            if self._written() == self._before:
+    def has_room() -> bool:
+        if not requests:
+            if written() == before:
                 return False
-            self._group = placement_group(self._bundles)
-            self._ready = self._group.ready()
-        return bool(ray.wait([self._ready], timeout=0)[0])
+            group = placement_group(bundles)
+            requests.append((group, group.ready()))
+        return bool(ray.wait([requests[0][1]], timeout=0)[0])
+
+    before = written()
+    try:
+        yield has_room
+    finally:
+        for group, _ in requests:
+            remove_placement_group(group)
 
 
 def _gpus_of_worker(job: Job) -> int:

@@ -34,7 +34,7 @@ from benchmd_ray.training.engine import choose_device, gather
 from benchmd_ray.training.jobs import PretrainJob, TransferJob
 from benchmd_ray.training.notice import note, noted
 from benchmd_ray.training.pretrain import pretrain
-from benchmd_ray.training.reporter import MeteredReporter, Reporter, RunReporter, SilentReporter
+from benchmd_ray.training.reporter import Reporter, RunReporter, SilentReporter
 from benchmd_ray.training.transfer import transfer
 
 Job = PretrainJob | TransferJob
@@ -52,7 +52,7 @@ LOOK_SECONDS = 0.5
 def reporter_of(job: Job, *, silent: bool = False) -> Reporter:
     """Writes the metrics of a job's run, and exports them to Prometheus in a process of Ray."""
     samples = job.settings.pretrain.batch_size if isinstance(job, PretrainJob) else 0
-    return MeteredReporter(RunReporter(job.folder, silent=silent), job.folder.name, samples)
+    return RunReporter(job.folder, silent=silent, samples=samples)
 
 
 def trainer_of(job: Job, gpus: int, storage: Path) -> Any:

@@ -109,12 +109,8 @@ def transfer_data(settings: Settings, catalog: Catalog, *, halved: bool = False)
     if catalog.task.segments:
         return _mask_data(settings, catalog, columns)
     targets = columns.targets.astype(np.int8)
-    rows = label_subset(
-        targets,
-        settings.transfer.labels_per_class,
-        catalog.task.kind,
-        settings.seed,
-    )
+    labels = settings.transfer.labels_per_class
+    rows = label_subset(targets, labels, catalog.task.kind, settings.seed)
     if settings.transfer.shuffle_labels:
         order = np.random.default_rng([settings.seed, 0x5F1]).permutation(len(rows))
         targets[rows] = targets[rows[order]]
@@ -250,6 +246,7 @@ def require_balanceable(settings: Settings, catalog: Catalog, data: TransferData
 
 
 Model = Classifier | Segmenter
+Forward = Callable[[torch.Tensor], torch.Tensor]
 
 
 @dataclass(frozen=True)
@@ -258,11 +255,9 @@ class Objective:
 
     seen: Callable[[Batch, Model, Settings, int, Worker], Batch]
     """What a training step sees of a worker's share, by the number of the step."""
-    loss: Callable[[torch.Tensor, torch.Tensor, float], torch.Tensor]
-    """(outputs, targets, label smoothing) to the loss of each example, (batch,)."""
-    scores: Callable[
-        [Callable[[torch.Tensor], torch.Tensor], Feed, Model, TransferData], dict[str, float]
-    ]
+    loss: Callable[..., torch.Tensor]
+    """Outputs, targets and the label ``smoothing`` to the loss of each example, (batch,)."""
+    scores: Callable[[Forward, Feed, Model, TransferData], dict[str, float]]
     """Of the validation split, by a forward pass in eval mode: what an epoch is kept by, under the
     name that metrics give it, and maybe more."""
 
@@ -271,7 +266,7 @@ def objective_of(kind: TaskKind) -> Objective:
     """The objective of a kind of task."""
     if kind == SEGMENTATION:
         return Objective(_patches, segmentation_loss, _dice)
-    return Objective(partial(_signals, kind), partial(_loss_of_labels, kind), _auroc)
+    return Objective(partial(_signals, kind), partial(classification_loss, task=kind), _auroc)
 
 
 def model_of(encoder: Encoder, task: Task) -> Model:
@@ -292,28 +287,15 @@ def _patches(batch: Batch, model: Model, settings: Settings, step: int, worker: 
     assert isinstance(model, Segmenter)
     cut = patches(batch, model.window, settings.seed, step, worker)
     how = (settings.transfer.augmentation, settings.seed, step, worker)
-    return replace(
-        cut,
-        signals=augmented(cut.signals, *how),
-        targets=augmented_masks(cut.targets, *how),
-    )
+    signals, masks = augmented(cut.signals, *how), augmented_masks(cut.targets, *how)
+    return replace(cut, signals=signals, targets=masks)
 
 
-def _loss_of_labels(
-    kind: TaskKind, outputs: torch.Tensor, targets: torch.Tensor, smoothing: float
-) -> torch.Tensor:
-    return classification_loss(outputs, targets, kind, smoothing)
-
-
-def _auroc(
-    forward: Callable[[torch.Tensor], torch.Tensor], feed: Feed, model: Model, data: TransferData
-) -> dict[str, float]:
+def _auroc(forward: Forward, feed: Feed, model: Model, data: TransferData) -> dict[str, float]:
     return data.scores(collect(forward, feed, evaluation_batch(model.encoder)))
 
 
-def _dice(
-    forward: Callable[[torch.Tensor], torch.Tensor], feed: Feed, model: Model, data: TransferData
-) -> dict[str, float]:
+def _dice(forward: Forward, feed: Feed, model: Model, data: TransferData) -> dict[str, float]:
     assert isinstance(model, Segmenter)
     size, classes = evaluation_batch(model.encoder), model.head.out_channels
     return {"validation_dsc": mean_dice(collect_overlaps(forward, feed, size, classes))}

@@ -41,6 +41,7 @@ from benchmd_ray.training.averaging import Average, require_averageable
 from benchmd_ray.training.checkpoints import load_checkpoint, save_checkpoint
 from benchmd_ray.training.collect import evaluated, evaluation_batch
 from benchmd_ray.training.engine import Engine, gather, make_engine, require_engine
+from benchmd_ray.training.features import linear_evaluation, nearest_neighbours
 from benchmd_ray.training.forward import graphed
 from benchmd_ray.training.jobs import RESULT, TransferJob, selected_by
 from benchmd_ray.training.layers import (
@@ -50,7 +51,6 @@ from benchmd_ray.training.layers import (
     require_pretrained,
     set_stochastic_depth,
 )
-from benchmd_ray.training.linear import linear_evaluation, nearest_neighbours
 from benchmd_ray.training.notice import Agreement
 from benchmd_ray.training.pretrain import require_source, require_whole_batches
 from benchmd_ray.training.reporter import Reporter, require_finite
@@ -317,7 +317,7 @@ def finetuning_steps(engine: Engine, settings: Settings, task: TaskKind, count: 
     objective = objective_of(task)
 
     def loss(inputs: Inputs) -> tuple[torch.Tensor, torch.Tensor]:
-        losses = objective.loss(engine(inputs["signals"]), inputs["targets"], smoothing)
+        losses = objective.loss(engine(inputs["signals"]), inputs["targets"], smoothing=smoothing)
         return (losses * inputs["shares"]).sum(), (losses * inputs["weights"]).sum()
 
     built_in = settings.encoder.network in NETWORKS

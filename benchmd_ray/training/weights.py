@@ -6,7 +6,7 @@ import hashlib
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from safetensors import SafetensorError
@@ -35,6 +35,8 @@ from benchmd_ray.runs.files import MODEL, RUN
 from benchmd_ray.schema.typed import typed
 from benchmd_ray.settings.definition import AugmentationSettings, EncoderSettings, as_dict, updated
 from benchmd_ray.training.state import differences, listed
+
+Model = TypeVar("Model", Classifier, Segmenter)
 
 START = "start.safetensors"
 """Weights of an encoder that an unfinished pretraining starts from, where they are not random."""
@@ -166,21 +168,15 @@ def load_encoder(folder: Path) -> Encoder:
 
 def load_classifier(folder: Path) -> Classifier:
     """Encoder and head of a finished transfer run that classifies."""
-    model = _load_model(folder)
-    if not isinstance(model, Classifier):
-        raise BenchmdError(f"{folder} is of a model that segments: name one that classifies.")
-    return model
+    return _load_model(folder, Classifier)
 
 
 def load_segmenter(folder: Path) -> Segmenter:
     """Network and head of a finished transfer run that segments."""
-    model = _load_model(folder)
-    if not isinstance(model, Segmenter):
-        raise BenchmdError(f"{folder} is of a model that classifies: name one that segments.")
-    return model
+    return _load_model(folder, Segmenter)
 
 
-def _load_model(folder: Path) -> Classifier | Segmenter:
+def _load_model(folder: Path, kind: type[Model]) -> Model:
     encoder = load_encoder(folder)
     description = model_description(folder)
     _, task = described(description, folder)
@@ -196,6 +192,11 @@ def _load_model(folder: Path) -> Classifier | Segmenter:
         model = Classifier(encoder, len(task.classes), head)
     else:
         model = (Segmenter if task.segments else Classifier)(encoder, len(task.classes))
+    if not isinstance(model, kind):
+        does = {Classifier: "classifies", Segmenter: "segments"}
+        raise BenchmdError(
+            f"{folder} is of a model that {does[type(model)]}: name one that {does[kind]}."
+        )
     load_weights(model, folder / MODEL, description["weights"])
     return model
 

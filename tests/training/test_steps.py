@@ -33,7 +33,8 @@ from benchmd_ray.settings.definition import (
     load_settings,
 )
 from benchmd_ray.ssl import METHODS, method_named
-from benchmd_ray.training import forward, linear
+from benchmd_ray.training import features as frozen
+from benchmd_ray.training import forward
 from benchmd_ray.training import steps as module
 from benchmd_ray.training.engine import DeepSpeedEngine, TorchEngine
 from benchmd_ray.training.pretrain import DRAWN, pretraining_loss
@@ -317,11 +318,11 @@ def test_captured_steps_of_a_head_are_the_eager_ones(monkeypatch):
     targets = torch.eye(3, dtype=torch.int8)[torch.randint(0, 3, (100,), generator=draws)]
     found = []
     for way in (CAPTURED, EAGER):
-        monkeypatch.setattr(linear, "choose_step", lambda *_, way=way, **__: way)
+        monkeypatch.setattr(frozen, "choose_step", lambda *_, way=way, **__: way)
         torch.manual_seed(0)
         head, Again.captures = nn.Linear(8, 3), 0
-        steps = linear.head_steps(head, settings, 100, Worker(), "single-label")
-        losses = [linear.head_epoch(steps, features, targets, settings, e) for e in range(3)]
+        steps = frozen.head_steps(head, settings, 100, Worker(), "single-label")
+        losses = [frozen.head_epoch(steps, features, targets, settings, e) for e in range(3)]
         found.append((losses, dict(head.named_parameters())))
         assert Again.captures == (2 if way is CAPTURED else 0)
     require_same(*found)
