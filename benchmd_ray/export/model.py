@@ -74,7 +74,8 @@ def export_run(
     _require_exportable(run)
     opened = None if catalog is None else open_catalog(catalog)
     require_weights(run)
-    model = _model(run)
+    transferred = run.description["kind"] == "transfer"
+    model = (SignalClassifier if transferred else FeatureEncoder)(run.folder, "cpu")
     with _new_folder(out) as folder:
         weights = write_weights(folder / MODEL, _tensors(model))
         chosen = {portable.TORCH: torch_export, portable.ONNX: onnx}
@@ -114,12 +115,6 @@ def _require_exportable(run: Run) -> None:
         )
 
 
-def _model(run: Run) -> portable.Model:
-    if run.description["kind"] == "transfer":
-        return SignalClassifier(run.folder, "cpu")
-    return FeatureEncoder(run.folder, "cpu")
-
-
 def _tensors(model: portable.Model) -> dict[str, Any]:
     """Weights by the names that runs give them."""
     above = "" if isinstance(model, SignalClassifier) else "encoder."
@@ -136,7 +131,7 @@ def _programs(
 ) -> tuple[Program, ...]:
     """Write programs, each compared with the model as it is read again."""
     if catalog is None:
-        checks = portable.noise(model.signal, portable.statistics_of(run.folder))
+        checks = portable.noise(model.signal, model_description(run.folder)["statistics"])
     else:
         checks = portable.records_of(catalog, model.signal)
     program, programs = portable.traced(model), []

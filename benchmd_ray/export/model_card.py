@@ -127,8 +127,10 @@ def _title(run: Run, output: str) -> str:
 def _lead(run: Run, output: str, origin: Origin) -> str:
     """First sentences: what the model was trained on, or that it was trained elsewhere."""
     about = run.description
+    source, card = about["source"], _card_of(about["source"])
+    name = f"{card.title} ({source})" if card is not None and card.title else source
     data = PROVENANCES[about["provenance"]].format(
-        title=_plain(_name_of(about["source"])), records=_records(about["source"], *about["raw"])
+        title=_plain(name), records=_records(source, *about["raw"])
     )
     named = replace(origin, name=_plain(origin.name), sha256=_plain(origin.sha256))
     lines = [
@@ -227,11 +229,6 @@ def _card_of(dataset: str) -> DatasetCard | None:
         if dataset in (card.name, *(f"{card.name}-{mark}" for mark in marks)):
             return card
     return None
-
-
-def _name_of(dataset: str) -> str:
-    card = _card_of(dataset)
-    return f"{card.title} ({dataset})" if card is not None and card.title else dataset
 
 
 def _records(dataset: str, found: int, expected: int) -> str:

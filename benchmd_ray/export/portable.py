@@ -26,7 +26,6 @@ from benchmd_ray.data.records import decode_signals
 from benchmd_ray.errors import BenchmdError, first_line
 from benchmd_ray.modality.signals import Signal, Window, differing_in
 from benchmd_ray.training.applied import FeatureEncoder, SignalClassifier, probabilities
-from benchmd_ray.training.weights import model_description
 
 TORCH, ONNX = "model.pt2", "model.onnx"
 """Names of the files."""
@@ -205,12 +204,6 @@ def difference(expected: torch.Tensor, given: torch.Tensor) -> float:
     if expected.shape != given.shape:
         return float("inf")
     return float((given - expected).abs().max() / max(1.0, float(expected.abs().max())))
-
-
-def statistics_of(folder: Path) -> Statistics | None:
-    """Statistics of the training split that the signals of a run's model are normalised by."""
-    statistics: Statistics | None = model_description(folder)["statistics"]
-    return statistics
 
 
 def _inputs(signal: Signal, signals: torch.Tensor, sizes: torch.Tensor) -> Inputs:

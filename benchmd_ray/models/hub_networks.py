@@ -70,7 +70,11 @@ class HubNetwork(nn.Module):
 
     def __init__(self, signal: Signal, size: EncoderSettings) -> None:
         super().__init__()
-        _require_images(signal)
+        if not signal.is_image:
+            raise BenchmdError(
+                f"networks of transformers are for images here, and {signal.name} has the axes "
+                f"{', '.join(signal.axes)}: bring a custom torch module (docs/own_method.md)."
+            )
         self.signal = signal
         config = config_of(updated(HubOptions(), size.options).config)
         self.channels = int(getattr(config, "num_channels", 3))
@@ -251,14 +255,6 @@ def _parts_of(index: Path) -> list[str]:
         why = f"{INDEX} names {shown(other[0])}, no file of it"
         raise _unreadable(index.parent, ValueError(why))
     return sorted(names)
-
-
-def _require_images(signal: Signal) -> None:
-    if not signal.is_image:
-        raise BenchmdError(
-            f"networks of transformers are for images here, and {signal.name} has the axes "
-            f"{', '.join(signal.axes)}: bring a custom torch module (docs/own_method.md)."
-        )
 
 
 def _network(config: PreTrainedConfig) -> nn.Module:

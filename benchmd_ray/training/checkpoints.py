@@ -166,10 +166,6 @@ def checkpoint_step(folder: Path) -> int:
     return 0 if checkpoint is None else _step_of(checkpoint)
 
 
-def _run_of(checkpoint: Path) -> Path:
-    return checkpoint.parent.parent
-
-
 def _step_of(checkpoint: Path) -> int:
     return int(checkpoint.name.rpartition("_")[2])
 
@@ -220,7 +216,7 @@ def _undamaged_step(run: Path) -> int:
 
 def _description(checkpoint: Path) -> dict[str, Any]:
     file = checkpoint / CHECKPOINT
-    description = read_hashed_json(file, "", _STATE, of=_run_of(checkpoint))
+    description = read_hashed_json(file, "", _STATE, of=checkpoint.parent.parent)
     if description["step"] != _step_of(checkpoint):
         raise Damaged(file, f"it is of step {description['step']}", "")
     return description

@@ -24,10 +24,10 @@ from benchmd_ray.extensions.private_parts import private_part
 from benchmd_ray.settings.definition import ExecutionSettings, OptimiserSettings
 from benchmd_ray.training.state import (
     MOMENTS,
-    Held,
-    HeldByZero,
-    HeldWhole,
     Snapshot,
+    State,
+    WholeState,
+    ZeroState,
     load_state,
     save_state,
     weights,
@@ -55,7 +55,7 @@ class Engine(ABC):
     captures: Captures
     """What of a step a CUDA graph can hold."""
     _optimiser: Any
-    _state: Held
+    _state: State
     """Where parameters and moments are."""
 
     @abstractmethod
@@ -184,7 +184,7 @@ class TorchEngine(Engine):
         self.worker = worker
         self._precision = execution.precision
         self._optimiser = adamw(parameter_groups(module, factors), optimiser, worker.device)
-        self._state = HeldWhole(self._optimiser)
+        self._state = WholeState(self._optimiser)
 
     def __call__(self, *inputs: Any) -> Any:
         """See `Engine`."""
@@ -236,7 +236,7 @@ class DeepSpeedEngine(Engine):
         self._forward: nn.Module = self._engine if splits else _Autocast(*about)
         self.captures = "" if splits else "passes"
         self._state = (
-            HeldByZero(self._engine, worker.rank) if splits else HeldWhole(self._optimiser)
+            ZeroState(self._engine, worker.rank) if splits else WholeState(self._optimiser)
         )
 
     def __call__(self, *inputs: Any) -> Any:

@@ -6,7 +6,7 @@ import logging
 import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 import torch
 
@@ -46,21 +46,6 @@ def compiled(work: Callable[..., T]) -> Callable[..., T]:
     return compiled_work
 
 
-class Graph(Protocol):
-    """Work that is captured once and replayed."""
-
-    def capture(self, work: Callable[[], torch.Tensor]) -> torch.Tensor:
-        """Record what a function does on the device, without doing it.
-
-        Returns:
-            Where each replay puts the function's result.
-        """
-
-    def replay(self) -> None:
-        """Do it again."""
-        pass
-
-
 class CudaGraph:
     """A CUDA graph; those of one training share their memory and the stream of their capture."""
 
@@ -68,7 +53,11 @@ class CudaGraph:
         self._graph, self._pool, self._stream = torch.cuda.CUDAGraph(), pool, stream
 
     def capture(self, work: Callable[[], torch.Tensor]) -> torch.Tensor:
-        """See `Graph`."""
+        """Record what a function does on the device, without doing it.
+
+        Returns:
+            Where each replay puts the function's result.
+        """
         now = torch.cuda.current_stream()
         try:
             # Other threads may go on working with the device.
@@ -80,15 +69,15 @@ class CudaGraph:
             raise
 
     def replay(self) -> None:
-        """See `Graph`."""
+        """Do it again."""
         self._graph.replay()
 
 
-def cuda_graphs() -> Callable[[], Graph]:
+def cuda_graphs() -> Callable[[], CudaGraph]:
     """Make CUDA graphs that share their memory: no two of them are replayed at once."""
     shared: list[tuple[Any, torch.cuda.Stream]] = []
 
-    def made() -> Graph:
+    def made() -> CudaGraph:
         if not shared:
             stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
             shared.append((torch.cuda.graph_pool_handle(), stream))
@@ -111,7 +100,7 @@ def graphed(forward: Pass, worker: Worker, settings: Settings, batches: int = 0)
 
 @dataclass(frozen=True)
 class _CapturedPass:
-    graph: Graph
+    graph: CudaGraph
     signals: torch.Tensor
     outputs: torch.Tensor
 
@@ -123,7 +112,7 @@ class Graphed:
     """
 
     def __init__(
-        self, forward: Pass, *, compiles: bool, graph: Callable[[], Graph] | None = None
+        self, forward: Pass, *, compiles: bool, graph: Callable[[], CudaGraph] | None = None
     ) -> None:
         self._plain, self._graphing = forward, True
         self._forward = compiled(forward) if compiles else forward

@@ -10,7 +10,6 @@ import re
 import signal
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -19,7 +18,7 @@ from typing import Any, Literal
 import torch
 from torch.distributed import distributed_c10d
 
-from benchmd_ray.cluster.hardware import Hardware, from_json, hardware
+from benchmd_ray.cluster.hardware import from_json, hardware
 from benchmd_ray.console.progress import above, progress
 from benchmd_ray.console.repeating import repeating
 from benchmd_ray.console.terminal import echo
@@ -45,8 +44,15 @@ ERROR_FIELDS = {"message": str}
 """What it holds."""
 STOP = "stop"
 """In a run's folder: its workers are to write a checkpoint and stop."""
-LOOK_SECONDS = 0.5
-"""How often what comes from elsewhere is looked at."""
+RESTARTS = "restarts.jsonl"
+"""In a run's folder, where workers were lost: one line for each loss and each new start."""
+LOOK_SECONDS, SHOW_SECONDS = 0.5, 1.0
+"""Between looks at what comes from elsewhere, and between updates of progress."""
+LONGEST = 2048
+"""Bytes of a description of hardware, and more."""
+GONE = "is gone"
+ACTOR_ERRORS = ("RayActorError", "ActorDiedError", "ActorUnavailableError")
+WAITED = ("timed out", "timeout", "health check has been hanging")
 
 
 def reporter_of(job: Job, *, silent: bool = False) -> Reporter:
@@ -163,9 +169,14 @@ def worker_loop(config: dict[str, Any]) -> int | None:
     if worker.device.type == "cuda":
         torch.cuda.set_device(worker.device)  # for NCCL
     first = worker.rank == 0
+
+    def look() -> None:  # for a signal that came to the process that waits for the workers
+        if (job.folder / STOP).exists():
+            _note_once(signal.SIGTERM)
+
     reporter = reporter_of(job, silent=True) if first else SilentReporter()
     try:
-        with _noting_stop(job.folder) if first else contextlib.nullcontext():
+        with repeating(look, LOOK_SECONDS) if first else contextlib.nullcontext():
             record_hardware(job.folder, worker)
             CORES[type(job)](job, worker, reporter)
     except Stopped as stop:
@@ -176,27 +187,6 @@ def worker_loop(config: dict[str, Any]) -> int | None:
         write_hashed_json(job.folder / ERROR, {"message": str(error)})
         raise
     return None
-
-
-@contextlib.contextmanager
-def _noting_stop(folder: Path) -> Iterator[None]:
-    """Note the signal that came to the process that waits for the workers."""
-
-    def look() -> None:
-        if (folder / STOP).exists():
-            _note_once(signal.SIGTERM)
-
-    with repeating(look, LOOK_SECONDS):
-        yield
-
-
-SHOW_SECONDS = 1.0
-
-RESTARTS = "restarts.jsonl"
-"""In a run's folder, where workers were lost: one line for each loss and each new start."""
-GONE = "is gone"
-ACTOR_ERRORS = ("RayActorError", "ActorDiedError", "ActorUnavailableError")
-WAITED = ("timed out", "timeout", "health check has been hanging")
 
 
 @dataclass(frozen=True)
@@ -241,8 +231,8 @@ def record(folder: Path, event: str, line: str, **values: Any) -> None:
         echo(f"{time} {line}", err=True)
 
 
-@contextmanager
-def following(job: PretrainJob | TransferJob) -> Iterator[None]:
+@contextlib.contextmanager
+def following(job: Job) -> Iterator[None]:
     """Show the progress of a job whose first worker writes its metrics elsewhere."""
     settings = job.settings
     if isinstance(job, PretrainJob):
@@ -263,7 +253,7 @@ def following(job: PretrainJob | TransferJob) -> Iterator[None]:
         display.close()
 
 
-def record_end(job: PretrainJob | TransferJob, ended: JobEnd, workers: int) -> None:
+def record_end(job: Job, ended: JobEnd, workers: int) -> None:
     """Print and record how a Ray Train job with this many workers ended."""
     done, unit = last_line(job.folder)[0], unit_of(job)
     line = f"after {done} {unit} with {count_of(workers, 'worker')}: {ended.reason}"
@@ -271,7 +261,7 @@ def record_end(job: PretrainJob | TransferJob, ended: JobEnd, workers: int) -> N
     record(job.folder, ended.event, line, **values)
 
 
-def record_restart(job: PretrainJob | TransferJob, step: int, workers: int) -> None:
+def record_restart(job: Job, step: int, workers: int) -> None:
     """Print and record the step that the next job resumes from, and its workers."""
     asked = job.settings.execution.workers
     line = (
@@ -289,24 +279,15 @@ def last_line(folder: Path) -> tuple[int, dict[str, float]]:
     return int(last["done"]), values
 
 
-def unit_of(job: PretrainJob | TransferJob) -> str:
+def unit_of(job: Job) -> str:
     """Unit of a job's progress."""
     return "steps" if isinstance(job, PretrainJob) else "epochs"
 
 
-LONGEST = 2048
-"""Bytes of a description, and more."""
-
-
 def record_hardware(folder: Path, worker: Worker) -> None:
     """Record the hardware of all workers for a session that begins; every worker calls it."""
-    workers = hardware_of_workers(worker)
-    if worker.rank == 0:
-        record_session(folder, workers, checkpoint_step(folder))
-
-
-def hardware_of_workers(worker: Worker) -> list[Hardware]:
-    """Hardware of each worker, in order of rank; every worker calls it."""
     text = hardware(worker.device).to_json().encode()
     encoded = torch.tensor([list(text.ljust(LONGEST))], dtype=torch.uint8, device=worker.device)
-    return [from_json(bytes(row.tolist()).decode()) for row in gather(encoded)]
+    workers = [from_json(bytes(row.tolist()).decode()) for row in gather(encoded)]
+    if worker.rank == 0:
+        record_session(folder, workers, checkpoint_step(folder))

@@ -21,7 +21,7 @@ from benchmd_ray.training.engine import Engine, alone, gather
 from benchmd_ray.training.forward import (
     ALIKE,
     COMPILED_FROM,
-    Graph,
+    CudaGraph,
     can_compile,
     compiled,
     cuda_graphs,
@@ -110,7 +110,7 @@ def choose_step(
 
 @dataclass(frozen=True)
 class _Captured:
-    graph: Graph
+    graph: CudaGraph
     inputs: dict[str, torch.Tensor]
     loss: torch.Tensor
     gradients: list[tuple[torch.nn.Parameter, torch.Tensor]]
@@ -128,7 +128,7 @@ class Steps:
         chosen: Chosen,
         *,
         parts: int = 1,
-        graph: Callable[[], Graph] | None = None,
+        graph: Callable[[], CudaGraph] | None = None,
     ) -> None:
         """Nothing is executed yet.
 
