@@ -53,14 +53,9 @@ def export_run(
     Args:
         run: A pretraining, or a transfer to classes.
         out: The folder; it is empty or does not exist.
-        catalog: Programs are compared with the model on its first records; None: on noise. It is
-            refused where no program is written.
+        catalog: Programs are compared with the model on its first records; None: on noise.
         torch_export: Write `portable.TORCH`, too.
         onnx: Write `portable.ONNX`, too.
-
-    Raises:
-        BenchmdError: The run or the folder does not fit, a file of the run is damaged, or a program
-            cannot be written or differs from the model.
     """
     if catalog is not None and not (torch_export or onnx):
         raise BenchmdError(
@@ -155,7 +150,7 @@ def _config(
         **model_description(run.folder),
         "weights": weights,
         "output": {"name": portable.output_name(model), "width": _width(model)},
-        "programs": {each.file: sha256(folder / each.file) for each in programs},
+        "programs": {program.file: sha256(folder / program.file) for program in programs},
         "versions": dict(package_versions()),
         "trained": {"run": run.folder.name, **{k: about[k] for k in TRAINED if k in about}},
     }

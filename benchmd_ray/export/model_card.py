@@ -150,9 +150,9 @@ def _output(run: Run, output: str, width: int) -> str:
 
 
 def _use(run: Run, output: str, *, takes_sizes: bool, programs: Sequence[Program]) -> str:
-    given = "signals, sizes" if takes_sizes else "signals"
-    named = ", ".join(f'"{name}": {name}' for name in given.split(", "))
-    tensors = "torch.as_tensor(signals), torch.as_tensor(sizes)" if takes_sizes else given
+    inputs = "signals, sizes" if takes_sizes else "signals"
+    named = ", ".join(f'"{name}": {name}' for name in inputs.split(", "))
+    tensors = "torch.as_tensor(signals), torch.as_tensor(sizes)" if takes_sizes else inputs
     code = {
         "model.pt2": (
             "With PyTorch and nothing else:",
@@ -168,7 +168,7 @@ def _use(run: Run, output: str, *, takes_sizes: bool, programs: Sequence[Program
         ),
     }
     make, call = ("classifier", "predict") if output == "probabilities" else ("encoder", "features")
-    parts = [_code(*code[each.file]) for each in programs]
+    parts = [_code(*code[program.file]) for program in programs]
     if programs:
         kinds = {"model.pt2": "a float32 tensor", "model.onnx": "a float32 array"}
         taken = " and ".join(f"{kinds[each.file]} for `{each.file}`" for each in programs)
@@ -178,7 +178,7 @@ def _use(run: Run, output: str, *, takes_sizes: bool, programs: Sequence[Program
             "With benchmd_ray, which compares every file with its hash, and signals with what the "
             "model takes:",
             f'import benchmd_ray\nmodel = benchmd_ray.{make}("FOLDER")\n'
-            f"{output} = model.{call}({given.replace('sizes', 'sizes=sizes')})",
+            f"{output} = model.{call}({inputs.replace('sizes', 'sizes=sizes')})",
         )
     )
     if any(each.file == "model.pt2" for each in programs):
@@ -215,11 +215,11 @@ def _data(run: Run, datasets: Mapping[str, str], origin: Origin) -> str:
             citations.append(f"- {_plain(card.citation)}")
     policy = run.description["policy"]
     weights = "of the encoder's weights and " if origin.elsewhere else ""
-    said = (
+    terms = (
         f"Splits and labels follow the policy {policy}. Whoever shares this model answers for the "
         f"terms {weights}of the training data, which bind what is made of them."
     )
-    return "\n\n".join([markdown(pd.DataFrame(rows)), said, "\n".join(dict.fromkeys(citations))])
+    return "\n\n".join([markdown(pd.DataFrame(rows)), terms, "\n".join(dict.fromkeys(citations))])
 
 
 def _card_of(dataset: str) -> DatasetCard | None:
@@ -231,14 +231,14 @@ def _card_of(dataset: str) -> DatasetCard | None:
     return None
 
 
-def _records(dataset: str, found: int, expected: int) -> str:
+def _records(dataset: str, count: int, expected: int) -> str:
     """How many raw records there are, and of how many: of a part, of the whole dataset's."""
     card = _card_of(dataset)
     layouts = [] if card is None else [*card.layouts.values()]
     wholes = [layout.records for layout in layouts if not (layout.part or layout.mark)]
     is_part = any(layout.part and layout.records == expected for layout in layouts)
     whole = max(wholes, default=expected) if is_part else expected
-    return f"{found:,} of its {whole:,}" if found < whole else f"{found:,}"
+    return f"{count:,} of its {whole:,}" if count < whole else f"{count:,}"
 
 
 def _stated(card: DatasetCard | None, name: str) -> str:
@@ -258,8 +258,8 @@ def _versions(trained: Mapping[str, str]) -> str:
     return markdown(pd.DataFrame(rows).map(text_of))
 
 
-def _code(said: str, lines: str) -> str:
-    return f"{said}\n\n```python\n{lines}\n```"
+def _code(text: str, lines: str) -> str:
+    return f"{text}\n\n```python\n{lines}\n```"
 
 
 def _plain(text: object) -> str:

@@ -28,13 +28,11 @@ from benchmd_ray.modality.signals import Signal, Window, differing_in
 from benchmd_ray.training.applied import FeatureEncoder, SignalClassifier, probabilities
 
 TORCH, ONNX = "model.pt2", "model.onnx"
-"""Names of the files."""
 LARGEST_DIFFERENCE = 1e-4
 """Between the outputs of a program and of its model, as `difference` has it."""
 RECORDS = 8
 """Records that a program is compared on."""
 TRACED = 2
-"""Records that a program is traced with."""
 
 Model = FeatureEncoder | SignalClassifier
 Inputs = tuple[torch.Tensor, ...]
@@ -130,8 +128,8 @@ def write_onnx(program: ExportedProgram, folder: Path, names: tuple[str, ...], o
     session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
 
     def outputs(inputs: Inputs) -> torch.Tensor:
-        given = {name: each.numpy() for name, each in zip(names, inputs, strict=True)}
-        return torch.from_numpy(session.run([out], given)[0])
+        arrays = {name: tensor.numpy() for name, tensor in zip(names, inputs, strict=True)}
+        return torch.from_numpy(session.run([out], arrays)[0])
 
     return outputs
 
@@ -187,9 +185,9 @@ def require_equal(name: str, outputs: Outputs, model: Model, checks: Checks) -> 
     sizes = rest[0] if rest else None
     take = model.predict if isinstance(model, SignalClassifier) else model.features
     expected = take(signals, sizes=sizes)
-    one = outputs(tuple(each[:1] for each in checks.inputs))
-    given = torch.cat([outputs(checks.inputs), one])
-    apart = difference(torch.cat([expected, expected[:1]]), given)
+    single = outputs(tuple(tensor[:1] for tensor in checks.inputs))
+    actual = torch.cat([outputs(checks.inputs), single])
+    apart = difference(torch.cat([expected, expected[:1]]), actual)
     if not apart <= LARGEST_DIFFERENCE:
         raise BenchmdError(
             f"{name} differs from the model by {apart:.2g} on {checks.what}, expected "
@@ -199,11 +197,11 @@ def require_equal(name: str, outputs: Outputs, model: Model, checks: Checks) -> 
     return apart
 
 
-def difference(expected: torch.Tensor, given: torch.Tensor) -> float:
+def difference(expected: torch.Tensor, actual: torch.Tensor) -> float:
     """Largest difference of outputs, as a share of the largest of them where that is above 1."""
-    if expected.shape != given.shape:
+    if expected.shape != actual.shape:
         return float("inf")
-    return float((given - expected).abs().max() / max(1.0, float(expected.abs().max())))
+    return float((actual - expected).abs().max() / max(1.0, float(expected.abs().max())))
 
 
 def _inputs(signal: Signal, signals: torch.Tensor, sizes: torch.Tensor) -> Inputs:

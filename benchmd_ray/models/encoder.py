@@ -159,10 +159,6 @@ def make_encoder(signal: Signal, size: EncoderSettings, *, recorded: str | None 
     A user's is a torch module from signals (batch, *input_shape) to features (batch, width); for
     built-in pretraining it has `TOKENS`, too. ``recorded`` is the `network_source` of the weights
     that it is to take; None for new ones.
-
-    Raises:
-        BenchmdError: There is no such network, the user did not allow it, its source is another
-            one, or it or the patches do not fit the signals.
     """
     signal = signal.with_patch(size.patch_size)
     if size.network in NETWORKS:

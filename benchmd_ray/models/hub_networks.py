@@ -50,7 +50,6 @@ MOST_WEIGHTS = 2**33
 MOST_PARTS = 2**17
 """Modules of a network, at most; a ViT of 24 layers has about 400."""
 PART = re.compile(r"[\w.-]+\.safetensors")
-"""Name of a file of weights, without a folder."""
 CONFIG, WEIGHTS = "config.json", "model.safetensors"
 INDEX = f"{WEIGHTS}.index.json"
 CLS = ("cls_token", "class_embedding", "class_token")
@@ -149,12 +148,7 @@ def hub_settings(folder: Path) -> EncoderSettings:
 
 
 def load_hub_weights(network: HubNetwork, folder: Path) -> None:
-    """Load all weights of a folder.
-
-    Raises:
-        BenchmdError: There are none, they are of another network, some are missing, NaN or
-            infinite, or features of the same image differ each time.
-    """
+    """Load all weights of a folder, which must be those of the network, finite and repeatable."""
     module = network.network
     with _staged(folder, module.config) as staged, quiet() as transformers:  # type: ignore[arg-type]
         try:

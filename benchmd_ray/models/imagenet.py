@@ -76,7 +76,6 @@ class StartWeights:
     skipped: tuple[str, ...]
     """Names of the tensors of the ImageNet classifier, which is not used."""
     encoder: EncoderSettings
-    """Whose weights they are."""
 
 
 def require_images(signal: Signal) -> None:
@@ -197,6 +196,6 @@ def _require_exactly(
 
 def _foreign(name: str) -> str:
     return next(
-        (told for start, told in VARIANTS.items() if name.startswith(start)),
+        (reason for start, reason in VARIANTS.items() if name.startswith(start)),
         "is not of this network",
     )

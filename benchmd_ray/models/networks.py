@@ -11,9 +11,7 @@ from benchmd_ray.schema.ranges import ranges_of
 from benchmd_ray.settings.definition import EncoderSettings
 
 NETWORK = "transformer"
-"""Name of the benchmark's own network."""
 TRANSFORMERS = "transformers"
-"""Name of the networks of the library transformers."""
 KIND = "encoder network"
 """What a network is among `extensions.plugins.GROUPS`."""
 PART_OF: dict[str, str] = {

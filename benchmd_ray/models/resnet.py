@@ -40,7 +40,6 @@ Convolution = Callable[[int, int, int, int], nn.Module]
 bias, padded so that a stride of 1 keeps the extent."""
 
 TIME = "1d"
-"""Suffix of the networks of signals over time."""
 FITTING: dict[tuple[str, ...], str] = {
     ("channel", "time"): "resnet18-1d, resnet50-1d, xresnet1d101 or transformer",
     ("channel", "y", "x"): "resnet18 or resnet50",
@@ -120,7 +119,6 @@ CONVOLUTIONS: dict[str, Convolution] = {
 }
 """By name; that of images has none."""
 POOLS = {1: nn.MaxPool1d, 2: nn.MaxPool2d, 3: nn.MaxPool3d}
-"""By the number of axes."""
 
 
 class BatchNorm(_BatchNorm):

@@ -123,8 +123,8 @@ class XResNet(nn.Module):
         self.width = inputs
         extents = signal.input_shape[1:]
         self.largest_map = max(
-            EXPANSION * own * places_after(4 * 2**stage, extents)
-            for stage, own in enumerate(widths)
+            EXPANSION * channels * places_after(4 * 2**stage, extents)
+            for stage, channels in enumerate(widths)
         )
         """Values of the largest map of one example."""
 
@@ -135,4 +135,3 @@ class XResNet(nn.Module):
 
 
 XRESNETS: dict[str, Callable[[Signal, EncoderSettings], XResNet]] = {"xresnet1d101": XResNet}
-"""By the name that ``encoder.network`` takes."""

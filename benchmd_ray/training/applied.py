@@ -120,7 +120,6 @@ class FeatureEncoder(Applied):
                 "run that classifies, or a pretraining."
             )
         self.width = encoder.width
-        """Features of a record."""
 
     def features(
         self,
@@ -136,9 +135,8 @@ class FeatureEncoder(Applied):
             signals: NumPy or PyTorch, see `Signals`.
             rate: Sampling rate in Hz, compared with the model's.
             channels: Names of the channels in their order, compared with the model's.
-            sizes: Valid sizes, (records, axes but the channel's): extents within which signals are
-                more than padding, see `signals.valid_area`. Images of catalogs are padded, and
-                models saw that padding as zeros. None: nothing is padded.
+            sizes: Extents within which signals are more than padding (`signals.valid_area`),
+                (records, axes but the channel's): models saw padding as zeros. None: no padding.
 
         Raises:
             BenchmdError: The signals are of another shape, rate or channels than the model takes,
@@ -156,7 +154,6 @@ class SignalClassifier(Applied):
         model: Classifier = load_classifier(folder)
         super().__init__(folder, model, model.encoder, device)
         self.classes = self.task.classes
-        """Names, in the order of the probabilities."""
 
     def predict(
         self,

@@ -36,9 +36,9 @@ class Average:
         ``decay`` is the share of the average that a step keeps, in (0, 1).
         """
         self._decay = decay
-        self._own = {name: tensor.detach() for name, tensor in named_tensors(module).items()}
-        self._values = {name: tensor.clone() for name, tensor in self._own.items()}
-        pairs = [(value, self._own[name]) for name, value in self._values.items()]
+        self._tensors = {name: tensor.detach() for name, tensor in named_tensors(module).items()}
+        self._values = {name: tensor.clone() for name, tensor in self._tensors.items()}
+        pairs = [(value, self._tensors[name]) for name, value in self._values.items()]
         floating = [pair for pair in pairs if pair[0].is_floating_point()]
         self._averaged = tuple(map(list, zip(*floating, strict=True)))
         self._counts = [pair for pair in pairs if not pair[0].is_floating_point()]
@@ -66,7 +66,7 @@ class Average:
 
     @torch.no_grad()
     def _swap(self) -> None:
-        for name, tensor in self._own.items():
+        for name, tensor in self._tensors.items():
             kept = tensor.clone()
             tensor.copy_(self._values[name])
             self._values[name].copy_(kept)

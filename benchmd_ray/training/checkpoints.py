@@ -30,9 +30,7 @@ from benchmd_ray.runs.files import CHECKPOINT, CHECKPOINTS
 from benchmd_ray.training.engine import Engine, TorchEngine, barrier, gather
 
 KEPT = 2
-"""Checkpoints that are kept."""
 STEP = f"step_{'[0-9]' * 9}"
-"""Pattern of their names."""
 ASIDE = f"{TEMPORARY}old-"
 """Prefix of a checkpoint that another one takes the place of."""
 _STATE: Kinds = {"step": int, "position": dict, "files": dict}
@@ -176,17 +174,12 @@ class Checkpoint:
 
     folder: Path
     step: int
-    """Steps or epochs done."""
     position: Mapping[str, Any]
     """What the loop saved to resume."""
 
 
 def load_checkpoint(run: Path, engine: Engine) -> Checkpoint | None:
-    """Load the newest undamaged checkpoint into an engine, if any; every worker calls it.
-
-    Raises:
-        BenchmdError: It is of another architecture.
-    """
+    """Load the newest undamaged checkpoint into an engine, if any; every worker calls it."""
     step = _undamaged_step(run) if engine.worker.rank == 0 else -1
     # The first worker hashes the files, which all see, for everyone.
     step = int(gather(torch.tensor([step], device=engine.worker.device))[0])

@@ -56,17 +56,17 @@ class _HostBuffer:
     """Tensors of a device, copied to the host many at a time: each copy waits for the device."""
 
     def __init__(self) -> None:
-        self._held: list[torch.Tensor] = []
+        self._waiting: list[torch.Tensor] = []
         self._done: list[torch.Tensor] = []
 
     def append(self, tensor: torch.Tensor) -> None:
-        if self._held and tensor.nbytes * (len(self._held) + 1) > HELD_BYTES:
+        if self._waiting and tensor.nbytes * (len(self._waiting) + 1) > HELD_BYTES:
             self._copy()
-        self._held.append(tensor)
+        self._waiting.append(tensor)
 
     def _copy(self) -> None:
-        self._done.append(torch.cat(self._held).cpu())
-        self._held = []
+        self._done.append(torch.cat(self._waiting).cpu())
+        self._waiting = []
 
     def whole(self) -> npt.NDArray[Any]:
         self._copy()

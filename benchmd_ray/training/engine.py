@@ -39,7 +39,6 @@ BUCKET = 2**25
 """Values that ZeRO exchanges, steps or holds whole at a time, at most: 128 MiB in float32.
 DeepSpeed's own limits lie above the size of our largest encoder and so would split nothing."""
 ENGINE_USE = "training by several workers or with ZeRO"
-"""What needs DeepSpeed, for messages."""
 
 Captures = Literal["", "passes", "step"]
 """Nothing; forward and backward pass, as the update exchanges gradients; or all of it."""
@@ -49,14 +48,11 @@ class Engine(ABC):
     """Steps a module's parameters."""
 
     module: nn.Module
-    """The bare module."""
     worker: Worker
-    """Who this process is."""
     captures: Captures
     """What of a step a CUDA graph can hold."""
     _optimiser: Any
     _state: State
-    """Where parameters and moments are."""
 
     @abstractmethod
     def __call__(self, *inputs: Any) -> Any:
@@ -102,11 +98,7 @@ class Engine(ABC):
 
 
 def choose_device(choice: str, local_rank: int = 0) -> torch.device:
-    """The device of a worker.
-
-    Raises:
-        BenchmdError: A GPU is asked for and there is none.
-    """
+    """The device of a worker, by ``execution.device``."""
     if choice == "cuda" and not torch.cuda.is_available():
         raise BenchmdError(
             "execution.device is cuda and PyTorch sees no GPU. Use --set execution.device=cpu, or "

@@ -67,9 +67,6 @@ class FeatureStore:
         Of several processes that need the same at once, one encodes and the others wait.
         ``streaming``: ``encode`` reads a streaming feed, whose batches round differently. Writes to
         the result never reach the file.
-
-        Raises:
-            BenchmdError: The disk is full, or the folder's file system has no locks.
         """
         chosen = hashlib.sha256(np.ascontiguousarray(rows, np.int64).tobytes()).hexdigest()
         about = self.about | {"split": split, "rows": chosen, "streaming": streaming}
@@ -139,10 +136,9 @@ def linear_evaluation(
     *,
     kept: Path | None = None,
 ) -> Best:
-    """Train the head on features that the frozen encoder gives in eval mode.
+    """Train the head on the frozen encoder's features; ``transfer.layer_decay`` is not read.
 
-    Features are stored in the folder ``kept`` for other runs, and taken from it. The result has the
-    weights of head and encoder; ``transfer.layer_decay`` is not read.
+    They are stored in the folder ``kept`` for other runs, and taken from it.
     """
     transfer = settings.transfer
     training, validation = frozen_features(settings, catalog, data, model.encoder, worker, kept)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import shutil
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import torch
@@ -22,7 +21,6 @@ T = TypeVar("T")
 COMPILED_FROM = 2000
 """Steps from which on ``auto`` compiles: that takes up to a minute."""
 BACKEND = "inductor"
-"""Of ``torch.compile``."""
 ALIKE = 0.02
 """Largest relative difference of what a graph gives."""
 logger = logging.getLogger(__name__)
@@ -98,13 +96,6 @@ def graphed(forward: Pass, worker: Worker, settings: Settings, batches: int = 0)
     return Graphed(forward, compiles=compiles)
 
 
-@dataclass(frozen=True)
-class _CapturedPass:
-    graph: CudaGraph
-    signals: torch.Tensor
-    outputs: torch.Tensor
-
-
 class Graphed:
     """A forward pass by graphs, or eagerly where graphs fail or give something else.
 
@@ -117,16 +108,16 @@ class Graphed:
         self._plain, self._graphing = forward, True
         self._forward = compiled(forward) if compiles else forward
         self._graph = graph or cuda_graphs()
-        self._held: dict[Any, _CapturedPass | None] = {}
+        self._passes: dict[Any, Pass | None] = {}
 
     def __call__(self, signals: torch.Tensor) -> torch.Tensor:
         """Outputs of signals; the caller takes no gradients."""
         shape = (signals.shape, signals.dtype)
-        if not self._graphing or shape not in self._held:
-            self._held[shape] = None
+        if not self._graphing or shape not in self._passes:
+            self._passes[shape] = None
             return self._plain(signals)
-        captured = self._held[shape]
-        return self._compared(signals) if captured is None else _replayed(captured, signals)
+        captured = self._passes[shape]
+        return self._compared(signals) if captured is None else captured(signals)
 
     def _compared(self, signals: torch.Tensor) -> torch.Tensor:
         direct, why = self._plain(signals), "it gives other outputs"
@@ -138,26 +129,25 @@ class Graphed:
             first = error.__context__ or error
             why = f"{type(first).__name__}: {first_line(first)}"
         logger.warning("forward passes cannot be captured and are executed one by one: %s", why)
-        self._graphing, self._held = False, {}
+        self._graphing, self._passes = False, {}
         return direct
 
     def _captured(self, signals: torch.Tensor) -> torch.Tensor:
         inputs = signals.clone()
         self._forward(inputs)  # compiles, and makes what is made only once
         graph = self._graph()
-        captured = _CapturedPass(graph, inputs, graph.capture(lambda: self._forward(inputs)))
-        outputs = _replayed(captured, signals)
-        self._held[signals.shape, signals.dtype] = captured
-        return outputs
+        outputs = graph.capture(lambda: self._forward(inputs))
+
+        def replayed(signals: torch.Tensor) -> torch.Tensor:
+            inputs.copy_(signals)
+            graph.replay()
+            return outputs.clone()
+
+        self._passes[signals.shape, signals.dtype] = replayed
+        return replayed(signals)
 
 
-def _replayed(captured: _CapturedPass, signals: torch.Tensor) -> torch.Tensor:
-    captured.signals.copy_(signals)
-    captured.graph.replay()
-    return captured.outputs.clone()
-
-
-def _close(one: torch.Tensor, other: torch.Tensor) -> bool:
+def _close(outputs: torch.Tensor, expected: torch.Tensor) -> bool:
     """Whether two outputs differ by rounding."""
-    apart = torch.linalg.vector_norm(one.float() - other.float())
-    return bool(apart <= ALIKE * torch.linalg.vector_norm(other.float()))
+    apart = torch.linalg.vector_norm(outputs.float() - expected.float())
+    return bool(apart <= ALIKE * torch.linalg.vector_norm(expected.float()))

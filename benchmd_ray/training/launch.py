@@ -54,18 +54,12 @@ SPLITS: dict[type[Job], tuple[str, ...]] = {
 def launch(job: Job, *, on_ray: bool = False, reporter: Reporter | None = None) -> None:
     """Run a job to its end, from its newest checkpoint on where there is one.
 
-    The shards are hashed here, once; workers only look at their sizes.
-
-    Args:
-        job: Its paths are absolute: workers have working folders of their own.
-        on_ray: Run a single worker on Ray too, on the cluster this process is connected to.
-        reporter: Is called for a worker in this process, instead of the folder's
-            ``metrics.jsonl`` and the terminal. What it raises ends the work; the job started again
-            resumes from its newest checkpoint.
+    The shards are hashed here, once; workers only look at their sizes. With ``on_ray`` a single
+    worker runs on Ray too, on the cluster this process is connected to. A ``reporter`` is called in
+    this process instead of writing ``metrics.jsonl`` and progress; what it raises ends the work.
 
     Raises:
-        BenchmdError: The settings do not fit, a shard was altered, the work failed, or there is a
-            reporter for workers in other processes.
+        BenchmdError: The settings do not fit, a shard was altered, or the work failed.
         Stopped: Ctrl-C or SIGTERM came, and a checkpoint was written.
     """
     if reporter is not None and (on_ray or job.settings.execution.workers > 1):
@@ -105,14 +99,12 @@ def _launch_on_ray(job: Job) -> None:
     """Run a job as one Ray Train job after the other until it is done.
 
     Where workers are lost, stand still or are told to end, the next one resumes from the newest
-    checkpoint: with all of them, or with as many as the cluster has room for by then. Fewer than
-    all are told to end when there is room for all again.
+    checkpoint, with as many workers as the cluster has room for by then. Fewer than all are told to
+    end when there is room for all again.
 
-    Ray Train's own elastic scaling (2.60), tried under the same faults, starts killed and stalled
-    workers again within one job and follows nodes that go and come. But it takes a worker that is
-    told to end for one that is done, grows without a checkpoint, so that steps are done again,
-    counts failures over the whole run, and takes numbers of workers that a batch cannot be
-    divided by.
+    Ray Train's own elastic scaling (2.60), tried under the same faults, takes a worker that is told
+    to end for one that is done, grows without a checkpoint, counts failures over the whole run, and
+    takes numbers of workers that a batch cannot be divided by.
     """
     execution, gpus = job.settings.execution, _gpus_of_worker(job)
     require_shared(job.folder)
@@ -205,10 +197,6 @@ def _room(job: Job, gpus: int) -> int:
 
     A reservation is asked for and given back: so the cluster's autoscaler sees the demand, and a
     dead node provides no capacity even before the cluster knows.
-
-    Raises:
-        Stopped: A signal was noted meanwhile.
-        NoRoom: There is too little, even once others end.
     """
     execution, possible = job.settings.execution, _possible(job)
     workers = possible[0]
@@ -264,11 +252,9 @@ def _holds(workers: int, execution: ExecutionSettings, gpus: int) -> bool:
 def _attempt(job: Job, gpus: int, room: Callable[[], bool] = lambda: False) -> JobEnd | None:
     """Run one Ray Train job; None where the work is done.
 
-    ``room`` says whether there is room for more workers; then these are told to end.
+    Its workers are told to end once ``room`` says that there is room for more.
 
     Raises:
-        BenchmdError: The work itself failed, as its worker says.
-        Stopped: A signal came to this process; workers that lived wrote a checkpoint.
         Transient: Ray Train itself failed.
     """
     import ray.train
@@ -293,8 +279,8 @@ def _attempt(job: Job, gpus: int, room: Callable[[], bool] = lambda: False) -> J
             "it resumes from the newest checkpoint."
         ) from error
     finally:
-        for own in (storage, job.folder / STOP):
-            remove(own)
+        for path in (storage, job.folder / STOP):
+            remove(path)
     if result.return_value is None:
         return None
     _stop_if_noted()

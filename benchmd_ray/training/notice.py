@@ -1,8 +1,4 @@
-"""Stop on a signal: training writes a checkpoint at its next step and stops.
-
-A spot machine, a scheduler or Ctrl-C gives the signal. It is noted for the whole process, as the
-thread that trains need not be the one that handles signals.
-"""
+"""Stop on Ctrl-C or a signal of a scheduler: training writes a checkpoint and stops."""
 
 from __future__ import annotations
 
@@ -25,7 +21,6 @@ MOST_STEPS = 1000
 """Longest pause in steps between two such looks."""
 
 _noted = 0
-"""The signal that was noted, 0 before there is one."""
 
 
 def note(number: int, frame: FrameType | None = None) -> None:
@@ -45,8 +40,7 @@ def noted() -> int:
 def heeding() -> Iterator[None]:
     """Note Ctrl-C and SIGTERM within, so that training stops; only in the main thread.
 
-    Raises:
-        Stopped: The work within ended before it could stop.
+    Raises `Stopped` if the work within ended before it could stop.
     """
     global _noted
     if threading.current_thread() is not threading.main_thread():

@@ -39,11 +39,7 @@ def classified(run: Path, catalog: Catalog, settings: Settings, worker: Worker) 
 
 
 def description_for(run: Path, catalog: Catalog) -> dict[str, Any]:
-    """What `export_model` wrote of the model of a run that scores a catalog.
-
-    Raises:
-        BenchmdError: The model is of another signal or task, or the catalog has nothing to score.
-    """
+    """What `export_model` wrote of the model of a run, which must fit the catalog to score."""
     description = model_description(run)
     signal, task = described(description, run)
     if signal != catalog.signal or task != catalog.task:

@@ -240,31 +240,31 @@ class Losses:
         self, earlier: Sequence[float], worker: Worker, settings: Settings, reporter: Reporter
     ) -> None:
         """``earlier`` are those that an earlier session did not report, over all workers."""
-        self._earlier, self._own = list(earlier), list[torch.Tensor]()
+        self._earlier, self._new = list(earlier), list[torch.Tensor]()
         self._worker, self._settings, self._reporter = worker, settings, reporter
         self._underway: _Underway | None = None
 
     def add(self, loss: torch.Tensor) -> None:
         """Add this worker's loss of a step, on the device."""
-        self._own.append(loss)
+        self._new.append(loss)
 
     def report(self, done: int) -> None:
         """Report the interval that ends with a step; every worker calls it."""
         self._settle()
         self._underway = self._over_workers(done)
-        self._earlier, self._own = [], []
+        self._earlier, self._new = [], []
         if self._worker.device.type != "cuda":
             self._settle()
 
     def unreported(self, done: int) -> list[float]:
         """Losses, over all workers, since the last reported interval."""
         self._settle()
-        if self._own:
-            self._earlier, self._own = self._checked(self._over_workers(done)).tolist(), []
+        if self._new:
+            self._earlier, self._new = self._checked(self._over_workers(done)).tolist(), []
         return self._earlier
 
     def _over_workers(self, done: int) -> _Underway:
-        means = gather(torch.stack(self._own).float()[None]).mean(dim=0)
+        means = gather(torch.stack(self._new).float()[None]).mean(dim=0)
         return _Underway(means, self._earlier, done)
 
     def _settle(self) -> None:
@@ -291,14 +291,14 @@ class _Underway:
         self.done, self._earlier = done, torch.tensor(earlier, dtype=losses.dtype)
         self._arrived: torch.cuda.Event | None = None
         if losses.device.type == "cuda":
-            self._own = torch.empty(losses.shape, dtype=losses.dtype, pin_memory=True)
-            self._own.copy_(losses, non_blocking=True)
+            self._new = torch.empty(losses.shape, dtype=losses.dtype, pin_memory=True)
+            self._new.copy_(losses, non_blocking=True)
             self._arrived = torch.cuda.Event()  # type: ignore[no-untyped-call]
             self._arrived.record()
         else:
-            self._own = losses
+            self._new = losses
 
     def arrived(self) -> torch.Tensor:
         if self._arrived is not None:
             self._arrived.synchronize()
-        return torch.cat([self._earlier, self._own])
+        return torch.cat([self._earlier, self._new])

@@ -41,7 +41,6 @@ Core = Callable[[Any, Worker, Reporter], None]
 CORES: dict[type[Job], Core] = {PretrainJob: pretrain, TransferJob: transfer}
 ERROR = "error.json"
 ERROR_FIELDS = {"message": str}
-"""What it holds."""
 STOP = "stop"
 """In a run's folder: its workers are to write a checkpoint and stop."""
 RESTARTS = "restarts.jsonl"

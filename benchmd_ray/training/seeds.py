@@ -6,7 +6,6 @@ import numpy as np
 import torch
 
 WEIGHTS, DRAWS, DROPOUT, AUGMENTATION, PATCHES = 1, 2, 3, 4, 5
-"""What is drawn."""
 
 
 def derived_seed(*parts: int) -> int:

@@ -33,11 +33,7 @@ def patches(batch: Batch, window: Sequence[int], seed: int, step: int, worker: W
 
 
 def overlaps(labels: torch.Tensor, masks: torch.Tensor, classes: int) -> torch.Tensor:
-    """Voxels of each class in both masks, in the prediction and in the truth.
-
-    Returns:
-        (batch, classes, 3) int64, of labels and masks (batch, *extents).
-    """
+    """Voxels of each class in both masks, in prediction and in truth: (batch, classes, 3)."""
     codes = masks.long() * classes + labels.long()  # uint8 would overflow
     counts = [torch.bincount(row, minlength=classes**2) for row in codes.flatten(1)]
     joint = torch.stack(counts).view(-1, classes, classes)

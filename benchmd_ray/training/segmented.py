@@ -127,7 +127,6 @@ def _common_mask(catalog: Catalog) -> npt.NDArray[np.uint8]:
 
 
 MaskedRecord = tuple[dict[str, Any], Geometry, npt.NDArray[np.uint8], npt.NDArray[np.uint8]]
-"""What is known of a record, its geometry, the predicted mask and the reference, as stored."""
 
 
 def _masks(
@@ -164,7 +163,7 @@ def _rows(
     catalog: Catalog,
 ) -> Iterator[dict[str, Any]]:
     classes = catalog.card.classes
-    ours, truth = (torch.from_numpy(np.array(each))[None] for each in (mask, reference))
+    ours, truth = (torch.from_numpy(np.array(labels))[None] for labels in (mask, reference))
     counts = overlaps(ours, truth, len(classes))[0].numpy()
     voxel = float(np.prod(geometry.stored.spacing)) / 1000  # mL
     values, codes = dice(counts), presence(counts)

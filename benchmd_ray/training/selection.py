@@ -137,9 +137,8 @@ def _second_half(catalog: Catalog, targets: npt.NDArray[np.int8]) -> npt.NDArray
 def crossed(lines: Sequence[Mapping[str, float]]) -> float:
     """Score of a training whose epoch is chosen on other patients than it is scored on.
 
-    The epoch that is best on one half of the validation split is scored on the other half, and the
-    mean of both is taken: the highest of many noisy scores would be too high, the more so the
-    longer and less steadily a model is trained. NaN where the halves were not scored.
+    The mean of each half's score at the epoch that is best on the other half: the highest of many
+    noisy scores would be too high. NaN where the halves were not scored.
     """
     places = crossing(lines)
     if places is None:

@@ -26,7 +26,6 @@ MOMENTS = ("step", "exp_avg", "exp_avg_sq")
 PARTS = (PARAMETERS, *MOMENTS)
 
 Moments = dict[str, torch.Tensor]
-"""`MOMENTS` of one parameter."""
 
 
 class WholeState:
@@ -197,11 +196,7 @@ def _parts(
 
 
 def load_state(module: nn.Module, state: State, folder: Path) -> None:
-    """Read what `save_state` wrote, tensor by tensor.
-
-    Raises:
-        BenchmdError: A file is missing or damaged, or of another architecture.
-    """
+    """Read what `save_state` wrote, tensor by tensor; it must be whole and of this architecture."""
     named = named_tensors(module)
     try:
         with ExitStack() as stack:
@@ -233,16 +228,16 @@ def weights(module: nn.Module, state: State, *, keep: bool) -> dict[str, torch.T
     return copies
 
 
-def differences(expected: Mapping[str, torch.Size], found: Mapping[str, torch.Size]) -> list[str]:
+def differences(expected: Mapping[str, torch.Size], actual: Mapping[str, torch.Size]) -> list[str]:
     """How the names and shapes of tensors differ, in words."""
-    faults = [f"{name} is missing" for name in sorted(expected.keys() - found)]
+    faults = [f"{name} is missing" for name in sorted(expected.keys() - actual)]
     faults += [
-        f"{name} is {tuple(found[name])}, expected {tuple(shape)}"
+        f"{name} is {tuple(actual[name])}, expected {tuple(shape)}"
         for name, shape in expected.items()
-        if name in found and tuple(found[name]) != tuple(shape)
+        if name in actual and tuple(actual[name]) != tuple(shape)
     ]
     return faults + [
-        f"{name} is not of this architecture" for name in sorted(found.keys() - expected)
+        f"{name} is not of this architecture" for name in sorted(actual.keys() - expected)
     ]
 
 

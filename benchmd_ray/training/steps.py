@@ -33,7 +33,6 @@ Loss = Callable[[Inputs], tuple[torch.Tensor, torch.Tensor]]
 """Inputs, or a part of them along the batch, to what the backward pass starts from (these add up
 over the parts) and to what is reported, both scalars."""
 Shapes = tuple[Any, ...]
-"""Names, shapes and types of inputs."""
 Way = Literal["eager", "compiled", "captured"]
 T = TypeVar("T")
 
@@ -294,7 +293,7 @@ class Steps:
         graph = self._graph()
         loss = graph.capture(lambda: (self._work if whole else self._passes)(buffers))
         parameters = [] if whole else self._engine.module.parameters()
-        gradients = [(each, each.grad) for each in parameters if each.grad is not None]
+        gradients = [(p, p.grad) for p in parameters if p.grad is not None]
         for parameter, _ in gradients:
             parameter.grad = None
         captured = _Captured(graph, buffers, loss, gradients)
@@ -325,15 +324,15 @@ class _State:
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
-        self._held = [(x, x.detach().clone()) for x in engine.tensors()]
+        self._copies = [(x, x.detach().clone()) for x in engine.tensors()]
 
     @torch.no_grad()
     def restore(self) -> None:
         """Put everything back; moments made since become 0, gradients go."""
         for parameter in self._engine.module.parameters():
             parameter.grad = None
-        copied = {id(x) for x, _ in self._held}
-        for x, value in self._held:
+        copied = {id(x) for x, _ in self._copies}
+        for x, value in self._copies:
             x.copy_(value)
         for x in self._engine.tensors():
             if id(x) not in copied:
@@ -344,7 +343,7 @@ class _State:
         """Euclidean distance that the parameters have moved since."""
         apart = [
             torch.linalg.vector_norm(x.detach() - value)
-            for x, value in self._held
+            for x, value in self._copies
             if isinstance(x, torch.nn.Parameter)
         ]
         return float(torch.linalg.vector_norm(torch.stack(apart)))
@@ -359,7 +358,7 @@ def _cut(inputs: Inputs, parts: int) -> list[Inputs]:
     return [dict(zip(inputs, part, strict=True)) for part in chunks]
 
 
-def _close(one: torch.Tensor, other: torch.Tensor) -> bool:
+def _close(loss: torch.Tensor, expected: torch.Tensor) -> bool:
     """Whether two losses agree; those that are not finite do, too, and are reported later."""
-    a, b = float(one), float(other)
+    a, b = float(loss), float(expected)
     return abs(a - b) <= ALIKE * max(abs(a), abs(b)) or a != a or b != b or abs(a) == float("inf")

@@ -104,13 +104,9 @@ def write_weights(path: Path, weights: Mapping[str, torch.Tensor]) -> str:
 
 
 def load_weights(module: nn.Module, path: Path, stated: str, prefix: str = "") -> None:
-    """Load exported weights strictly, of a safetensors file whose SHA-256 is ``stated``.
+    """Load finite weights strictly, of a safetensors file whose SHA-256 is ``stated``.
 
     With ``prefix``, only the tensors whose name starts so, without it.
-
-    Raises:
-        Damaged: The file is missing or another one than was written.
-        BenchmdError: Names or shapes differ, or a weight is NaN or infinite.
     """
     _fill(module, _read_weights(path, stated), path, prefix)
 

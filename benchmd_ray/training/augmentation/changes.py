@@ -90,10 +90,9 @@ def transformed(
 ) -> torch.Tensor:
     """Signals of two or three axes rotated and scaled about their centre.
 
-    ``numbers`` (batch, 4) in [0, 1) are an angle for each plane and a scale. A volume is rotated in
-    the planes (x, y), (x, z) and (y, z), one after the other. In a plane whose extents differ the
-    angle is multiplied with the shorter one over the longer one, so that thin slabs stay within.
-    Beyond the border values are those at the border.
+    ``numbers`` (batch, 4) in [0, 1) are an angle for each plane, (x, y), (x, z) and (y, z), and a
+    scale. In a plane whose extents differ the angle is multiplied with the shorter one over the
+    longer one, so that thin slabs stay within. Beyond the border values are those at the border.
     """
     extents = signals.shape[:1:-1]  # (x, y) or (x, y, z), as the matrices have them
     signed = strength * (2 * numbers.float() - 1)

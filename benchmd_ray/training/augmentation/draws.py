@@ -25,13 +25,9 @@ class AugmentationDraws:
     """Draws for a worker's share of a training step; the other workers' shares are as long."""
 
     share: int
-    """Examples of the share; the other workers' are as long."""
     seed: int
-    """Of the run."""
     step: int
-    """Number of the step."""
     worker: Worker
-    """Whose share it is."""
 
     def uniform(self, numbers: int, *stream: int) -> torch.Tensor:
         """Numbers in [0, 1): (share, numbers), on the worker's device."""

@@ -87,9 +87,9 @@ def mixed_targets(
     each other, so is an example without a positive one.
     """
     if kind in EXCLUSIVE:
-        labelled = [(given == 1).any(dim=1, keepdim=True) for given in (targets, others)]
+        labelled = [(values == 1).any(dim=1, keepdim=True) for values in (targets, others)]
     else:
-        labelled = [given != UNKNOWN for given in (targets, others)]
-    first, other = (given.clamp(min=0).float() for given in (targets, others))
+        labelled = [values != UNKNOWN for values in (targets, others)]
+    first, other = (values.clamp(min=0).float() for values in (targets, others))
     means = shares[:, None] * first + (1 - shares[:, None]) * other
     return torch.where(labelled[0] & labelled[1], means, float(UNKNOWN))
