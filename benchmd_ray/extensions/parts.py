@@ -65,10 +65,9 @@ PARTS: Mapping[str, Part] = {
     "optimisation": Part(
         2,
         (
-            "training/averaging.py",
             "training/engine.py",
+            "training/finetuning.py",
             "training/forward.py",
-            "training/layers.py",
             "training/seeds.py",
             "training/state.py",
             "training/steps.py",
@@ -93,7 +92,6 @@ PARTS: Mapping[str, Part] = {
         (
             "training/augmentation/__init__.py",
             "training/augmentation/changes.py",
-            "training/augmentation/draws.py",
             "training/augmentation/mixing.py",
         ),
     ),

@@ -51,12 +51,13 @@ class Engine(ABC):
     worker: Worker
     captures: Captures
     """What of a step a CUDA graph can hold."""
+    _forward: nn.Module
     _optimiser: Any
     _state: State
 
-    @abstractmethod
     def __call__(self, *inputs: Any) -> Any:
         """Run the module in the precision of the settings."""
+        return self._forward(*inputs)
 
     @abstractmethod
     def backward(self, loss: torch.Tensor, *, last: bool = True) -> None:
@@ -174,14 +175,9 @@ class TorchEngine(Engine):
     ) -> None:
         self.module = module.to(worker.device)
         self.worker = worker
-        self._precision = execution.precision
+        self._forward = _Autocast(self.module, worker.device, execution.precision)
         self._optimiser = adamw(parameter_groups(module, factors), optimiser, worker.device)
         self._state = WholeState(self._optimiser)
-
-    def __call__(self, *inputs: Any) -> Any:
-        """See `Engine`."""
-        with autocast(self.worker.device, self._precision):
-            return self.module(*inputs)
 
     def backward(self, loss: torch.Tensor, *, last: bool = True) -> None:
         """See `Engine`."""
@@ -225,15 +221,11 @@ class DeepSpeedEngine(Engine):
         self._optimiser = self._engine.optimizer
         splits = execution.zero_stage > 0
         # DeepSpeed's hooks on the module that it was given wait for the device.
-        self._forward: nn.Module = self._engine if splits else _Autocast(*about)
+        self._forward = self._engine if splits else _Autocast(*about)
         self.captures = "" if splits else "passes"
         self._state = (
             ZeroState(self._engine, worker.rank) if splits else WholeState(self._optimiser)
         )
-
-    def __call__(self, *inputs: Any) -> Any:
-        """See `Engine`."""
-        return self._forward(*inputs)
 
     def backward(self, loss: torch.Tensor, *, last: bool = True) -> None:
         """See `Engine`."""
@@ -251,7 +243,7 @@ class DeepSpeedEngine(Engine):
 
 
 class _Autocast(nn.Module):
-    """Runs a module in mixed precision inside DeepSpeed's engine, which knows of none."""
+    """Runs a module in mixed precision, inside DeepSpeed's engine too, which knows of none."""
 
     def __init__(self, module: nn.Module, device: torch.device, precision: str) -> None:
         super().__init__()

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from benchmd_ray.data.batches import Stored, Worker, to_device
+from benchmd_ray.data.batches import Worker, to_device
 from benchmd_ray.data.catalog import Catalog, open_catalog
 from benchmd_ray.data.feed import whole_split_feed
 from benchmd_ray.data.normalise import Normalise
@@ -143,12 +143,15 @@ def pretrain(job: PretrainJob, worker: Worker, reporter: Reporter) -> None:
             "to stop: name a later step, or another folder to start anew."
         )
     feed = whole_split_feed(catalog, "train", settings, worker, catalog.statistics)
-    built_in = technique_named(job.technique).method in METHODS
-    built_in = built_in and settings.encoder.network in NETWORKS
     parts = settings.execution.accumulation
-    exchanges = not getattr(method, "per_example", False)
-    how = {"built_in": built_in, "exchanges": exchanges}
-    chosen = choose_step(settings.execution, engine, total, **how)
+    chosen = choose_step(
+        settings.execution,
+        engine,
+        total,
+        built_in=technique_named(job.technique).method in METHODS
+        and settings.encoder.network in NETWORKS,
+        exchanges=not getattr(method, "per_example", False),
+    )
     steps = Steps(
         engine,
         pretraining_loss(engine, feed.normalise, parts),
@@ -166,7 +169,10 @@ def pretrain(job: PretrainJob, worker: Worker, reporter: Reporter) -> None:
     agreement = Agreement(worker)
     with Saver(job.folder, engine) as saver:
         for step in range(first, job.last):
-            inputs = _inputs(next(batches), step_draws(engine, settings, step))
+            stored = next(batches)
+            inputs = {"signals": stored.signals, "scales": stored.scales, "sizes": stored.sizes}
+            draws = step_draws(engine, settings, step)
+            inputs |= {f"{DRAWN}{name}": x for name, x in draws.items()}
             lr = settings.pretrain.optimiser.lr_at(step, total)
             losses.add(steps(step, inputs, lr))
             done = step + 1
@@ -181,8 +187,7 @@ def pretrain(job: PretrainJob, worker: Worker, reporter: Reporter) -> None:
     reporter.finish()
     weights = engine.weights()
     if worker.rank == 0:
-        about = (settings.encoder, catalog.signal, catalog.statistics)
-        export_model(job.folder, weights, *about)
+        export_model(job.folder, weights, settings.encoder, catalog.signal, catalog.statistics)
 
 
 def _method(job: PretrainJob, encoder: Encoder) -> Any:
@@ -200,11 +205,6 @@ def _method(job: PretrainJob, encoder: Encoder) -> Any:
             "module with draw and encoder, as benchmd_ray.ssl.method.Method describes."
         )
     return method
-
-
-def _inputs(stored: Stored, draws: Draws) -> dict[str, torch.Tensor]:
-    signals = {"signals": stored.signals, "scales": stored.scales, "sizes": stored.sizes}
-    return signals | {f"{DRAWN}{name}": x for name, x in draws.items()}
 
 
 def pretraining_loss(engine: Engine, normalise: Normalise, parts: int) -> Loss:

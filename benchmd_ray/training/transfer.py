@@ -37,20 +37,21 @@ from benchmd_ray.settings.definition import (
     updated,
 )
 from benchmd_ray.training.augmentation import require_applicable
-from benchmd_ray.training.averaging import Average, require_averageable
 from benchmd_ray.training.checkpoints import load_checkpoint, save_checkpoint
 from benchmd_ray.training.collect import evaluated, evaluation_batch
 from benchmd_ray.training.engine import Engine, gather, make_engine, require_engine
 from benchmd_ray.training.features import linear_evaluation, nearest_neighbours
-from benchmd_ray.training.forward import graphed
-from benchmd_ray.training.jobs import RESULT, TransferJob, selected_by
-from benchmd_ray.training.layers import (
+from benchmd_ray.training.finetuning import (
+    Average,
     freeze,
     frozen_parts,
     layer_factors,
+    require_averageable,
     require_pretrained,
     set_stochastic_depth,
 )
+from benchmd_ray.training.forward import graphed
+from benchmd_ray.training.jobs import RESULT, TransferJob, selected_by
 from benchmd_ray.training.notice import Agreement
 from benchmd_ray.training.pretrain import require_source, require_whole_batches
 from benchmd_ray.training.reporter import Reporter, require_finite

@@ -23,7 +23,7 @@ from benchmd_ray.models.heads import Classifier
 from benchmd_ray.models.networks import PART_OF, network_part, network_source
 from benchmd_ray.models.xresnet import Bottleneck
 from benchmd_ray.settings.definition import EncoderSettings
-from benchmd_ray.training.layers import layer_factors
+from benchmd_ray.training.finetuning import layer_factors
 
 ECG, EEG = SIGNALS["ecg"], SIGNALS["eeg"]
 

@@ -16,18 +16,19 @@ from benchmd_ray.errors import BenchmdError
 from benchmd_ray.settings.definition import AugmentationSettings
 from benchmd_ray.training.augmentation import augmented, changes, require_applicable
 from benchmd_ray.training.augmentation.changes import (
+    AugmentationDraws,
     block,
     blurred,
     flipped,
     masked,
     noisy,
+    normal,
     scaled,
     shifted,
     transformed,
     wandering,
     without_leads,
 )
-from benchmd_ray.training.augmentation.draws import AugmentationDraws, normal
 from benchmd_ray.training.collect import evaluated
 from benchmd_ray.training.seeds import AUGMENTATION
 

@@ -13,8 +13,7 @@ from benchmd_ray.errors import BenchmdError
 from benchmd_ray.modality.signals import Signal
 from benchmd_ray.modality.tasks import Task
 from benchmd_ray.settings.definition import AugmentationSettings
-from benchmd_ray.training.augmentation.changes import altered, moved
-from benchmd_ray.training.augmentation.draws import AugmentationDraws
+from benchmd_ray.training.augmentation.changes import AugmentationDraws, altered, moved
 from benchmd_ray.training.augmentation.mixing import mixed
 
 __all__ = ["augmented", "augmented_masks", "mixed", "require_applicable"]

@@ -16,8 +16,7 @@ import torch
 from benchmd_ray.data.batches import Batch, Worker, to_device
 from benchmd_ray.modality.tasks import EXCLUSIVE, UNKNOWN, TaskKind
 from benchmd_ray.settings.definition import AugmentationSettings
-from benchmd_ray.training.augmentation.changes import block, per_example
-from benchmd_ray.training.augmentation.draws import AXES, MIXING
+from benchmd_ray.training.augmentation.changes import AXES, MIXING, block, per_example
 from benchmd_ray.training.engine import alone, gather
 from benchmd_ray.training.seeds import AUGMENTATION
 
