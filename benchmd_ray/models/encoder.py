@@ -142,10 +142,7 @@ OTHERS: dict[str, Callable[[Signal, EncoderSettings], nn.Module]] = {
     TRANSFORMERS: HubNetwork,
 }
 """Networks without the tokens of ours; those that segment give maps instead of features."""
-NETWORKS: dict[str, Callable[[Signal, EncoderSettings], nn.Module]] = {
-    NETWORK: Encoder,
-    **OTHERS,
-}
+NETWORKS: dict[str, Callable[[Signal, EncoderSettings], nn.Module]] = {NETWORK: Encoder, **OTHERS}
 """Networks that are built in, by the name that ``encoder.network`` takes."""
 
 

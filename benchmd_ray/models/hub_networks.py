@@ -31,13 +31,7 @@ from torch.nn.modules import module as registration
 from benchmd_ray.errors import BenchmdError, first_line, shown
 from benchmd_ray.modality.signals import Signal
 from benchmd_ray.models.evaluating import evaluating
-from benchmd_ray.models.hub_configs import (
-    LARGEST_CONFIG,
-    config_of,
-    extent_of,
-    quiet,
-    text_of,
-)
+from benchmd_ray.models.hub_configs import LARGEST_CONFIG, config_of, extent_of, quiet, text_of
 from benchmd_ray.models.networks import TRANSFORMERS
 from benchmd_ray.models.resnet import replace_norms
 from benchmd_ray.settings.definition import EncoderSettings, updated

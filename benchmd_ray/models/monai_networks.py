@@ -25,11 +25,7 @@ from benchmd_ray.errors import BenchmdError
 from benchmd_ray.extensions.extras import importing
 from benchmd_ray.modality.signals import Signal
 from benchmd_ray.models.networks import require_ranges
-from benchmd_ray.models.resnet import (
-    places_after,
-    refuse_resizing,
-    replace_norms,
-)
+from benchmd_ray.models.resnet import places_after, refuse_resizing, replace_norms
 from benchmd_ray.schema.ranges import ShareBelow1, Within
 from benchmd_ray.settings.definition import EncoderSettings, updated
 

@@ -22,12 +22,7 @@ from benchmd_ray.models.heads import Classifier
 from benchmd_ray.training.collect import evaluated, evaluation_batch
 from benchmd_ray.training.engine import choose_device
 from benchmd_ray.training.predict import merging
-from benchmd_ray.training.weights import (
-    described,
-    load_classifier,
-    load_encoder,
-    model_description,
-)
+from benchmd_ray.training.weights import described, load_classifier, load_encoder, model_description
 
 DEVICES = ("auto", "cpu", "cuda")
 Signals = npt.ArrayLike | torch.Tensor

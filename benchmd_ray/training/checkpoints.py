@@ -8,8 +8,9 @@ from the older one.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -80,46 +81,39 @@ def save_checkpoint(
     barrier()
 
 
-class Saver:
-    """Saves the checkpoints of a run; with one worker on a GPU while training continues."""
+@contextmanager
+def saving(
+    run: Path, engine: Engine, *, later: bool | None = None
+) -> Iterator[Callable[[int, dict[str, Any]], None]]:
+    """Save checkpoints of a run within, see `save_checkpoint`.
 
-    def __init__(self, run: Path, engine: Engine, *, later: bool | None = None) -> None:
-        self._run, self._engine = run, engine
-        if later is None:
-            later = engine.worker.device.type == "cuda"
-        self._pool = ThreadPoolExecutor(1) if later and isinstance(engine, TorchEngine) else None
-        self._pending: Future[None] | None = None
+    With one worker on a GPU (``later``), training continues while a checkpoint is written, until
+    the next one or the end.
+    """
+    if later is None:
+        later = engine.worker.device.type == "cuda"
+    pending: list[Future[None]] = []
 
-    def save(self, step: int, position: dict[str, Any]) -> None:
-        """Save a checkpoint, see `save_checkpoint`, once the one before is written."""
-        self.finish()
-        if self._pool is None:
-            save_checkpoint(self._run, step, self._engine, position)
-            return
-        assert isinstance(self._engine, TorchEngine)
-        snapshot = self._engine.snapshot()
-        self._pending = self._pool.submit(
-            save_checkpoint, self._run, step, self._engine, position, None, snapshot.save
-        )
+    def finish() -> None:
+        while pending:
+            pending.pop().result()
 
-    def finish(self) -> None:
-        """Wait until all is written, or raise why it could not be."""
-        pending, self._pending = self._pending, None
-        if pending is not None:
-            pending.result()
+    def save(step: int, position: dict[str, Any]) -> None:
+        finish()
+        if later and isinstance(engine, TorchEngine):
+            copy = engine.snapshot()
+            pending.append(pool.submit(save_checkpoint, run, step, engine, position, None, copy))
+        else:
+            save_checkpoint(run, step, engine, position)
 
-    def __enter__(self) -> Saver:
-        return self
-
-    def __exit__(self, kind: object, *_: object) -> None:
+    with ThreadPoolExecutor(1) as pool:
         try:
-            self.finish()
-        except BenchmdError:
-            if kind is None:  # else there is an error already
-                raise
-        finally:
-            if self._pool is not None:
-                self._pool.shutdown()
+            yield save
+        except BaseException:
+            with suppress(BenchmdError):  # there is an error already
+                finish()
+            raise
+        finish()
 
 
 def _replace_oldest(partial: Path, final: Path) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import socket
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
@@ -24,12 +24,12 @@ from benchmd_ray.extensions.private_parts import private_part
 from benchmd_ray.settings.definition import ExecutionSettings, OptimiserSettings
 from benchmd_ray.training.state import (
     MOMENTS,
-    Snapshot,
     State,
     WholeState,
     ZeroState,
     load_state,
     save_state,
+    snapshot,
     weights,
 )
 
@@ -188,9 +188,9 @@ class TorchEngine(Engine):
         self._optimiser.step()
         self._optimiser.zero_grad(set_to_none=True)
 
-    def snapshot(self) -> Snapshot:
-        """Copies of what `save` writes, unaffected by later steps."""
-        return Snapshot(self.module, self._state)
+    def snapshot(self) -> Callable[[Path], None]:
+        """Copy what `save` writes; what writes it later."""
+        return snapshot(self.module, self._state)
 
 
 class DeepSpeedEngine(Engine):
@@ -333,11 +333,7 @@ def _join_process_group(worker: Worker) -> None:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     os.environ.update(
-        RANK="0",
-        LOCAL_RANK="0",
-        WORLD_SIZE="1",
-        MASTER_ADDR="127.0.0.1",
-        MASTER_PORT=str(port),
+        RANK="0", LOCAL_RANK="0", WORLD_SIZE="1", MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port)
     )
     dist.init_process_group("nccl" if worker.device.type == "cuda" else "gloo")
 

@@ -27,12 +27,7 @@ from benchmd_ray.data.sizes import streams
 from benchmd_ray.extensions.parts import versions_of
 from benchmd_ray.files.arrays import mapped
 from benchmd_ray.files.atomic import digest, locked, replacing, sha256
-from benchmd_ray.files.integrity import (
-    Damaged,
-    read_hashed_json,
-    require_sha256,
-    write_hashed_json,
-)
+from benchmd_ray.files.integrity import Damaged, read_hashed_json, require_sha256, write_hashed_json
 from benchmd_ray.modality.tasks import TaskKind
 from benchmd_ray.models.digest import weights_digest
 from benchmd_ray.models.heads import Classifier, classification_loss

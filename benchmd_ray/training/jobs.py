@@ -60,9 +60,5 @@ def selected_by(task: Task) -> str:
 
 def transfer_result(folder: Path, score: str = "validation_auroc") -> dict[str, Any]:
     """Validated `RESULT` of a run: best_epoch, the score (`selected_by`), training_records."""
-    kinds: Kinds = {
-        "best_epoch": int,
-        score: float,
-        "training_records": int,
-    }
+    kinds: Kinds = {"best_epoch": int, score: float, "training_records": int}
     return read_hashed_json(folder / RESULT, made_again(folder), kinds, of=folder)

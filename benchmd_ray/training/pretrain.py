@@ -29,7 +29,7 @@ from benchmd_ray.models.networks import NETWORK
 from benchmd_ray.settings.definition import Settings
 from benchmd_ray.ssl import METHODS, method_named, technique_named
 from benchmd_ray.ssl.method import Draws
-from benchmd_ray.training.checkpoints import Saver, load_checkpoint
+from benchmd_ray.training.checkpoints import load_checkpoint, saving
 from benchmd_ray.training.engine import Engine, gather, make_engine, require_engine
 from benchmd_ray.training.jobs import PretrainJob
 from benchmd_ray.training.notice import Agreement
@@ -167,7 +167,7 @@ def pretrain(job: PretrainJob, worker: Worker, reporter: Reporter) -> None:
         [] if checkpoint is None else checkpoint.position["losses"], worker, settings, reporter
     )
     agreement = Agreement(worker)
-    with Saver(job.folder, engine) as saver:
+    with saving(job.folder, engine) as save_at:
         for step in range(first, job.last):
             stored = next(batches)
             inputs = {"signals": stored.signals, "scales": stored.scales, "sizes": stored.sizes}
@@ -181,7 +181,7 @@ def pretrain(job: PretrainJob, worker: Worker, reporter: Reporter) -> None:
                 losses.report(done)
             stop = agreement.stop()
             if save or stop:
-                saver.save(done, {"losses": losses.unreported(done)})
+                save_at(done, {"losses": losses.unreported(done)})
             if stop and done < job.last:
                 raise Stopped(stop)
     reporter.finish()

@@ -7,7 +7,7 @@ the parameters too (Rajbhandari et al., https://arxiv.org/abs/1910.02054).
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -164,21 +164,20 @@ def save_state(module: nn.Module, state: State, folder: Path | None) -> None:
             save_file(tensors, _file(folder, part))
 
 
-class Snapshot:
-    """Copies of a module's state in this process's memory."""
+def snapshot(module: nn.Module, state: State) -> Callable[[Path], None]:
+    """Copy a module's state into this process's memory; what writes it as `save_state` does."""
+    on_cpu = next(module.parameters()).device.type == "cpu"
+    parts = {
+        # What a CPU holds is not copied on the way to the CPU.
+        part: {name: x.clone() if on_cpu else x for name, x in tensors.items()}
+        for part, tensors in _parts(module, state, keep=True)
+    }
 
-    def __init__(self, module: nn.Module, state: State) -> None:
-        on_cpu = next(module.parameters()).device.type == "cpu"
-        self._parts = {
-            # What a CPU holds is not copied on the way to the CPU.
-            part: {name: x.clone() if on_cpu else x for name, x in tensors.items()}
-            for part, tensors in _parts(module, state, keep=True)
-        }
-
-    def save(self, folder: Path) -> None:
-        """Write what `save_state` would have written."""
-        for part, tensors in self._parts.items():
+    def save(folder: Path) -> None:
+        for part, tensors in parts.items():
             save_file(tensors, _file(folder, part))
+
+    return save
 
 
 def _parts(

@@ -230,11 +230,7 @@ class Steps:
         return loss
 
     def _rehearsed(
-        self,
-        captured: _Captured | None,
-        before: _State,
-        number: int,
-        inputs: Inputs,
+        self, captured: _Captured | None, before: _State, number: int, inputs: Inputs
     ) -> torch.Tensor:
         """Capture a step if need be, and compare it with the same step executed directly.
 
