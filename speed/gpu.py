@@ -19,7 +19,7 @@ import math
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import product
@@ -27,6 +27,7 @@ from logging import WARNING, getLogger
 from logging.handlers import BufferingHandler
 from pathlib import Path
 from typing import Any, NamedTuple
+from unittest.mock import patch
 
 import numpy as np
 import torch
@@ -41,16 +42,13 @@ from benchmd_ray.runs.files import MODEL
 from benchmd_ray.scores.metrics import Values, auroc
 from benchmd_ray.settings.definition import ENCODERS, ExecutionSettings, Settings, updated
 from benchmd_ray.ssl import METHODS, method_named
-from benchmd_ray.training import steps as steps_module
 from benchmd_ray.training.collect import collect, evaluating, evaluation_batch
 from benchmd_ray.training.engine import autocast
-from benchmd_ray.training.forward import Pass, graphed
+from benchmd_ray.training.forward import COMPILED_FROM, Pass, can_compile, graphed
 from benchmd_ray.training.jobs import PretrainJob, TransferJob
-from benchmd_ray.training.losses import Losses
-from benchmd_ray.training.pretrain import pretrain
+from benchmd_ray.training.pretrain import Losses, pretrain
 from benchmd_ray.training.seeds import DRAWS, generator
 from benchmd_ray.training.selection import auroc_on
-from benchmd_ray.training.steps import COMPILED_FROM
 from benchmd_ray.training.transfer import transfer
 from speed import measure
 from speed.noise import noise_catalog
@@ -145,8 +143,8 @@ class Bench:
     def ways(self) -> dict[str, Way]:
         """Those that the device offers."""
         ways = WAYS if self.on_gpu else ON_CPU
-        can_compile = steps_module.can_compile(torch.device(self.device))
-        return {name: way for name, way in ways.items() if can_compile or not way.compiles}
+        compiler = can_compile(torch.device(self.device))
+        return {name: way for name, way in ways.items() if compiler or not way.compiles}
 
     def settings(self, **execution: Any) -> Settings:
         """Of a run as the protocol has it, but for the number of steps."""
@@ -181,13 +179,11 @@ class Bench:
 @contextmanager
 def _compiling(compiles: bool) -> Iterator[None]:
     """Whether captured steps are compiled, too; what was compiled is forgotten afterwards."""
-    before = steps_module.can_compile
-    if not compiles:
-        steps_module.can_compile = lambda device: False
+    off = patch("benchmd_ray.training.steps.can_compile", return_value=False)
     try:
-        yield
+        with nullcontext() if compiles else off:
+            yield
     finally:
-        steps_module.can_compile = before
         torch._dynamo.reset()
         gc.collect()
         if torch.cuda.is_available():

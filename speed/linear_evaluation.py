@@ -30,7 +30,7 @@ from benchmd_ray.models.heads import classification_loss
 from benchmd_ray.settings.definition import ENCODERS, Settings, updated
 from benchmd_ray.training.collect import collect, evaluating
 from benchmd_ray.training.engine import adamw
-from benchmd_ray.training.linear import head_epoch, head_steps
+from benchmd_ray.training.features import head_epoch, head_steps
 from speed import measure
 from speed.sources import array_feed
 

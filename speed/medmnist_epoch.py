@@ -44,8 +44,8 @@ from benchmd_ray.models.encoder import make_encoder
 from benchmd_ray.models.heads import Classifier
 from benchmd_ray.scores.units import Units
 from benchmd_ray.settings.definition import Settings, updated
-from benchmd_ray.training.augmentation import augmented, evaluated
-from benchmd_ray.training.collect import collect, evaluation_batch
+from benchmd_ray.training.augmentation import augmented
+from benchmd_ray.training.collect import collect, evaluated, evaluation_batch
 from benchmd_ray.training.engine import autocast, make_engine
 from benchmd_ray.training.notice import Agreement
 from benchmd_ray.training.selection import Best, TransferData

@@ -52,16 +52,10 @@ def export_run(
 
     Args:
         run: A pretraining, or a transfer to classes.
-        out: The folder; it is empty or not there.
-        catalog: Programs are compared with the model on its first records; None: on noise. It is
-            refused where no program is written.
+        out: The folder; it is empty or does not exist.
+        catalog: Programs are compared with the model on its first records; None: on noise.
         torch_export: Write `portable.TORCH`, too.
         onnx: Write `portable.ONNX`, too.
-
-    Raises:
-        BenchmdError: The run is not finished, segments, holds training records or is damaged, the
-            folder holds something, a catalog is named without a program, or a program cannot be
-            written or differs from the model.
     """
     if catalog is not None and not (torch_export or onnx):
         raise BenchmdError(
@@ -75,7 +69,8 @@ def export_run(
     _require_exportable(run)
     opened = None if catalog is None else open_catalog(catalog)
     require_weights(run)
-    model = _model(run)
+    transferred = run.description["kind"] == "transfer"
+    model = (SignalClassifier if transferred else FeatureEncoder)(run.folder, "cpu")
     with _new_folder(out) as folder:
         weights = write_weights(folder / MODEL, _tensors(model))
         chosen = {portable.TORCH: torch_export, portable.ONNX: onnx}
@@ -94,11 +89,7 @@ def export_run(
 
 
 def require_empty(out: Path) -> None:
-    """Refuse a folder that holds something.
-
-    Raises:
-        BenchmdError: It does, or is a file.
-    """
+    """Refuse a file, and a folder that is not empty."""
     if out.exists() and not (out.is_dir() and not any(out.iterdir())):
         raise BenchmdError(
             f"{out} is there and not an empty folder: name another one with --out, or remove it."
@@ -119,12 +110,6 @@ def _require_exportable(run: Run) -> None:
         )
 
 
-def _model(run: Run) -> portable.Model:
-    if run.description["kind"] == "transfer":
-        return SignalClassifier(run.folder, "cpu")
-    return FeatureEncoder(run.folder, "cpu")
-
-
 def _tensors(model: portable.Model) -> dict[str, Any]:
     """Weights by the names that runs give them."""
     above = "" if isinstance(model, SignalClassifier) else "encoder."
@@ -141,7 +126,7 @@ def _programs(
 ) -> tuple[Program, ...]:
     """Write programs, each compared with the model as it is read again."""
     if catalog is None:
-        checks = portable.noise(model.signal, portable.statistics_of(run.folder))
+        checks = portable.noise(model.signal, model_description(run.folder)["statistics"])
     else:
         checks = portable.records_of(catalog, model.signal)
     program, programs = portable.traced(model), []
@@ -159,13 +144,13 @@ def _programs(
 def _config(
     run: Run, model: portable.Model, weights: str, folder: Path, programs: tuple[Program, ...]
 ) -> dict[str, Any]:
-    """What ``config.json`` says: all that `model_description` does, and where it is from."""
+    """Contents of ``config.json``: those of `model_description`, and where the model is from."""
     about = run.description
     return {
         **model_description(run.folder),
         "weights": weights,
         "output": {"name": portable.output_name(model), "width": _width(model)},
-        "programs": {each.file: sha256(folder / each.file) for each in programs},
+        "programs": {program.file: sha256(folder / program.file) for program in programs},
         "versions": dict(package_versions()),
         "trained": {"run": run.folder.name, **{k: about[k] for k in TRAINED if k in about}},
     }

@@ -1,7 +1,6 @@
-"""The card of an exported model: what it is and rests on, how good it is, what it is not for.
+"""The card of an exported model, for the Hugging Face hub: its use, data, scores and limits.
 
-It begins with the fields that the Hugging Face hub reads. What runs, predictions and cards of
-datasets say is written as text: nothing of it becomes HTML or another table cell.
+Texts of runs, predictions and datasets stay text: nothing of them becomes HTML or a table cell.
 """
 
 from __future__ import annotations
@@ -76,17 +75,9 @@ class Program:
 def model_card(
     run: Run, output: str, width: int, *, takes_sizes: bool, programs: Sequence[Program]
 ) -> str:
-    """The card of a run's model, Markdown.
+    """The card of a finished run's model, Markdown.
 
-    Args:
-        run: A finished run.
-        output: ``probabilities`` or ``features``.
-        width: How many, of a record.
-        takes_sizes: Whether programs take valid sizes, too.
-        programs: Files next to the card.
-
-    Raises:
-        BenchmdError: Predictions of the run cannot be read.
+    ``output`` is ``probabilities`` or ``features``, ``width`` of them for a record.
     """
     scores = score_sections(run)
     about = run.description
@@ -134,10 +125,12 @@ def _title(run: Run, output: str) -> str:
 
 
 def _lead(run: Run, output: str, origin: Origin) -> str:
-    """The first sentences say what the model was trained on, or that it was trained elsewhere."""
+    """First sentences: what the model was trained on, or that it was trained elsewhere."""
     about = run.description
+    source, card = about["source"], _card_of(about["source"])
+    name = f"{card.title} ({source})" if card is not None and card.title else source
     data = PROVENANCES[about["provenance"]].format(
-        title=_plain(_name_of(about["source"])), records=_records(about["source"], *about["raw"])
+        title=_plain(name), records=_records(source, *about["raw"])
     )
     named = replace(origin, name=_plain(origin.name), sha256=_plain(origin.sha256))
     lines = [
@@ -157,9 +150,9 @@ def _output(run: Run, output: str, width: int) -> str:
 
 
 def _use(run: Run, output: str, *, takes_sizes: bool, programs: Sequence[Program]) -> str:
-    given = "signals, sizes" if takes_sizes else "signals"
-    named = ", ".join(f'"{name}": {name}' for name in given.split(", "))
-    tensors = "torch.as_tensor(signals), torch.as_tensor(sizes)" if takes_sizes else given
+    inputs = "signals, sizes" if takes_sizes else "signals"
+    named = ", ".join(f'"{name}": {name}' for name in inputs.split(", "))
+    tensors = "torch.as_tensor(signals), torch.as_tensor(sizes)" if takes_sizes else inputs
     code = {
         "model.pt2": (
             "With PyTorch and nothing else:",
@@ -175,7 +168,7 @@ def _use(run: Run, output: str, *, takes_sizes: bool, programs: Sequence[Program
         ),
     }
     make, call = ("classifier", "predict") if output == "probabilities" else ("encoder", "features")
-    parts = [_code(*code[each.file]) for each in programs]
+    parts = [_code(*code[program.file]) for program in programs]
     if programs:
         kinds = {"model.pt2": "a float32 tensor", "model.onnx": "a float32 array"}
         taken = " and ".join(f"{kinds[each.file]} for `{each.file}`" for each in programs)
@@ -185,7 +178,7 @@ def _use(run: Run, output: str, *, takes_sizes: bool, programs: Sequence[Program
             "With benchmd_ray, which compares every file with its hash, and signals with what the "
             "model takes:",
             f'import benchmd_ray\nmodel = benchmd_ray.{make}("FOLDER")\n'
-            f"{output} = model.{call}({given.replace('sizes', 'sizes=sizes')})",
+            f"{output} = model.{call}({inputs.replace('sizes', 'sizes=sizes')})",
         )
     )
     if any(each.file == "model.pt2" for each in programs):
@@ -222,11 +215,11 @@ def _data(run: Run, datasets: Mapping[str, str], origin: Origin) -> str:
             citations.append(f"- {_plain(card.citation)}")
     policy = run.description["policy"]
     weights = "of the encoder's weights and " if origin.elsewhere else ""
-    said = (
+    terms = (
         f"Splits and labels follow the policy {policy}. Whoever shares this model answers for the "
         f"terms {weights}of the training data, which bind what is made of them."
     )
-    return "\n\n".join([markdown(pd.DataFrame(rows)), said, "\n".join(dict.fromkeys(citations))])
+    return "\n\n".join([markdown(pd.DataFrame(rows)), terms, "\n".join(dict.fromkeys(citations))])
 
 
 def _card_of(dataset: str) -> DatasetCard | None:
@@ -238,19 +231,14 @@ def _card_of(dataset: str) -> DatasetCard | None:
     return None
 
 
-def _name_of(dataset: str) -> str:
-    card = _card_of(dataset)
-    return f"{card.title} ({dataset})" if card is not None and card.title else dataset
-
-
-def _records(dataset: str, found: int, expected: int) -> str:
+def _records(dataset: str, count: int, expected: int) -> str:
     """How many raw records there are, and of how many: of a part, of the whole dataset's."""
     card = _card_of(dataset)
     layouts = [] if card is None else [*card.layouts.values()]
     wholes = [layout.records for layout in layouts if not (layout.part or layout.mark)]
     is_part = any(layout.part and layout.records == expected for layout in layouts)
     whole = max(wholes, default=expected) if is_part else expected
-    return f"{found:,} of its {whole:,}" if found < whole else f"{found:,}"
+    return f"{count:,} of its {whole:,}" if count < whole else f"{count:,}"
 
 
 def _stated(card: DatasetCard | None, name: str) -> str:
@@ -270,12 +258,12 @@ def _versions(trained: Mapping[str, str]) -> str:
     return markdown(pd.DataFrame(rows).map(text_of))
 
 
-def _code(said: str, lines: str) -> str:
-    return f"{said}\n\n```python\n{lines}\n```"
+def _code(text: str, lines: str) -> str:
+    return f"{text}\n\n```python\n{lines}\n```"
 
 
 def _plain(text: object) -> str:
-    """Text of which Markdown makes no HTML."""
+    """Text that Markdown does not turn into HTML."""
     return " ".join(text_of(text).split()).replace("<", "&lt;")
 
 
@@ -331,10 +319,7 @@ sizes = np.tile({extents}, (len(signals), 1))  # nothing is padded
 def input_section(signal: Signal, *, takes_sizes: bool, segments: bool) -> str:
     """Shape, unit and values of what a model takes, and how a file becomes it, as Markdown.
 
-    Args:
-        signal: What it takes.
-        takes_sizes: Whether programs take valid sizes, too.
-        segments: Whether the task is one of masks, whose volumes are prepared by their dataset.
+    ``segments``: the task is of masks, whose volumes are prepared by their dataset.
     """
     rows = {
         "signals": f"float32 (records, {', '.join(map(str, signal.stored_shape))})",

@@ -1,4 +1,4 @@
-"""What the card of a model states of its run: where weights are from, training and scores."""
+"""Facts of a run for its model's card: where weights are from, training and scores."""
 
 from __future__ import annotations
 
@@ -25,7 +25,6 @@ from benchmd_ray.settings.in_use import in_use
 BROUGHT = ("hf:", "model:")
 """How the names of techniques begin whose encoder was trained elsewhere (`ssl.brought`)."""
 IMAGENET = ("imagenet", "imagenet+mae")
-"""Techniques that start from ImageNet weights."""
 TRAINED_FURTHER = "imagenet+mae"
 """The one of all these whose pretraining trains."""
 TRAINING, NORMALISATION, SHAPE = "training", "normalisation", "shape of the signals"
@@ -67,11 +66,7 @@ class Origin:
         return self.use not in (NORMALISATION, SHAPE)
 
     def sentences(self, data: str) -> str:
-        """What a card begins with.
-
-        Args:
-            data: What the source is, in words.
-        """
+        """The beginning of a card; ``data`` is the source, in words."""
         here = USES[self.use].format(data=data)
         if not self.elsewhere:
             return here
@@ -84,10 +79,10 @@ class Origin:
 
 
 def origin_of(run: Run) -> Origin:
-    """Where the weights of a run's model are from.
+    """Origin of a run's weights.
 
-    The hash of weights that were trained elsewhere is what the pretraining states; where a transfer
-    has lost its pretraining, it is that of the file that the transfer read.
+    The hash of weights trained elsewhere is what the pretraining states; where a transfer has lost
+    its pretraining, it is that of the file that the transfer read.
     """
     about = run.description
     technique = str(about["technique"])
@@ -166,43 +161,40 @@ RESAMPLES = 1000
 
 
 def provenances(run: Run) -> dict[str, str]:
-    """What the records are that a run was scored on, by dataset."""
-    return {one.dataset: one.about["provenance"] for one in read_scored(run).scored}
+    """Provenance of the records that a run was scored on, by dataset."""
+    return {scored.dataset: scored.about["provenance"] for scored in read_scored(run).scored}
 
 
 def scores_of(run: Run) -> pd.DataFrame:
-    """Score rows (`frames.FRAMES`) of all that a run has predicted of classes.
-
-    Raises:
-        BenchmdError: Predictions cannot be read.
-    """
+    """Score rows (`frames.FRAMES`) of all classes that a run has predicted."""
     read = read_scored(run)
     if read.skipped:
         raise BenchmdError(read.skipped[0].removeprefix("Skipped: "))
     protocol = base_protocol(run, pretraining_of(run, {}))
-    ordered = sorted(read.scored, key=lambda one: place(key_of(one, protocol)))
+    ordered = sorted(read.scored, key=lambda item: place(key_of(item, protocol)))
     scored = measured(ordered, tuple(METRICS), RESAMPLES)
-    return frame("rows", (row for one in scored for row in score_rows(one, protocol)))
+    return frame("rows", (row for item in scored for row in score_rows(item, protocol)))
 
 
 def score_sections(run: Run) -> str:
-    """Tables and limits as Markdown; empty of a pretraining.
-
-    Raises:
-        BenchmdError: Predictions cannot be read.
-    """
+    """Tables and limits as Markdown; empty of a pretraining."""
     if run.description["kind"] != "transfer":
         return ""
     rows = scores_of(run)
     if rows.empty:
         return "The run has been scored on nothing: nothing is known of how good it is."
     whole = rows[rows["class"] == "mean"].reset_index(drop=True)
-    each = rows[(rows["class"] != "mean") & (rows["metric"] == "auroc")].reset_index(drop=True)
+    by_class = rows[(rows["class"] != "mean") & (rows["metric"] == "auroc")].reset_index(drop=True)
     metrics = column_of("metric", map(metric_title, whole["metric"]), "text")
-    positives = column_of("positives", each["positives"], "integer")
-    classes = column_of("class", each["class"], "text")
+    positives = column_of("positives", by_class["positives"], "integer")
+    classes = column_of("class", by_class["class"], "text")
     overall = (_dataset(whole), metrics, interval_of("value [95 %]", whole, "value"))
-    single = (_dataset(each), classes, positives, interval_of("AUROC [95 %]", each, "value"))
+    single = (
+        _dataset(by_class),
+        classes,
+        positives,
+        interval_of("AUROC [95 %]", by_class, "value"),
+    )
     limits = [note for note in notes(rows) if not note.startswith("paper:")]  # none is shown here
     return "\n\n".join(
         [
@@ -210,7 +202,7 @@ def score_sections(run: Run) -> str:
             "Over all classes:",
             _markdown((*overall, *sizes(whole), *cautions(whole))),
             "Each class against the rest:",
-            _markdown((*single, *cautions(each))),
+            _markdown((*single, *cautions(by_class))),
             "What limits these numbers:",
             "\n".join(f"- {text_of(limit).replace('<', '&lt;')}" for limit in limits),
         ]

@@ -1,8 +1,7 @@
-"""A run's model as a program: signals in their unit to probabilities or features, and no package.
+"""A run's model as a program: signals in their unit to probabilities or features.
 
-The program is what `torch.export` traces of the model with its normalisation, for any number of
-records. It is written as PyTorch's own archive, which holds no pickle, and as ONNX. Neither holds
-what was traced on, or a path of the machine that did so.
+`torch.export` traces the model with its normalisation, for any number of records. The program is
+written as PyTorch's archive, without pickle, and as ONNX; neither holds traced data or local paths.
 """
 
 from __future__ import annotations
@@ -27,16 +26,13 @@ from benchmd_ray.data.records import decode_signals
 from benchmd_ray.errors import BenchmdError, first_line
 from benchmd_ray.modality.signals import Signal, Window, differing_in
 from benchmd_ray.training.applied import FeatureEncoder, SignalClassifier, probabilities
-from benchmd_ray.training.weights import model_description
 
 TORCH, ONNX = "model.pt2", "model.onnx"
-"""Names of the files."""
 LARGEST_DIFFERENCE = 1e-4
 """Between the outputs of a program and of its model, as `difference` has it."""
 RECORDS = 8
 """Records that a program is compared on."""
 TRACED = 2
-"""Records that a program is traced with."""
 
 Model = FeatureEncoder | SignalClassifier
 Inputs = tuple[torch.Tensor, ...]
@@ -48,29 +44,23 @@ class Portable(nn.Module):
     """What a program computes: probabilities of a classifier, features of an encoder."""
 
     def __init__(self, model: Model) -> None:
-        """Take a model; its weights take no gradients any more."""
         super().__init__()
         self.whole = model.module.requires_grad_(False)
         self.task = model.task if isinstance(model, SignalClassifier) else None
 
     def forward(self, signals: torch.Tensor, sizes: torch.Tensor | None = None) -> torch.Tensor:
-        """(records, classes) or (records, width) float32.
-
-        Args:
-            signals: (records, *stored_shape) float32, in the signal's unit.
-            sizes: (records, axes but the channel's) int64, see `Record.valid_size`.
-        """
+        """(records, classes) or (records, width) float32, of `Inputs`."""
         outputs: torch.Tensor = self.whole(signals, sizes)
         return outputs if self.task is None else probabilities(outputs, self.task)
 
 
 def output_name(model: Model) -> str:
-    """What a program gives."""
+    """Name of a program's output."""
     return "probabilities" if isinstance(model, SignalClassifier) else "features"
 
 
 def takes_sizes(signal: Signal) -> bool:
-    """Whether a program needs to know what of a signal is padding: it becomes 0."""
+    """Whether a program needs to know what of a signal is padding, which becomes 0."""
     return NORMALISERS[signal.normaliser].by_statistics
 
 
@@ -80,11 +70,7 @@ def input_names(signal: Signal) -> tuple[str, ...]:
 
 
 def traced(model: Model) -> ExportedProgram:
-    """The program of a model on the CPU.
-
-    Raises:
-        BenchmdError: The network cannot be traced, as some of users' own.
-    """
+    """The program of a model on the CPU."""
     signals = torch.zeros(TRACED, *model.signal.stored_shape)
     example = _inputs(model.signal, signals, _whole(model.signal, TRACED))
     records = Dim("records", min=1)
@@ -109,11 +95,7 @@ def traced(model: Model) -> ExportedProgram:
 
 
 def write_torch(program: ExportedProgram, folder: Path) -> Outputs:
-    """Write `TORCH`.
-
-    Returns:
-        What the file gives, loaded anew.
-    """
+    """Write `TORCH`; what the file gives, loaded anew."""
     with _quiet():
         data = io.BytesIO()  # a writer of files ends the process where a disk is full
         torch.export.save(program, data)
@@ -123,20 +105,7 @@ def write_torch(program: ExportedProgram, folder: Path) -> Outputs:
 
 
 def write_onnx(program: ExportedProgram, folder: Path, names: tuple[str, ...], out: str) -> Outputs:
-    """Write `ONNX`, with the weights in the file.
-
-    Args:
-        program: The program.
-        folder: Where to.
-        names: Of its inputs.
-        out: Of its output.
-
-    Returns:
-        What the file gives, in ONNX Runtime.
-
-    Raises:
-        BenchmdError: The network has an operation that ONNX does not have.
-    """
+    """Write `ONNX`, with the weights in the file; what it gives in ONNX Runtime."""
     import onnxruntime
 
     path = folder / ONNX
@@ -159,8 +128,8 @@ def write_onnx(program: ExportedProgram, folder: Path, names: tuple[str, ...], o
     session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
 
     def outputs(inputs: Inputs) -> torch.Tensor:
-        given = {name: each.numpy() for name, each in zip(names, inputs, strict=True)}
-        return torch.from_numpy(session.run([out], given)[0])
+        arrays = {name: tensor.numpy() for name, tensor in zip(names, inputs, strict=True)}
+        return torch.from_numpy(session.run([out], arrays)[0])
 
     return outputs
 
@@ -175,11 +144,7 @@ class Checks:
 
 
 def records_of(catalog: Catalog, signal: Signal) -> Checks:
-    """The first records of a catalog.
-
-    Raises:
-        BenchmdError: It is of another signal, or has none, or a shard is damaged.
-    """
+    """The first records of a catalog of this signal."""
     if catalog.signal != signal:
         raise BenchmdError(
             f"the catalog {catalog.path} is of {catalog.signal.name}, and the model of "
@@ -215,27 +180,14 @@ def noise(signal: Signal, statistics: Statistics | None) -> Checks:
 
 
 def require_equal(name: str, outputs: Outputs, model: Model, checks: Checks) -> float:
-    """Compare a program with its model, on several records and on one.
-
-    Args:
-        name: Of the file, for the message.
-        outputs: What the program gives.
-        model: The model.
-        checks: The records.
-
-    Returns:
-        Their `difference`.
-
-    Raises:
-        BenchmdError: It is above `LARGEST_DIFFERENCE`.
-    """
+    """Require a small `difference` of a program from its model, on several records and on one."""
     signals, *rest = checks.inputs
     sizes = rest[0] if rest else None
     take = model.predict if isinstance(model, SignalClassifier) else model.features
     expected = take(signals, sizes=sizes)
-    one = outputs(tuple(each[:1] for each in checks.inputs))
-    given = torch.cat([outputs(checks.inputs), one])
-    apart = difference(torch.cat([expected, expected[:1]]), given)
+    single = outputs(tuple(tensor[:1] for tensor in checks.inputs))
+    actual = torch.cat([outputs(checks.inputs), single])
+    apart = difference(torch.cat([expected, expected[:1]]), actual)
     if not apart <= LARGEST_DIFFERENCE:
         raise BenchmdError(
             f"{name} differs from the model by {apart:.2g} on {checks.what}, expected "
@@ -245,17 +197,11 @@ def require_equal(name: str, outputs: Outputs, model: Model, checks: Checks) -> 
     return apart
 
 
-def difference(expected: torch.Tensor, given: torch.Tensor) -> float:
+def difference(expected: torch.Tensor, actual: torch.Tensor) -> float:
     """Largest difference of outputs, as a share of the largest of them where that is above 1."""
-    if expected.shape != given.shape:
+    if expected.shape != actual.shape:
         return float("inf")
-    return float((given - expected).abs().max() / max(1.0, float(expected.abs().max())))
-
-
-def statistics_of(folder: Path) -> Statistics | None:
-    """Statistics of the training split that the signals of a run's model are normalised by."""
-    statistics: Statistics | None = model_description(folder)["statistics"]
-    return statistics
+    return float((actual - expected).abs().max() / max(1.0, float(expected.abs().max())))
 
 
 def _inputs(signal: Signal, signals: torch.Tensor, sizes: torch.Tensor) -> Inputs:

@@ -28,7 +28,7 @@ class Part:
 
 
 PARTS: Mapping[str, Part] = {
-    "transformer": Part(1, ("models/drop_path.py", "models/encoder.py", "models/patch.py")),
+    "transformer": Part(1, ("models/drop_path.py", "models/encoder.py")),
     "resnet": Part(1, ("models/drop_path.py", "models/resnet.py")),
     "xresnet": Part(1, ("models/drop_path.py", "models/resnet.py", "models/xresnet.py")),
     "monai": Part(1, ("models/monai_networks.py",)),
@@ -65,15 +65,15 @@ PARTS: Mapping[str, Part] = {
     "optimisation": Part(
         2,
         (
-            "training/averaging.py",
             "training/engine.py",
-            "training/layers.py",
+            "training/finetuning.py",
+            "training/forward.py",
             "training/seeds.py",
+            "training/state.py",
             "training/steps.py",
-            "training/zero.py",
         ),
     ),
-    "pretraining": Part(1, ("training/losses.py", "training/pretrain.py")),
+    "pretraining": Part(1, ("training/pretrain.py",)),
     "transfer": Part(
         2,
         (
@@ -81,22 +81,18 @@ PARTS: Mapping[str, Part] = {
             "training/selection.py",
             "training/collect.py",
             "training/forward.py",
-            "training/objectives.py",
             "scores/metrics.py",
             "scores/ranking.py",
             "scores/units.py",
         ),
     ),
-    "linear evaluation": Part(2, ("training/linear.py", "training/features.py")),
+    "linear evaluation": Part(2, ("training/features.py",)),
     "augmentation": Part(
         1,
         (
             "training/augmentation/__init__.py",
-            "training/augmentation/draws.py",
-            "training/augmentation/evaluation.py",
+            "training/augmentation/changes.py",
             "training/augmentation/mixing.py",
-            "training/augmentation/movement.py",
-            "training/augmentation/values.py",
         ),
     ),
     "inner splits": Part(1, ("data/inner.py", "data/splits.py")),

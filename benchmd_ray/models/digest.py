@@ -1,4 +1,4 @@
-"""What tells the weights of two modules apart."""
+"""Digest of a module's weights."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
-"""Stochastic depth: branches of residual blocks that training leaves out now and then.
+"""Stochastic depth: training skips branches of residual blocks at random.
 
-Source: Huang et al. (https://arxiv.org/abs/1603.09382), here for each example by itself and with
-what is kept divided by the chance to be kept, so that evaluation changes nothing; as in DeiT
-(Touvron et al., https://arxiv.org/abs/2012.12877).
+Source: Huang et al. (https://arxiv.org/abs/1603.09382), here for each example by itself and scaled
+by the chance to be kept, as in DeiT (https://arxiv.org/abs/2012.12877).
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ class DropPath(nn.Module):
         """Chance of an example to go without the branch, in [0, 1)."""
 
     def forward(self, branch: torch.Tensor) -> torch.Tensor:
-        """(batch, …) to the same, 0 for the examples that go without it."""
+        """(batch, …) to the same, 0 for the examples that skip the branch."""
         if not self.training or not self.rate:
             return branch
         keep = 1 - self.rate

@@ -1,4 +1,4 @@
-"""The benchmark's transformer encoder: pre-norm, CLS token, learned positions.
+"""The benchmark's transformer encoder (pre-norm, CLS, learned positions), and making any encoder.
 
 Source: BenchMD v2, section 4.1 and appendix B. The settings say in what the ImageNet-pretrained
 ViT (`benchmd_ray.models.imagenet`) differs: biases, final norm, and what is pooled.
@@ -22,7 +22,6 @@ from benchmd_ray.models.evaluating import evaluating
 from benchmd_ray.models.hub_networks import HubNetwork
 from benchmd_ray.models.monai_networks import MONAI_NETWORKS, MonaiNetwork
 from benchmd_ray.models.networks import KIND, NETWORK, TRANSFORMERS
-from benchmd_ray.models.patch import patchify
 from benchmd_ray.models.resnet import (
     RESNETS,
     ResNet,
@@ -38,6 +37,28 @@ from benchmd_ray.models.segmentation_networks import (
 from benchmd_ray.models.xresnet import AXES as XRESNET_AXES
 from benchmd_ray.models.xresnet import XRESNETS, XResNet, XResNetOptions
 from benchmd_ray.settings.definition import EncoderSettings, updated
+
+
+def patchify(signals: torch.Tensor, patch: tuple[int, ...]) -> torch.Tensor:
+    """Cut signals (batch, channel, *space) into non-overlapping patches.
+
+    Returns:
+        (batch, tokens, channel × prod(patch)): patches in C order of their position; within a
+        patch the channel varies slowest.
+    """
+    batch, channels, *space = signals.shape
+    if len(space) != len(patch) or any(s % p for s, p in zip(space, patch, strict=True)):
+        raise ValueError(
+            f"space {tuple(space)} cannot be cut into patches of {patch}: expected as many axes "
+            "and multiples of the patch's extents"
+        )
+    split: list[int] = [n for s, p in zip(space, patch, strict=True) for n in (s // p, p)]
+    x = signals.reshape(batch, channels, *split)
+    dims = range(len(space))
+    # (batch, channel, n1, p1, n2, p2, …) → (batch, n1, n2, …, channel, p1, p2, …)
+    x = x.permute(0, *(2 + 2 * d for d in dims), 1, *(3 + 2 * d for d in dims))
+    tokens = math.prod([s // p for s, p in zip(space, patch, strict=True)])
+    return x.reshape(batch, tokens, channels * math.prod(patch))
 
 
 class Block(nn.Module):
@@ -87,7 +108,7 @@ class Encoder(nn.Module):
         self.norm = nn.LayerNorm(size.width, size.norm_eps) if size.final_norm else nn.Identity()
 
     def patches(self, signals: torch.Tensor) -> torch.Tensor:
-        """Raw patches of signals: (batch, tokens, values of a patch)."""
+        """Raw patches: (batch, tokens, values of a patch)."""
         return patchify(signals, self.signal.patch)
 
     def embed(self, signals: torch.Tensor) -> torch.Tensor:
@@ -121,10 +142,7 @@ OTHERS: dict[str, Callable[[Signal, EncoderSettings], nn.Module]] = {
     TRANSFORMERS: HubNetwork,
 }
 """Networks without the tokens of ours; those that segment give maps instead of features."""
-NETWORKS: dict[str, Callable[[Signal, EncoderSettings], nn.Module]] = {
-    NETWORK: Encoder,
-    **OTHERS,
-}
+NETWORKS: dict[str, Callable[[Signal, EncoderSettings], nn.Module]] = {NETWORK: Encoder, **OTHERS}
 """Networks that are built in, by the name that ``encoder.network`` takes."""
 
 
@@ -135,18 +153,9 @@ TOKENS = ("patches", "patch_embedding", "embed", "encode", "pool")
 def make_encoder(signal: Signal, size: EncoderSettings, *, recorded: str | None = None) -> Encoder:
     """An encoder with random weights: one of `NETWORKS`, or a user's.
 
-    A user's is a torch module that makes features (batch, width) of signals (batch, *input_shape);
-    for the built-in techniques of pretraining it has `TOKENS`, too.
-
-    Args:
-        signal: What it encodes. The encoder's ``signal`` has the patches that the settings say,
-            a user's network is given that one.
-        size: ``network`` names what is made.
-        recorded: `network_source` of the weights that it is to take; None for new ones.
-
-    Raises:
-        BenchmdError: There is no such network, it is none, the user did not allow it, its source
-            is another one, or it or the patches do not fit the signals.
+    A user's is a torch module from signals (batch, *input_shape) to features (batch, width); for
+    built-in pretraining it has `TOKENS`, too. ``recorded`` is the `network_source` of the weights
+    that it is to take; None for new ones.
     """
     signal = signal.with_patch(size.patch_size)
     if size.network in NETWORKS:
@@ -172,13 +181,7 @@ def make_encoder(signal: Signal, size: EncoderSettings, *, recorded: str | None 
 
 
 def _width(network: nn.Module, signal: Signal, name: str) -> int:
-    """Number of features that a network makes of a signal, which is tried on zeros.
-
-    It leaves modes, random states and running statistics as they are.
-
-    Raises:
-        BenchmdError: It makes no features of a signal.
-    """
+    """Number of a network's features, tried on zeros without a trace in it."""
     place = next((p.device for p in network.parameters()), torch.device("cpu"))
     try:
         with evaluating(network):
@@ -199,12 +202,7 @@ def _width(network: nn.Module, signal: Signal, name: str) -> int:
 
 
 def require_fitting(signal: Signal, size: EncoderSettings) -> None:
-    """Refuse settings of an encoder that do not fit the signals; a user's network is not made.
-
-    Raises:
-        BenchmdError: The patches do not fit, or another network is of other signals, has other
-            options, or is of a library that is not installed.
-    """
+    """Refuse settings of an encoder that do not fit the signals; a user's network is not made."""
     signal.with_patch(size.patch_size)
     if size.network in OTHERS:
         with torch.device("meta"):
@@ -212,13 +210,7 @@ def require_fitting(signal: Signal, size: EncoderSettings) -> None:
 
 
 def require_signals(signal: Signal, network: str) -> None:
-    """Refuse signals that a ResNet or xresnet does not take, without making it.
-
-    Nothing is known of other networks.
-
-    Raises:
-        BenchmdError: The signal has other axes or channels.
-    """
+    """Refuse signals that a ResNet or xresnet does not take, without making it."""
     if network in RESNETS:
         require_resnet_signals(signal, network, network.partition("-")[2])
     elif network in XRESNETS:
@@ -226,13 +218,7 @@ def require_signals(signal: Signal, network: str) -> None:
 
 
 def require_option(network: str, name: str, value: object) -> None:
-    """Refuse an entry of ``encoder.options`` that a ResNet, xresnet or segmentation network lacks.
-
-    Nothing is known of other networks.
-
-    Raises:
-        BenchmdError: There is no such option, or it refuses the value.
-    """
+    """Refuse an ``encoder.options`` entry that a ResNet, xresnet or segmentation network lacks."""
     if network in RESNETS:
         resnet_options(network, {name: value})
     elif network in XRESNETS:
@@ -242,11 +228,7 @@ def require_option(network: str, name: str, value: object) -> None:
 
 
 def require_tokens(signal: Signal, size: EncoderSettings, technique: str) -> None:
-    """Refuse a network without tokens for a technique that works on them.
-
-    Raises:
-        BenchmdError: ``encoder.network`` has none of `TOKENS`.
-    """
+    """Refuse a network without `TOKENS` for a technique that needs them."""
     if size.network == NETWORK:
         return
     with torch.device("meta"):
@@ -260,10 +242,7 @@ def require_tokens(signal: Signal, size: EncoderSettings, technique: str) -> Non
 
 
 def compares_examples(encoder: nn.Module) -> bool:
-    """Whether an encoder's features of an example depend on the others of a training batch.
-
-    So they do where anything is normalised over the batch.
-    """
+    """Whether features of an example depend on the rest of its batch (batch normalisation)."""
     return any(isinstance(module, _BatchNorm) for module in encoder.modules())
 
 
@@ -273,10 +252,9 @@ def input_extents(encoder: nn.Module, signal: Signal) -> tuple[int, ...]:
 
 
 def values_held(encoder: nn.Module) -> int:
-    """Values of the largest thing that an encoder makes of one example, where they are known.
+    """Values of the largest tensor that an encoder makes of one example, where known.
 
-    Of a convolutional network that is a map, which is many times its input; of others the input is
-    taken.
+    That is the largest map of a convolutional network, else the input.
     """
     if isinstance(encoder, ResNet | XResNet | MonaiNetwork | SegmentationNetwork):
         return encoder.largest_map

@@ -1,4 +1,4 @@
-"""Networks that are tried out, without a trace of it in them."""
+"""Trying out a network without a trace of it."""
 
 from __future__ import annotations
 
@@ -11,11 +11,7 @@ from torch import nn
 
 @contextmanager
 def evaluating(network: nn.Module) -> Iterator[None]:
-    """Within, a network is in evaluation mode and computes without gradients.
-
-    Afterwards each of its parts is in the mode that it was in, which may not be that of the whole,
-    and the random numbers of the CPU go on as if nothing had been drawn.
-    """
+    """Evaluation mode without gradients; all modes and the CPU's random state are restored."""
     modes = [(part, part.training) for part in network.modules()]
     network.eval()
     try:

@@ -11,7 +11,7 @@ from benchmd_ray.models.encoder import Encoder
 
 
 class Classifier(nn.Module):
-    """An encoder and a head, a linear one where none is given: signals to logits."""
+    """An encoder and a head, linear by default: signals to logits."""
 
     def __init__(self, encoder: Encoder, classes: int, head: nn.Module | None = None) -> None:
         super().__init__()
@@ -28,15 +28,11 @@ def classification_loss(
 ) -> torch.Tensor:
     """Loss of each example: (batch,); 0 without a gradient where nothing is known of it.
 
-    Args:
-        logits: (batch, classes).
-        targets: (batch, classes), 1, 0 or -1 (unknown), or floating-point means of two such
-            targets: of single-label ones probabilities, or -1 in all classes.
-        task: Single-label takes the cross-entropy with the class whose target is 1; multi-label
-            the binary cross-entropy, mean over the example's known labels.
-        smoothing: Share of each label that is spread evenly over all classes, the own among them
-            (Szegedy et al., https://arxiv.org/abs/1512.00567, section 7); for multi-label over
-            both answers, so that 1 becomes 1 − s/2 and 0 becomes s/2.
+    Targets (batch, classes) are 1, 0 or -1 (unknown), or means of two such targets. Single-label
+    takes the cross-entropy with the class whose target is 1; multi-label the binary cross-entropy,
+    mean over the example's known labels. ``smoothing`` is the share of each label that is spread
+    evenly over all classes (Szegedy et al., https://arxiv.org/abs/1512.00567, section 7); for
+    multi-label over both answers, so that 1 becomes 1 − s/2 and 0 becomes s/2.
     """
     if task in EXCLUSIVE and targets.is_floating_point():
         losses = functional.cross_entropy(

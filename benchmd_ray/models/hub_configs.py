@@ -1,8 +1,7 @@
 """Configs of networks of transformers, of which only numbers and short words are read.
 
-Which class of transformers a config is of is said by its ``model_type``; only that class's own
-fields are read, so that nothing else in it can name code, files or places. Its numbers are bounded
-before anything is made of them.
+A config's ``model_type`` names its class; only that class's own fields are read, so that nothing
+else in it can name code, files or places. Numbers are bounded before anything is made of them.
 """
 
 from __future__ import annotations
@@ -36,11 +35,7 @@ SAME_AS = {"vit_mae": "vit"}
 
 @contextlib.contextmanager
 def quiet() -> Iterator[Any]:
-    """The library, which says nothing within.
-
-    Raises:
-        BenchmdError: It is not installed.
-    """
+    """The library transformers, silent and offline."""
     with importing("transformers", "an encoder of transformers"):
         import transformers
     messages: Any = transformers.utils.logging
@@ -59,12 +54,7 @@ def quiet() -> Iterator[Any]:
 
 
 def config_of(text: str, where: str = "encoder.options.config") -> PreTrainedConfig:
-    """The config of a text, with nothing but what its class of transformers has of its own.
-
-    Raises:
-        BenchmdError: It is not a JSON object, transformers has none of that type, or refuses its
-            values.
-    """
+    """The config of a text, with only what its class of transformers has of its own."""
     try:
         if len(text) > LARGEST_CONFIG:
             raise ValueError("it is too long")
@@ -105,7 +95,6 @@ def config_of(text: str, where: str = "encoder.options.config") -> PreTrainedCon
 
 
 def _is_plain(value: object) -> bool:
-    """Whether a value is a number, a short text, or a list of such."""
     if isinstance(value, list):
         return all(_is_plain(each) for each in value)
     return (
@@ -139,7 +128,7 @@ def _require_bounded(fields: Mapping[str, Any], where: str) -> None:
 
 
 def _entries(value: object) -> Iterator[object]:
-    """What a list holds, and the lists in it; of anything else itself."""
+    """Entries of a list and of the lists in it; of anything else itself."""
     if isinstance(value, list):
         for each in value:
             yield from _entries(each)
@@ -160,11 +149,7 @@ def text_of(config: PreTrainedConfig) -> str:
 
 
 def extent_of(config: PreTrainedConfig, channels: int) -> tuple[int, int] | None:
-    """Pixels along y and x that the network takes; None where it takes any.
-
-    Raises:
-        BenchmdError: They are no numbers of pixels, or more than any image has.
-    """
+    """Pixels along y and x that the network takes; None where it takes any."""
     size = getattr(config, "image_size", None)
     if size is None:
         return None

@@ -1,18 +1,14 @@
 """Networks of the library transformers for images, with random weights or those of a folder.
 
-A folder is what ``save_pretrained`` writes: ``config.json`` and weights as safetensors. Which class
-of transformers makes the network is said by the config's ``model_type``; of the config only that
-class's own fields are read, so that nothing else in it can name code, files or places. Nothing is
-downloaded.
+A folder is what ``save_pretrained`` writes: ``config.json`` and weights as safetensors. Nothing is
+downloaded. The extra ``benchmd-ray[transformers]`` has the library.
 
-Images are resized to the config's ``image_size`` by area-preserving linear interpolation where they
-have another, a grey one is repeated for each colour, and a colour one averaged for a grey network.
-They are normalised as all others are, by the source's training split, instead of by the mean and sd
-that the network was trained with. Features are CLS where the network has one; else the mean over
-all tokens or places. A layer that pools further is not used, as its weights are often missing. A
-ViT that was trained as a masked autoencoder sees the whole image.
-
-transformers is an extra of the package (``benchmd-ray[transformers]``).
+Images are resized to the config's ``image_size`` by area-preserving linear interpolation; a grey
+one is repeated for each colour, a colour one averaged for a grey network. They are normalised as
+all others are, by the source's training split, instead of by the mean and sd that the network was
+trained with. Features are CLS where the network has one; else the mean over all tokens or places. A
+layer that pools further is not used, as its weights are often missing. A ViT that was trained as a
+masked autoencoder sees the whole image.
 """
 
 from __future__ import annotations
@@ -35,13 +31,7 @@ from torch.nn.modules import module as registration
 from benchmd_ray.errors import BenchmdError, first_line, shown
 from benchmd_ray.modality.signals import Signal
 from benchmd_ray.models.evaluating import evaluating
-from benchmd_ray.models.hub_configs import (
-    LARGEST_CONFIG,
-    config_of,
-    extent_of,
-    quiet,
-    text_of,
-)
+from benchmd_ray.models.hub_configs import LARGEST_CONFIG, config_of, extent_of, quiet, text_of
 from benchmd_ray.models.networks import TRANSFORMERS
 from benchmd_ray.models.resnet import replace_norms
 from benchmd_ray.settings.definition import EncoderSettings, updated
@@ -54,7 +44,6 @@ MOST_WEIGHTS = 2**33
 MOST_PARTS = 2**17
 """Modules of a network, at most; a ViT of 24 layers has about 400."""
 PART = re.compile(r"[\w.-]+\.safetensors")
-"""Name of a file of weights, without a folder."""
 CONFIG, WEIGHTS = "config.json", "model.safetensors"
 INDEX = f"{WEIGHTS}.index.json"
 CLS = ("cls_token", "class_embedding", "class_token")
@@ -73,14 +62,12 @@ class HubNetwork(nn.Module):
     """Images to the features of a network of transformers."""
 
     def __init__(self, signal: Signal, size: EncoderSettings) -> None:
-        """Make it with random weights.
-
-        Raises:
-            BenchmdError: The signal is not an image, transformers is not installed or has no such
-                network, or the network takes no images.
-        """
         super().__init__()
-        _require_images(signal)
+        if not signal.is_image:
+            raise BenchmdError(
+                f"networks of transformers are for images here, and {signal.name} has the axes "
+                f"{', '.join(signal.axes)}: bring a custom torch module (docs/own_method.md)."
+            )
         self.signal = signal
         config = config_of(updated(HubOptions(), size.options).config)
         self.channels = int(getattr(config, "num_channels", 3))
@@ -128,12 +115,7 @@ class HubNetwork(nn.Module):
 
 
 def hub_settings(folder: Path) -> EncoderSettings:
-    """The encoder of a folder of transformers; its weights are not read.
-
-    Raises:
-        BenchmdError: There is no such folder, transformers is not installed, or the config is none
-            that it takes, or of a larger network than that of the weights.
-    """
+    """The encoder of a folder of transformers; its weights are not read."""
     path = folder / CONFIG
     if not path.is_file():
         raise BenchmdError(
@@ -160,12 +142,7 @@ def hub_settings(folder: Path) -> EncoderSettings:
 
 
 def load_hub_weights(network: HubNetwork, folder: Path) -> None:
-    """Take the weights of a folder, all of them.
-
-    Raises:
-        BenchmdError: There are none, they are of another network, some are missing, NaN or
-            infinite, or the network gives other features of the same image each time.
-    """
+    """Load all weights of a folder, which must be those of the network, finite and repeatable."""
     module = network.network
     with _staged(folder, module.config) as staged, quiet() as transformers:  # type: ignore[arg-type]
         try:
@@ -217,7 +194,7 @@ def _require_all(network: nn.Module, info: Mapping[str, Any], folder: Path) -> N
 
 
 def _require_repeatable(network: HubNetwork, folder: Path) -> None:
-    """Refuse weights that are not finite, and a network that draws something each time."""
+    """Refuse weights that are not finite, and a network that draws at random."""
     if unfit := [n for n, x in network.state_dict().items() if not torch.isfinite(x).all()]:
         raise BenchmdError(
             f"{folder} has NaN or infinite values in {unfit[0]}: expected finite weights."
@@ -234,11 +211,7 @@ def _require_repeatable(network: HubNetwork, folder: Path) -> None:
 
 @contextlib.contextmanager
 def _staged(folder: Path, config: PreTrainedConfig) -> Iterator[Path]:
-    """A folder with nothing but the safetensors of another and a config that was looked at.
-
-    Raises:
-        BenchmdError: There are no such weights.
-    """
+    """A folder with only the safetensors of another and a config that was validated."""
     names = _files_of(folder)
     if not names:
         raise _unreadable(folder, FileNotFoundError(f"no {WEIGHTS}"))
@@ -272,20 +245,8 @@ def _parts_of(index: Path) -> list[str]:
     return sorted(names)
 
 
-def _require_images(signal: Signal) -> None:
-    if not signal.is_image:
-        raise BenchmdError(
-            f"networks of transformers are for images here, and {signal.name} has the axes "
-            f"{', '.join(signal.axes)}: bring a custom torch module (docs/own_method.md)."
-        )
-
-
 def _network(config: PreTrainedConfig) -> nn.Module:
-    """The network of a config, with random weights.
-
-    Raises:
-        BenchmdError: It takes more than images.
-    """
+    """The network of a config, with random weights."""
     with quiet() as transformers:
         try:
             network: nn.Module = transformers.AutoModel.from_config(config, trust_remote_code=False)
@@ -306,11 +267,7 @@ def _network(config: PreTrainedConfig) -> nn.Module:
 
 
 def _without_values(config: PreTrainedConfig) -> nn.Module:
-    """The network of a config, of tensors that have a shape and take no memory.
-
-    Raises:
-        BenchmdError: It has more weights or parts than any published one, or as `_network`.
-    """
+    """The network of a config on the meta device; its size is bounded."""
     with _counting(), torch.device("meta"):
         return _without_pooling(_network(config))
 
@@ -322,11 +279,7 @@ def _weights_of(text: str) -> int:
 
 @contextlib.contextmanager
 def _counting() -> Iterator[None]:
-    """Counts the weights and the parts of a network that is made within.
-
-    Raises:
-        BenchmdError: There are more than `MOST_WEIGHTS` or `MOST_PARTS`.
-    """
+    """Bound the weights and modules of a network that is made within."""
     counts, most = {"weights": 0, "parts": 0}, {"weights": MOST_WEIGHTS, "parts": MOST_PARTS}
 
     def add(what: str, number: int) -> None:

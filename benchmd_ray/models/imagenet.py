@@ -2,12 +2,10 @@
 
 Sources: BenchMD v2, sections 4.2 and appendix B; the network of Dosovitskiy et al.
 (https://arxiv.org/abs/2010.11929) with the weights of Steiner et al.
-(https://arxiv.org/abs/2106.10270), which https://huggingface.co/timm/vit_tiny_patch16_224.augreg_in21k
-holds as safetensors. As in the code released with BenchMD, the features are CLS after the final
-norm, which is what the weights' own classifier read.
-
-The weights were trained on colours scaled to [−1, 1]. The protocol's normalisation is kept instead
-(of the source's training split), as in the paper: its inputs have about the same range.
+(https://arxiv.org/abs/2106.10270), as safetensors (`REPOSITORY`). As in the code released with
+BenchMD, the features are CLS after the final norm. The weights were trained on colours scaled to
+[−1, 1]; as in the paper, images are normalised by the source's training split instead, which gives
+about the same range.
 """
 
 from __future__ import annotations
@@ -78,15 +76,10 @@ class StartWeights:
     skipped: tuple[str, ...]
     """Names of the tensors of the ImageNet classifier, which is not used."""
     encoder: EncoderSettings
-    """Whose weights they are."""
 
 
 def require_images(signal: Signal) -> None:
-    """Refuse signals that are not 2-D images of the weights' size.
-
-    Raises:
-        BenchmdError: The signal has another number of axes, or its images another size.
-    """
+    """Refuse signals that are not 2-D images of the weights' size."""
     if not signal.is_image:
         fitting = ", ".join(name for name, kind in modalities().items() if kind.signal.is_image)
         raise BenchmdError(
@@ -103,11 +96,7 @@ def require_images(signal: Signal) -> None:
 
 
 def require_imagenet_patches(signal: Signal, encoder: EncoderSettings) -> None:
-    """Refuse patches of another size than the weights embed.
-
-    Raises:
-        BenchmdError: ``encoder.patch_size`` is neither 0 nor what the weights are of.
-    """
+    """Refuse patches of another size than the weights embed."""
     if encoder.patch_size not in (0, PATCH):
         raise BenchmdError(
             f"ImageNet weights embed patches of {PATCH} × {PATCH} pixels, and encoder.patch_size "
@@ -117,14 +106,7 @@ def require_imagenet_patches(signal: Signal, encoder: EncoderSettings) -> None:
 
 
 def imagenet_weights(path: Path | None, signal: Signal) -> StartWeights:
-    """ImageNet weights for the images of a signal.
-
-    Without a path they are downloaded from the hub once.
-
-    Raises:
-        BenchmdError: The signal is not an image, the file is missing or not of this network,
-            or the hub cannot be reached.
-    """
+    """ImageNet weights for the images of a signal; without a path they are downloaded once."""
     require_images(signal)
     return read_imagenet(path or _downloaded(), signal)
 
@@ -145,14 +127,8 @@ def _downloaded() -> Path:
 def read_imagenet(path: Path, signal: Signal) -> StartWeights:
     """Read a weights file in timm's naming, strictly, for the images of a signal.
 
-    Args:
-        path: A safetensors file.
-        signal: Of images. For grey ones the patch embedding is the sum of its three
-            colours' filters, which gives what a grey value in all three channels gives.
-
-    Raises:
-        BenchmdError: The file is missing, no safetensors file or not exactly of this network; the
-            message names missing, foreign and misshapen tensors.
+    For grey images the patch embedding is the sum of its three colours' filters, which gives what a
+    grey value in all three channels gives.
     """
     import torch
     from safetensors.torch import load_file
@@ -180,12 +156,7 @@ def read_imagenet(path: Path, signal: Signal) -> StartWeights:
 
 
 def patch_filters(filters: torch.Tensor, channels: int) -> torch.Tensor:
-    """Filters over colour patches as a linear patch embedding.
-
-    Args:
-        filters: (width, 3, y, x), of a convolution.
-        channels: 3, or 1 for grey images: a grey value stands for all three colours, so its
-            weight is the sum of theirs.
+    """Filters over colour patches (width, 3, y, x) as a linear patch embedding.
 
     Returns:
         float32 (width, channels × y × x), the channel slowest, as `patchify` cuts patches.
@@ -225,6 +196,6 @@ def _require_exactly(
 
 def _foreign(name: str) -> str:
     return next(
-        (told for start, told in VARIANTS.items() if name.startswith(start)),
+        (reason for start, reason in VARIANTS.items() if name.startswith(start)),
         "is not of this network",
     )

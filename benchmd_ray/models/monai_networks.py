@@ -1,21 +1,13 @@
 """Networks of MONAI for signals over time, images and volumes, with random weights.
 
-Nothing is fetched. They are those of MONAI that give one feature vector, differ from what is built
-in, and convolve along as many axes as a signal has. MONAI's ResNets are excluded, which
-`benchmd_ray.models.resnet` has, as are those whose weights are downloaded; networks that segment
-are in `models.segmentation_networks`.
-
-- ``monai-densenet121``: Huang et al. (https://arxiv.org/abs/1608.06993).
-- ``monai-efficientnet-b0``: Tan and Le (https://arxiv.org/abs/1905.11946), with MONAI's dropout
+* ``monai-densenet121``: Huang et al. (https://arxiv.org/abs/1608.06993).
+* ``monai-efficientnet-b0``: Tan and Le (https://arxiv.org/abs/1905.11946), with MONAI's dropout
   of features and of whole blocks, 0.2 each.
-- ``monai-seresnet50``: Hu et al. (https://arxiv.org/abs/1709.01507).
+* ``monai-seresnet50``: Hu et al. (https://arxiv.org/abs/1709.01507).
 
 All halve a signal five times. DenseNet and EfficientNet cannot do so with 28 pixels: their last
-maps would have none. SE-ResNet rounds up, ends with one place, and takes 3 pixels or more.
-``encoder.options.resize`` makes images and volumes larger first, to 224 in MedMNIST's baselines.
-64, 128 and 224 pixels fit all of them. Signals over time are taken as they are.
-
-MONAI is an extra of the package (``benchmd-ray[monai]``) and imported once such a network is made.
+maps would be empty. SE-ResNet rounds up and takes 3 pixels or more. ``encoder.options.resize``
+makes images and volumes larger first, to 224 in MedMNIST's baselines.
 """
 
 from __future__ import annotations
@@ -23,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 from torch import nn
@@ -32,12 +24,9 @@ from torch.nn import functional
 from benchmd_ray.errors import BenchmdError
 from benchmd_ray.extensions.extras import importing
 from benchmd_ray.modality.signals import Signal
-from benchmd_ray.models.resnet import (
-    ResNetOptions,
-    places_after,
-    refuse_resizing,
-    replace_norms,
-)
+from benchmd_ray.models.networks import require_ranges
+from benchmd_ray.models.resnet import places_after, refuse_resizing, replace_norms
+from benchmd_ray.schema.ranges import ShareBelow1, Within
 from benchmd_ray.settings.definition import EncoderSettings, updated
 
 
@@ -45,77 +34,55 @@ from benchmd_ray.settings.definition import EncoderSettings, updated
 class MonaiOptions:
     """What these networks read of ``encoder.options``; of the other settings they read none."""
 
-    resize: int = 0
+    resize: Annotated[int, Within(0, 2**12)] = 0
     """Extent in pixels that images and volumes are resized to, each axis alike, by the nearest
     neighbour; 0: as they are, as signals over time always are."""
-    dropout: float = 0.0
+    dropout: ShareBelow1 = 0.0
     """Dropout of the features in training, in addition to what the network has of its own."""
 
     def __post_init__(self) -> None:
-        ResNetOptions(resize=self.resize, dropout=self.dropout)  # whose limits hold here, too
+        require_ranges(self)
 
 
 @dataclass(frozen=True)
 class MonaiArchitecture:
     """One of MONAI's networks."""
 
-    make: Callable[[Any, int, int], tuple[nn.Module, int]]
-    """(module ``monai.networks.nets``, axes of space, channels) to the network without its
-    classifier and the width of its features."""
+    kind: str
+    """Its class in ``monai.networks.nets``."""
+    arguments: dict[str, Any]
+    """Of that class, in addition to axes of space and channels."""
+    classifier: str
+    """Its last linear layer, which is dropped."""
     least: int
     """Smallest extent, in pixels or samples, that it takes."""
     channels: tuple[int, ...]
     """Channels of its widest map after one halving, two, … and five."""
 
 
-def _densenet121(nets: Any, dimensions: int, channels: int) -> tuple[nn.Module, int]:
-    network = nets.DenseNet121(spatial_dims=dimensions, in_channels=channels, out_channels=1)
-    width = network.class_layers.out.in_features
-    network.class_layers.out = nn.Identity()
-    return network, width
-
-
-def _efficientnet_b0(nets: Any, dimensions: int, channels: int) -> tuple[nn.Module, int]:
-    network = nets.EfficientNetBN(
-        "efficientnet-b0",
-        pretrained=False,
-        spatial_dims=dimensions,
-        in_channels=channels,
-        num_classes=1,
-    )
-    width = network._fc.in_features
-    network._fc = nn.Identity()
-    return network, width
-
-
-def _seresnet50(nets: Any, dimensions: int, channels: int) -> tuple[nn.Module, int]:
-    network = nets.SEResNet50(spatial_dims=dimensions, in_channels=channels, num_classes=1)
-    width = network.last_linear.in_features
-    network.last_linear = nn.Identity()
-    return network, width
-
-
 ARCHITECTURES: dict[str, MonaiArchitecture] = {
-    "monai-densenet121": MonaiArchitecture(_densenet121, 32, (64, 256, 512, 1024, 1024)),
-    "monai-efficientnet-b0": MonaiArchitecture(_efficientnet_b0, 32, (96, 144, 240, 672, 1280)),
-    "monai-seresnet50": MonaiArchitecture(_seresnet50, 3, (64, 256, 512, 1024, 2048)),
+    "monai-densenet121": MonaiArchitecture(
+        "DenseNet121", {"out_channels": 1}, "class_layers.out", 32, (64, 256, 512, 1024, 1024)
+    ),
+    "monai-efficientnet-b0": MonaiArchitecture(
+        "EfficientNetBN",
+        {"model_name": "efficientnet-b0", "pretrained": False, "num_classes": 1},
+        "_fc",
+        32,
+        (96, 144, 240, 672, 1280),
+    ),
+    "monai-seresnet50": MonaiArchitecture(
+        "SEResNet50", {"num_classes": 1}, "last_linear", 3, (64, 256, 512, 1024, 2048)
+    ),
 }
 """By the name that ``encoder.network`` takes."""
 
 
 class MonaiNetwork(nn.Module):
-    """Signals over time, images or volumes to one feature vector each.
-
-    They are (channel, time), (channel, y, x) or (channel, z, y, x), with any number of channels.
-    """
+    """Signals (channel, time), (channel, y, x) or (channel, z, y, x) to one feature vector each."""
 
     def __init__(self, signal: Signal, size: EncoderSettings, kind: MonaiArchitecture) -> None:
-        """Make it with random weights, as MONAI draws them.
-
-        Raises:
-            BenchmdError: The signal has too few pixels or samples, an option does not exist or is
-                not for such signals, or MONAI is not installed.
-        """
+        """Make it with random weights, as MONAI draws them."""
         super().__init__()
         options = updated(MonaiOptions(), size.options, "encoder.options.")
         if signal.axes[-1] == "time":
@@ -124,7 +91,10 @@ class MonaiNetwork(nn.Module):
         _require_extents(signal, size.network, extents, kind.least)
         self.signal, self._extents, self._resized = signal, extents, bool(options.resize)
         channels = signal.input_shape[0]
-        self.network, self.width = kind.make(monai_nets(size.network), len(extents), channels)
+        make = getattr(monai_nets(size.network), kind.kind)
+        self.network = make(spatial_dims=len(extents), in_channels=channels, **kind.arguments)
+        self.width = self.network.get_submodule(kind.classifier).in_features
+        self.network.set_submodule(kind.classifier, nn.Identity())
         replace_norms(self.network)
         self.dropout = nn.Dropout(options.dropout)
         self.largest_map = max(
@@ -143,11 +113,7 @@ class MonaiNetwork(nn.Module):
 
 
 def monai_nets(network: str) -> Any:
-    """MONAI's networks.
-
-    Raises:
-        MissingExtra: MONAI is not installed.
-    """
+    """MONAI's module ``networks.nets``; MONAI is an extra of the package."""
     with importing("monai", f"encoder.network {network}", "Or choose another network."):
         from monai.networks import nets
     return nets

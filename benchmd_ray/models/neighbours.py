@@ -1,7 +1,7 @@
-"""Weighted nearest neighbours on features: a head that holds training records and learns nothing.
+"""Weighted nearest neighbours on features: a head that keeps training records and learns nothing.
 
 Source: Wu et al. 2018 (https://arxiv.org/abs/1805.01978), section 3.4, with the temperature and the
-number of neighbours that DINO's evaluation takes (https://arxiv.org/abs/2104.14294).
+number of neighbours of DINO's evaluation (https://arxiv.org/abs/2104.14294).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ LEAST = 1e-6
 
 
 class NearestNeighbours(nn.Module):
-    """Features to the logits of the shares of their neighbours' votes."""
+    """Features to logits of the shares of their neighbours' votes."""
 
     features: torch.Tensor
     targets: torch.Tensor
@@ -27,13 +27,9 @@ class NearestNeighbours(nn.Module):
     def __init__(
         self, features: torch.Tensor, targets: torch.Tensor, task: TaskKind, nearest: int
     ) -> None:
-        """Hold the training records.
+        """Keep training records: features (records, width) and targets (records, classes).
 
-        Args:
-            features: (records, width).
-            targets: (records, classes): 1, 0 or -1 for unknown, which has no vote on its class.
-            task: Single-label or multi-label.
-            nearest: Records that vote; all where there are fewer.
+        A target -1 is unknown and has no vote on its class. ``nearest`` records vote.
         """
         super().__init__()
         self.register_buffer("features", functional.normalize(features.float(), dim=1))
@@ -43,8 +39,7 @@ class NearestNeighbours(nn.Module):
     def forward(self, features: torch.Tensor) -> torch.Tensor:
         """Logits (batch, classes) of features (batch, width): softmax or sigmoid give the shares.
 
-        They are computed in float32. Where no neighbour knows a class, its share is that of all
-        training records that know it.
+        Where no neighbour knows a class, its share is that of all training records that know it.
         """
         with torch.autocast(features.device.type, enabled=False):
             cosines = functional.normalize(features.float(), dim=1) @ self.features.T

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from benchmd_ray.errors import BenchmdError
 from benchmd_ray.extensions.plugins import plugin_source
 from benchmd_ray.modality.tasks import Task
+from benchmd_ray.schema.ranges import ranges_of
 from benchmd_ray.settings.definition import EncoderSettings
 
 NETWORK = "transformer"
-"""Name of the benchmark's own network."""
 TRANSFORMERS = "transformers"
-"""Name of the networks of the library transformers."""
 KIND = "encoder network"
 """What a network is among `extensions.plugins.GROUPS`."""
 PART_OF: dict[str, str] = {
@@ -35,17 +36,20 @@ SEGMENTING = tuple(name for name, part in PART_OF.items() if part == "segmentati
 """Networks that give maps instead of features."""
 
 
+def require_ranges(options: Any) -> None:
+    """Refuse ``encoder.options`` outside the ranges that their fields state."""
+    for name, within in ranges_of(options.__class__).items():
+        if not within.holds(value := getattr(options, name)):
+            raise BenchmdError(f"setting encoder.options.{name} is {value}, expected {within}.")
+
+
 def network_part(name: str) -> str:
     """The part that a network is of; empty for a user's."""
     return PART_OF.get(name, "")
 
 
 def require_task(task: Task, size: EncoderSettings) -> None:
-    """Refuse a network that gives maps where a record is classified, and another one for masks.
-
-    Raises:
-        BenchmdError: ``encoder.network`` is not of the task.
-    """
+    """Refuse a segmentation network for classes, and another one for masks."""
     segments = size.network in SEGMENTING
     if task.segments and not segments:
         raise BenchmdError(

@@ -3,21 +3,16 @@
 Sources: He et al. (https://arxiv.org/abs/1512.03385), with the stride of a bottleneck in its 3 × 3
 convolution; Yang et al., MedMNIST v2 (https://arxiv.org/abs/2110.14795), section "Baseline
 Methods", and the code released with it (https://github.com/MedMNIST/experiments); for volumes
-Yang et al. (https://arxiv.org/abs/1911.10477). A ResNet has no tokens, so that the self-supervised
-methods that are built in cannot train it.
+Yang et al. (https://arxiv.org/abs/1911.10477). Volumes take the same network with other
+convolutions, whose strides hold along all three axes:
 
-Volumes take the same network with other convolutions, of which each name says one:
-
-- ``2.5d``: a kernel of k × k becomes one of 1 × k × k along (z, y, x).
-- ``3d``: it becomes one of k × k × k.
-- ``acs``: its output channels are split in three parts, whose kernels lie in the axial (y, x), the
+* ``2.5d``: a kernel of k × k becomes one of 1 × k × k along (z, y, x).
+* ``3d``: it becomes one of k × k × k.
+* ``acs``: its output channels are split in three parts, whose kernels are in the axial (y, x), the
   coronal (z, x) and the sagittal (z, y) plane.
 
-Strides hold along all three axes in each of them.
-
-For signals over time, (channel, time), the name says ``1d``: kernels of k samples, the signal's own
-number of channels, and no resizing. These two follow no paper's network for signals; one that does
-is in `benchmd_ray.models.xresnet`.
+``1d`` is for signals over time, (channel, time): kernels of k samples, the signal's own number of
+channels, and no resizing. It follows no paper; `benchmd_ray.models.xresnet` does.
 """
 
 from __future__ import annotations
@@ -26,7 +21,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import torch
 from torch import nn
@@ -36,6 +31,8 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from benchmd_ray.errors import BenchmdError
 from benchmd_ray.modality.signals import Signal
 from benchmd_ray.models.drop_path import DropPath
+from benchmd_ray.models.networks import require_ranges
+from benchmd_ray.schema.ranges import ShareBelow1, Within
 from benchmd_ray.settings.definition import EncoderSettings, updated
 
 Convolution = Callable[[int, int, int, int], nn.Module]
@@ -43,7 +40,6 @@ Convolution = Callable[[int, int, int, int], nn.Module]
 bias, padded so that a stride of 1 keeps the extent."""
 
 TIME = "1d"
-"""Suffix of the networks of signals over time."""
 FITTING: dict[tuple[str, ...], str] = {
     ("channel", "time"): "resnet18-1d, resnet50-1d, xresnet1d101 or transformer",
     ("channel", "y", "x"): "resnet18 or resnet50",
@@ -68,35 +64,26 @@ EXPANSION = 4
 class ResNetOptions:
     """What a ResNet reads of ``encoder.options``; of the encoder's other settings it reads none."""
 
-    width: int = 64
+    width: Annotated[int, Within(1, 2**12)] = 64
     """Channels of the first stage; each further one has twice as many."""
     stem: Literal["auto", "small", "imagenet"] = "auto"
     """small: a convolution of 3 along each axis; imagenet: of 7 with stride 2, then a maximum of 3
     with stride 2; auto: small up to `SMALL_EXTENT` pixels or `SHORT_TIME` samples, else
     imagenet."""
-    resize: int = 0
+    resize: Annotated[int, Within(0, 2**12)] = 0
     """Extent in pixels that images and volumes are resized to, each axis alike, by the nearest
     neighbour; 0: as they are, as signals over time always are."""
-    dropout: float = 0.0
+    dropout: ShareBelow1 = 0.0
     """Dropout of the features in training."""
 
     def __post_init__(self) -> None:
-        if not 0 <= self.dropout < 1:
-            raise BenchmdError(
-                f"setting encoder.options.dropout is {self.dropout}, expected a number in [0, 1)."
-            )
-        for name, least, most in (("width", 1, 2**12), ("resize", 0, 2**12)):
-            if not least <= (value := getattr(self, name)) <= most:
-                raise BenchmdError(
-                    f"setting encoder.options.{name} is {value}, expected {least} to {most:,}."
-                )
+        require_ranges(self)
 
 
 class AcsConv(nn.Conv2d):
     """Convolution of volumes with 2-D kernels in three planes (Yang et al., section 3.2).
 
-    Of the output channels each plane has a third; what is left over goes to the axial plane, then
-    to the coronal one.
+    Each plane has a third of the output channels; the rest goes to the axial, then to the coronal.
     """
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -132,14 +119,13 @@ CONVOLUTIONS: dict[str, Convolution] = {
 }
 """By name; that of images has none."""
 POOLS = {1: nn.MaxPool1d, 2: nn.MaxPool2d, 3: nn.MaxPool3d}
-"""By the number of axes."""
 
 
 class BatchNorm(_BatchNorm):
     """Batch normalisation of signals over time, images and volumes.
 
-    Where a channel has only one value (a batch of one example whose maps have shrunk to a point),
-    there is no variance: the running statistics stand in and stay as they are.
+    Where a channel has only one value there is no variance: the running statistics are used and
+    stay as they are.
     """
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
@@ -151,11 +137,11 @@ class BatchNorm(_BatchNorm):
         )
 
     def _check_input_dim(self, input: torch.Tensor) -> None:
-        """Any number of axes."""
+        """Allow any number of axes."""
 
 
 def replace_norms(module: nn.Module) -> None:
-    """Put in a `BatchNorm` for each batch normalisation of another library's network.
+    """Replace each batch normalisation of another library's network by a `BatchNorm`.
 
     The last batch of an epoch can have one example, whose maps shrink to a point.
     """
@@ -199,17 +185,9 @@ class Residual(nn.Module):
 
 
 class ResNet(nn.Module):
-    """Signals over time, images or volumes to one feature vector each.
-
-    They are (channel, time), (channel, y, x) or (channel, z, y, x).
-    """
+    """Signals (channel, time), (channel, y, x) or (channel, z, y, x) to one feature vector each."""
 
     def __init__(self, signal: Signal, size: EncoderSettings, layers: int, kind: str) -> None:
-        """Make it with random weights.
-
-        Raises:
-            BenchmdError: The signal has other axes or channels, or an option does not exist.
-        """
         super().__init__()
         require_resnet_signals(signal, size.network, kind)
         options = resnet_options(size.network, size.options)
@@ -270,11 +248,7 @@ def _stem(
 
 
 def places_after(stride: int, extents: Iterable[int]) -> int:
-    """Places of a map after strides, which round up.
-
-    The strides before it are multiplied; ``extents`` are the signal's along all axes but the
-    channel's.
-    """
+    """Places of a map of these extents after strides, which round up and are multiplied."""
     return math.prod(-(-extent // stride) for extent in extents)
 
 
@@ -283,8 +257,8 @@ def _draw(weight: torch.Tensor, *, small: bool) -> None:
     """Draw a convolution's kernels as MedMNIST's code does.
 
     With the small stem they are uniform with PyTorch's default bound, else normal as in
-    torchvision's ResNets. Those of volumes are drawn as 2-D ones and repeated along z, divided by
-    how often: but for its border, a volume that is alike along z gives what its slice gives.
+    torchvision's ResNets. Those of volumes are drawn as 2-D ones, repeated along z and divided by
+    the depth: but for its border, a volume that is alike along z gives what its slice gives.
     """
     volumes = weight.dim() == 5
     depth = weight.shape[2] if volumes else 1
@@ -298,11 +272,7 @@ def _draw(weight: torch.Tensor, *, small: bool) -> None:
 
 
 def require_resnet_signals(signal: Signal, network: str, kind: str) -> None:
-    """Refuse signals with other axes or channels than a ResNet takes, without making it.
-
-    Raises:
-        BenchmdError: The message says which networks take the signal.
-    """
+    """Refuse signals with other axes or channels than a ResNet takes, without making it."""
     wanted = {"": ("channel", "y", "x"), TIME: ("channel", "time")}
     require_axes(signal, network, wanted.get(kind, ("channel", "z", "y", "x")))
     if kind != TIME and signal.input_shape[0] not in (1, COLOURS):
@@ -313,11 +283,7 @@ def require_resnet_signals(signal: Signal, network: str, kind: str) -> None:
 
 
 def require_axes(signal: Signal, network: str, axes: tuple[str, ...]) -> None:
-    """Refuse signals with other axes than a network takes.
-
-    Raises:
-        BenchmdError: The message says which networks take the signal.
-    """
+    """Refuse signals with other axes than a network takes."""
     if signal.axes != axes:
         raise BenchmdError(
             f"encoder.network is {network}, for signals with the axes {', '.join(axes)}, and "
@@ -326,11 +292,7 @@ def require_axes(signal: Signal, network: str, axes: tuple[str, ...]) -> None:
 
 
 def resnet_options(network: str, options: Mapping[str, Any]) -> ResNetOptions:
-    """Options of a ResNet, checked.
-
-    Raises:
-        BenchmdError: One does not exist, or the network refuses its value.
-    """
+    """Options of a ResNet, checked."""
     chosen = updated(ResNetOptions(), options, "encoder.options.")
     if network.endswith(f"-{TIME}"):
         refuse_resizing(network, chosen.resize)
@@ -338,13 +300,9 @@ def resnet_options(network: str, options: Mapping[str, Any]) -> ResNetOptions:
 
 
 def refuse_resizing(network: str, resize: int) -> None:
-    """Refuse to resize signals over time.
+    """Refuse to resize signals over time: the nearest samples would alias.
 
-    The nearest sample would alias whatever is faster than half the new rate; a catalog has its
-    signals resampled with a filter, at the rate of its card.
-
-    Raises:
-        BenchmdError: ``resize`` is not 0.
+    A catalog has its signals resampled with a filter, at the rate of its card.
     """
     if resize:
         raise BenchmdError(

@@ -1,17 +1,15 @@
 """Networks of MONAI that segment images and volumes, with random weights; nothing is fetched.
 
-Each gives maps of a signal, one for each of ``encoder.options.width``, as many voxels as it has; a
-head makes logits of them (`models.segmenter`). Where the network itself ends with a convolution of
-one voxel, this is left to the head, so that both together are MONAI's network.
+Each gives ``encoder.options.width`` maps as large as the signal; a head makes logits of them
+(`models.segmenter`). A network's own last convolution of one voxel is left to the head, so that
+both together are MONAI's network. All normalise each example by itself.
 
-- ``monai-unet``: Ronneberger et al. (https://arxiv.org/abs/1505.04597), with residual units as
+* ``monai-unet``: Ronneberger et al. (https://arxiv.org/abs/1505.04597), with residual units as
   Kerfoot et al. 2019 (doi:10.1007/978-3-030-12029-0_40). MONAI's ends with a transposed
   convolution to logits; here it is one to maps, normalised and activated as within the network.
-- ``monai-segresnet``: Myronenko (https://arxiv.org/abs/1810.11654), without its autoencoder.
-- ``monai-unetr``: Hatamizadeh et al. (https://arxiv.org/abs/2103.10504).
-- ``monai-swinunetr``: Hatamizadeh et al. (https://arxiv.org/abs/2201.01266).
-
-All normalise each example by itself. MONAI is an extra of the package (``benchmd-ray[monai]``).
+* ``monai-segresnet``: Myronenko (https://arxiv.org/abs/1810.11654), without its autoencoder.
+* ``monai-unetr``: Hatamizadeh et al. (https://arxiv.org/abs/2103.10504).
+* ``monai-swinunetr``: Hatamizadeh et al. (https://arxiv.org/abs/2201.01266).
 """
 
 from __future__ import annotations
@@ -20,7 +18,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 from torch import nn
@@ -29,6 +27,8 @@ from torch.overrides import TorchFunctionMode
 from benchmd_ray.errors import BenchmdError, unknown_name
 from benchmd_ray.modality.signals import Signal
 from benchmd_ray.models.monai_networks import monai_nets
+from benchmd_ray.models.networks import require_ranges
+from benchmd_ray.schema.ranges import ShareBelow1, Within
 from benchmd_ray.settings.definition import EncoderSettings, updated
 
 AXES = (("channel", "y", "x"), ("channel", "z", "y", "x"))
@@ -41,40 +41,24 @@ HEADS = 12
 class SegmentationOptions:
     """What these networks read of ``encoder.options``; of the other settings they read none."""
 
-    width: int = 0
+    width: Annotated[int, Within(0, 2**10)] = 0
     """Maps at full resolution, doubled at each level; 0: the network's own."""
-    depth: int = 0
+    depth: Annotated[int, Within(0, 8)] = 0
     """Levels of resolution of a UNet or SegResNet; 0: the network's own."""
-    patch: int = 0
+    patch: Annotated[int, Within(0, 2**12)] = 0
     """Extent in voxels of what it is trained on and sees at once, along each axis, or the signal's
     where that is less or this is 0; cut to a multiple of what the network halves."""
-    hidden: int = 0
+    hidden: Annotated[int, Within(0, 2**14)] = 0
     """Width of UNETR's transformer; 0: 768, as in its paper."""
-    dropout: float = 0.0
+    dropout: ShareBelow1 = 0.0
     """Dropout within the network."""
 
     def __post_init__(self) -> None:
-        for name, value, most in (
-            ("width", self.width, 2**10),
-            ("depth", self.depth, 8),
-            ("patch", self.patch, 2**12),
-            ("hidden", self.hidden, 2**14),
-        ):
-            if not 0 <= value <= most:
-                raise BenchmdError(
-                    f"encoder.options.{name} is {value}, expected 1 to {most:,}, or 0 for the "
-                    "network's own."
-                )
-        if not 0 <= self.dropout < 1:
-            raise BenchmdError(
-                f"encoder.options.dropout is {self.dropout}, expected a number in [0, 1)."
-            )
+        require_ranges(self)
 
 
 @dataclass(frozen=True)
 class _Size:
-    """What a network is made of."""
-
     axes: int
     channels: int
     window: tuple[int, ...]
@@ -187,12 +171,7 @@ class SegmentationNetwork(nn.Module):
     def __init__(
         self, signal: Signal, size: EncoderSettings, kind: SegmentationArchitecture
     ) -> None:
-        """Make it with random weights, as MONAI draws them.
-
-        Raises:
-            BenchmdError: MONAI is not installed, the options are not its own, or the signal is of
-                other axes or cannot be halved as often.
-        """
+        """Make it with random weights, as MONAI draws them."""
         super().__init__()
         shape = _sized(signal, size, kind)
         self.signal, self.window, self.width = signal, shape.window, shape.width
@@ -208,11 +187,6 @@ class SegmentationNetwork(nn.Module):
 
 
 def _sized(signal: Signal, size: EncoderSettings, kind: SegmentationArchitecture) -> _Size:
-    """The size that settings choose.
-
-    Raises:
-        BenchmdError: They choose what cannot be.
-    """
     options, name = updated(SegmentationOptions(), size.options, "encoder.options."), size.network
     if signal.axes not in AXES:
         raise BenchmdError(
@@ -244,11 +218,7 @@ def _sized(signal: Signal, size: EncoderSettings, kind: SegmentationArchitecture
 
 
 def require_segmentation_option(network: str, name: str, value: object) -> None:
-    """Refuse an option that a segmentation network does not read.
-
-    Raises:
-        BenchmdError: There is no such option, or it refuses the value.
-    """
+    """Refuse an option that a segmentation network does not read."""
     updated(SegmentationOptions(), {name: value}, "encoder.options.")
     if name in ("depth", "hidden") and not getattr(ARCHITECTURES[network], name):
         raise unknown_name(f"option of {network}", name, ("width", "patch", "dropout"))

@@ -19,7 +19,7 @@ SMOOTHING = 1e-5
 
 
 def windows_of(extents: Sequence[int], window: Sequence[int]) -> int:
-    """How many windows cover a signal; see `Segmenter.forward`."""
+    """Number of windows that cover a signal, see `Segmenter.forward`."""
     steps = [
         1 + math.ceil((whole - part) / max(1, int(part * (1 - OVERLAP)))) if whole > part else 1
         for whole, part in zip(extents, window, strict=True)
@@ -44,13 +44,10 @@ class Segmenter(nn.Module):
         return window
 
     def forward(self, signals: torch.Tensor) -> torch.Tensor:
-        """Logits: (batch, classes, *extents).
+        """Logits (batch, classes, *extents) of normalised signals (batch, channel, *extents).
 
-        Signals larger than the window are seen window by window, which overlap by `OVERLAP`; where
-        they do, logits are averaged with Gaussian weights (MONAI's ``sliding_window_inference``).
-
-        Args:
-            signals: (batch, channel, *extents), normalised.
+        Larger signals are seen in windows that overlap by `OVERLAP`; there logits are averaged with
+        Gaussian weights (MONAI's ``sliding_window_inference``).
         """
         if tuple(signals.shape[2:]) == self.window:
             return self._logits(signals)
@@ -71,12 +68,8 @@ def segmentation_loss(
     """Dice loss plus cross-entropy of each example: (batch,).
 
     Its mean over a batch is that of MONAI's ``DiceCELoss`` with softmax and one-hot masks, the
-    background among the classes.
-
-    Args:
-        logits: (batch, classes, *extents).
-        masks: (batch, *extents), labels below the number of classes.
-        smoothing: Share of each label that cross-entropy spreads evenly over all classes.
+    background among the classes. Logits are (batch, classes, *extents), masks (batch, *extents);
+    ``smoothing`` is the share of each label that cross-entropy spreads over all classes.
     """
     logits, masks = logits.float(), masks.long()
     entropy = functional.cross_entropy(

@@ -2,30 +2,25 @@
 
 Sources: Strodthoff et al., "Deep Learning for ECG Analysis: Benchmarks and Insights from PTB-XL"
 (https://arxiv.org/abs/2004.13701), and the code released with it
-(https://github.com/helme/ecg_ptbxl_benchmarking), which has fastai's xresnet in one dimension. Its
-shortcuts are those of He et al., "Bag of Tricks" (https://arxiv.org/abs/1812.01187), section 4.2.
-
-The stem has three convolutions of 5 samples, with 32, 32 and 64 channels and a stride of 2 in the
-first, then a maximum of 3 with stride 2. Four stages of 3, 4, 23 and 3 bottlenecks follow, with 64
-channels inside and 256 outside: in the released code no stage is wider than the one before, unlike
-in a ResNet of images (``growth`` 2). A bottleneck's middle convolution has 5 samples and the
-stride; the shortcut averages pairs of samples where there is a stride, and has a convolution of 1
-where the number of channels changes.
+(https://github.com/helme/ecg_ptbxl_benchmarking), which has fastai's xresnet in one dimension, with
+the shortcuts of He et al., "Bag of Tricks" (https://arxiv.org/abs/1812.01187), section 4.2. In the
+released code no stage is wider than the one before, unlike in a ResNet of images (``growth`` 2).
 
 Differences from the released code:
 
-- Features are the mean over time. There they are mean and maximum, with two layers before the
+* Features are the mean over time. There they are mean and maximum, with two layers before the
   classes.
-- The last norm of each bottleneck begins at 0, as in fastai, so that a bottleneck is its shortcut
+* The last norm of each bottleneck begins at 0, as in fastai, so that a bottleneck is its shortcut
   at first. The released training draws all weights anew, which sets these norms to 1.
-- A whole signal is seen at once, at its own rate. There crops of 2.5 s at 100 Hz are, and a
-  record's probability is the largest of its crops.
+* A whole signal is seen at once, at its own rate. There a record's probability is the largest of
+  its crops of 2.5 s at 100 Hz.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Annotated
 
 import torch
 from torch import nn
@@ -34,7 +29,9 @@ from torch.nn import functional
 from benchmd_ray.errors import BenchmdError
 from benchmd_ray.modality.signals import Signal
 from benchmd_ray.models.drop_path import DropPath
+from benchmd_ray.models.networks import require_ranges
 from benchmd_ray.models.resnet import EXPANSION, BatchNorm, places_after, require_axes
+from benchmd_ray.schema.ranges import ShareBelow1, Within
 from benchmd_ray.settings.definition import EncoderSettings, updated
 
 AXES = ("channel", "time")
@@ -49,26 +46,20 @@ DEPTHS = (3, 4, 23, 3)
 class XResNetOptions:
     """What the network reads of ``encoder.options``; of the other settings it reads none."""
 
-    width: int = 64
+    width: Annotated[int, Within(2, 2**12)] = 64
     """Channels inside the bottlenecks of the first stage, an even number; outside they have
     `EXPANSION` times as many, and the stem has half, half and all of them."""
-    growth: int = 1
+    growth: Annotated[int, Within(1, 2)] = 1
     """Channels of a stage, over those of the one before: 1 in the released code, 2 in ResNets."""
-    dropout: float = 0.0
+    dropout: ShareBelow1 = 0.0
     """Dropout of the features in training."""
 
     def __post_init__(self) -> None:
-        if not 0 <= self.dropout < 1:
+        require_ranges(self)
+        if self.width % 2:
             raise BenchmdError(
-                f"setting encoder.options.dropout is {self.dropout}, expected a number in [0, 1)."
+                f"setting encoder.options.width is {self.width}, expected an even number."
             )
-        if not 2 <= self.width <= 2**12 or self.width % 2:
-            raise BenchmdError(
-                f"setting encoder.options.width is {self.width}, expected an even number from 2 to "
-                f"{2**12:,}."
-            )
-        if self.growth not in (1, 2):
-            raise BenchmdError(f"setting encoder.options.growth is {self.growth}, expected 1 or 2.")
 
 
 class Bottleneck(nn.Module):
@@ -100,8 +91,7 @@ def _convolved(
 ) -> tuple[nn.Conv1d, BatchNorm, nn.ReLU]:
     """A convolution that keeps the length but for its stride, its norm and a ReLU.
 
-    Weights are drawn from a normal distribution that fits the inputs (He et al.,
-    https://arxiv.org/abs/1502.01852).
+    Weights are normal, scaled to the inputs (He et al., https://arxiv.org/abs/1502.01852).
     """
     convolution = nn.Conv1d(inputs, outputs, kernel, stride, kernel // 2, bias=False)
     nn.init.kaiming_normal_(convolution.weight)
@@ -112,11 +102,6 @@ class XResNet(nn.Module):
     """Signals over time, (channel, time), to one feature vector each."""
 
     def __init__(self, signal: Signal, size: EncoderSettings) -> None:
-        """Make it with random weights.
-
-        Raises:
-            BenchmdError: The signal has other axes, or an option does not exist.
-        """
         super().__init__()
         require_axes(signal, size.network, AXES)
         options = updated(XResNetOptions(), size.options, "encoder.options.")
@@ -138,8 +123,8 @@ class XResNet(nn.Module):
         self.width = inputs
         extents = signal.input_shape[1:]
         self.largest_map = max(
-            EXPANSION * own * places_after(4 * 2**stage, extents)
-            for stage, own in enumerate(widths)
+            EXPANSION * channels * places_after(4 * 2**stage, extents)
+            for stage, channels in enumerate(widths)
         )
         """Values of the largest map of one example."""
 
@@ -150,4 +135,3 @@ class XResNet(nn.Module):
 
 
 XRESNETS: dict[str, Callable[[Signal, EncoderSettings], XResNet]] = {"xresnet1d101": XResNet}
-"""By the name that ``encoder.network`` takes."""

@@ -96,7 +96,7 @@ def _devices() -> Iterator[Finding]:
     import torch
 
     from benchmd_ray.cluster.hardware import hardware
-    from benchmd_ray.training.steps import can_compile
+    from benchmd_ray.training.forward import can_compile
 
     for number in range(torch.cuda.device_count()):
         free, whole = torch.cuda.mem_get_info(number)

@@ -19,7 +19,7 @@ from benchmd_ray.service.cost import forward_flops, training_flops
 from benchmd_ray.service.rates import Spot
 from benchmd_ray.settings.definition import EncoderSettings, Settings
 from benchmd_ray.training.engine import TorchEngine, autocast
-from benchmd_ray.training.objectives import model_of
+from benchmd_ray.training.selection import model_of
 
 SECONDS = 5.0
 """About how long a measurement here takes."""

@@ -67,10 +67,7 @@ KIND = "pretraining technique"
 def technique_named(name: str, *, also: Sequence[str] = ()) -> Technique:
     """A technique, built in or a user's method; `SCRATCH` is none of pretraining.
 
-    ``also`` are further names for the message.
-
-    Raises:
-        BenchmdError: It does not exist; the message lists the valid names and the nearest.
+    ``also`` are further names for the error, which lists the valid names and the nearest.
     """
     if name.startswith((HUB, OWN)):
         return Technique(None, brought=True)
@@ -81,11 +78,7 @@ def technique_named(name: str, *, also: Sequence[str] = ()) -> Technique:
 
 
 def method_named(name: str) -> MakeMethod:
-    """What makes a method, built in or a user's.
-
-    Raises:
-        BenchmdError: It does not exist or cannot be imported.
-    """
+    """Constructor of a method, built in or a user's."""
     if name not in METHODS:
         return plugin(KIND, name, METHODS)
     module, name_in_module = METHODS[name]
@@ -99,5 +92,5 @@ def method_source(name: str) -> str | None:
 
 
 def protocol_encoder(name: str) -> str:
-    """Name of the encoder's size in the fixed protocol for a technique, `SCRATCH` among them."""
+    """Name of the encoder's size in the fixed protocol for a technique or `SCRATCH`."""
     return TECHNIQUES[name].encoder if name in TECHNIQUES else Technique(None).encoder

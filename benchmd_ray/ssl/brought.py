@@ -1,9 +1,8 @@
 """Encoders that were trained elsewhere, as techniques: a folder of transformers, or your module.
 
 ``hf:FOLDER`` is a folder that transformers' ``save_pretrained`` wrote (`models.hub_networks`);
-``model:package.module:function`` a function that makes a torch module, with its weights, of a
-signal and the encoder's settings, as `models.encoder.make_encoder` describes. Their weights become
-a run as they are, which transfers start from.
+``model:package.module:function`` a function that makes a torch module with its weights, see
+`models.encoder.make_encoder`. Their weights become a run as they are, which transfers start from.
 """
 
 from __future__ import annotations
@@ -35,18 +34,14 @@ def brought_name(text: str) -> str | None:
 
 
 def technique_label(technique: str) -> str:
-    """What a technique is called in runs and tables: of a folder only its name."""
+    """Name of a technique in runs and tables: of a folder only the folder's name."""
     if not technique.startswith(HUB):
         return technique
     return HUB + _folder(technique).name
 
 
 def own_encoder(technique: str) -> EncoderSettings | None:
-    """The encoder of a technique whose weights were trained elsewhere; None for others.
-
-    Raises:
-        BenchmdError: A folder cannot be read, or the network is one of the package.
-    """
+    """The encoder of a technique whose weights were trained elsewhere; None for others."""
     if technique.startswith(HUB):
         from benchmd_ray.models.hub_networks import hub_settings
 
@@ -68,9 +63,6 @@ def start_weights(
     """The weights that a technique starts from, or takes as they are; None for random ones.
 
     Without a path, ImageNet weights are downloaded.
-
-    Raises:
-        BenchmdError: The weights are missing, or do not fit.
     """
     chosen = technique_named(technique)
     if chosen.imagenet:

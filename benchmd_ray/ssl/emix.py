@@ -26,13 +26,9 @@ def emix_loss(
 ) -> torch.Tensor:
     """Mean over examples of λ·CE(first) + (1 − λ)·CE(second) on cosine logits, in float32.
 
-    Args:
-        mixed: (batch, width) projected features of the mixtures.
-        plain: (all, width) projected features of the unmixed examples.
-        ratio: (batch,) λ of each mixture.
-        first: (batch,) row in ``plain`` of the example mixed in with λ.
-        second: (batch,) row in ``plain`` of the one mixed in with 1 − λ.
-        temperature: Divides the cosines.
+    ``mixed`` (batch, width) are projected features of the mixtures, ``plain`` (all, width) those of
+    the unmixed examples. ``ratio`` (batch,) is λ; ``first`` and ``second`` (batch,) are rows of
+    ``plain``, mixed with λ and 1 − λ. ``temperature`` divides the cosines.
     """
     with torch.autocast(mixed.device.type, enabled=False):  # else the product is in bfloat16
         mixed = functional.normalize(mixed.float(), dim=1)
@@ -44,7 +40,7 @@ def emix_loss(
 
 
 class EMix(nn.Module):
-    """e-Mix with its projection head (LayerNorm and Linear)."""
+    """e-Mix with its projection head."""
 
     per_example = False
 

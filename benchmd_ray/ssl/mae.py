@@ -15,19 +15,16 @@ from benchmd_ray.ssl.method import Draws, Gather, alone
 
 
 def mae_loss(predicted: torch.Tensor, patches: torch.Tensor, masked: torch.Tensor) -> torch.Tensor:
-    """Mean over masked tokens of the L2 norm of the residual.
+    """Mean over masked tokens (batch, tokens), as many in each example, of the residual's L2 norm.
 
-    Args:
-        predicted: (batch, tokens, values).
-        patches: (batch, tokens, values), the raw patches.
-        masked: (batch, tokens) bool, as many in each example.
+    ``predicted`` and ``patches`` are (batch, tokens, values).
     """
     norms: torch.Tensor = torch.linalg.vector_norm(predicted.float() - patches.float(), dim=2)
     return (norms * masked).sum() / masked.sum()
 
 
 class MAE(nn.Module):
-    """Masked autoencoding with its head (ReLU and Linear)."""
+    """Masked autoencoding with its head."""
 
     per_example = True
 
@@ -38,7 +35,7 @@ class MAE(nn.Module):
         self.head = nn.Sequential(nn.ReLU(), nn.Linear(encoder.width, encoder.signal.patch_size))
 
     def draw(self, batch: int, generator: torch.Generator) -> Draws:
-        """Which tokens are masked: the same number in each example."""
+        """Masked tokens: the same number in each example."""
         tokens = self.encoder.signal.tokens
         count = min(tokens, max(1, round(self.rate * tokens)))
         chosen = torch.rand(batch, tokens, generator=generator).argsort(dim=1)[:, :count]
@@ -59,7 +56,6 @@ class MAE(nn.Module):
     def _predicted(
         self, signals: torch.Tensor, masked: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Raw patches of signals, and what is predicted of them."""
         patches = self.encoder.patches(signals)
         tokens = self.encoder.patch_embedding(patches)
         visible = tokens.masked_fill(masked[:, :, None], 0.0)

@@ -1,4 +1,4 @@
-"""What a self-supervised method is to the training loop."""
+"""Interface of a self-supervised method."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def alone(x: torch.Tensor) -> torch.Tensor:
 
 
 class Method(Protocol):
-    """A self-supervised method; an ``nn.Module`` that holds its encoder and its own head."""
+    """A self-supervised method; an ``nn.Module`` with its encoder and its own head."""
 
     encoder: Encoder
     per_example: bool
@@ -35,10 +35,8 @@ class Method(Protocol):
     def __call__(self, signals: torch.Tensor, draws: Draws, gather: Gather = alone) -> torch.Tensor:
         """Mean loss over this worker's examples.
 
-        Args:
-            signals: (batch, *input_shape), this worker's share, normalised.
-            draws: This worker's share of `draw`, on the device of ``signals``.
-            gather: Concatenates over workers.
+        ``signals`` (batch, *input_shape) are normalised; ``draws`` are this worker's share of
+        `draw`, on their device.
         """
 
     def parameters(self) -> Any:

@@ -19,10 +19,10 @@ from benchmd_ray.ssl.method import Draws, Gather, alone
 def derangement(
     batch: int, tokens: int, rate: float, generator: torch.Generator
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Which token takes which place, and which places changed.
+    """Draw which token takes which place.
 
-    A share ``rate`` of the places, at least two, is drawn for each example, and their tokens
-    are passed on in a random cycle, so that every one of them really moves.
+    A share ``rate`` of the places, at least two, is drawn for each example; their tokens are passed
+    on in a random cycle, so that every one of them really moves.
 
     Returns:
         source (batch, tokens) int64: place ``t`` takes the token ``source[:, t]``;
@@ -37,12 +37,7 @@ def derangement(
 
 
 def shed_loss(logits: torch.Tensor, moved: torch.Tensor) -> torch.Tensor:
-    """Mean binary cross-entropy of 'this token was moved', in float32.
-
-    Args:
-        logits: (batch, tokens).
-        moved: (batch, tokens) bool.
-    """
+    """Mean binary cross-entropy of 'this token was moved' (batch, tokens), in float32."""
     return functional.binary_cross_entropy_with_logits(logits.float(), moved.float())
 
 

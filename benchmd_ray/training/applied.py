@@ -19,16 +19,10 @@ from benchmd_ray.errors import BenchmdError, shown, unknown_name
 from benchmd_ray.modality.signals import Signal
 from benchmd_ray.modality.tasks import Task
 from benchmd_ray.models.heads import Classifier
-from benchmd_ray.training.augmentation.evaluation import evaluated
-from benchmd_ray.training.collect import evaluation_batch
+from benchmd_ray.training.collect import evaluated, evaluation_batch
 from benchmd_ray.training.engine import choose_device
 from benchmd_ray.training.predict import merging
-from benchmd_ray.training.weights import (
-    described,
-    load_classifier,
-    load_encoder,
-    model_description,
-)
+from benchmd_ray.training.weights import described, load_classifier, load_encoder, model_description
 
 DEVICES = ("auto", "cpu", "cuda")
 Signals = npt.ArrayLike | torch.Tensor
@@ -37,7 +31,10 @@ instead of the stored shape the one that the encoder sees, where these differ.""
 
 
 class InUnit(nn.Module):
-    """Normalises signals in their unit, and hands them to a module."""
+    """Normalises signals in their unit by the training split's statistics, and calls a module.
+
+    ``shape``: the model was trained with ``transfer.augmentation.shape``.
+    """
 
     def __init__(
         self,
@@ -48,28 +45,14 @@ class InUnit(nn.Module):
         *,
         shape: bool,
     ) -> None:
-        """Wrap a module.
-
-        Args:
-            module: Takes what the encoder sees, (batch, *input_shape).
-            signal: What the signals are.
-            statistics: Of the training split that they are normalised by.
-            device: Where the module and the signals are.
-            shape: Whether the model was trained with ``transfer.augmentation.shape``.
-
-        Raises:
-            BenchmdError: Statistics are needed and missing.
-        """
         super().__init__()
         self.module, self.signal, self._shape = module, signal, shape
         self._normalise = normaliser(signal, statistics, device)
 
     def forward(self, signals: torch.Tensor, sizes: torch.Tensor | None = None) -> torch.Tensor:
-        """What the module gives.
+        """The module's outputs of signals (batch, *stored_shape) float32.
 
-        Args:
-            signals: (batch, *stored_shape) float32, in the signal's unit.
-            sizes: (batch, axes but the channel's), see `Record.valid_size`; None: no padding.
+        ``sizes`` are (batch, axes but the channel's), see `Record.valid_size`; None: no padding.
         """
         if sizes is None:
             whole = torch.tensor(self.signal.stored_shape[1:], device=signals.device)
@@ -86,11 +69,6 @@ class Applied:
     def __init__(
         self, folder: Path, module: nn.Module, encoder: nn.Module, device: str | torch.device
     ) -> None:
-        """Take the model of a run.
-
-        Raises:
-            BenchmdError: There is no such device.
-        """
         if str(device) not in DEVICES:
             raise unknown_name("device", str(device), DEVICES)
         about = model_description(folder)
@@ -109,7 +87,7 @@ class Applied:
         channels: Sequence[str] | None,
         sizes: npt.ArrayLike | torch.Tensor | None,
     ) -> torch.Tensor:
-        """What the module gives of all records, on its device."""
+        """The module's outputs of all records, on its device."""
         _require_alike(self.signal, rate, channels)
         taken = _records(signals, self.signal)
         _require_grey_levels(taken, self.signal)
@@ -129,11 +107,6 @@ class FeatureEncoder(Applied):
     """The encoder of a run: signals in their unit to features."""
 
     def __init__(self, folder: Path, device: str | torch.device = "auto") -> None:
-        """Load it.
-
-        Raises:
-            BenchmdError: The folder holds no model, or one that segments.
-        """
         encoder = load_encoder(folder)
         super().__init__(folder, encoder, encoder, device)
         if self.task is not None and self.task.segments:
@@ -142,7 +115,6 @@ class FeatureEncoder(Applied):
                 "run that classifies, or a pretraining."
             )
         self.width = encoder.width
-        """Features of a record."""
 
     def features(
         self,
@@ -152,19 +124,14 @@ class FeatureEncoder(Applied):
         channels: Sequence[str] | None = None,
         sizes: npt.ArrayLike | torch.Tensor | None = None,
     ) -> Any:
-        """Features of records.
+        """Features of records: (records, width) float32, an array, or a tensor for tensors.
 
         Args:
             signals: NumPy or PyTorch, see `Signals`.
-            rate: Sampling rate in Hz; it is compared with the model's where it is given.
-            channels: Names of the channels in their order, likewise.
-            sizes: Valid sizes, (records, axes but the channel's): extents within which signals are
-                more than padding, see `signals.valid_area`. Images of catalogs are padded, and
-                models saw that padding as zeros. None: nothing is padded.
-
-        Returns:
-            (records, width) float32, of the kind that was given: an array, or a tensor on the
-            model's device.
+            rate: Sampling rate in Hz, compared with the model's.
+            channels: Names of the channels in their order, compared with the model's.
+            sizes: Extents within which signals are more than padding (`signals.valid_area`),
+                (records, axes but the channel's): models saw padding as zeros. None: no padding.
 
         Raises:
             BenchmdError: The signals are of another shape, rate or channels than the model takes,
@@ -179,15 +146,9 @@ class SignalClassifier(Applied):
     task: Task
 
     def __init__(self, folder: Path, device: str | torch.device = "auto") -> None:
-        """Load it.
-
-        Raises:
-            BenchmdError: The folder holds no model, or one without a head or for masks.
-        """
         model: Classifier = load_classifier(folder)
         super().__init__(folder, model, model.encoder, device)
         self.classes = self.task.classes
-        """Names, in the order of the probabilities."""
 
     def predict(
         self,
@@ -198,25 +159,11 @@ class SignalClassifier(Applied):
         sizes: npt.ArrayLike | torch.Tensor | None = None,
         card: DatasetCard | None = None,
     ) -> Any:
-        """Probabilities of the classes: of exclusive ones they add up to 1.
+        """Probabilities (records, classes) float32; of exclusive classes they add up to 1.
 
-        Args:
-            signals: NumPy or PyTorch, see `Signals`.
-            rate: Sampling rate in Hz; it is compared with the model's where it is given.
-            channels: Names of the channels in their order, likewise.
-            sizes: Valid sizes, (records, axes but the channel's): extents within which signals are
-                more than padding, see `signals.valid_area`. Images of catalogs are padded, and
-                models saw that padding as zeros. None: nothing is padded.
-            card: Of a dataset that merges classes of the model's task, such as
-                ``catalog(…).info.card``: the probabilities are of its classes then, the sums of
-                those that each merges.
-
-        Returns:
-            (records, classes) float32, of the kind that was given: an array, or a tensor on the
-            model's device.
-
-        Raises:
-            BenchmdError: See `FeatureEncoder.features`.
+        ``card``, such as ``catalog(…).info.card``, is of a dataset that merges classes of the
+        model's task: probabilities are of its classes, the sums of those that each merges. The
+        rest is as in `FeatureEncoder.features`.
         """
         scores = probabilities(self.outputs(signals, rate, channels, sizes), self.task)
         if card is not None:
@@ -235,11 +182,7 @@ def probabilities(logits: torch.Tensor, task: Task) -> torch.Tensor:
 
 
 def _require_alike(signal: Signal, rate: float | None, channels: Sequence[str] | None) -> None:
-    """Refuse signals of another rate or of other channels, where these are known.
-
-    Raises:
-        BenchmdError: They differ from the model's.
-    """
+    """Refuse signals of another rate or of other channels, where these are stated."""
     if rate is not None and (signal.rate is None or _ratio(rate) != _ratio(signal.rate)):
         takes = "has no rate" if signal.rate is None else f"takes {signal.rate:g} Hz"
         raise BenchmdError(
@@ -259,11 +202,7 @@ def _ratio(rate: float) -> Fraction:
 
 
 def _records(signals: Signals, signal: Signal) -> npt.NDArray[Any] | torch.Tensor:
-    """Signals with a first axis of records, of one of the two shapes.
-
-    Raises:
-        BenchmdError: They are no real numbers, or of another shape.
-    """
+    """Signals with a first axis of records, of one of the two shapes."""
     values = signals if isinstance(signals, torch.Tensor) else np.asarray(signals)
     real = (
         not values.is_complex() if isinstance(values, torch.Tensor) else values.dtype.kind in "biuf"
@@ -288,11 +227,7 @@ def _records(signals: Signals, signal: Signal) -> npt.NDArray[Any] | torch.Tenso
 
 
 def _require_grey_levels(values: npt.NDArray[Any] | torch.Tensor, signal: Signal) -> None:
-    """Refuse grey levels that were scaled to [0, 1]; records that are black throughout are fine.
-
-    Raises:
-        BenchmdError: The model takes 0 to 255, and the largest value is above 0 and at most 1.
-    """
+    """Refuse grey levels that were scaled to [0, 1]; records that are black throughout are fine."""
     if signal.dtype != "uint8" or signal.unit != "grey level":
         return
     low, high = float(values.min()), float(values.max())
@@ -307,11 +242,7 @@ def _require_grey_levels(values: npt.NDArray[Any] | torch.Tensor, signal: Signal
 def _in_stored_shape(
     part: npt.NDArray[Any] | torch.Tensor, signal: Signal, device: torch.device
 ) -> torch.Tensor:
-    """Some records as float32 (records, *stored_shape); around what the encoder sees are zeros.
-
-    Raises:
-        BenchmdError: A value is not finite.
-    """
+    """Records as float32 (records, *stored_shape), with zeros around what the encoder sees."""
     if not isinstance(part, torch.Tensor):
         part = torch.from_numpy(np.array(part, np.float32, order="C"))  # of any strides and order
     values = part.to(device, torch.float32)
@@ -326,11 +257,7 @@ def _in_stored_shape(
 def _sizes(
     sizes: npt.ArrayLike | torch.Tensor | None, records: int, signal: Signal
 ) -> torch.Tensor:
-    """Valid sizes of records, (records, axes but the channel's) int64.
-
-    Raises:
-        BenchmdError: They do not fit the signals.
-    """
+    """Valid sizes of records, (records, axes but the channel's) int64."""
     whole = torch.tensor(signal.stored_shape[1:])
     if sizes is None:
         return whole.expand(records, -1)

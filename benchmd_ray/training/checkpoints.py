@@ -1,16 +1,16 @@
-"""Checkpoints of a run, whole or not there, and its exported weights.
+"""Checkpoints of a run, whole or not there.
 
-``checkpoints/step_000100`` holds a training state with ``checkpoint.json``; ``model.safetensors``
-with ``model.json`` the float32 weights that later runs load. Both JSON files hold the SHA-256 of
-the others, which are compared before they are loaded; the last two checkpoints are kept, so that
-training resumes from the older one where the newer is damaged.
+``checkpoints/step_000000100`` holds a training state and ``checkpoint.json`` with the SHA-256 of
+its files, compared before they are loaded. Two are kept: if the newer is damaged, training resumes
+from the older one.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,6 @@ from typing import Any
 import torch
 from typing_extensions import TypedDict
 
-from benchmd_ray.data.batches import Worker
 from benchmd_ray.errors import BenchmdError
 from benchmd_ray.extensions.parts import package_versions
 from benchmd_ray.files.atomic import TEMPORARY, flush, remove, removed_on_failure, sha256
@@ -33,9 +32,7 @@ from benchmd_ray.schema.typed import Count
 from benchmd_ray.training.engine import Engine, TorchEngine, barrier, gather
 
 KEPT = 2
-"""Checkpoints that are kept."""
 STEP = f"step_{'[0-9]' * 9}"
-"""Pattern of their names."""
 ASIDE = f"{TEMPORARY}old-"
 """Prefix of a checkpoint that another one takes the place of."""
 logger = logging.getLogger(__name__)
@@ -52,21 +49,17 @@ class State(TypedDict):
 def save_checkpoint(
     run: Path,
     step: int,
-    engine: Engine | _EngineCopy,
+    engine: Engine,
     position: dict[str, Any],
     files: Mapping[str, Callable[[Path], None]] | None = None,
+    save: Callable[[Path], None] | None = None,
 ) -> None:
     """Write a checkpoint under a temporary name and rename it; `KEPT` of them stay.
 
-    Every worker calls it. Random states need no saving: everything drawn is a function of the
-    seed, the step and the worker.
-
-    Args:
-        run: Folder of the run, on storage that all workers see.
-        step: Steps done.
-        engine: Its model and optimiser are saved.
-        position: What else the loop needs to continue; JSON-serialisable.
-        files: Further files of the checkpoint: name and what writes it, on the first worker.
+    Every worker calls it, on storage that all see. Random states need no saving: everything drawn
+    is a function of seed, step and worker. ``position`` is what else the loop needs to resume, as
+    JSON; ``files`` are further files and what writes them, on the first worker. ``save`` writes a
+    snapshot of the engine instead of its state.
     """
     folder = run / CHECKPOINTS
     final = folder / f"step_{step:09d}"
@@ -76,77 +69,62 @@ def save_checkpoint(
         partial.mkdir(parents=True)
     barrier()
     with removed_on_failure(partial, final):
-        engine.save(partial)
+        (save or engine.save)(partial)
     barrier()
     if engine.worker.rank == 0:
         with removed_on_failure(partial, final):
-            _complete(partial, step, engine, position, files or {})
+            for name, write in (files or {}).items():
+                write(partial / name)
+            description = {
+                "step": step,
+                "position": position,
+                "workers": engine.worker.world,
+                "versions": package_versions(),
+                "files": {path.name: sha256(path) for path in sorted(partial.iterdir())},
+            }
+            write_hashed_json(partial / CHECKPOINT, description, of=run)
             flush(partial)
         _replace_oldest(partial, final)
     barrier()
 
 
-class Saver:
-    """Saves the checkpoints of a run; with one worker on a GPU while training continues."""
+@contextmanager
+def saving(
+    run: Path, engine: Engine, *, later: bool | None = None
+) -> Iterator[Callable[[int, dict[str, Any]], None]]:
+    """Save checkpoints of a run within, see `save_checkpoint`.
 
-    def __init__(self, run: Path, engine: Engine, *, later: bool | None = None) -> None:
-        """Nothing is saved yet.
+    With one worker on a GPU (``later``), training continues while a checkpoint is written, until
+    the next one or the end.
+    """
+    if later is None:
+        later = engine.worker.device.type == "cuda"
+    pending: list[Future[None]] = []
 
-        With ``later``, files are written while training continues; None: on a GPU.
-        """
-        self._run, self._engine = run, engine
-        if later is None:
-            later = engine.worker.device.type == "cuda"
-        self._pool = ThreadPoolExecutor(1) if later and isinstance(engine, TorchEngine) else None
-        self._pending: Future[None] | None = None
+    def finish() -> None:
+        while pending:
+            pending.pop().result()
 
-    def save(self, step: int, position: dict[str, Any]) -> None:
-        """Save a checkpoint, see `save_checkpoint`, once the one before is written."""
-        self.finish()
-        if self._pool is None:
-            save_checkpoint(self._run, step, self._engine, position)
-            return
-        assert isinstance(self._engine, TorchEngine)
-        copy = _EngineCopy(self._engine.worker, self._engine.snapshot().save)
-        self._pending = self._pool.submit(save_checkpoint, self._run, step, copy, position)
+    def save(step: int, position: dict[str, Any]) -> None:
+        finish()
+        if later and isinstance(engine, TorchEngine):
+            copy = engine.snapshot()
+            pending.append(pool.submit(save_checkpoint, run, step, engine, position, None, copy))
+        else:
+            save_checkpoint(run, step, engine, position)
 
-    def finish(self) -> None:
-        """Wait until all is written.
-
-        Raises:
-            BenchmdError: It could not be.
-        """
-        pending, self._pending = self._pending, None
-        if pending is not None:
-            pending.result()
-
-    def __enter__(self) -> Saver:
-        return self
-
-    def __exit__(self, kind: object, *_: object) -> None:
+    with ThreadPoolExecutor(1) as pool:
         try:
-            self.finish()
-        except BenchmdError:
-            if kind is None:  # else there is an error already
-                raise
-        finally:
-            if self._pool is not None:
-                self._pool.shutdown()
-
-
-@dataclass(frozen=True)
-class _EngineCopy:
-    """What `Saver` writes in the place of an engine."""
-
-    worker: Worker
-    save: Callable[[Path], None]
+            yield save
+        except BaseException:
+            with suppress(BenchmdError):  # there is an error already
+                finish()
+            raise
+        finish()
 
 
 def _replace_oldest(partial: Path, final: Path) -> None:
-    """Put a written checkpoint next to the one before it, and remove all others.
-
-    At every moment a whole one is there.
-    """
+    """Put a checkpoint next to the one before it and remove all others; one is always whole."""
     if final.exists():  # of the same step, such as in an epoch that was begun again
         _aside(final)
     partial.rename(final)
@@ -162,26 +140,6 @@ def _aside(checkpoint: Path) -> Path:
     aside = checkpoint.with_name(f"{ASIDE}{checkpoint.name}")
     remove(aside)
     return checkpoint.rename(aside)
-
-
-def _complete(
-    partial: Path,
-    step: int,
-    engine: Engine | _EngineCopy,
-    position: dict[str, Any],
-    files: Mapping[str, Callable[[Path], None]],
-) -> None:
-    """Write what a checkpoint holds in addition to the engine's state, its description last."""
-    for name, write in files.items():
-        write(partial / name)
-    description = {
-        "step": step,
-        "position": position,
-        "workers": engine.worker.world,
-        "versions": package_versions(),
-        "files": {path.name: sha256(path) for path in sorted(partial.iterdir())},
-    }
-    write_hashed_json(partial / CHECKPOINT, description, of=_run_of(partial))
 
 
 def checkpoints(run: Path) -> list[Path]:
@@ -207,10 +165,6 @@ def checkpoint_step(folder: Path) -> int:
     return 0 if checkpoint is None else _step_of(checkpoint)
 
 
-def _run_of(checkpoint: Path) -> Path:
-    return checkpoint.parent.parent
-
-
 def _step_of(checkpoint: Path) -> int:
     return int(checkpoint.name.rpartition("_")[2])
 
@@ -221,20 +175,12 @@ class Checkpoint:
 
     folder: Path
     step: int
-    """Steps or epochs done."""
     position: Mapping[str, Any]
     """What the loop saved to resume."""
 
 
 def load_checkpoint(run: Path, engine: Engine) -> Checkpoint | None:
-    """Load the newest checkpoint that is as it was written into an engine; every worker calls it.
-
-    Returns:
-        What was loaded; None where there is none, or none that is undamaged.
-
-    Raises:
-        BenchmdError: It is of another architecture.
-    """
+    """Load the newest undamaged checkpoint into an engine, if any; every worker calls it."""
     step = _undamaged_step(run) if engine.worker.rank == 0 else -1
     # The first worker hashes the files, which all see, for everyone.
     step = int(gather(torch.tensor([step], device=engine.worker.device))[0])
@@ -247,7 +193,7 @@ def load_checkpoint(run: Path, engine: Engine) -> Checkpoint | None:
 
 
 def _undamaged_step(run: Path) -> int:
-    """Step of the newest undamaged checkpoint, -1 where there is none; names damaged ones."""
+    """Step of the newest undamaged checkpoint, -1 where there is none; logs damaged ones."""
     folders = checkpoints(run)
     for number, folder in enumerate(folders, 1):
         try:
@@ -264,7 +210,7 @@ def _undamaged_step(run: Path) -> int:
 
 def _description(checkpoint: Path) -> dict[str, Any]:
     file = checkpoint / CHECKPOINT
-    description = read_hashed_json(file, "", State, of=_run_of(checkpoint))
+    description = read_hashed_json(file, "", State, of=checkpoint.parent.parent)
     if description["step"] != _step_of(checkpoint):
         raise Damaged(file, f"it is of step {description['step']}", "")
     return description

@@ -30,11 +30,7 @@ def evaluation_batch(encoder: nn.Module) -> int:
 def collect(
     forward: Callable[[torch.Tensor], torch.Tensor], feed: Feed, batch_size: int
 ) -> npt.NDArray[np.float32]:
-    """Outputs of every row in row order, without gradients; every worker gets all of them.
-
-    Returns:
-        (rows, width) float32.
-    """
+    """Outputs (rows, width) of every row in row order, without gradients; for every worker."""
     outputs: npt.NDArray[np.float32] = gathered(
         lambda batch: forward(batch.signals).float(), feed, batch_size
     )
@@ -44,11 +40,7 @@ def collect(
 def gathered(
     work: Callable[[Batch], torch.Tensor], feed: Feed, batch_size: int
 ) -> npt.NDArray[Any]:
-    """What a function gives of every row in row order, without gradients; for every worker.
-
-    Returns:
-        (rows, …).
-    """
+    """Results (rows, …) of a function for every row in order, without gradients."""
     rows, outputs = _HostBuffer(), _HostBuffer()
     with torch.inference_mode():
         for batch in feed.ordered(batch_size):
@@ -61,23 +53,20 @@ def gathered(
 
 
 class _HostBuffer:
-    """Tensors of a device, joined and copied to the host many at a time.
-
-    Each copy waits for all that the device has to do.
-    """
+    """Tensors of a device, copied to the host many at a time: each copy waits for the device."""
 
     def __init__(self) -> None:
-        self._held: list[torch.Tensor] = []
+        self._waiting: list[torch.Tensor] = []
         self._done: list[torch.Tensor] = []
 
     def append(self, tensor: torch.Tensor) -> None:
-        if self._held and tensor.nbytes * (len(self._held) + 1) > HELD_BYTES:
+        if self._waiting and tensor.nbytes * (len(self._waiting) + 1) > HELD_BYTES:
             self._copy()
-        self._held.append(tensor)
+        self._waiting.append(tensor)
 
     def _copy(self) -> None:
-        self._done.append(torch.cat(self._held).cpu())
-        self._held = []
+        self._done.append(torch.cat(self._waiting).cpu())
+        self._waiting = []
 
     def whole(self) -> npt.NDArray[Any]:
         self._copy()
@@ -93,3 +82,17 @@ def evaluating(module: nn.Module, worker: Worker, precision: str) -> Callable[[t
             return module(signals)
 
     return forward
+
+
+EVALUATED = 0.5
+"""What shapes are multiplied with where the model is evaluated: the mean of training's factor."""
+
+
+def evaluated(
+    forward: Callable[[torch.Tensor], torch.Tensor], shape: bool
+) -> Callable[[torch.Tensor], torch.Tensor]:
+    """A forward pass on normalised signals as the model is evaluated on them.
+
+    ``shape`` is ``transfer.augmentation.shape`` of its training.
+    """
+    return (lambda signals: forward(signals * EVALUATED)) if shape else forward

@@ -1,7 +1,6 @@
-"""Engines: what turns a loss into a step, on one process or on many.
+"""Engines turn a loss into a step: `TorchEngine` in one process, `DeepSpeedEngine` in many.
 
-`TorchEngine` is plain PyTorch for one process; `DeepSpeedEngine` serves several workers. Both write
-the same checkpoint, which loads at any number of workers and ZeRO stage.
+Both write the same checkpoint, which loads at any number of workers and ZeRO stage.
 """
 
 from __future__ import annotations
@@ -9,7 +8,7 @@ from __future__ import annotations
 import os
 import socket
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
@@ -25,14 +24,14 @@ from benchmd_ray.extensions.private_parts import private_part
 from benchmd_ray.settings.definition import ExecutionSettings, OptimiserSettings
 from benchmd_ray.training.state import (
     MOMENTS,
-    Held,
-    HeldWhole,
-    Snapshot,
+    State,
+    WholeState,
+    ZeroState,
     load_state,
     save_state,
+    snapshot,
     weights,
 )
-from benchmd_ray.training.zero import HeldByZero
 
 FACTOR = "lr_factor"
 """Key of a parameter group: what its learning rate is multiplied with."""
@@ -40,7 +39,6 @@ BUCKET = 2**25
 """Values that ZeRO exchanges, steps or holds whole at a time, at most: 128 MiB in float32.
 DeepSpeed's own limits lie above the size of our largest encoder and so would split nothing."""
 ENGINE_USE = "training by several workers or with ZeRO"
-"""What needs DeepSpeed, for messages."""
 
 Captures = Literal["", "passes", "step"]
 """Nothing; forward and backward pass, as the update exchanges gradients; or all of it."""
@@ -50,41 +48,39 @@ class Engine(ABC):
     """Steps a module's parameters."""
 
     module: nn.Module
-    """The bare module."""
     worker: Worker
-    """Who this process is."""
     captures: Captures
     """What of a step a CUDA graph can hold."""
+    _forward: nn.Module
     _optimiser: Any
-    _state: Held
-    """Where parameters and moments are."""
+    _state: State
 
-    @abstractmethod
     def __call__(self, *inputs: Any) -> Any:
-        """The module's forward pass, in the precision of the settings."""
+        """Run the module in the precision of the settings."""
+        return self._forward(*inputs)
 
     @abstractmethod
     def backward(self, loss: torch.Tensor, *, last: bool = True) -> None:
-        """Backward pass; its gradients are added to those that `update` has not used yet.
+        """Add this worker's gradients to those that `update` has not used yet.
 
-        Args:
-            loss: This worker's; gradients are averaged over workers.
-            last: Whether `update` follows, and no other backward pass.
+        ``last``: `update` follows, and no other backward pass.
         """
 
     @abstractmethod
     def update(self) -> None:
-        """One step of the optimiser, which uses the gradients up."""
+        """Step the optimiser and use up the gradients, averaged over workers."""
 
     def set_lr(self, lr: float) -> None:
-        """Set the learning rate of the steps to come."""
-        set_lr(self._optimiser, lr)
+        """Set the learning rate of every parameter group, times the group's factor if any."""
+        for group in self._optimiser.param_groups:
+            rate = lr * group.get(FACTOR, 1.0)
+            if isinstance(group["lr"], torch.Tensor):  # on the device, where a graph reads it
+                group["lr"].fill_(rate)
+            else:
+                group["lr"] = rate
 
     def tensors(self) -> list[torch.Tensor]:
-        """All that a step changes: parameters, buffers and AdamW's moments.
-
-        Only where `captures` names something.
-        """
+        """All that a step changes: parameters, buffers and AdamW's moments; not with ZeRO."""
         states = self._optimiser.state.values()
         moments = [state[name] for state in states for name in MOMENTS]
         return [*self.module.parameters(), *self.module.buffers(), *moments]
@@ -98,19 +94,12 @@ class Engine(ABC):
         load_state(self.module, self._state, folder)
 
     def weights(self) -> dict[str, torch.Tensor]:
-        """Copies of all parameters and buffers on the CPU; every worker calls it.
-
-        The first worker gets them, the others none.
-        """
+        """Parameters and buffers, copied to the CPU of the first worker; every worker calls it."""
         return weights(self.module, self._state, keep=self.worker.rank == 0)
 
 
 def choose_device(choice: str, local_rank: int = 0) -> torch.device:
-    """The device of a worker.
-
-    Raises:
-        BenchmdError: A GPU is asked for and there is none.
-    """
+    """The device of a worker, by ``execution.device``."""
     if choice == "cuda" and not torch.cuda.is_available():
         raise BenchmdError(
             "execution.device is cuda and PyTorch sees no GPU. Use --set execution.device=cpu, or "
@@ -127,7 +116,7 @@ def uses_bf16(precision: str, device: torch.device) -> bool:
 
 
 def autocast(device: torch.device, precision: str) -> torch.autocast:
-    """The context of a forward pass; weights and optimiser stay in float32."""
+    """Context of a forward pass; weights and optimiser stay in float32."""
     enabled = uses_bf16(precision, device)
     return torch.autocast(device.type, torch.bfloat16, enabled=enabled)
 
@@ -157,7 +146,7 @@ def barrier() -> None:
 def adamw(
     parameters: Iterable[Any], settings: OptimiserSettings, device: torch.device
 ) -> torch.optim.AdamW:
-    """AdamW in one pass over parameters, or groups of them; on a GPU a graph may hold its step."""
+    """Fused AdamW over parameters or groups of them; on a GPU a graph may hold its step."""
     on_gpu = device.type == "cuda"
     optimiser = torch.optim.AdamW(
         parameters,
@@ -186,14 +175,9 @@ class TorchEngine(Engine):
     ) -> None:
         self.module = module.to(worker.device)
         self.worker = worker
-        self._precision = execution.precision
+        self._forward = _Autocast(self.module, worker.device, execution.precision)
         self._optimiser = adamw(parameter_groups(module, factors), optimiser, worker.device)
-        self._state = HeldWhole(self._optimiser)
-
-    def __call__(self, *inputs: Any) -> Any:
-        """See `Engine`."""
-        with autocast(self.worker.device, self._precision):
-            return self.module(*inputs)
+        self._state = WholeState(self._optimiser)
 
     def backward(self, loss: torch.Tensor, *, last: bool = True) -> None:
         """See `Engine`."""
@@ -204,9 +188,9 @@ class TorchEngine(Engine):
         self._optimiser.step()
         self._optimiser.zero_grad(set_to_none=True)
 
-    def snapshot(self) -> Snapshot:
-        """Copies of what `save` writes, which the steps to come leave alone."""
-        return Snapshot(self.module, self._state)
+    def snapshot(self) -> Callable[[Path], None]:
+        """Copy what `save` writes; what writes it later."""
+        return snapshot(self.module, self._state)
 
 
 class DeepSpeedEngine(Engine):
@@ -237,15 +221,11 @@ class DeepSpeedEngine(Engine):
         self._optimiser = self._engine.optimizer
         splits = execution.zero_stage > 0
         # DeepSpeed's hooks on the module that it was given wait for the device.
-        self._forward: nn.Module = self._engine if splits else _Autocast(*about)
+        self._forward = self._engine if splits else _Autocast(*about)
         self.captures = "" if splits else "passes"
         self._state = (
-            HeldByZero(self._engine, worker.rank) if splits else HeldWhole(self._optimiser)
+            ZeroState(self._engine, worker.rank) if splits else WholeState(self._optimiser)
         )
-
-    def __call__(self, *inputs: Any) -> Any:
-        """See `Engine`."""
-        return self._forward(*inputs)
 
     def backward(self, loss: torch.Tensor, *, last: bool = True) -> None:
         """See `Engine`."""
@@ -263,7 +243,7 @@ class DeepSpeedEngine(Engine):
 
 
 class _Autocast(nn.Module):
-    """Runs a module in mixed precision inside DeepSpeed's engine, which knows of none."""
+    """Runs a module in mixed precision, inside DeepSpeed's engine too, which knows of none."""
 
     def __init__(self, module: nn.Module, device: torch.device, precision: str) -> None:
         super().__init__()
@@ -284,36 +264,26 @@ def make_engine(
 ) -> Engine:
     """The engine of the settings: DeepSpeed with several workers or ZeRO, else PyTorch.
 
-    ``factors`` multiply the learning rate of each parameter, by its name; None: the same rate
-    for all.
+    ``factors`` multiply the learning rate of each parameter, by its name; None: the same for all.
     """
     kind = DeepSpeedEngine if _chosen(execution, worker.world) == "deepspeed" else TorchEngine
     return kind(module, optimiser, execution, worker, factors)
 
 
 def _chosen(execution: ExecutionSettings, workers: int) -> str:
-    """The name of the engine that so many workers train with."""
     if execution.engine != "auto":
         return execution.engine
     return "torch" if workers == 1 and execution.zero_stage == 0 else "deepspeed"
 
 
 def require_engine(execution: ExecutionSettings) -> None:
-    """Refuse an engine that is not installed.
-
-    Raises:
-        MissingExtra: It is DeepSpeed's.
-    """
+    """Refuse an engine that is not installed (`MissingExtra`)."""
     if _chosen(execution, execution.workers) == "deepspeed":
         require(ENGINE_USE, "deepspeed")
 
 
 def import_deepspeed(device: torch.device) -> Any:
-    """DeepSpeed, without building its CPU communication extension, which needs a compiler.
-
-    Raises:
-        MissingExtra: It is not installed.
-    """
+    """DeepSpeed, without building its CPU communication extension, which needs a compiler."""
     os.environ.setdefault("DS_ACCELERATOR", device.type)
     with importing("deepspeed", ENGINE_USE):
         import deepspeed
@@ -363,11 +333,7 @@ def _join_process_group(worker: Worker) -> None:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     os.environ.update(
-        RANK="0",
-        LOCAL_RANK="0",
-        WORLD_SIZE="1",
-        MASTER_ADDR="127.0.0.1",
-        MASTER_PORT=str(port),
+        RANK="0", LOCAL_RANK="0", WORLD_SIZE="1", MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port)
     )
     dist.init_process_group("nccl" if worker.device.type == "cuda" else "gloo")
 
@@ -378,10 +344,7 @@ def trainable(module: nn.Module) -> list[nn.Parameter]:
 
 
 def parameter_groups(module: nn.Module, factors: Mapping[str, float] | None) -> list[Any]:
-    """What an optimiser is given: the parameters, or a group of them for each factor.
-
-    ``factors`` are as in `make_engine`.
-    """
+    """The trainable parameters, or a group of them for each factor, see `make_engine`."""
     if factors is None:
         return trainable(module)
     groups: dict[float, list[nn.Parameter]] = {}
@@ -391,18 +354,8 @@ def parameter_groups(module: nn.Module, factors: Mapping[str, float] | None) -> 
     return [{"params": groups[factor], FACTOR: factor} for factor in sorted(groups)]
 
 
-def set_lr(optimiser: Any, lr: float) -> None:
-    """Set the learning rate of every parameter group, times the group's factor if it has one."""
-    for group in optimiser.param_groups:
-        rate = lr * group.get(FACTOR, 1.0)
-        if isinstance(group["lr"], torch.Tensor):  # on the device, where a graph reads it
-            group["lr"].fill_(rate)
-        else:
-            group["lr"] = rate
-
-
 def cpu_copy(module: nn.Module) -> dict[str, torch.Tensor]:
-    """Parameters and buffers of a module, copied to the CPU."""
+    """Parameters and buffers, copied to the CPU."""
     return {
         name: value.detach().cpu().clone().contiguous()
         for name, value in module.state_dict().items()

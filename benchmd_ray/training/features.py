@@ -1,14 +1,15 @@
-"""Features of a frozen encoder, kept in a folder for all runs that need the very same.
+"""Evaluation of a frozen encoder: stored features, a linear head, and nearest neighbours.
 
-A file is named by the hash of all that decides its content, so that nothing is ever taken for
-something else. Next to ``<name>.npy``, ``<name>.json`` holds its SHA-256 and what it is of.
+A file ``<name>.npy`` is named by the hash of all that determines its content; ``<name>.json`` has
+its SHA-256 and what it is of.
 """
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,21 +20,26 @@ from torch import nn
 
 from benchmd_ray._version import __version__
 from benchmd_ray.cluster.hardware import hardware
-from benchmd_ray.data.batches import Rows
+from benchmd_ray.data.batches import Rows, Worker, epoch_order
 from benchmd_ray.data.catalog import Catalog
+from benchmd_ray.data.feed import whole_split_feed
+from benchmd_ray.data.sizes import streams
 from benchmd_ray.extensions.parts import versions_of
 from benchmd_ray.files.arrays import mapped
 from benchmd_ray.files.atomic import digest, locked, replacing, sha256
-from benchmd_ray.files.integrity import (
-    Damaged,
-    read_hashed_json,
-    require_sha256,
-    write_hashed_json,
-)
+from benchmd_ray.files.integrity import Damaged, read_hashed_json, require_sha256, write_hashed_json
+from benchmd_ray.modality.tasks import TaskKind
 from benchmd_ray.models.digest import weights_digest
+from benchmd_ray.models.heads import Classifier, classification_loss
+from benchmd_ray.models.neighbours import NearestNeighbours
 from benchmd_ray.models.networks import network_part, network_source
 from benchmd_ray.settings.definition import Settings, as_dict
-from benchmd_ray.training.engine import uses_bf16
+from benchmd_ray.training.collect import EVALUATION_BATCH, collect, evaluating, evaluation_batch
+from benchmd_ray.training.engine import TorchEngine, cpu_copy, uses_bf16
+from benchmd_ray.training.forward import graphed
+from benchmd_ray.training.reporter import Reporter, require_finite
+from benchmd_ray.training.selection import Best, TransferData, training_feed, training_streams
+from benchmd_ray.training.steps import Inputs, Steps, choose_step
 
 Features = npt.NDArray[np.float32]
 """(rows, width)."""
@@ -41,7 +47,7 @@ Features = npt.NDArray[np.float32]
 
 @dataclass(frozen=True)
 class FeatureStore:
-    """Kept features of one frozen encoder on the splits of one catalog."""
+    """Stored features of one frozen encoder on the splits of one catalog."""
 
     folder: Path
     about: dict[str, Any]
@@ -51,18 +57,11 @@ class FeatureStore:
     def features(
         self, split: str, rows: Rows, encode: Callable[[], Features], streaming: bool
     ) -> Features:
-        """Features of some rows of a split: those that are kept, or encoded now and then kept.
+        """Features (rows, width) of a split: those stored, or encoded now and then stored.
 
-        Of several processes that want the same at once, one encodes and the others wait.
-
-        ``streaming``: whether ``encode`` reads a streaming feed, whose batches round
-        otherwise.
-
-        Returns:
-            (rows, width), mapped from the file; what is written to it never reaches the file.
-
-        Raises:
-            BenchmdError: The disk is full, or the folder's file system has no locks.
+        Of several processes that need the same at once, one encodes and the others wait.
+        ``streaming``: ``encode`` reads a streaming feed, whose batches round differently. Writes to
+        the result never reach the file.
         """
         chosen = hashlib.sha256(np.ascontiguousarray(rows, np.int64).tobytes()).hexdigest()
         about = self.about | {"split": split, "rows": chosen, "streaming": streaming}
@@ -81,7 +80,7 @@ class FeatureStore:
 def feature_store(
     folder: Path, encoder: nn.Module, settings: Settings, catalog: Catalog, device: torch.device
 ) -> FeatureStore:
-    """The kept features of an encoder."""
+    """The stored features of an encoder."""
     size = as_dict(settings.encoder)
     for name in ("dropout", "embedding_dropout"):  # at rest in a frozen encoder
         del size[name]
@@ -110,7 +109,7 @@ def _keep(path: Path, features: Features, about: dict[str, Any]) -> None:
 
 
 def _kept(path: Path, shape: tuple[int, int], about: dict[str, Any]) -> Features | None:
-    """Features that are kept whole; None where there are none, damaged ones or those of others."""
+    """Stored features; None where there are none, damaged ones or others."""
     try:
         stated = read_hashed_json(path.with_suffix(".json"), "", {"features": str})
         require_sha256(path, stated.pop("features"), "")
@@ -120,3 +119,140 @@ def _kept(path: Path, shape: tuple[int, int], about: dict[str, Any]) -> Features
     except Damaged:
         return None
     return features if features.shape == shape and features.dtype == np.float32 else None
+
+
+def linear_evaluation(
+    settings: Settings,
+    catalog: Catalog,
+    data: TransferData,
+    model: Classifier,
+    worker: Worker,
+    reporter: Reporter,
+    *,
+    kept: Path | None = None,
+) -> Best:
+    """Train the head on the frozen encoder's features; ``transfer.layer_decay`` is not read.
+
+    They are stored in the folder ``kept`` for other runs, and taken from it.
+    """
+    transfer = settings.transfer
+    training, validation = frozen_features(settings, catalog, data, model.encoder, worker, kept)
+    features = torch.from_numpy(training).to(worker.device)
+    # A copy is in memory alike wherever the features came from: the same bits come out.
+    validation_features = torch.from_numpy(validation).clone().to(worker.device)
+    targets = torch.from_numpy(data.columns.targets[data.rows]).to(worker.device)
+    head, best = model.head.to(worker.device), Best()
+    steps = head_steps(head, settings, len(features), worker, catalog.task.kind)
+    title = steps.chosen.titled("linear evaluation", worker.device)
+    reporter.start(title, transfer.epochs, "epochs", 0)
+    for epoch in range(transfer.epochs):
+        loss = head_epoch(steps, features, targets, settings, epoch)
+        with torch.inference_mode():
+            scores = data.scores(head(validation_features).cpu().numpy())
+        best.offer(scores["validation_auroc"], epoch, partial(cpu_copy, head))
+        reporter.report(epoch + 1, {"loss": loss, **scores})
+    reporter.finish()
+    named = {f"head.{name}": value for name, value in best.weights.items()}
+    best.weights = cpu_copy(model) | named
+    return best
+
+
+def nearest_neighbours(
+    settings: Settings,
+    catalog: Catalog,
+    data: TransferData,
+    model: Classifier,
+    worker: Worker,
+    reporter: Reporter,
+    *,
+    kept: Path | None = None,
+) -> Best:
+    """Let the training records vote by their features; nothing is trained.
+
+    The head holds their features, which are stored in the folder ``kept`` for other runs.
+    """
+    training, validation = frozen_features(settings, catalog, data, model.encoder, worker, kept)
+    reporter.start("nearest neighbours", 1, "epochs", 0)
+    targets = torch.from_numpy(data.columns.targets[data.rows])
+    nearest = settings.transfer.neighbours
+    head = NearestNeighbours(torch.from_numpy(training), targets, catalog.task.kind, nearest)
+    model.head = head.to(worker.device)
+    with torch.inference_mode():
+        parts = [
+            head(torch.from_numpy(validation[start : start + EVALUATION_BATCH]).to(worker.device))
+            for start in range(0, len(validation), EVALUATION_BATCH)
+        ]
+    scores, best = data.scores(torch.cat(parts).cpu().numpy()), Best()
+    best.offer(scores["validation_auroc"], 0, partial(cpu_copy, model))
+    reporter.report(1, scores)
+    reporter.finish()
+    return best
+
+
+def frozen_features(
+    settings: Settings,
+    catalog: Catalog,
+    data: TransferData,
+    encoder: nn.Module,
+    worker: Worker,
+    kept: Path | None,
+) -> tuple[Features, Features]:
+    """Features of the chosen training rows and of the whole validation split."""
+    size = evaluation_batch(encoder)
+    direct = evaluating(encoder, worker, settings.execution.precision)
+    forward = graphed(direct, worker, settings)  # not compiled: kept features are of all runs
+
+    def train() -> Features:
+        return collect(forward, training_feed(catalog, settings, worker, data), size)
+
+    def validation() -> Features:
+        feed = whole_split_feed(catalog, "validation", settings, worker, catalog.statistics)
+        return collect(forward, feed, size)
+
+    if kept is None:
+        return train(), validation()
+    store = feature_store(kept, encoder, settings, catalog, worker.device)
+    every = np.arange(len(data.validation_targets))
+    streaming = streams(catalog, "validation", settings.execution)
+    return (
+        store.features("train", data.rows, train, training_streams(catalog, settings, data)),
+        store.features("validation", every, validation, streaming),
+    )
+
+
+def head_steps(
+    head: nn.Module, settings: Settings, rows: int, worker: Worker, task: TaskKind
+) -> Steps:
+    """Steps of a head on features, in float32."""
+    transfer = settings.transfer
+    engine = TorchEngine(head, transfer.optimiser, settings.execution, worker)
+
+    def loss(inputs: Inputs) -> tuple[torch.Tensor, torch.Tensor]:
+        logits = head(inputs["features"])
+        losses = classification_loss(logits, inputs["targets"], task, transfer.label_smoothing)
+        return losses.mean(), losses.sum()
+
+    count = -(-rows // min(transfer.batch_size, rows)) * transfer.epochs
+    chosen = choose_step(settings.execution, engine, count, built_in=True)
+    if chosen.way == "captured":  # so small a step takes longer to compile than all of them
+        chosen = replace(chosen, compiles=False, why="not compiled: only a head")
+    return Steps(engine, loss, lambda step: None, chosen)  # a head has no dropout to seed
+
+
+def head_epoch(
+    steps: Steps, features: torch.Tensor, targets: torch.Tensor, settings: Settings, epoch: int
+) -> float:
+    """One epoch of a head on features; the mean loss over the rows."""
+    rows, transfer = len(features), settings.transfer
+    optimiser = transfer.optimiser
+    order = torch.from_numpy(np.array(epoch_order(settings.seed, epoch, rows)))
+    size = min(transfer.batch_size, rows)
+    count = -(-rows // size)
+    total, sums = count * transfer.epochs, []
+    for number, index in enumerate(torch.split(order.to(features.device), size)):
+        step = epoch * count + number
+        inputs = {"features": features[index], "targets": targets[index]}
+        sums.append(steps(step, inputs, optimiser.lr_at(step, total)))
+    losses = torch.stack(sums)
+    require_finite(losses, epoch * count + 1, lambda step: optimiser.lr_at(step, total))
+    return float(losses.sum()) / rows

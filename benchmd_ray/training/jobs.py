@@ -1,4 +1,4 @@
-"""What training is asked to do, and what a transfer says when it is done; needs no PyTorch."""
+"""What a training job does and what a transfer writes at its end; needs no PyTorch."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ RESULT = "training.json"
 
 @dataclass(frozen=True)
 class PretrainJob:
-    """What one pretraining run does."""
+    """One pretraining run."""
 
     settings: Settings
     technique: str
@@ -37,7 +37,7 @@ class PretrainJob:
 
 @dataclass(frozen=True)
 class TransferJob:
-    """What one transfer run does."""
+    """One transfer run."""
 
     settings: Settings
     catalog: Location
@@ -60,14 +60,6 @@ def selected_by(task: Task) -> str:
 
 
 def transfer_result(folder: Path, score: str = "validation_auroc") -> dict[str, Any]:
-    """What `RESULT` says of a transfer: best_epoch, the score, training_records.
-
-    Args:
-        folder: Of the run.
-        score: What `selected_by` gives.
-
-    Raises:
-        Damaged: It is missing, or not what was written.
-    """
+    """Validated `RESULT` of a run: best_epoch, the score (`selected_by`), training_records."""
     form = {"best_epoch": Count, score: Finite, "training_records": Count}
     return read_hashed_json(folder / RESULT, made_again(folder), form, of=folder)

@@ -1,11 +1,11 @@
-"""Start a training core: in this process for one worker, as a Ray Train job for several."""
+"""Start a training: in this process for one worker, as a Ray Train job for several."""
 
 from __future__ import annotations
 
 import contextlib
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -20,7 +20,6 @@ from benchmd_ray.runs.training_log import METRICS
 from benchmd_ray.settings.definition import ExecutionSettings
 from benchmd_ray.training.checkpoints import checkpoint_step
 from benchmd_ray.training.engine import choose_device
-from benchmd_ray.training.hardware import record_hardware
 from benchmd_ray.training.jobs import PretrainJob, TransferJob
 from benchmd_ray.training.notice import heeding, noted
 from benchmd_ray.training.pretrain import require_pretrainable
@@ -31,18 +30,17 @@ from benchmd_ray.training.ray_train import (
     LOOK_SECONDS,
     STOP,
     Job,
+    JobEnd,
+    end_of,
+    following,
+    record_end,
+    record_hardware,
+    record_restart,
     reporter_of,
     trainer_of,
     unless_stopped,
 )
 from benchmd_ray.training.reporter import Reporter
-from benchmd_ray.training.restarts import (
-    JobEnd,
-    end_of,
-    following,
-    record_end,
-    record_restart,
-)
 from benchmd_ray.training.transfer import require_transferable
 
 SHORTEST_WAIT = 2.0
@@ -56,18 +54,12 @@ SPLITS: dict[type[Job], tuple[str, ...]] = {
 def launch(job: Job, *, on_ray: bool = False, reporter: Reporter | None = None) -> None:
     """Run a job to its end, from its newest checkpoint on where there is one.
 
-    The shards are hashed here, once; the workers look only at their sizes.
-
-    Args:
-        job: What to do. Its paths are absolute: workers have working folders of their own.
-        on_ray: Run a single worker on Ray too, on the cluster this process is connected to.
-        reporter: Is notified of what a worker in this process does, instead of the folder's
-            ``metrics.jsonl`` and the terminal. What it raises ends the work and is passed on as it
-            is; the job started again resumes from its newest checkpoint.
+    The shards are hashed here, once; workers only look at their sizes. With ``on_ray`` a single
+    worker runs on Ray too, on the cluster this process is connected to. A ``reporter`` is called in
+    this process instead of writing ``metrics.jsonl`` and progress; what it raises ends the work.
 
     Raises:
-        BenchmdError: The job cannot work as the settings say, a shard was altered, the work
-            failed, or there is a reporter for workers in other processes.
+        BenchmdError: The settings do not fit, a shard was altered, or the work failed.
         Stopped: Ctrl-C or SIGTERM came, and a checkpoint was written.
     """
     if reporter is not None and (on_ray or job.settings.execution.workers > 1):
@@ -107,14 +99,12 @@ def _launch_on_ray(job: Job) -> None:
     """Run a job as one Ray Train job after the other until it is done.
 
     Where workers are lost, stand still or are told to end, the next one resumes from the newest
-    checkpoint: with all of them, or with as many as the cluster has room for by then. Fewer than
-    all are told to end when there is room for all again.
+    checkpoint, with as many workers as the cluster has room for by then. Fewer than all are told to
+    end when there is room for all again.
 
-    Ray Train's own elastic scaling (2.60), tried under the same faults, starts killed and stalled
-    workers again within one job and follows nodes that go and come. But it takes a worker that is
-    told to end for one that is done, grows without a checkpoint, so that steps are done again,
-    counts failures over the whole run, and takes numbers of workers that a batch cannot be
-    divided by.
+    Ray Train's own elastic scaling (2.60), tried under the same faults, takes a worker that is told
+    to end for one that is done, grows without a checkpoint, counts failures over the whole run, and
+    takes numbers of workers that a batch cannot be divided by.
     """
     execution, gpus = job.settings.execution, _gpus_of_worker(job)
     require_shared(job.folder)
@@ -136,61 +126,49 @@ def _launch_on_ray(job: Job) -> None:
 
 
 def _with_room(job: Job, workers: int, gpus: int) -> JobEnd | None:
-    """Run one Ray Train job, with so many workers until there is room for all; see `_attempt`."""
+    """Run one Ray Train job, with so many workers until there is room for all."""
     if workers == job.settings.execution.workers:
         return _attempt(job, gpus)
     execution = replace(job.settings.execution, workers=workers)
     smaller = replace(job, settings=replace(job.settings, execution=execution))
-    with _Growth(job, workers, gpus) as growth:
-        return _attempt(smaller, gpus, growth.possible)
+    with _growth(job, workers, gpus) as has_room:
+        return _attempt(smaller, gpus, has_room)
 
 
-class _Growth:
-    """Asks a cluster for the workers that a job lacks, once those that it has are at work.
+@contextlib.contextmanager
+def _growth(job: Job, workers: int, gpus: int) -> Iterator[Callable[[], bool]]:
+    """Whether there is room for all workers by now, asked once the others are at work.
 
-    Before, it would take the room that these need.
+    Before, the request would take the room that these need.
     """
+    import ray
+    from ray.util.placement_group import placement_group, remove_placement_group
 
-    def __init__(self, job: Job, workers: int, gpus: int) -> None:
-        execution = job.settings.execution
-        missing = execution.workers - workers
-        self._bundles = [_bundle(execution, gpus)] * missing + [{"CPU": 1.0}]
-        self._metrics = job.folder / METRICS
-        self._group: Any = None
-        self._before = self._written()
+    execution, metrics = job.settings.execution, job.folder / METRICS
+    bundles = [_bundle(execution, gpus)] * (execution.workers - workers) + [{"CPU": 1.0}]
+    requests: list[tuple[Any, Any]] = []
 
-    def _written(self) -> int:
-        """When the job's first worker wrote last."""
-        return self._metrics.stat().st_mtime_ns if self._metrics.is_file() else 0
+    def written() -> int:
+        return metrics.stat().st_mtime_ns if metrics.is_file() else 0
 
-    def __enter__(self) -> _Growth:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        from ray.util.placement_group import remove_placement_group
-
-        if self._group is not None:
-            remove_placement_group(self._group)
-
-    def possible(self) -> bool:
-        """Whether there is room for all workers by now."""
-        import ray
-        from ray.util.placement_group import placement_group
-
-        if self._group is None:
-            if self._written() == self._before:
+    def has_room() -> bool:
+        if not requests:
+            if written() == before:
                 return False
-            self._group = placement_group(self._bundles)
-            self._ready = self._group.ready()
-        return bool(ray.wait([self._ready], timeout=0)[0])
+            group = placement_group(bundles)
+            requests.append((group, group.ready()))
+        return bool(ray.wait([requests[0][1]], timeout=0)[0])
+
+    before = written()
+    try:
+        yield has_room
+    finally:
+        for group, _ in requests:
+            remove_placement_group(group)
 
 
 def _gpus_of_worker(job: Job) -> int:
-    """GPUs that each worker holds.
-
-    Raises:
-        NoRoom: The cluster has too few.
-    """
+    """GPUs of each worker, 0 or 1."""
     import ray
 
     execution, gpus = job.settings.execution, ray.cluster_resources().get("GPU", 0)
@@ -215,14 +193,10 @@ def _possible(job: Job) -> list[int]:
 
 
 def _room(job: Job, gpus: int) -> int:
-    """Wait for room, and say for how many workers there is.
+    """Wait for room, and return for how many workers there is.
 
-    A reservation is asked for and given back: the cluster's autoscaler sees what is wanted, and a
-    node that has died is not a room even where the cluster does not know yet.
-
-    Raises:
-        Stopped: A signal was noted meanwhile.
-        NoRoom: There is too little, and nothing that others hold will change that.
+    A reservation is asked for and given back: so the cluster's autoscaler sees the demand, and a
+    dead node provides no capacity even before the cluster knows.
     """
     execution, possible = job.settings.execution, _possible(job)
     workers = possible[0]
@@ -265,7 +239,7 @@ def _bundle(execution: ExecutionSettings, gpus: int) -> dict[str, float]:
 
 
 def _holds(workers: int, execution: ExecutionSettings, gpus: int) -> bool:
-    """Whether the cluster's nodes could hold so many workers, if nobody else worked on them."""
+    """Whether the cluster's nodes could hold so many workers, if nobody else used them."""
     import ray
 
     nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
@@ -276,17 +250,11 @@ def _holds(workers: int, execution: ExecutionSettings, gpus: int) -> bool:
 
 
 def _attempt(job: Job, gpus: int, room: Callable[[], bool] = lambda: False) -> JobEnd | None:
-    """Run one Ray Train job.
+    """Run one Ray Train job; None where the work is done.
 
-    ``room`` says whether there is room for more workers; then these are told to end.
-
-    Returns:
-        None where the work is done.
+    Its workers are told to end once ``room`` says that there is room for more.
 
     Raises:
-        BenchmdError: The work itself failed, as its worker says.
-        Stopped: A signal came to this process, and a checkpoint was written where the workers
-            lived to do so.
         Transient: Ray Train itself failed.
     """
     import ray.train
@@ -311,8 +279,8 @@ def _attempt(job: Job, gpus: int, room: Callable[[], bool] = lambda: False) -> J
             "it resumes from the newest checkpoint."
         ) from error
     finally:
-        for own in (storage, job.folder / STOP):
-            remove(own)
+        for path in (storage, job.folder / STOP):
+            remove(path)
     if result.return_value is None:
         return None
     _stop_if_noted()

@@ -1,8 +1,4 @@
-"""The notice that a process is to end: training writes a checkpoint at its next step and stops.
-
-A spot machine, a scheduler, a plan that is stopped and Ctrl-C give it by a signal. It is noted for
-the whole process, as the thread that trains need not be the one that signals interrupt.
-"""
+"""Stop on Ctrl-C or a signal of a scheduler: training writes a checkpoint and stops."""
 
 from __future__ import annotations
 
@@ -25,11 +21,10 @@ MOST_STEPS = 1000
 """Longest pause in steps between two such looks."""
 
 _noted = 0
-"""The signal that was noted, 0 before there is one."""
 
 
 def note(number: int, frame: FrameType | None = None) -> None:
-    """Note a signal, as its handler; a second one interrupts at once."""
+    """Handle a signal; a second one interrupts at once."""
     global _noted
     if _noted:
         raise Stopped(number)
@@ -43,12 +38,9 @@ def noted() -> int:
 
 @contextmanager
 def heeding() -> Iterator[None]:
-    """Note Ctrl-C and SIGTERM within, for training to stop at its next step.
+    """Note Ctrl-C and SIGTERM within, so that training stops; only in the main thread.
 
-    Outside of the main thread signals cannot be handled, and are not.
-
-    Raises:
-        Stopped: A signal was noted and the work within ended before it could stop.
+    Raises `Stopped` if the work within ended before it could stop.
     """
     global _noted
     if threading.current_thread() is not threading.main_thread():
@@ -65,10 +57,10 @@ def heeding() -> Iterator[None]:
 
 
 class Agreement:
-    """Whether workers are to stop after a step, on which they must agree.
+    """Agreement of all workers to stop after a step.
 
-    One process looks after each step. Several ask each other, about once a second: a notice to one
-    of them is one to all.
+    One process looks after each step. Several ask each other about once a second: a signal to one
+    of them stops all.
     """
 
     def __init__(self, worker: Worker) -> None:

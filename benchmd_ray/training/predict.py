@@ -1,4 +1,4 @@
-"""Scoring a catalog with the model of a finished transfer run."""
+"""Scoring a catalog with the classifier of a finished transfer run."""
 
 from __future__ import annotations
 
@@ -22,21 +22,13 @@ from benchmd_ray.models.heads import Classifier
 from benchmd_ray.runs.predictions import IDENTIFIERS
 from benchmd_ray.scores.metrics import probabilities
 from benchmd_ray.settings.definition import Settings
-from benchmd_ray.training.augmentation.evaluation import evaluated
-from benchmd_ray.training.collect import collect, evaluating, evaluation_batch
+from benchmd_ray.training.collect import collect, evaluated, evaluating, evaluation_batch
 from benchmd_ray.training.forward import graphed
 from benchmd_ray.training.weights import described, load_classifier, model_description
 
 
 def classified(run: Path, catalog: Catalog, settings: Settings, worker: Worker) -> pa.Table:
-    """Scores and targets of the evaluation splits of a catalog by a run's model.
-
-    Returns:
-        The table of `Predictions`.
-
-    Raises:
-        BenchmdError: The model is of another signal or task, or the catalog has nothing to score.
-    """
+    """Table of `Predictions` for the evaluation splits of a catalog by a run's model."""
     model = load_classifier(run)
     about = description_for(run, catalog)
     parts = [
@@ -47,11 +39,7 @@ def classified(run: Path, catalog: Catalog, settings: Settings, worker: Worker) 
 
 
 def description_for(run: Path, catalog: Catalog) -> dict[str, Any]:
-    """What `export_model` says of the model of a run that scores a catalog.
-
-    Raises:
-        BenchmdError: The model is of another signal or task, or the catalog has nothing to score.
-    """
+    """What `export_model` wrote of the model of a run, which must fit the catalog to score."""
     description = model_description(run)
     signal, task = described(description, run)
     if signal != catalog.signal or task != catalog.task:
@@ -90,7 +78,7 @@ def _split_table(
 
 
 def merging(card: DatasetCard) -> npt.NDArray[np.float64]:
-    """Scores of the task's classes to those of a dataset's: (classes, card's classes).
+    """Matrix (classes, card's classes) from a task's scores to a dataset's.
 
     A class that merges several has the sum of their scores (decision D12).
     """

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
 import torch
 from torch import nn
 
-from benchmd_ray.data.batches import Stored, Worker, to_device
+from benchmd_ray.data.batches import Worker, to_device
 from benchmd_ray.data.catalog import Catalog, open_catalog
 from benchmd_ray.data.feed import whole_split_feed
 from benchmd_ray.data.normalise import Normalise
@@ -28,12 +29,11 @@ from benchmd_ray.models.networks import NETWORK
 from benchmd_ray.settings.definition import Settings
 from benchmd_ray.ssl import METHODS, method_named, technique_named
 from benchmd_ray.ssl.method import Draws
-from benchmd_ray.training.checkpoints import Saver, load_checkpoint
+from benchmd_ray.training.checkpoints import load_checkpoint, saving
 from benchmd_ray.training.engine import Engine, gather, make_engine, require_engine
 from benchmd_ray.training.jobs import PretrainJob
-from benchmd_ray.training.losses import Losses
 from benchmd_ray.training.notice import Agreement
-from benchmd_ray.training.reporter import Reporter
+from benchmd_ray.training.reporter import Reporter, require_finite
 from benchmd_ray.training.seeds import DRAWS, WEIGHTS, derived_seed, generator, seed_step
 from benchmd_ray.training.steps import Inputs, Loss, Steps, choose_step
 from benchmd_ray.training.weights import START, export_model, load_weights
@@ -43,14 +43,7 @@ DRAWN = "drawn "
 
 
 def require_pretrainable(job: PretrainJob, catalog: Catalog) -> None:
-    """Refuse what cannot work before anything starts.
-
-    Raises:
-        BenchmdError: Technique unknown or not for this modality or network, a target's catalog, no
-            training record, an encoder that does not fit, a batch that workers and accumulation
-            cannot share, DeepSpeed not installed where it is needed, or a last step that is none of
-            the run's.
-    """
+    """Refuse a job that cannot work, before anything starts."""
     technique = technique_named(job.technique)
     require_source(catalog)
     if technique.imagenet:
@@ -102,11 +95,7 @@ def _require_shareable(job: PretrainJob, method: Any) -> None:
 def require_whole_batches(settings: Settings, signal: Signal) -> None:
     """Refuse to cut batches that an encoder normalises as a whole.
 
-    Each part would be normalised by itself: the result, and the running statistics that the model
-    keeps, would depend on how many there are.
-
-    Raises:
-        BenchmdError: A network with batch normalisation, and several workers or accumulation.
+    Each part would be normalised by itself: results would depend on the number of parts.
     """
     execution, network = settings.execution, settings.encoder.network
     if execution.workers * execution.accumulation == 1 or network == NETWORK:
@@ -120,11 +109,7 @@ def require_whole_batches(settings: Settings, signal: Signal) -> None:
 
 
 def require_source(catalog: Catalog) -> None:
-    """Refuse to train on a target or without training records.
-
-    Raises:
-        BenchmdError: The catalog is a target's or has no training split.
-    """
+    """Refuse to train on a target or without training records."""
     if catalog.card.role != "source":
         raise BenchmdError(
             f"{catalog.path} is a catalog of the target {catalog.dataset}: targets are never "
@@ -137,14 +122,12 @@ def pretrain(job: PretrainJob, worker: Worker, reporter: Reporter) -> None:
     """Train an encoder by a self-supervised method, from the newest checkpoint on if there is one.
 
     Writes ``checkpoints/``, and at the end ``model.safetensors`` with encoder and method head. With
-    ``job.until`` that is the end, and all that depends on the number of steps (learning rate,
-    warm-up) is still that of the whole run.
+    ``job.until`` that is the end; learning rate and warm-up are still those of the whole run.
 
     Raises:
-        BenchmdError: The loss is NaN, a checkpoint or catalog does not fit, the technique
-            trains nothing, or the checkpoint lies beyond the step to stop at.
-        Stopped: This process, or that of another worker, is to end (`training.notice`). The step's
-            checkpoint was written.
+        BenchmdError: The loss is NaN, a checkpoint or catalog does not fit, the technique trains
+            nothing, or the checkpoint is beyond the step to stop at.
+        Stopped: A worker got a signal (`training.notice`); the step's checkpoint was written.
     """
     settings, total = job.settings, job.settings.pretrain.steps
     catalog = open_catalog(job.catalog)
@@ -160,12 +143,15 @@ def pretrain(job: PretrainJob, worker: Worker, reporter: Reporter) -> None:
             "to stop: name a later step, or another folder to start anew."
         )
     feed = whole_split_feed(catalog, "train", settings, worker, catalog.statistics)
-    built_in = technique_named(job.technique).method in METHODS
-    built_in = built_in and settings.encoder.network in NETWORKS
     parts = settings.execution.accumulation
-    exchanges = not getattr(method, "per_example", False)
-    how = {"built_in": built_in, "exchanges": exchanges}
-    chosen = choose_step(settings.execution, engine, total, **how)
+    chosen = choose_step(
+        settings.execution,
+        engine,
+        total,
+        built_in=technique_named(job.technique).method in METHODS
+        and settings.encoder.network in NETWORKS,
+        exchanges=not getattr(method, "per_example", False),
+    )
     steps = Steps(
         engine,
         pretraining_loss(engine, feed.normalise, parts),
@@ -181,9 +167,12 @@ def pretrain(job: PretrainJob, worker: Worker, reporter: Reporter) -> None:
         [] if checkpoint is None else checkpoint.position["losses"], worker, settings, reporter
     )
     agreement = Agreement(worker)
-    with Saver(job.folder, engine) as saver:
+    with saving(job.folder, engine) as save_at:
         for step in range(first, job.last):
-            inputs = _inputs(next(batches), step_draws(engine, settings, step))
+            stored = next(batches)
+            inputs = {"signals": stored.signals, "scales": stored.scales, "sizes": stored.sizes}
+            draws = step_draws(engine, settings, step)
+            inputs |= {f"{DRAWN}{name}": x for name, x in draws.items()}
             lr = settings.pretrain.optimiser.lr_at(step, total)
             losses.add(steps(step, inputs, lr))
             done = step + 1
@@ -192,14 +181,13 @@ def pretrain(job: PretrainJob, worker: Worker, reporter: Reporter) -> None:
                 losses.report(done)
             stop = agreement.stop()
             if save or stop:
-                saver.save(done, {"losses": losses.unreported(done)})
+                save_at(done, {"losses": losses.unreported(done)})
             if stop and done < job.last:
                 raise Stopped(stop)
     reporter.finish()
     weights = engine.weights()
     if worker.rank == 0:
-        about = (settings.encoder, catalog.signal, catalog.statistics)
-        export_model(job.folder, weights, *about)
+        export_model(job.folder, weights, settings.encoder, catalog.signal, catalog.statistics)
 
 
 def _method(job: PretrainJob, encoder: Encoder) -> Any:
@@ -217,11 +205,6 @@ def _method(job: PretrainJob, encoder: Encoder) -> Any:
             "module with draw and encoder, as benchmd_ray.ssl.method.Method describes."
         )
     return method
-
-
-def _inputs(stored: Stored, draws: Draws) -> dict[str, torch.Tensor]:
-    signals = {"signals": stored.signals, "scales": stored.scales, "sizes": stored.sizes}
-    return signals | {f"{DRAWN}{name}": x for name, x in draws.items()}
 
 
 def pretraining_loss(engine: Engine, normalise: Normalise, parts: int) -> Loss:
@@ -244,3 +227,78 @@ def step_draws(engine: Engine, settings: Settings, step: int) -> Draws:
     start = worker.rank * share
     shares = {name: x[start : start + share] for name, x in draws.items()}
     return {name: to_device(x.numpy(), worker.device) for name, x in shares.items()}
+
+
+class Losses:
+    """Losses that were not reported yet.
+
+    A GPU goes on while the losses of an interval are copied to the host: they are checked and
+    reported with those of the next interval.
+    """
+
+    def __init__(
+        self, earlier: Sequence[float], worker: Worker, settings: Settings, reporter: Reporter
+    ) -> None:
+        """``earlier`` are those that an earlier session did not report, over all workers."""
+        self._earlier, self._new = list(earlier), list[torch.Tensor]()
+        self._worker, self._settings, self._reporter = worker, settings, reporter
+        self._underway: _Underway | None = None
+
+    def add(self, loss: torch.Tensor) -> None:
+        """Add this worker's loss of a step, on the device."""
+        self._new.append(loss)
+
+    def report(self, done: int) -> None:
+        """Report the interval that ends with a step; every worker calls it."""
+        self._settle()
+        self._underway = self._over_workers(done)
+        self._earlier, self._new = [], []
+        if self._worker.device.type != "cuda":
+            self._settle()
+
+    def unreported(self, done: int) -> list[float]:
+        """Losses, over all workers, since the last reported interval."""
+        self._settle()
+        if self._new:
+            self._earlier, self._new = self._checked(self._over_workers(done)).tolist(), []
+        return self._earlier
+
+    def _over_workers(self, done: int) -> _Underway:
+        means = gather(torch.stack(self._new).float()[None]).mean(dim=0)
+        return _Underway(means, self._earlier, done)
+
+    def _settle(self) -> None:
+        underway, self._underway = self._underway, None
+        if underway is not None:
+            mean = float(self._checked(underway).mean())
+            lr = self._lr(underway.done - 1)
+            self._reporter.report(underway.done, {"loss": mean, "lr": lr})
+
+    def _checked(self, underway: _Underway) -> torch.Tensor:
+        losses = underway.arrived()
+        require_finite(losses, underway.done - len(losses) + 1, self._lr)
+        return losses
+
+    def _lr(self, step: int) -> float:
+        chosen = self._settings.pretrain
+        return chosen.optimiser.lr_at(step, chosen.steps)
+
+
+class _Underway:
+    """Losses on their way to the host."""
+
+    def __init__(self, losses: torch.Tensor, earlier: Sequence[float], done: int) -> None:
+        self.done, self._earlier = done, torch.tensor(earlier, dtype=losses.dtype)
+        self._arrived: torch.cuda.Event | None = None
+        if losses.device.type == "cuda":
+            self._new = torch.empty(losses.shape, dtype=losses.dtype, pin_memory=True)
+            self._new.copy_(losses, non_blocking=True)
+            self._arrived = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            self._arrived.record()
+        else:
+            self._new = losses
+
+    def arrived(self) -> torch.Tensor:
+        if self._arrived is not None:
+            self._arrived.synchronize()
+        return torch.cat([self._earlier, self._new])

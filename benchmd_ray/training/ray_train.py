@@ -1,30 +1,39 @@
-"""A job as a Ray Train job: its workers, and how a stop reaches them."""
+"""A job as a Ray Train job: its workers, how a stop reaches them, progress, and how they ended."""
 
 from __future__ import annotations
 
 import contextlib
+import json
 import math
 import os
+import re
 import signal
 import threading
 from collections.abc import Callable, Iterator
-from datetime import timedelta
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch.distributed import distributed_c10d
 
+from benchmd_ray.cluster.hardware import from_json, hardware
+from benchmd_ray.console.progress import above, progress
 from benchmd_ray.console.repeating import repeating
+from benchmd_ray.console.terminal import echo
 from benchmd_ray.data.batches import Worker
-from benchmd_ray.errors import BenchmdError, Stopped, Transient
+from benchmd_ray.errors import BenchmdError, Stopped, Transient, count_of, first_line
+from benchmd_ray.files.atomic import append_text
 from benchmd_ray.files.integrity import write_hashed_json
-from benchmd_ray.training.engine import choose_device
-from benchmd_ray.training.hardware import record_hardware
+from benchmd_ray.runs.sessions import record_session
+from benchmd_ray.runs.training_log import last_metrics
+from benchmd_ray.training.checkpoints import checkpoint_step
+from benchmd_ray.training.engine import choose_device, gather
 from benchmd_ray.training.jobs import PretrainJob, TransferJob
 from benchmd_ray.training.notice import note, noted
 from benchmd_ray.training.pretrain import pretrain
-from benchmd_ray.training.reporter import MeteredReporter, Reporter, RunReporter, SilentReporter
+from benchmd_ray.training.reporter import Reporter, RunReporter, SilentReporter
 from benchmd_ray.training.transfer import transfer
 
 Job = PretrainJob | TransferJob
@@ -32,21 +41,27 @@ Core = Callable[[Any, Worker, Reporter], None]
 CORES: dict[type[Job], Core] = {PretrainJob: pretrain, TransferJob: transfer}
 ERROR = "error.json"
 ERROR_FIELDS = {"message": str}
-"""What it holds."""
 STOP = "stop"
 """In a run's folder: its workers are to write a checkpoint and stop."""
-LOOK_SECONDS = 0.5
-"""How often what comes from elsewhere is looked at."""
+RESTARTS = "restarts.jsonl"
+"""In a run's folder, where workers were lost: one line for each loss and each new start."""
+LOOK_SECONDS, SHOW_SECONDS = 0.5, 1.0
+"""Between looks at what comes from elsewhere, and between updates of progress."""
+LONGEST = 2048
+"""Bytes of a description of hardware, and more."""
+GONE = "is gone"
+ACTOR_ERRORS = ("RayActorError", "ActorDiedError", "ActorUnavailableError")
+WAITED = ("timed out", "timeout", "health check has been hanging")
 
 
 def reporter_of(job: Job, *, silent: bool = False) -> Reporter:
-    """Writes the metrics of a job's run, and tells Prometheus where this is a process of Ray."""
+    """Writes the metrics of a job's run, and exports them to Prometheus in a process of Ray."""
     samples = job.settings.pretrain.batch_size if isinstance(job, PretrainJob) else 0
-    return MeteredReporter(RunReporter(job.folder, silent=silent), job.folder.name, samples)
+    return RunReporter(job.folder, silent=silent, samples=samples)
 
 
 def trainer_of(job: Job, gpus: int, storage: Path) -> Any:
-    """A Ray Train job that starts nothing again by itself."""
+    """A Ray Train job that restarts nothing by itself."""
     from ray.train import FailureConfig, RunConfig, ScalingConfig
     from ray.train.torch import TorchTrainer
 
@@ -95,7 +110,7 @@ def _process_group(stall_seconds: float) -> Any:
 
 
 def _prepare(timeout_s: int) -> None:
-    """Runs in the main thread of a worker, the only one that can handle signals; Ray would exit."""
+    """Set up a worker, in its main thread, which only can handle signals; Ray would exit."""
     signal.signal(signal.SIGTERM, lambda number, _: _note_once(number))
     # DeepSpeed makes further process groups, without a word on how long they wait.
     for name in ("default_pg_timeout", "default_pg_nccl_timeout"):
@@ -112,10 +127,8 @@ def unless_stopped(
 ) -> tuple[Any, bool]:
     """Do the work in another thread, and tell the workers to stop where there is a reason.
 
-    In this thread Ray Train would take Ctrl-C for itself, and end the workers at once.
-
-    Returns:
-        What the work gave, and whether it was stopped for that room.
+    In this thread Ray Train would take Ctrl-C for itself, and end the workers at once. Returns the
+    work's result, and whether it was stopped as there is ``room`` for more workers.
     """
     ended: list[tuple[Any, BaseException | None]] = []
 
@@ -140,11 +153,7 @@ def unless_stopped(
 
 
 def worker_loop(config: dict[str, Any]) -> int | None:
-    """One worker of a Ray Train job.
-
-    Returns:
-        The signal that it stopped for; None where the work is done.
-    """
+    """One worker of a Ray Train job; the signal that it stopped for, None when done."""
     import ray.train
 
     job: Job = config["job"]
@@ -159,9 +168,14 @@ def worker_loop(config: dict[str, Any]) -> int | None:
     if worker.device.type == "cuda":
         torch.cuda.set_device(worker.device)  # for NCCL
     first = worker.rank == 0
+
+    def look() -> None:  # for a signal that came to the process that waits for the workers
+        if (job.folder / STOP).exists():
+            _note_once(signal.SIGTERM)
+
     reporter = reporter_of(job, silent=True) if first else SilentReporter()
     try:
-        with _noting_stop(job.folder) if first else contextlib.nullcontext():
+        with repeating(look, LOOK_SECONDS) if first else contextlib.nullcontext():
             record_hardware(job.folder, worker)
             CORES[type(job)](job, worker, reporter)
     except Stopped as stop:
@@ -174,13 +188,105 @@ def worker_loop(config: dict[str, Any]) -> int | None:
     return None
 
 
+@dataclass(frozen=True)
+class JobEnd:
+    """How a Ray Train job ended without finishing its work."""
+
+    event: Literal["lost", "stalled", "preempted", "growing"]
+    """A worker is gone or failed; one stood still; one was told to end; all were, as there is room
+    for more."""
+    reason: str
+
+
+def end_of(error: Exception, workers: int) -> JobEnd:
+    """Why a Ray Train job with this many workers ended, in one line."""
+    failures: dict[int, Exception] = getattr(error, "worker_failures", {})
+    reasons = {rank: _reason(failure) for rank, failure in sorted(failures.items())}
+    # If one worker is gone or hangs, the others only report that they cannot reach it.
+    gone = {rank: reason for rank, reason in reasons.items() if reason.startswith(GONE)}
+    lines = [f"worker {rank} of {workers} {why}" for rank, why in (gone or reasons).items()]
+    text = "; ".join(lines)
+    waited = not gone and any(word in why.lower() for why in reasons.values() for word in WAITED)
+    if waited:
+        text = f"a worker stood still for execution.stall_seconds: {text}"
+    return JobEnd("stalled" if waited else "lost", text or first_line(error))
+
+
+def _reason(failure: Exception) -> str:
+    failure = getattr(failure, "health_check_failure", failure)
+    if type(failure).__name__ not in ACTOR_ERRORS:
+        line = first_line(failure)
+        broken = "by peer" in line  # it may be noticed before that worker's end itself
+        return "lost the connection to another" if broken else f"says {line!r}"
+    where = re.findall(r"^\s*(pid|ip): (\S+)$", str(failure), re.MULTILINE)
+    return f"{GONE} ({', '.join(f'{name} {value}' for name, value in where) or 'node lost'})"
+
+
+def record(folder: Path, event: str, line: str, **values: Any) -> None:
+    """Print an event to standard error, and append it to the run's `RESTARTS`."""
+    time = datetime.now(UTC).isoformat(timespec="milliseconds")
+    append_text(folder / RESTARTS, json.dumps({"event": event, "time": time, **values}) + "\n")
+    with above():
+        echo(f"{time} {line}", err=True)
+
+
 @contextlib.contextmanager
-def _noting_stop(folder: Path) -> Iterator[None]:
-    """Note the signal that came to the process that waits for the workers."""
+def following(job: Job) -> Iterator[None]:
+    """Show the progress of a job whose first worker writes its metrics elsewhere."""
+    settings = job.settings
+    if isinstance(job, PretrainJob):
+        stage, total = "pretrain", job.last
+    else:
+        stage, total = "transfer", settings.transfer.epochs
+    title = f"{stage}, {count_of(settings.execution.workers, 'worker')}"
+    display = progress(title, total, unit_of(job), checkpoint_step(job.folder))
 
-    def look() -> None:
-        if (folder / STOP).exists():
-            _note_once(signal.SIGTERM)
+    def show() -> None:
+        display.update(*last_line(job.folder))
 
-    with repeating(look, LOOK_SECONDS):
-        yield
+    try:
+        with repeating(show, SHOW_SECONDS):
+            yield
+    finally:
+        show()
+        display.close()
+
+
+def record_end(job: Job, ended: JobEnd, workers: int) -> None:
+    """Print and record how a Ray Train job with this many workers ended."""
+    done, unit = last_line(job.folder)[0], unit_of(job)
+    line = f"after {done} {unit} with {count_of(workers, 'worker')}: {ended.reason}"
+    values = {"reason": ended.reason, "done": done, "workers": workers}
+    record(job.folder, ended.event, line, **values)
+
+
+def record_restart(job: Job, step: int, workers: int) -> None:
+    """Print and record the step that the next job resumes from, and its workers."""
+    asked = job.settings.execution.workers
+    line = (
+        f"resumes from the checkpoint after {step} {unit_of(job)} with {workers} of {asked} workers"
+    )
+    record(job.folder, "restarted", line, **{"from": step, "workers": workers})
+
+
+def last_line(folder: Path) -> tuple[int, dict[str, float]]:
+    """Units done and values of the last line of metrics."""
+    last = last_metrics(folder)
+    if last is None:
+        return 0, {}
+    values = {key: value for key, value in last.items() if key not in ("done", "per_second")}
+    return int(last["done"]), values
+
+
+def unit_of(job: Job) -> str:
+    """Unit of a job's progress."""
+    return "steps" if isinstance(job, PretrainJob) else "epochs"
+
+
+def record_hardware(folder: Path, worker: Worker) -> None:
+    """Record the hardware of all workers for a session that begins; every worker calls it."""
+    text = hardware(worker.device).to_json().encode()
+    encoded = torch.tensor([list(text.ljust(LONGEST))], dtype=torch.uint8, device=worker.device)
+    workers = [from_json(bytes(row.tolist()).decode()) for row in gather(encoded)]
+    if worker.rank == 0:
+        record_session(folder, workers, checkpoint_step(folder))

@@ -32,11 +32,14 @@ class Reporter(Protocol):
 
 
 class RunReporter:
-    """Writes ``metrics.jsonl`` into a run's folder and shows progress."""
+    """Writes ``metrics.jsonl`` into a run's folder and shows progress.
 
-    def __init__(self, folder: Path, *, silent: bool = False) -> None:
+    With ``samples``, how many each unit of work trains on (0: unknown), Prometheus gets them too.
+    """
+
+    def __init__(self, folder: Path, *, silent: bool = False, samples: int | None = None) -> None:
         self._path = folder / METRICS
-        self._silent = silent
+        self._silent, self._samples, self._unit = silent, samples, ""
         self._display = Display()
         self._before = (0, time.monotonic())
 
@@ -47,15 +50,22 @@ class RunReporter:
             partial.write_text("".join(map(line, kept)), "utf-8")
         if not self._silent:
             self._display = progress(what, total, unit, done)
-        self._before = (done, time.monotonic())
+        self._unit, self._before = unit, (done, time.monotonic())
 
     def report(self, done: int, values: Mapping[str, float]) -> None:
         """Append a line and move the display."""
-        now = time.monotonic()
-        rate = (done - self._before[0]) / max(now - self._before[1], 1e-9)
+        (before, then), now = self._before, time.monotonic()
+        rate = (done - before) / max(now - then, 1e-9)
         self._before = (done, now)
         append_text(self._path, line({"done": done, **values, "per_second": float(f"{rate:.4g}")}))
         self._display.update(done, values)
+        if self._samples is not None:
+            run = self._path.parent.name
+            gauge("benchmd_training_units", done, run=run, unit=self._unit)
+            gauge("benchmd_training_units_per_second", rate, run=run, unit=self._unit)
+            count("benchmd_training_samples_total", self._samples * (done - before), run=run)
+            if "loss" in values:
+                gauge("benchmd_training_loss", values["loss"], run=run, unit=self._unit)
 
     def finish(self) -> None:
         """Close the display."""
@@ -63,7 +73,7 @@ class RunReporter:
 
 
 class SilentReporter:
-    """Takes everything and keeps nothing: for workers other than the first."""
+    """Ignores everything: for workers other than the first."""
 
     def start(self, what: str, total: int, unit: str, done: int) -> None:
         """Nothing."""
@@ -73,52 +83,12 @@ class SilentReporter:
 
     def finish(self) -> None:
         """Nothing."""
-
-
-class MeteredReporter:
-    """Hands everything on to a reporter, and exports it to Prometheus."""
-
-    def __init__(self, reporter: Reporter, run: str, samples: int = 0) -> None:
-        """Hand on to a reporter.
-
-        ``samples`` is what each unit of work trains on; 0 where that is not known.
-        """
-        self._reporter, self._run, self._samples = reporter, run, samples
-        self._unit, self._before = "", (0, 0.0)
-
-    def start(self, what: str, total: int, unit: str, done: int) -> None:
-        """Work of ``total`` units begins, of which ``done`` were done before."""
-        self._reporter.start(what, total, unit, done)
-        self._unit, self._before = unit, (done, time.monotonic())
-
-    def report(self, done: int, values: Mapping[str, float]) -> None:
-        """``done`` units are done; ``values`` are the current metrics."""
-        self._reporter.report(done, values)
-        (before, then), now = self._before, time.monotonic()
-        self._before = (done, now)
-        labels = {"run": self._run, "unit": self._unit}
-        gauge("benchmd_training_units", done, **labels)
-        rate = (done - before) / max(now - then, 1e-9)
-        gauge("benchmd_training_units_per_second", rate, **labels)
-        count("benchmd_training_samples_total", self._samples * (done - before), run=self._run)
-        if "loss" in values:
-            gauge("benchmd_training_loss", values["loss"], **labels)
-
-    def finish(self) -> None:
-        """The work is done."""
-        self._reporter.finish()
 
 
 def require_finite(losses: torch.Tensor, first_step: int, lr_of: Callable[[int], float]) -> None:
-    """Stop a run whose loss is NaN.
+    """Refuse losses (steps,) that are NaN or infinite; the message names the step.
 
-    Args:
-        losses: (steps,) losses of consecutive steps.
-        first_step: Number of the first of them.
-        lr_of: Learning rate of a step, numbered from 0.
-
-    Raises:
-        BenchmdError: A loss is NaN or infinite; the message names the step.
+    ``first_step`` is the number of the first; ``lr_of`` gives the rate of a step, from 0.
     """
     wrong = (~torch.isfinite(losses)).nonzero()
     if len(wrong):

@@ -6,7 +6,6 @@ import numpy as np
 import torch
 
 WEIGHTS, DRAWS, DROPOUT, AUGMENTATION, PATCHES = 1, 2, 3, 4, 5
-"""What is drawn."""
 
 
 def derived_seed(*parts: int) -> int:
@@ -20,10 +19,9 @@ def generator(*parts: int) -> torch.Generator:
 
 
 def seed_step(seed: int, step: int, rank: int) -> None:
-    """Seed the global generators of this process for one step, for dropout.
+    """Seed this process's global generators of CPU and current GPU for one step, for dropout.
 
-    Those of the CPU and of the GPU that is in use: ``torch.manual_seed`` looks for further devices,
-    which takes ten times as long.
+    ``torch.manual_seed`` looks for further devices, which takes ten times as long.
     """
     value = derived_seed(DROPOUT, seed, step, rank)
     torch.default_generator.manual_seed(value)

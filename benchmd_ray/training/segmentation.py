@@ -1,7 +1,7 @@
 """Training and selection on masks: patches of volumes, and the overlap of what is predicted.
 
-What is drawn depends on the seed, the step and the example's place in the batch of all workers, so
-that any number of workers sees the same patches, and a resumed run too.
+Draws depend on the seed, the step and the example's place in the batch of all workers, so that any
+number of workers and a resumed run see the same patches.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from benchmd_ray.training.seeds import PATCHES
 
 
 def patches(batch: Batch, window: Sequence[int], seed: int, step: int, worker: Worker) -> Batch:
-    """A patch of each example of a worker's share of a step, at a place that is drawn uniformly."""
+    """A patch of each example of a worker's share of a step, at a uniformly drawn place."""
     extents, share = batch.signals.shape[2:], len(batch.signals)
     free = np.array(extents) - np.array(window)
     if not free.any():
@@ -33,16 +33,7 @@ def patches(batch: Batch, window: Sequence[int], seed: int, step: int, worker: W
 
 
 def overlaps(labels: torch.Tensor, masks: torch.Tensor, classes: int) -> torch.Tensor:
-    """Voxels of each class in both, in what is predicted, and in the truth.
-
-    Args:
-        labels: (batch, *extents), predicted.
-        masks: (batch, *extents).
-        classes: How many there are.
-
-    Returns:
-        (batch, classes, 3) int64.
-    """
+    """Voxels of each class in both masks, in prediction and in truth: (batch, classes, 3)."""
     codes = masks.long() * classes + labels.long()  # uint8 would overflow
     counts = [torch.bincount(row, minlength=classes**2) for row in codes.flatten(1)]
     joint = torch.stack(counts).view(-1, classes, classes)
@@ -53,7 +44,7 @@ def overlaps(labels: torch.Tensor, masks: torch.Tensor, classes: int) -> torch.T
 def collect_overlaps(
     forward: Callable[[torch.Tensor], torch.Tensor], feed: Feed, batch_size: int, classes: int
 ) -> npt.NDArray[np.int64]:
-    """Overlaps of every row in row order: (rows, classes, 3); every worker gets all of them."""
+    """Overlaps (rows, classes, 3) of every row in row order; every worker gets all of them."""
 
     def counted(batch: Batch) -> torch.Tensor:
         return overlaps(forward(batch.signals).argmax(dim=1), batch.targets, classes)

@@ -1,9 +1,8 @@
-"""Predictions of a segmentation: masks as NIfTI files, and what each overlaps of its reference.
+"""Predictions of a segmentation: masks as NIfTI files, and their overlap with the reference.
 
-The masks are in the run, ``predictions/segmentation/<dataset>/<record>.nii.gz``, each in the grid
-of the file that its volume was read from; next to this folder ``<dataset>.mean-mask`` has those of
-`BASELINE`. The table counts voxels in the catalog's grid, which is the same where nothing was
-resampled.
+Masks are in the run, ``predictions/segmentation/<dataset>/<record>.nii.gz``, each in the grid of
+the file that its volume was read from; those of `BASELINE` are in ``<dataset>.mean-mask``. The
+table counts voxels in the catalog's grid, which is the same where nothing was resampled.
 """
 
 from __future__ import annotations
@@ -37,8 +36,7 @@ from benchmd_ray.runs.predictions import (
 )
 from benchmd_ray.scores.dice import CODES, PREDICTED, REFERENCE, dice, presence
 from benchmd_ray.settings.definition import Settings
-from benchmd_ray.training.augmentation.evaluation import evaluated
-from benchmd_ray.training.collect import evaluating, evaluation_batch
+from benchmd_ray.training.collect import evaluated, evaluating, evaluation_batch
 from benchmd_ray.training.predict import description_for
 from benchmd_ray.training.segmentation import overlaps
 from benchmd_ray.training.weights import load_segmenter
@@ -71,11 +69,7 @@ UNSAFE = re.compile(r"[^\w.-]|^\.", re.ASCII)
 def segmented(run: Path, catalog: Catalog, settings: Settings, worker: Worker) -> pa.Table:
     """Segment the evaluation splits of a catalog by a run's model, and write the masks.
 
-    Returns:
-        The table with `COLUMNS`.
-
-    Raises:
-        BenchmdError: The model is of another signal or task, or the catalog has nothing to score.
+    Returns the table with `COLUMNS`.
     """
     description = description_for(run, catalog)
     table = predictions_path(run, catalog.dataset, SEGMENTATION)
@@ -115,16 +109,13 @@ def segmented(run: Path, catalog: Catalog, settings: Settings, worker: Worker) -
 
 
 def mask_folder(table: Path, method: str = "") -> Path:
-    """Folder of the masks of a method, next to the table that names them.
-
-    ``method`` is empty for the model, or `BASELINE`.
-    """
+    """Folder of the masks of a method (empty for the model, or `BASELINE`), next to their table."""
     suffix = f".{method.replace(' ', '-')}" if method else ""  # no dataset's name has a full stop
     return table.with_name(f"{table.stem}{suffix}")
 
 
 def _common_mask(catalog: Catalog) -> npt.NDArray[np.uint8]:
-    """The class that most masks of the training split have in each voxel, the lowest of equals."""
+    """The most frequent class of each voxel in the training masks, the lowest of equals."""
     target = catalog.card.target
     counts = np.zeros((target.classes, *target.shape), np.int64)
     catalog.require_split("train")
@@ -136,7 +127,6 @@ def _common_mask(catalog: Catalog) -> npt.NDArray[np.uint8]:
 
 
 MaskedRecord = tuple[dict[str, Any], Geometry, npt.NDArray[np.uint8], npt.NDArray[np.uint8]]
-"""What is known of a record, its geometry, the predicted mask and the reference, as stored."""
 
 
 def _masks(
@@ -147,7 +137,6 @@ def _masks(
     settings: Settings,
     worker: Worker,
 ) -> Iterator[MaskedRecord]:
-    """Each record of a split with its predicted mask."""
     model = load_segmenter(run)
     forward = evaluated(
         evaluating(model, worker, settings.execution.precision), about["augmentation"]["shape"]
@@ -174,7 +163,7 @@ def _rows(
     catalog: Catalog,
 ) -> Iterator[dict[str, Any]]:
     classes = catalog.card.classes
-    ours, truth = (torch.from_numpy(np.array(each))[None] for each in (mask, reference))
+    ours, truth = (torch.from_numpy(np.array(labels))[None] for labels in (mask, reference))
     counts = overlaps(ours, truth, len(classes))[0].numpy()
     voxel = float(np.prod(geometry.stored.spacing)) / 1000  # mL
     values, codes = dice(counts), presence(counts)
@@ -190,7 +179,7 @@ def _rows(
 
 
 def fault(predictions: Predictions) -> str:
-    """What is wrong with a table of predictions; empty where nothing is."""
+    """Why a table of predictions is invalid; empty where it is valid."""
     table = predictions.table
     if why := fault_of_columns(table, COLUMNS, PERSON):
         return why

@@ -1,4 +1,4 @@
-"""What transfer trains and selects on: labels, feed, score of an epoch, and the best of them."""
+"""What transfer trains and selects on: labels, feed, objectives of tasks, and the best epoch."""
 
 from __future__ import annotations
 
@@ -12,18 +12,24 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from benchmd_ray.data.batches import Columns, Feed, Odds, Rows, Worker
+from benchmd_ray.data.batches import Batch, Columns, Feed, Odds, Rows, Worker
 from benchmd_ray.data.catalog import Catalog
 from benchmd_ray.data.feed import chosen_rows_feed, read_columns, read_units, whole_split_feed
 from benchmd_ray.data.resident import split_table
 from benchmd_ray.data.sizes import streams
 from benchmd_ray.data.splits import balanced_folds, label_subset, rarest_class
 from benchmd_ray.errors import BenchmdError
-from benchmd_ray.modality.tasks import TaskKind
+from benchmd_ray.modality.tasks import SEGMENTATION, Task, TaskKind
+from benchmd_ray.models.encoder import Encoder
+from benchmd_ray.models.heads import Classifier, classification_loss
+from benchmd_ray.models.segmenter import Segmenter, segmentation_loss
 from benchmd_ray.scores.metrics import auroc, probabilities, require_scorable
 from benchmd_ray.scores.sums import Floats, Targets
 from benchmd_ray.scores.units import Units
 from benchmd_ray.settings.definition import Settings
+from benchmd_ray.training.augmentation import augmented, augmented_masks, mixed
+from benchmd_ray.training.collect import collect, evaluation_batch
+from benchmd_ray.training.segmentation import collect_overlaps, mean_dice, patches
 
 Weights = dict[str, torch.Tensor]
 HALVES = ("first_half_auroc", "second_half_auroc")
@@ -41,7 +47,7 @@ class Best:
     weights: Weights = field(default_factory=dict)
 
     def offer(self, score: float, epoch: int, weights: Callable[[], Weights]) -> None:
-        """Take an epoch that is better than all before; among equals the first stays."""
+        """Take an epoch that is better than all before; of equals the first stays."""
         if score > self.score:
             self.score, self.epoch, self.weights = score, epoch, weights()
 
@@ -87,7 +93,7 @@ class TransferData:
 
 
 def auroc_on(device: str, target: Targets, score: Floats) -> float:
-    """AUROC of one class, sorted on a device: the number of `benchmd_ray.scores.ranking.auroc`."""
+    """AUROC of one class, sorted on a device: the same number as `scores.ranking.auroc`."""
     rows = torch.as_tensor(score, dtype=torch.float64, device=device)
     positive = rows[torch.as_tensor(target, device=device) == 1]
     ascending, several = rows.sort().values, len(positive)
@@ -98,24 +104,13 @@ def auroc_on(device: str, target: Targets, score: Floats) -> float:
 
 
 def transfer_data(settings: Settings, catalog: Catalog, *, halved: bool = False) -> TransferData:
-    """Rows and targets of the label setting, checked.
-
-    ``halved`` scores halves of the validation split, too.
-
-    Raises:
-        BenchmdError: The validation split has no class that can be scored, or a segmentation is
-            to have few labels or permuted ones.
-    """
+    """Rows and targets of the label setting, checked; ``halved`` also scores halves."""
     columns = read_columns(catalog, "train")
     if catalog.task.segments:
         return _mask_data(settings, catalog, columns)
     targets = columns.targets.astype(np.int8)
-    rows = label_subset(
-        targets,
-        settings.transfer.labels_per_class,
-        catalog.task.kind,
-        settings.seed,
-    )
+    labels = settings.transfer.labels_per_class
+    rows = label_subset(targets, labels, catalog.task.kind, settings.seed)
     if settings.transfer.shuffle_labels:
         order = np.random.default_rng([settings.seed, 0x5F1]).permutation(len(rows))
         targets[rows] = targets[rows[order]]
@@ -142,12 +137,8 @@ def _second_half(catalog: Catalog, targets: npt.NDArray[np.int8]) -> npt.NDArray
 def crossed(lines: Sequence[Mapping[str, float]]) -> float:
     """Score of a training whose epoch is chosen on other patients than it is scored on.
 
-    The epoch that is best on one half of the validation split is scored on the other half, and the
-    mean of both is taken: the highest of many noisy scores would be too high, the more so the
-    longer and the less steadily a model is trained.
-
-    Returns:
-        NaN where the halves were not scored.
+    The mean of each half's score at the epoch that is best on the other half: the highest of many
+    noisy scores would be too high. NaN where the halves were not scored.
     """
     places = crossing(lines)
     if places is None:
@@ -168,11 +159,7 @@ def crossing(lines: Sequence[Mapping[str, float]]) -> tuple[int, int] | None:
 
 
 def _mask_data(settings: Settings, catalog: Catalog, columns: Columns) -> TransferData:
-    """All masks of the training split.
-
-    Raises:
-        BenchmdError: Fewer are asked for, or permuted ones, or the validation split shows nothing.
-    """
+    """All masks of the training split; it takes no few labels and no permuted ones."""
     transfer = settings.transfer
     for name, holds, expected in (
         ("labels", transfer.labels == "full", "full: a mask is not a label of one class"),
@@ -204,7 +191,7 @@ def _whole(catalog: Catalog, settings: Settings, data: TransferData) -> bool:
 
 
 def training_feed(catalog: Catalog, settings: Settings, worker: Worker, data: TransferData) -> Feed:
-    """Streaming where the whole split is used and too large to hold; else the rows are held."""
+    """Streaming where the whole split is used and too large to hold; else in memory."""
     transfer, odds = settings.transfer, None
     if transfer.class_balance and transfer.mode == "finetune":
         odds = class_odds(data.columns.targets[data.rows], transfer.class_balance)
@@ -223,16 +210,12 @@ def training_feed(catalog: Catalog, settings: Settings, worker: Worker, data: Tr
 
 
 def class_odds(targets: npt.NDArray[Any], balance: float) -> Odds:
-    """Chances of training records by how rare their rarest class is.
+    """Chances of records with targets (records, classes), by how rare their rarest class is.
 
-    Each is proportional to n^-balance, where n is the number of records that are positive in its
-    rarest positive class; those that are positive in none count as a class. At 1 each class of a
-    single-label task is seen as often as any other. Between 0 and 1 it is the sampling of Lample
-    and Conneau (https://arxiv.org/abs/1901.07291, section 3.1), by classes.
-
-    Args:
-        targets: (records, classes), 1, 0 or -1 (unknown).
-        balance: ``transfer.class_balance``, in [0, 1].
+    Each is proportional to n^-balance, where n counts the records that are positive in its rarest
+    positive class; records positive in none count as a class. At 1 each class of a single-label
+    task is seen equally often; below, it is the sampling of Lample and Conneau, by classes
+    (https://arxiv.org/abs/1901.07291, section 3.1).
     """
     positive = targets == 1
     without = ~positive.any(axis=1, keepdims=True)
@@ -245,12 +228,7 @@ def class_odds(targets: npt.NDArray[Any], balance: float) -> Odds:
 
 
 def require_balanceable(settings: Settings, catalog: Catalog, data: TransferData) -> None:
-    """Refuse to draw records by their classes where they have none, or are read one by one.
-
-    Raises:
-        BenchmdError: ``transfer.class_balance`` is above 0, and the task is a segmentation or the
-            training split streams.
-    """
+    """Refuse ``transfer.class_balance`` for masks, and for a training split that streams."""
     balance, expected = settings.transfer.class_balance, ""
     if catalog.task.segments:
         expected = "the task is a segmentation, whose records have no class: expected 0"
@@ -264,3 +242,59 @@ def require_balanceable(settings: Settings, catalog: Catalog, data: TransferData
             f"transfer.class_balance is {balance:g} on {catalog.path}, and {expected}. A search "
             "holds it with --fix transfer.class_balance."
         )
+
+
+Model = Classifier | Segmenter
+Forward = Callable[[torch.Tensor], torch.Tensor]
+
+
+@dataclass(frozen=True)
+class Objective:
+    """What training on a kind of task sees, minimises and is selected by."""
+
+    seen: Callable[[Batch, Model, Settings, int, Worker], Batch]
+    """What a training step sees of a worker's share, by the number of the step."""
+    loss: Callable[..., torch.Tensor]
+    """Outputs, targets and the label ``smoothing`` to the loss of each example, (batch,)."""
+    scores: Callable[[Forward, Feed, Model, TransferData], dict[str, float]]
+    """Of the validation split, by a forward pass in eval mode: what an epoch is kept by, under the
+    name that metrics give it, and maybe more."""
+
+
+def objective_of(kind: TaskKind) -> Objective:
+    """The objective of a kind of task."""
+    if kind == SEGMENTATION:
+        return Objective(_patches, segmentation_loss, _dice)
+    return Objective(partial(_signals, kind), partial(classification_loss, task=kind), _auroc)
+
+
+def model_of(encoder: Encoder, task: Task) -> Model:
+    """An encoder with a new head for a task."""
+    kind = Segmenter if task.segments else Classifier
+    return kind(encoder, len(task.classes))
+
+
+def _signals(
+    kind: TaskKind, batch: Batch, model: Model, settings: Settings, step: int, worker: Worker
+) -> Batch:
+    how, when = settings.transfer.augmentation, (settings.seed, step, worker)
+    changed = replace(batch, signals=augmented(batch.signals, how, *when))
+    return mixed(changed, how, kind, *when)
+
+
+def _patches(batch: Batch, model: Model, settings: Settings, step: int, worker: Worker) -> Batch:
+    assert isinstance(model, Segmenter)
+    cut = patches(batch, model.window, settings.seed, step, worker)
+    how = (settings.transfer.augmentation, settings.seed, step, worker)
+    signals, masks = augmented(cut.signals, *how), augmented_masks(cut.targets, *how)
+    return replace(cut, signals=signals, targets=masks)
+
+
+def _auroc(forward: Forward, feed: Feed, model: Model, data: TransferData) -> dict[str, float]:
+    return data.scores(collect(forward, feed, evaluation_batch(model.encoder)))
+
+
+def _dice(forward: Forward, feed: Feed, model: Model, data: TransferData) -> dict[str, float]:
+    assert isinstance(model, Segmenter)
+    size, classes = evaluation_batch(model.encoder), model.head.out_channels
+    return {"validation_dsc": mean_dice(collect_overlaps(forward, feed, size, classes))}

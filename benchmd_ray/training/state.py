@@ -1,15 +1,16 @@
-"""What a training has learnt, in files: parameters and AdamW's moments, each of them whole.
+"""Training state in files: parameters and AdamW's moments, each of them whole.
 
-One file of tensors for each of `PARTS`, by the parameters' names; nothing is unpickled. The files
-do not depend on how many workers hold the state, nor on which engine or ZeRO stage does.
+A safetensors file for each of `PARTS`, by the parameters' names, whatever the number of workers,
+engine or ZeRO stage. ZeRO splits the optimiser's state over workers in stages 1 and 2, in stage 3
+the parameters too (Rajbhandari et al., https://arxiv.org/abs/1910.02054).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -25,39 +26,19 @@ MOMENTS = ("step", "exp_avg", "exp_avg_sq")
 PARTS = (PARAMETERS, *MOMENTS)
 
 Moments = dict[str, torch.Tensor]
-"""`MOMENTS` of one parameter."""
 
 
-class Held(Protocol):
-    """Where parameters and moments are held."""
+class WholeState:
+    """Every parameter and its moments are whole in this process."""
+
+    def __init__(self, optimiser: Any) -> None:
+        self._optimiser = optimiser
 
     def whole(self, tensor: torch.Tensor, part: str) -> torch.Tensor | None:
         """One of `PARTS` of a parameter or buffer, whole; None where there is none yet.
 
         Every worker calls it, for the same tensors in the same order.
         """
-
-    def take(
-        self,
-        values: Iterable[tuple[torch.Tensor, torch.Tensor]],
-        moments: Iterable[tuple[nn.Parameter, Moments]],
-    ) -> None:
-        """Replace everything held; every worker calls it.
-
-        Args:
-            values: Each parameter and buffer with its whole value.
-            moments: The parameters that have been stepped, with their moments.
-        """
-
-
-class HeldWhole:
-    """Every parameter and its moments lie whole in this process."""
-
-    def __init__(self, optimiser: Any) -> None:
-        self._optimiser = optimiser
-
-    def whole(self, tensor: torch.Tensor, part: str) -> torch.Tensor | None:
-        """See `Held`."""
         if part == PARAMETERS:
             return tensor.detach()
         moment: torch.Tensor | None = self._optimiser.state.get(tensor, {}).get(part)
@@ -68,7 +49,11 @@ class HeldWhole:
         values: Iterable[tuple[torch.Tensor, torch.Tensor]],
         moments: Iterable[tuple[nn.Parameter, Moments]],
     ) -> None:
-        """See `Held`."""
+        """Replace everything; every worker calls it.
+
+        ``values`` has each parameter and buffer with its whole value, ``moments`` the parameters
+        that have been stepped.
+        """
         for tensor, value in values:
             tensor.data.copy_(value)
         self._optimiser.state.clear()
@@ -80,56 +65,137 @@ class HeldWhole:
             self._optimiser.state[parameter] = {"step": step, **means}
 
 
-def save_state(module: nn.Module, held: Held, folder: Path | None) -> None:
-    """Write what is held of a module, one part after the other.
+class ZeroState:
+    """What a DeepSpeed engine of ZeRO stage 1, 2 or 3 splits over the workers."""
 
-    Args:
-        module: Whose parameters and buffers.
-        held: Where they are.
-        folder: Takes a file for each part; None on workers that give their share and write nothing.
-    """
-    for part, tensors in _parts(module, held, keep=folder is not None):
+    def __init__(self, engine: Any, rank: int) -> None:
+        self._zero = engine.optimizer
+        self._rank = rank
+        self._stage: int = engine.zero_optimization_stage()
+
+    def whole(self, tensor: torch.Tensor, part: str) -> torch.Tensor | None:
+        """See `WholeState`; each worker gives its share of the tensor."""
+        import deepspeed
+        from deepspeed.utils import safe_get_full_optimizer_state
+
+        if part == PARAMETERS:
+            with deepspeed.zero.GatheredParameters([tensor]):
+                # The parameters of stages 1 and 2 are parts of one tensor: files want them apart.
+                return tensor.detach().clone()
+        state = self._zero.optimizer.state
+        if not state:
+            return None
+        if part == "step":  # of all parameters alike
+            return next(iter(state.values()))["step"].clone()  # type: ignore[no-any-return]
+        self._link()
+        whole: torch.Tensor = safe_get_full_optimizer_state(tensor, part)
+        return whole
+
+    def take(
+        self,
+        values: Iterable[tuple[torch.Tensor, torch.Tensor]],
+        moments: Iterable[tuple[nn.Parameter, Moments]],
+    ) -> None:
+        """See `WholeState`; each worker keeps its share of every tensor."""
+        import deepspeed
+
+        for tensor, value in values:
+            with deepspeed.zero.GatheredParameters([tensor], modifier_rank=0):
+                tensor.data.copy_(value)
+        self._zero.refresh_fp32_params()
+        state = self._zero.optimizer.state
+        state.clear()
+        for parameter, whole in moments:
+            if not state:
+                self._make_moments()
+            for flat in state.values():
+                flat["step"].copy_(torch.maximum(flat["step"], whole["step"]))
+            for name in MOMENTS[1:]:
+                self._set(parameter, name, whole[name])
+
+    def _flat(self) -> list[torch.Tensor]:
+        """This worker's share of the parameters, joined, which the optimiser steps."""
+        if self._stage == 3:
+            return list(self._zero.fp32_partitioned_groups_flat)
+        return list(self._zero.single_partition_of_fp32_groups)
+
+    def _make_moments(self) -> None:
+        """Moments as before the first step; AdamW makes them in that step."""
+        for flat in self._flat():
+            self._zero.optimizer.state[flat] = {
+                "step": torch.zeros((), dtype=torch.float32, device=flat.device),
+                **{name: torch.zeros_like(flat.data) for name in MOMENTS[1:]},
+            }
+        self._link()
+
+    def _link(self) -> None:
+        """Link parameters to their moments.
+
+        DeepSpeed does so in the first step, when only the first group of parameters has moments.
+        """
+        from deepspeed.utils import lazy_init_hp_params_optimizer_state as link
+
+        if self._stage < 3:
+            groups = zip(self._zero.bit16_groups, self._flat(), strict=True)
+            for parameters, flat in groups:
+                link(parameters, flat, self._zero.optimizer.state)
+
+    def _set(self, parameter: nn.Parameter, name: str, value: torch.Tensor) -> None:
+        from deepspeed.utils import safe_set_full_optimizer_state, safe_set_local_optimizer_state
+
+        if self._stage < 3:
+            safe_set_full_optimizer_state(parameter, value, name)
+            return
+        # DeepSpeed's own way to split fails where the workers' shares are not all full.
+        length = parameter.ds_tensor.numel()  # type: ignore[attr-defined]
+        share = torch.zeros(length)
+        rest = value.flatten()[self._rank * length : (self._rank + 1) * length]
+        share[: len(rest)] = rest
+        safe_set_local_optimizer_state(parameter, share, name)
+
+
+State = WholeState | ZeroState
+
+
+def save_state(module: nn.Module, state: State, folder: Path | None) -> None:
+    """Write a module's state, part by part; workers without a folder only give their share."""
+    for part, tensors in _parts(module, state, keep=folder is not None):
         if folder is not None:
             save_file(tensors, _file(folder, part))
 
 
-class Snapshot:
-    """Copies, in this process's memory, of what is held of a module."""
+def snapshot(module: nn.Module, state: State) -> Callable[[Path], None]:
+    """Copy a module's state into this process's memory; what writes it as `save_state` does."""
+    on_cpu = next(module.parameters()).device.type == "cpu"
+    parts = {
+        # What a CPU holds is not copied on the way to the CPU.
+        part: {name: x.clone() if on_cpu else x for name, x in tensors.items()}
+        for part, tensors in _parts(module, state, keep=True)
+    }
 
-    def __init__(self, module: nn.Module, held: Held) -> None:
-        on_cpu = next(module.parameters()).device.type == "cpu"
-        self._parts = {
-            # What a CPU holds is not copied on the way to the CPU.
-            part: {name: x.clone() if on_cpu else x for name, x in tensors.items()}
-            for part, tensors in _parts(module, held, keep=True)
-        }
-
-    def save(self, folder: Path) -> None:
-        """Write what `save_state` would have written."""
-        for part, tensors in self._parts.items():
+    def save(folder: Path) -> None:
+        for part, tensors in parts.items():
             save_file(tensors, _file(folder, part))
+
+    return save
 
 
 def _parts(
-    module: nn.Module, held: Held, *, keep: bool
+    module: nn.Module, state: State, *, keep: bool
 ) -> Iterator[tuple[str, dict[str, torch.Tensor]]]:
-    """Each of `PARTS` on the CPU, by the parameters' names; empty unless they are to be kept."""
+    """Each of `PARTS` on the CPU, by the parameters' names; empty unless ``keep``."""
     named = named_tensors(module)
     for part in PARTS:
         tensors = {}
         for name, tensor in named.items():
-            value = held.whole(tensor, part) if part == PARAMETERS or _trained(tensor) else None
+            value = state.whole(tensor, part) if part == PARAMETERS or _trained(tensor) else None
             if keep and value is not None:
                 tensors[name] = value.cpu().contiguous()
         yield part, tensors
 
 
-def load_state(module: nn.Module, held: Held, folder: Path) -> None:
-    """Read what `save_state` wrote, tensor by tensor.
-
-    Raises:
-        BenchmdError: A file is missing or damaged, or of another architecture.
-    """
+def load_state(module: nn.Module, state: State, folder: Path) -> None:
+    """Read what `save_state` wrote, tensor by tensor; it must be whole and of this architecture."""
     named = named_tensors(module)
     try:
         with ExitStack() as stack:
@@ -140,39 +206,42 @@ def load_state(module: nn.Module, held: Held, folder: Path) -> None:
             if faults := _faults(named, files):
                 raise _unusable(folder, listed(faults))
             values = ((tensor, files[PARAMETERS].get_tensor(n)) for n, tensor in named.items())
-            held.take(values, _moments(named, files))
+            stepped = set(files["step"].keys())
+            moments = (
+                (tensor, {part: files[part].get_tensor(name) for part in MOMENTS})
+                for name, tensor in named.items()
+                if isinstance(tensor, nn.Parameter) and name in stepped
+            )
+            state.take(values, moments)
     except (OSError, SafetensorError) as error:
         raise _unusable(folder, str(error).rstrip(".")) from error
 
 
-def weights(module: nn.Module, held: Held, *, keep: bool) -> dict[str, torch.Tensor]:
-    """Copies of all parameters and buffers on the CPU; every worker calls it.
-
-    A worker with ``keep`` gets them, others none.
-    """
+def weights(module: nn.Module, state: State, *, keep: bool) -> dict[str, torch.Tensor]:
+    """Parameters and buffers, copied to the CPU of workers with ``keep``; every worker calls it."""
     copies = {}
     for name, tensor in module.state_dict(keep_vars=True).items():
-        value = held.whole(tensor, PARAMETERS)
+        value = state.whole(tensor, PARAMETERS)
         if keep and value is not None:
             copies[name] = value.cpu().clone().contiguous()
     return copies
 
 
-def differences(expected: Mapping[str, torch.Size], found: Mapping[str, torch.Size]) -> list[str]:
-    """In what the names and shapes of tensors differ."""
-    faults = [f"{name} is missing" for name in sorted(expected.keys() - found)]
+def differences(expected: Mapping[str, torch.Size], actual: Mapping[str, torch.Size]) -> list[str]:
+    """How the names and shapes of tensors differ, in words."""
+    faults = [f"{name} is missing" for name in sorted(expected.keys() - actual)]
     faults += [
-        f"{name} is {tuple(found[name])}, expected {tuple(shape)}"
+        f"{name} is {tuple(actual[name])}, expected {tuple(shape)}"
         for name, shape in expected.items()
-        if name in found and tuple(found[name]) != tuple(shape)
+        if name in actual and tuple(actual[name]) != tuple(shape)
     ]
     return faults + [
-        f"{name} is not of this architecture" for name in sorted(found.keys() - expected)
+        f"{name} is not of this architecture" for name in sorted(actual.keys() - expected)
     ]
 
 
 def listed(faults: list[str]) -> str:
-    """The first of them."""
+    """The first three, joined."""
     return f"{'; '.join(faults[:3])}{' …' if len(faults) > 3 else ''}"
 
 
@@ -204,15 +273,6 @@ def _faults(named: Mapping[str, torch.Tensor], files: Mapping[str, Any]) -> list
 
 def _shapes(file: Any) -> dict[str, torch.Size]:
     return {name: torch.Size(file.get_slice(name).get_shape()) for name in file.keys()}
-
-
-def _moments(
-    named: Mapping[str, torch.Tensor], files: Mapping[str, Any]
-) -> Iterator[tuple[nn.Parameter, Moments]]:
-    stepped = set(files["step"].keys())
-    for name, tensor in named.items():
-        if isinstance(tensor, nn.Parameter) and name in stepped:
-            yield tensor, {part: files[part].get_tensor(name) for part in MOMENTS}
 
 
 def _unusable(folder: Path, reason: str) -> BenchmdError:

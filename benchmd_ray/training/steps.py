@@ -1,28 +1,31 @@
-"""How the steps of a training are executed: one by one in Python, compiled, or as a CUDA graph.
+"""How training steps are executed: eagerly, compiled, or as a CUDA graph.
 
-A captured step is a CUDA graph of everything from the normalisation on: forward and backward pass
-and AdamW; with several workers without AdamW, before which their gradients are averaged. Its inputs
-lie in buffers of its own, which each step fills, so that a step costs the host a handful of
-launches instead of hundreds. The graph draws what dropout needs from the seed that is set before it
-is replayed, so that a resumed run repeats the steps of an undisturbed one.
-
-Source: CUDA graphs in PyTorch (https://pytorch.org/docs/stable/notes/cuda.html#cuda-graphs).
+A captured step is a graph of everything from normalisation to AdamW; with several workers it ends
+before AdamW, as gradients are averaged first. Dropout draws from the seed that is set before each
+replay. Source: https://pytorch.org/docs/stable/notes/cuda.html#cuda-graphs
 """
 
 from __future__ import annotations
 
 import logging
-import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Literal, Protocol, TypeVar, cast
+from typing import Any, Literal, TypeVar, cast
 
 import torch
 
-from benchmd_ray.errors import BenchmdError
+from benchmd_ray.errors import BenchmdError, first_line
 from benchmd_ray.settings.definition import ExecutionSettings
 from benchmd_ray.training.engine import Engine, alone, gather
+from benchmd_ray.training.forward import (
+    ALIKE,
+    COMPILED_FROM,
+    CudaGraph,
+    can_compile,
+    compiled,
+    cuda_graphs,
+)
 
 Inputs = Mapping[str, torch.Tensor]
 """What a step is given: tensors on the device, each with the batch as its first axis."""
@@ -30,20 +33,14 @@ Loss = Callable[[Inputs], tuple[torch.Tensor, torch.Tensor]]
 """Inputs, or a part of them along the batch, to what the backward pass starts from (these add up
 over the parts) and to what is reported, both scalars."""
 Shapes = tuple[Any, ...]
-"""Names, shapes and types of inputs."""
 Way = Literal["eager", "compiled", "captured"]
 T = TypeVar("T")
 
-COMPILED_FROM = 2000
-"""Steps from which on ``auto`` compiles: that takes up to a minute."""
-BACKEND = "inductor"
-"""What ``torch.compile`` makes code with."""
 REHEARSED = 3
 """Captured steps that are compared with the same ones executed directly."""
-ALIKE, APART = 0.02, 0.5
-"""Largest relative difference of their losses, and of where the weights end: AdamW's first step
-moves those by as much whose gradient is nothing but rounding. A graph that does nothing ends 1
-apart."""
+APART = 0.5
+"""Largest relative difference of where the weights end, as AdamW's first step moves those by as
+much whose gradient is nothing but rounding; a graph that does nothing ends 1 apart."""
 logger = logging.getLogger(__name__)
 
 
@@ -56,7 +53,7 @@ class Chosen:
     why: str
 
     def titled(self, what: str, device: torch.device) -> str:
-        """What progress is shown under; eager steps on a CPU are not worth a word."""
+        """Title of the progress display; it says nothing of eager steps on a CPU."""
         plain = self.way == "eager" and device.type == "cpu"
         return what if plain else f"{what} (steps {self.way}: {self.why})"
 
@@ -71,16 +68,8 @@ def choose_step(
 ) -> Chosen:
     """How steps are executed, by ``execution.step``.
 
-    Args:
-        execution: The setting.
-        engine: Steps the module.
-        steps: How many there are.
-        built_in: Whether method and network are the package's own: only these are compiled, and
-            their compiled steps are compared with eager ones by the tests.
-        exchanges: Whether the loss of a worker needs something of the others.
-
-    Raises:
-        BenchmdError: The setting asks for what the engine or the device has not.
+    Only methods and networks of the package (``built_in``) are compiled: tests compare their
+    compiled steps with eager ones. ``exchanges``: a worker's loss needs something of the others.
     """
     choice, device = execution.step, engine.worker.device
     able = can_compile(device)
@@ -118,64 +107,9 @@ def choose_step(
     return Chosen("captured", True, "compiled")
 
 
-def can_compile(device: torch.device) -> bool:
-    """Whether ``torch.compile`` finds what it needs on this machine."""
-    from torch.utils._triton import has_triton
-
-    compiler = any(shutil.which(name) for name in ("g++", "clang++", "c++"))
-    return compiler and (device.type != "cuda" or has_triton())
-
-
-def compiled(work: Callable[..., T]) -> Callable[..., T]:
-    """What does the same, compiled as a whole when it is first called with inputs of a shape."""
-    # Else all trainings of a process share a limit of eight shapes.
-    how: dict[str, Any] = {"isolate_recompiles": True}
-    compiled_work: Callable[..., T] = torch.compile(
-        work, fullgraph=True, dynamic=False, backend=BACKEND, **how
-    )
-    return compiled_work
-
-
-class Graph(Protocol):
-    """Work that was captured once and is done again and again."""
-
-    def capture(self, work: Callable[[], torch.Tensor]) -> torch.Tensor:
-        """Take in what a function does on the device, without doing it.
-
-        Returns:
-            Where each replay puts what the function returns.
-        """
-
-    def replay(self) -> None:
-        """Do it."""
-
-
-class CudaGraph:
-    """A CUDA graph; those of one training share their memory and the stream of their capture."""
-
-    def __init__(self, pool: Any, stream: torch.cuda.Stream) -> None:
-        self._graph, self._pool, self._stream = torch.cuda.CUDAGraph(), pool, stream
-
-    def capture(self, work: Callable[[], torch.Tensor]) -> torch.Tensor:
-        """See `Graph`."""
-        now = torch.cuda.current_stream()
-        try:
-            # Other threads may go on working with the device.
-            how: dict[str, Any] = {"stream": self._stream, "capture_error_mode": "thread_local"}
-            with torch.cuda.graph(self._graph, pool=self._pool, **how):
-                return work()
-        except BaseException:
-            torch.cuda.set_stream(now)  # a capture that fails leaves its own
-            raise
-
-    def replay(self) -> None:
-        """See `Graph`."""
-        self._graph.replay()
-
-
 @dataclass(frozen=True)
 class _Captured:
-    graph: Graph
+    graph: CudaGraph
     inputs: dict[str, torch.Tensor]
     loss: torch.Tensor
     gradients: list[tuple[torch.nn.Parameter, torch.Tensor]]
@@ -193,13 +127,12 @@ class Steps:
         chosen: Chosen,
         *,
         parts: int = 1,
-        graph: Callable[[], Graph] | None = None,
+        graph: Callable[[], CudaGraph] | None = None,
     ) -> None:
-        """Compile, if so; nothing is executed yet.
+        """Nothing is executed yet.
 
-        ``seed`` seeds this process's generators for a step by its number, ``parts`` are
-        those that a batch is cut into (``execution.accumulation``), and ``graph`` makes a
-        graph, by default a CUDA graph.
+        ``seed`` seeds this process's generators for a step by its number; ``parts`` is
+        ``execution.accumulation``; ``graph`` makes a graph, by default a CUDA graph.
         """
         self._engine, self._parts, self._seed = engine, parts, seed
         self._eager = self._loss = loss
@@ -214,11 +147,7 @@ class Steps:
         self.chosen = chosen
 
     def __call__(self, number: int, inputs: Inputs, lr: float) -> torch.Tensor:
-        """One step: backward pass and optimiser.
-
-        Returns:
-            What is reported of the loss, detached, on the device.
-        """
+        """Run one step, backward pass and optimiser; the reported loss, detached, on the device."""
         self._engine.set_lr(lr)
         if not self._capturing:
             return self._direct(number, inputs)
@@ -237,7 +166,7 @@ class Steps:
         return loss
 
     def _direct_passes(self, number: int, inputs: Inputs) -> torch.Tensor:
-        """Passes of a step; those that cannot be compiled for such inputs are executed eagerly.
+        """Passes of a step; eager for inputs that cannot be compiled.
 
         The backward pass is compiled when it is first needed.
         """
@@ -250,7 +179,7 @@ class Steps:
             before = _State(self._engine)
             loss = self._passes(inputs)
         except Exception as error:
-            why = first_line(error)
+            why = f"{type(error).__name__}: {first_line(error)}"
         if why := self._of_all(why):
             logger.warning("steps cannot be compiled: %s", why)
             if before is not None:
@@ -262,7 +191,7 @@ class Steps:
         return loss
 
     def _of_all(self, why: str) -> str:
-        """Why something failed, here or else with another worker: what one gives up, all do."""
+        """Why something failed, here or with another worker: what one gives up, all do."""
         if alone():
             return why
         failed = torch.tensor([bool(why)], dtype=torch.float32, device=self._engine.worker.device)
@@ -284,7 +213,6 @@ class Steps:
         return losses[0] if len(losses) == 1 else torch.stack(losses).sum()
 
     def _by_graph(self, number: int, inputs: Inputs) -> torch.Tensor:
-        """A step by the graph for inputs of such shapes."""
         captured = self._captured.get(_shapes(inputs))
         if captured is not None and not self._left:
             self._replay(captured, number, inputs)
@@ -302,15 +230,11 @@ class Steps:
         return loss
 
     def _rehearsed(
-        self,
-        captured: _Captured | None,
-        before: _State,
-        number: int,
-        inputs: Inputs,
+        self, captured: _Captured | None, before: _State, number: int, inputs: Inputs
     ) -> torch.Tensor:
-        """A step by a graph, which is captured if need be, compared with the same one directly.
+        """Capture a step if need be, and compare it with the same step executed directly.
 
-        What workers do together is outside of what one of them may fail in.
+        What workers do together stays outside of what can fail in only one of them.
         """
         passes = partial(self._direct_passes, number, inputs)
         direct = self._attempted(partial(self._on_a_side_stream, passes))
@@ -332,19 +256,20 @@ class Steps:
         return loss
 
     def _attempted(self, work: Callable[[], T]) -> T:
-        """What work gives that may fail, here or with another worker."""
+        """Do work that may fail, here or with another worker."""
         result, why = None, ""
         try:
             result = work()
         except (RuntimeError, NotImplementedError) as error:
             # Of a capture that failed the first error says why, the last that it did.
-            why = first_line(error.__context__ or error)
+            first = error.__context__ or error
+            why = f"{type(first).__name__}: {first_line(first)}"
         if why := self._of_all(why):
             raise _NotCaptured(why)
         return cast("T", result)
 
     def _on_a_side_stream(self, work: Callable[[], torch.Tensor]) -> torch.Tensor:
-        """What work gives that makes, before a capture, all that is made only once."""
+        """Do work that makes, before a capture, all that is made only once."""
         device = self._engine.worker.device
         if device.type != "cuda":
             return work()
@@ -364,7 +289,7 @@ class Steps:
         graph = self._graph()
         loss = graph.capture(lambda: (self._work if whole else self._passes)(buffers))
         parameters = [] if whole else self._engine.module.parameters()
-        gradients = [(each, each.grad) for each in parameters if each.grad is not None]
+        gradients = [(p, p.grad) for p in parameters if p.grad is not None]
         for parameter, _ in gradients:
             parameter.grad = None
         captured = _Captured(graph, buffers, loss, gradients)
@@ -378,7 +303,7 @@ class Steps:
         captured.graph.replay()
 
     def _finished(self, captured: _Captured) -> torch.Tensor:
-        """What a replay gave, after an update that is no part of the graph."""
+        """The loss of a replay, after an update that is not part of the graph."""
         if self._engine.captures != "step":
             for parameter, gradient in captured.gradients:
                 parameter.grad = gradient
@@ -387,7 +312,7 @@ class Steps:
 
 
 class _NotCaptured(Exception):
-    """A step cannot be captured, or does something else than the same one executed directly."""
+    """A step cannot be captured, or differs from the same one executed directly."""
 
 
 class _State:
@@ -395,18 +320,15 @@ class _State:
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
-        self._held = [(x, x.detach().clone()) for x in engine.tensors()]
+        self._copies = [(x, x.detach().clone()) for x in engine.tensors()]
 
     @torch.no_grad()
     def restore(self) -> None:
-        """Put everything back; moments that were made since are as before the first step.
-
-        What a backward pass left of gradients goes, as after a whole step.
-        """
+        """Put everything back; moments made since become 0, gradients go."""
         for parameter in self._engine.module.parameters():
             parameter.grad = None
-        copied = {id(x) for x, _ in self._held}
-        for x, value in self._held:
+        copied = {id(x) for x, _ in self._copies}
+        for x, value in self._copies:
             x.copy_(value)
         for x in self._engine.tensors():
             if id(x) not in copied:
@@ -414,10 +336,10 @@ class _State:
 
     @torch.no_grad()
     def distance(self) -> float:
-        """How far the parameters have moved since, by the Euclidean norm."""
+        """Euclidean distance that the parameters have moved since."""
         apart = [
             torch.linalg.vector_norm(x.detach() - value)
-            for x, value in self._held
+            for x, value in self._copies
             if isinstance(x, torch.nn.Parameter)
         ]
         return float(torch.linalg.vector_norm(torch.stack(apart)))
@@ -427,31 +349,12 @@ def _shapes(inputs: Inputs) -> Shapes:
     return tuple((name, x.shape, x.dtype) for name, x in inputs.items())
 
 
-def first_line(error: BaseException) -> str:
-    """Type and first line of an error."""
-    lines = str(error).splitlines()
-    return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
-
-
 def _cut(inputs: Inputs, parts: int) -> list[Inputs]:
     chunks = zip(*(x.chunk(parts) for x in inputs.values()), strict=True)
     return [dict(zip(inputs, part, strict=True)) for part in chunks]
 
 
-def _close(one: torch.Tensor, other: torch.Tensor) -> bool:
-    """Whether two losses are alike; those that are not finite are, too, and are named later."""
-    a, b = float(one), float(other)
+def _close(loss: torch.Tensor, expected: torch.Tensor) -> bool:
+    """Whether two losses agree; those that are not finite do, too, and are reported later."""
+    a, b = float(loss), float(expected)
     return abs(a - b) <= ALIKE * max(abs(a), abs(b)) or a != a or b != b or abs(a) == float("inf")
-
-
-def cuda_graphs() -> Callable[[], Graph]:
-    """What makes CUDA graphs that share their memory: no two of them are replayed at once."""
-    shared: list[tuple[Any, torch.cuda.Stream]] = []
-
-    def made() -> Graph:
-        if not shared:
-            stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
-            shared.append((torch.cuda.graph_pool_handle(), stream))
-        return CudaGraph(*shared[0])
-
-    return made

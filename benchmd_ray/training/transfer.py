@@ -36,29 +36,32 @@ from benchmd_ray.settings.definition import (
     as_dict,
     updated,
 )
-from benchmd_ray.training.augmentation import evaluated, require_applicable
-from benchmd_ray.training.averaging import Average, require_averageable
+from benchmd_ray.training.augmentation import require_applicable
 from benchmd_ray.training.checkpoints import load_checkpoint, save_checkpoint
-from benchmd_ray.training.collect import evaluation_batch
+from benchmd_ray.training.collect import evaluated, evaluation_batch
 from benchmd_ray.training.engine import Engine, gather, make_engine, require_engine
-from benchmd_ray.training.forward import graphed
-from benchmd_ray.training.jobs import RESULT, TransferJob, selected_by
-from benchmd_ray.training.layers import (
+from benchmd_ray.training.features import linear_evaluation, nearest_neighbours
+from benchmd_ray.training.finetuning import (
+    Average,
     freeze,
     frozen_parts,
     layer_factors,
+    require_averageable,
     require_pretrained,
     set_stochastic_depth,
 )
-from benchmd_ray.training.linear import linear_evaluation, nearest_neighbours
+from benchmd_ray.training.forward import graphed
+from benchmd_ray.training.jobs import RESULT, TransferJob, selected_by
 from benchmd_ray.training.notice import Agreement
-from benchmd_ray.training.objectives import Model, model_of, objective_of
 from benchmd_ray.training.pretrain import require_source, require_whole_batches
 from benchmd_ray.training.reporter import Reporter, require_finite
 from benchmd_ray.training.seeds import WEIGHTS, derived_seed, seed_step
 from benchmd_ray.training.selection import (
     Best,
+    Model,
     TransferData,
+    model_of,
+    objective_of,
     require_balanceable,
     training_feed,
     transfer_data,
@@ -71,19 +74,7 @@ AVERAGE = "average.safetensors"
 
 
 def require_transferable(job: TransferJob, catalog: Catalog) -> TransferData:
-    """Refuse what cannot work before anything starts.
-
-    Returns:
-        The labels of the run.
-
-    Raises:
-        BenchmdError: A target's catalog, a split without records or without a class that can be
-            scored, an encoder that does not fit, several workers for linear evaluation or where
-            batches must stay whole, linear evaluation of masks, augmentation that is not for such
-            signals or tasks, an average of split parameters, frozen random weights, classes to
-            balance where there are none or records stream, a package that is not installed, or an
-            upstream of another architecture.
-    """
+    """Refuse a job that cannot work, before anything starts; the labels of the run."""
     require_source(catalog)
     catalog.require_split("validation")
     require_task(catalog.task, job.settings.encoder)
@@ -149,10 +140,10 @@ def transfer(job: TransferJob, worker: Worker, reporter: Reporter) -> None:
     Writes ``model.safetensors`` (encoder and head) and ``training.json``.
 
     Raises:
-        BenchmdError: The loss or every validation AUROC is NaN, or a checkpoint, catalog or
+        BenchmdError: The loss or every validation score is NaN, or a checkpoint, catalog or
             upstream does not fit.
-        Stopped: Fine-tuning, this process, or that of another worker, is to end
-            (`training.notice`). A checkpoint was written, in the middle of an epoch too.
+        Stopped: A worker got a signal (`training.notice`) while fine-tuning; a checkpoint was
+            written, in the middle of an epoch too.
     """
     settings = job.settings
     catalog = open_catalog(job.catalog)
@@ -282,10 +273,8 @@ def finetune_epoch(
 ) -> tuple[torch.Tensor, int]:
     """One epoch, from a batch on to its end or to a signal.
 
-    ``begun`` has the summed losses of the batches of this epoch that an earlier session did.
-
-    Returns:
-        The summed loss of each batch, (batches,), and the signal to stop for, 0 at the end.
+    ``begun`` has the summed losses of the batches that an earlier session did. Returns the summed
+    loss of each batch, (batches,), and the signal to stop for, 0 at the end.
     """
     worker, transfer = engine.worker, settings.transfer
     engine.module.train()
@@ -313,7 +302,7 @@ def finetune_epoch(
 
 
 def _inputs(batch: Batch, worker: Worker) -> dict[str, torch.Tensor]:
-    """What a step is given; gradients are averaged over workers, losses over the batch of all."""
+    """Inputs of a step; gradients are averaged over workers, losses over the batch of all."""
     weights = batch.weights
     return {
         "signals": batch.signals,
@@ -329,7 +318,7 @@ def finetuning_steps(engine: Engine, settings: Settings, task: TaskKind, count: 
     objective = objective_of(task)
 
     def loss(inputs: Inputs) -> tuple[torch.Tensor, torch.Tensor]:
-        losses = objective.loss(engine(inputs["signals"]), inputs["targets"], smoothing)
+        losses = objective.loss(engine(inputs["signals"]), inputs["targets"], smoothing=smoothing)
         return (losses * inputs["shares"]).sum(), (losses * inputs["weights"]).sum()
 
     built_in = settings.encoder.network in NETWORKS

@@ -1,4 +1,4 @@
-"""Weights of a finished run: written, and read and validated."""
+"""Weights of a finished run: written, read and validated."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import hashlib
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, NotRequired
+from typing import Any, NotRequired, TypeVar
 
 import torch
 from safetensors import SafetensorError
@@ -35,6 +35,8 @@ from benchmd_ray.runs.files import MODEL, RUN
 from benchmd_ray.schema.typed import Count, typed
 from benchmd_ray.settings.definition import AugmentationSettings, EncoderSettings, as_dict, updated
 from benchmd_ray.training.state import differences, listed
+
+Model = TypeVar("Model", Classifier, Segmenter)
 
 START = "start.safetensors"
 """Weights of an encoder that an unfinished pretraining starts from, where they are not random."""
@@ -70,7 +72,7 @@ def export_model(
     augmentation: AugmentationSettings | None = None,
     nearest: int | None = None,
 ) -> None:
-    """Write float32 weights, what architecture they are of and how their input is made.
+    """Write float32 weights with their architecture and how their input is made.
 
     ``nearest`` is how many neighbours vote, if the head is not trained.
     """
@@ -88,11 +90,7 @@ def export_model(
 
 
 def described(description: Mapping[str, Any], folder: Path) -> tuple[Signal, Task | None]:
-    """What a model encodes and what its head predicts, None without one.
-
-    Raises:
-        Damaged: There can be no such signal or task.
-    """
+    """Signal and task of a described model; None for the task without a head."""
     path, task = _description_of(folder), description["task"]
     try:
         signal = typed(Signal, description["signal"], "signal")
@@ -102,11 +100,7 @@ def described(description: Mapping[str, Any], folder: Path) -> tuple[Signal, Tas
 
 
 def write_weights(path: Path, weights: Mapping[str, torch.Tensor]) -> str:
-    """Write weights in float32.
-
-    Returns:
-        SHA-256 of the file.
-    """
+    """Write weights in float32; the file's SHA-256."""
     floats = {name: value.float().contiguous() for name, value in weights.items()}
     data = save(floats)  # save_file makes a file that only its owner can read
     with replacing(path) as partial:
@@ -115,18 +109,9 @@ def write_weights(path: Path, weights: Mapping[str, torch.Tensor]) -> str:
 
 
 def load_weights(module: nn.Module, path: Path, stated: str, prefix: str = "") -> None:
-    """Load exported weights strictly.
+    """Load finite weights strictly, of a safetensors file whose SHA-256 is ``stated``.
 
-    Args:
-        module: Takes the weights.
-        path: A safetensors file.
-        stated: Its SHA-256.
-        prefix: Take only the tensors whose name starts so, without it; others are left alone.
-
-    Raises:
-        Damaged: The file is missing or another one than was written.
-        BenchmdError: Names or shapes differ, or a weight is NaN or infinite; the message says
-            which.
+    With ``prefix``, only the tensors whose name starts so, without it.
     """
     _fill(module, _read_weights(path, stated), path, prefix)
 
@@ -148,7 +133,7 @@ def _read_weights(path: Path, stated: str) -> dict[str, torch.Tensor]:
 
 
 def _fill(module: nn.Module, tensors: dict[str, torch.Tensor], path: Path, prefix: str) -> None:
-    """Load tensors whose name starts with a prefix, or on a module without storage only compare."""
+    """Load the tensors with a prefix; a module on the meta device is only compared."""
     tensors = {
         name.removeprefix(prefix): value
         for name, value in tensors.items()
@@ -169,11 +154,7 @@ def _shapes(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Size]:
 
 
 def load_encoder(folder: Path) -> Encoder:
-    """The encoder of a finished run, pretraining or transfer.
-
-    Raises:
-        BenchmdError: The folder holds no exported model, or one of another architecture.
-    """
+    """The encoder of a finished run, pretraining or transfer."""
     description = model_description(folder)
     size = updated(EncoderSettings(), description["encoder"])
     path, (signal, _) = folder / MODEL, described(description, folder)
@@ -187,36 +168,16 @@ def load_encoder(folder: Path) -> Encoder:
 
 
 def load_classifier(folder: Path) -> Classifier:
-    """Encoder and head of a finished transfer run to classes of records.
-
-    Raises:
-        BenchmdError: The folder holds no exported model, or one without a head or for masks.
-    """
-    model = _load_model(folder)
-    if not isinstance(model, Classifier):
-        raise BenchmdError(f"{folder} is of a model that segments: name one that classifies.")
-    return model
+    """Encoder and head of a finished transfer run that classifies."""
+    return _load_model(folder, Classifier)
 
 
 def load_segmenter(folder: Path) -> Segmenter:
-    """Network and head of a finished transfer run to masks.
-
-    Raises:
-        BenchmdError: The folder holds no exported model, or one without a head or of classes.
-    """
-    model = _load_model(folder)
-    if not isinstance(model, Segmenter):
-        raise BenchmdError(f"{folder} is of a model that classifies: name one that segments.")
-    return model
+    """Network and head of a finished transfer run that segments."""
+    return _load_model(folder, Segmenter)
 
 
-def _load_model(folder: Path) -> Classifier | Segmenter:
-    """Encoder and head.
-
-    Raises:
-        BenchmdError: The folder holds no exported model, or one without a head, or whose network
-            does not fit its task.
-    """
+def _load_model(folder: Path, kind: type[Model]) -> Model:
     encoder = load_encoder(folder)
     description = model_description(folder)
     _, task = described(description, folder)
@@ -232,6 +193,11 @@ def _load_model(folder: Path) -> Classifier | Segmenter:
         model = Classifier(encoder, len(task.classes), head)
     else:
         model = (Segmenter if task.segments else Classifier)(encoder, len(task.classes))
+    if not isinstance(model, kind):
+        does = {Classifier: "classifies", Segmenter: "segments"}
+        raise BenchmdError(
+            f"{folder} is of a model that {does[type(model)]}: name one that {does[kind]}."
+        )
     load_weights(model, folder / MODEL, description["weights"])
     return model
 
@@ -239,11 +205,7 @@ def _load_model(folder: Path) -> Classifier | Segmenter:
 def _neighbours(
     folder: Path, description: Mapping[str, Any], task: Task, width: int
 ) -> NearestNeighbours:
-    """The head that holds the training records.
-
-    Raises:
-        Damaged: There are none, or others than the task and the encoder have.
-    """
+    """The head that holds the training records, checked."""
     path, remedy, nearest = folder / MODEL, made_again(folder), description["nearest"]
     require_sha256(path, description["weights"], remedy)
     if not isinstance(nearest, int) or nearest < 1:
@@ -263,12 +225,7 @@ def _neighbours(
 
 
 def model_description(folder: Path) -> dict[str, Any]:
-    """What `export_model` says of an exported model.
-
-    Raises:
-        Damaged: It is not what was written.
-        BenchmdError: The folder holds none.
-    """
+    """What `export_model` wrote of an exported model, validated."""
     path = _description_of(folder)
     if not path.is_file():
         raise BenchmdError(
@@ -286,11 +243,7 @@ def model_description(folder: Path) -> dict[str, Any]:
 
 
 def require_programs(folder: Path) -> None:
-    """Compare the programs of an exported model; those that were not copied with it are not used.
-
-    Raises:
-        Damaged: One, or what is said of them, is another than was written.
-    """
+    """Compare the hashes of an exported model's programs; those not copied are skipped."""
     programs = model_description(folder).get("programs")
     stated = programs.items() if isinstance(programs, dict) else ()
     for name, digest in stated:

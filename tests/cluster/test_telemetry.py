@@ -8,7 +8,7 @@ import pytest
 
 from benchmd_ray.cluster import telemetry
 from benchmd_ray.cluster.telemetry import METRICS, exported
-from benchmd_ray.training.reporter import MeteredReporter
+from benchmd_ray.training.reporter import RunReporter, read_metrics
 
 PROJECT = Path(__file__).resolve().parents[2]
 DASHBOARD = PROJECT / "docs" / "deploy" / "grafana.json"
@@ -32,19 +32,16 @@ def kept(monkeypatch):
     return found
 
 
-def test_a_loop_tells_its_reporter_everything_and_prometheus_its_rates(kept, monkeypatch):
-    times = iter([10.0, 12.0])
+def test_a_loop_writes_its_metrics_and_tells_prometheus_its_rates(kept, monkeypatch, tmp_path):
+    times = iter([1.0, 10.0, 12.0])
     monkeypatch.setattr(time, "monotonic", lambda: next(times))
-    reporter = Kept()
-    measured = MeteredReporter(reporter, "pretrain-a", samples=64)
-    measured.start("pretrain", 100, "steps", 20)
-    measured.report(30, {"loss": 0.5, "lr": 1.0})
-    measured.finish()
-    assert reporter.told == [
-        ("start", "pretrain", 100, "steps", 20),
-        ("report", 30, {"loss": 0.5, "lr": 1.0}),
-        ("finish",),
-    ]
+    folder = tmp_path / "pretrain-a"
+    folder.mkdir()
+    reporter = RunReporter(folder, silent=True, samples=64)
+    reporter.start("pretrain", 100, "steps", 20)
+    reporter.report(30, {"loss": 0.5, "lr": 1.0})
+    reporter.finish()
+    assert read_metrics(folder) == [{"done": 30, "loss": 0.5, "lr": 1.0, "per_second": 5.0}]
     labels = {"run": "pretrain-a", "unit": "steps"}
     assert kept["benchmd_training_units"].told == [("set", 30, labels)]
     assert kept["benchmd_training_units_per_second"].told == [("set", 5.0, labels)]

@@ -22,11 +22,8 @@ NO_RESULT = {
     "models/networks.py",
     "ssl/brought.py",
     "training/__init__.py",
-    *(
-        f"training/{name}.py"
-        for name in ("applied", "checkpoints", "hardware", "jobs", "launch", "notice")
-    ),
-    *(f"training/{name}.py" for name in ("ray_train", "reporter", "restarts", "state", "weights")),
+    *(f"training/{name}.py" for name in ("applied", "checkpoints", "jobs", "launch", "notice")),
+    *(f"training/{name}.py" for name in ("ray_train", "reporter", "weights")),
 }
 """Modules of these rooms that compute none: files, messages, processes."""
 

@@ -14,9 +14,8 @@ from benchmd_ray.runs.files import MODEL
 from benchmd_ray.runs.history import read_history
 from benchmd_ray.service.logged import LOG
 from benchmd_ray.training.checkpoints import checkpoint_step
-from benchmd_ray.training.ray_train import STOP
+from benchmd_ray.training.ray_train import RESTARTS, STOP
 from benchmd_ray.training.reporter import read_metrics
-from benchmd_ray.training.restarts import RESTARTS
 
 # Two simulated clusters at once are too much for two cores.
 pytestmark = [pytest.mark.ray, pytest.mark.nightly, pytest.mark.xdist_group("faults")]

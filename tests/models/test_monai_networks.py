@@ -29,7 +29,7 @@ from benchmd_ray.models.monai_networks import MONAI_NETWORKS
 from benchmd_ray.models.networks import network_source
 from benchmd_ray.models.resnet import BatchNorm
 from benchmd_ray.settings.definition import EncoderSettings, Settings, updated
-from benchmd_ray.training.layers import layer_factors
+from benchmd_ray.training.finetuning import layer_factors
 from benchmd_ray.training.pretrain import require_whole_batches
 
 NAMES = sorted(MONAI_NETWORKS)

@@ -23,7 +23,7 @@ from benchmd_ray.models.heads import Classifier
 from benchmd_ray.models.resnet import RESNETS, AcsConv, BatchNorm
 from benchmd_ray.settings.definition import ENCODERS, EncoderSettings, updated
 from benchmd_ray.training.collect import evaluation_batch
-from benchmd_ray.training.layers import layer_factors
+from benchmd_ray.training.finetuning import layer_factors
 
 
 def kind(extent, *, channels=1, volumes=False):

@@ -132,7 +132,7 @@ def test_the_window_is_cut_to_what_the_network_halves():
         ("monai-swinunetr", {"width": 16}, "a width that is a multiple of 12"),
         ("monai-unet", {"levels": 3}, "levels"),
         ("monai-unet", {"dropout": 1.5}, r"dropout is 1\.5, expected a number in \[0, 1\)"),
-        ("monai-unet", {"width": -1}, "width is -1, expected 1 to 1,024, or 0"),
+        ("monai-unet", {"width": -1}, "width is -1, expected 0 to 1,024"),
     ],
 )
 def test_what_a_network_cannot_be_is_refused(network, options, message):

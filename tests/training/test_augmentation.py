@@ -14,18 +14,22 @@ from scipy import ndimage, stats
 from benchmd_ray.data.batches import Worker
 from benchmd_ray.errors import BenchmdError
 from benchmd_ray.settings.definition import AugmentationSettings
-from benchmd_ray.training.augmentation import augmented, evaluated, require_applicable, values
-from benchmd_ray.training.augmentation.draws import AugmentationDraws, normal
-from benchmd_ray.training.augmentation.movement import flipped, shifted, transformed
-from benchmd_ray.training.augmentation.values import (
+from benchmd_ray.training.augmentation import augmented, changes, require_applicable
+from benchmd_ray.training.augmentation.changes import (
+    AugmentationDraws,
     block,
     blurred,
+    flipped,
     masked,
     noisy,
+    normal,
     scaled,
+    shifted,
+    transformed,
     wandering,
     without_leads,
 )
+from benchmd_ray.training.collect import evaluated
 from benchmd_ray.training.seeds import AUGMENTATION
 
 KINDS = {"time": (3, 40), "image": (2, 14, 28), "volume": (1, 7, 14, 14)}
@@ -216,11 +220,11 @@ def test_padding_counts_for_nothing_and_stays_0(kind):
     inside = slice(0, signals.shape[-1])
     found = scaled(padded, numbers[:, :2], 0.8)[..., inside]
     torch.testing.assert_close(found, scaled(signals, numbers[:, :2], 0.8))
-    torch.testing.assert_close(values.means(padded), values.means(signals))
-    torch.testing.assert_close(values.spread(padded), values.spread(signals))
+    torch.testing.assert_close(changes.means(padded), changes.means(signals))
+    torch.testing.assert_close(changes.spread(padded), changes.spread(signals))
     for name in (*ALL[1:], *(OF_TIME if kind == "time" else ("blur",))):
         how = AugmentationSettings(**{name: 0.9})
-        changed = values.altered(padded, how, AugmentationDraws(6, 3, 7, Worker()))
+        changed = changes.altered(padded, how, AugmentationDraws(6, 3, 7, Worker()))
         assert not changed[..., signals.shape[-1] :].any(), name
         assert (changed[..., inside] != signals).any(), name
 

@@ -18,9 +18,9 @@ from benchmd_ray.files.atomic import sha256
 from benchmd_ray.runs.files import MODEL
 from benchmd_ray.scores.metrics import auroc
 from benchmd_ray.settings.definition import ExecutionSettings, OptimiserSettings
-from benchmd_ray.training.averaging import Average
 from benchmd_ray.training.checkpoints import latest_checkpoint
 from benchmd_ray.training.engine import DeepSpeedEngine, TorchEngine
+from benchmd_ray.training.finetuning import Average
 from benchmd_ray.training.jobs import TransferJob
 from benchmd_ray.training.selection import Best
 from benchmd_ray.training.transfer import AVERAGE, finetune_epoch, require_transferable, transfer

@@ -11,7 +11,7 @@ from benchmd_ray.files.atomic import TEMPORARY, sha256
 from benchmd_ray.models.encoder import Encoder
 from benchmd_ray.runs.files import MODEL
 from benchmd_ray.settings.definition import ENCODERS, LABEL_SETTINGS
-from benchmd_ray.training import features, linear
+from benchmd_ray.training import features
 from benchmd_ray.training.features import FeatureStore, feature_store, weights_digest
 from benchmd_ray.training.jobs import TransferJob, transfer_result
 from benchmd_ray.training.transfer import transfer
@@ -47,7 +47,7 @@ def test_kept_features_give_the_same_bits_and_are_encoded_once(run, kept, monkey
     assert len(kept()) == 2
     monkeypatch.setattr(Encoder, "forward", pytest.fail)
     for name in ("training_feed", "whole_split_feed"):  # nor are the records read
-        monkeypatch.setattr(linear, name, pytest.fail)
+        monkeypatch.setattr(features, name, pytest.fail)
     again, lines_again = run("again")
     assert lines == lines_first == lines_again
     assert sha256(plain / MODEL) == sha256(first / MODEL) == sha256(again / MODEL)

@@ -11,10 +11,9 @@ from benchmd_ray.data.batches import Worker
 from benchmd_ray.models.encoder import make_encoder
 from benchmd_ray.models.heads import Classifier
 from benchmd_ray.settings.definition import ENCODERS, Settings, load_settings
-from benchmd_ray.training import steps
+from benchmd_ray.training import forward as module
 from benchmd_ray.training.collect import evaluating
-from benchmd_ray.training.forward import Graphed, graphed
-from benchmd_ray.training.steps import can_compile
+from benchmd_ray.training.forward import Graphed, can_compile, graphed
 
 SIGNAL = SIGNALS["ecg"]
 CPU = torch.device("cpu")
@@ -103,7 +102,7 @@ def test_what_cannot_be_captured_is_executed_directly(kind, why, caplog):
 @pytest.mark.slow
 @pytest.mark.skipif(not can_compile(CPU), reason="needs a C++ compiler")
 def test_compiled_passes_give_what_the_network_gives(monkeypatch, caplog):
-    monkeypatch.setattr(steps, "BACKEND", "aot_eager")
+    monkeypatch.setattr(module, "BACKEND", "aot_eager")
     model, other = network(), network()
     direct = evaluating(model, Worker(), "float32")
     with caplog.at_level(logging.WARNING):

@@ -19,8 +19,8 @@ from benchmd_ray.models.encoder import make_encoder
 from benchmd_ray.models.heads import Classifier
 from benchmd_ray.runs.files import MODEL
 from benchmd_ray.settings.definition import ENCODERS, EncoderSettings
+from benchmd_ray.training.finetuning import freeze, frozen_parts
 from benchmd_ray.training.jobs import PretrainJob, TransferJob
-from benchmd_ray.training.layers import freeze, frozen_parts
 from benchmd_ray.training.pretrain import pretrain
 from benchmd_ray.training.transfer import require_transferable, transfer
 

@@ -11,9 +11,8 @@ from benchmd_ray.errors import BenchmdError, NoRoom
 from benchmd_ray.runs.files import MODEL
 from benchmd_ray.runs.sessions import SESSIONS, trained_by
 from benchmd_ray.ssl import METHODS
-from benchmd_ray.training import hardware as computing
 from benchmd_ray.training import launch as module
-from benchmd_ray.training import ray_train, restarts
+from benchmd_ray.training import ray_train
 from benchmd_ray.training.checkpoints import latest_checkpoint
 from benchmd_ray.training.jobs import PretrainJob, TransferJob
 from benchmd_ray.training.launch import launch
@@ -168,7 +167,7 @@ def test_a_run_that_is_resumed_on_other_hardware_records_both(make_job, monkeypa
     here = hardware(torch.device("cpu"))
     elsewhere = replace(here, model="Another processor")
     launch(make_job("run", *BEGUN, technique="mae"))
-    monkeypatch.setattr(computing, "hardware", lambda device: elsewhere)
+    monkeypatch.setattr(ray_train, "hardware", lambda device: elsewhere)
     job = make_job("run", technique="mae")
     launch(job)
     assert trained_by(job.folder) == (here, elsewhere)
@@ -250,7 +249,7 @@ def test_what_workers_were_lost_of_is_told_in_a_line():
     def failed(**failures):
         error = ValueError("Training failed due to worker errors:\n…")
         error.worker_failures = {int(rank[1:]): failure for rank, failure in failures.items()}
-        return restarts.end_of(error, 3)
+        return ray_train.end_of(error, 3)
 
     class ActorDiedError(Exception):
         """As Ray's, by name."""
@@ -258,14 +257,14 @@ def test_what_workers_were_lost_of_is_told_in_a_line():
     died = ActorDiedError("The actor died.\n\tclass_name: W\n\tpid: 71\n\tip: 10.0.0.3\nand …")
     broken = RuntimeError("[tcp/pair.cc:534] Connection closed by peer\nmore")
     waited = RuntimeError("Timed out waiting 10000ms for recv operation to complete")
-    assert failed(r0=broken, r2=died) == restarts.JobEnd(
+    assert failed(r0=broken, r2=died) == ray_train.JobEnd(
         "lost", "worker 2 of 3 is gone (pid 71, ip 10.0.0.3)"
     )
     assert failed(r1=broken).reason == "worker 1 of 3 lost the connection to another"
     assert failed(r0=ValueError("odd\n…")).reason == "worker 0 of 3 says 'odd'"
     assert failed(r0=waited, r1=broken).event == "stalled"
     assert failed(r0=waited, r1=died).event == "lost"  # the others waited for what is gone
-    assert restarts.end_of(ValueError("no controller\n…"), 2).reason == "no controller"
+    assert ray_train.end_of(ValueError("no controller\n…"), 2).reason == "no controller"
 
 
 def test_more_workers_than_gpus_are_refused(make_job):

@@ -12,7 +12,7 @@ from benchmd_ray.models.encoder import Encoder
 from benchmd_ray.models.heads import Classifier
 from benchmd_ray.settings.definition import ENCODERS, ExecutionSettings, OptimiserSettings
 from benchmd_ray.training.engine import DeepSpeedEngine, TorchEngine
-from benchmd_ray.training.layers import layer_factors
+from benchmd_ray.training.finetuning import layer_factors
 
 EEG = SIGNALS["eeg"]
 ENGINES = {"torch": TorchEngine, "deepspeed": DeepSpeedEngine}

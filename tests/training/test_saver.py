@@ -12,7 +12,7 @@ from benchmd_ray.data.batches import Worker
 from benchmd_ray.errors import BenchmdError
 from benchmd_ray.settings.definition import ExecutionSettings, OptimiserSettings
 from benchmd_ray.training import checkpoints
-from benchmd_ray.training.checkpoints import Saver, load_checkpoint
+from benchmd_ray.training.checkpoints import load_checkpoint, saving
 from benchmd_ray.training.engine import TorchEngine
 
 
@@ -36,8 +36,8 @@ def test_what_is_written_later_is_the_state_at_the_time_of_saving(tmp_path, monk
     )
     one, other = engine(), engine()
     expected = trained(one)
-    with Saver(tmp_path, one, later=True) as saver:
-        saver.save(3, {"losses": [0.5]})
+    with saving(tmp_path, one, later=True) as save:
+        save(3, {"losses": [0.5]})
         further = trained(one)
         go_on.set()
     held = load_checkpoint(tmp_path, other)
@@ -51,10 +51,10 @@ def test_what_is_written_later_is_the_state_at_the_time_of_saving(tmp_path, monk
 
 def test_the_one_before_is_written_first_and_the_last_at_the_end(tmp_path):
     one = engine()
-    with Saver(tmp_path, one, later=True) as saver:
+    with saving(tmp_path, one, later=True) as save:
         for step in range(1, 6):
             trained(one, 1)
-            saver.save(step, {})
+            save(step, {})
     assert [path.name for path in checkpoints.checkpoints(tmp_path)] == [
         "step_000000005",
         "step_000000004",
@@ -69,8 +69,8 @@ def test_what_cannot_be_written_is_an_error_and_hides_no_other(tmp_path, inside,
     monkeypatch.setattr(checkpoints, "save_checkpoint", full)
 
     def session():
-        with Saver(tmp_path, engine(), later=True) as one:
-            one.save(1, {})
+        with saving(tmp_path, engine(), later=True) as save:
+            save(1, {})
             if inside:
                 raise BenchmdError("of the training")
 

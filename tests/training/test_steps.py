@@ -33,7 +33,8 @@ from benchmd_ray.settings.definition import (
     load_settings,
 )
 from benchmd_ray.ssl import METHODS, method_named
-from benchmd_ray.training import linear
+from benchmd_ray.training import features as frozen
+from benchmd_ray.training import forward
 from benchmd_ray.training import steps as module
 from benchmd_ray.training.engine import DeepSpeedEngine, TorchEngine
 from benchmd_ray.training.pretrain import DRAWN, pretraining_loss
@@ -154,7 +155,7 @@ def test_gradients_of_captured_passes_are_those_that_are_used(parts, caplog):
 @pytest.mark.slow
 @pytest.mark.parametrize("engine", [TorchEngine, DeepSpeedEngine])
 def test_steps_of_both_engines_are_compiled_without_recompiling(engine, monkeypatch, caplog):
-    monkeypatch.setattr(module, "BACKEND", "aot_eager")
+    monkeypatch.setattr(forward, "BACKEND", "aot_eager")
     torch._dynamo.reset()
     chosen, once = Chosen("captured", True, "test"), {"error_on_recompile": True}
     with caplog.at_level(logging.WARNING), torch._dynamo.config.patch(**once):
@@ -270,7 +271,7 @@ def pretrained(technique, signal, way, *, device="cpu", count=4, dropout=0.0):
 @pytest.mark.parametrize("technique", METHODS)
 def test_normalisation_method_and_loss_are_one_graph(technique, kind, monkeypatch):
     """Without a break: ``fullgraph`` raises an error at one. No code is generated here."""
-    monkeypatch.setattr(module, "BACKEND", "aot_eager")
+    monkeypatch.setattr(forward, "BACKEND", "aot_eager")
     torch._dynamo.reset()
     torch._dynamo.utils.counters.clear()
     found = pretrained(technique, SIGNALS[kind], Chosen("compiled", True, "test"))
@@ -292,7 +293,7 @@ def test_steps_that_cannot_be_compiled_are_executed_eagerly(when, monkeypatch, c
         forward = failing if when == "forward" else passed
         return aot_module_simplified(graph, inputs, fw_compiler=forward, bw_compiler=failing)
 
-    monkeypatch.setattr(module, "BACKEND", broken)
+    monkeypatch.setattr(forward, "BACKEND", broken)
     with caplog.at_level(logging.WARNING):
         found = trained(Chosen("compiled", True, "test"))
     require_same(found, trained(EAGER))
@@ -301,7 +302,7 @@ def test_steps_that_cannot_be_compiled_are_executed_eagerly(when, monkeypatch, c
 
 @pytest.mark.slow
 def test_many_trainings_of_a_process_are_compiled(monkeypatch, caplog):
-    monkeypatch.setattr(module, "BACKEND", "aot_eager")
+    monkeypatch.setattr(forward, "BACKEND", "aot_eager")
     torch._dynamo.reset()
     with caplog.at_level(logging.WARNING):
         for size in range(3, 15):
@@ -317,11 +318,11 @@ def test_captured_steps_of_a_head_are_the_eager_ones(monkeypatch):
     targets = torch.eye(3, dtype=torch.int8)[torch.randint(0, 3, (100,), generator=draws)]
     found = []
     for way in (CAPTURED, EAGER):
-        monkeypatch.setattr(linear, "choose_step", lambda *_, way=way, **__: way)
+        monkeypatch.setattr(frozen, "choose_step", lambda *_, way=way, **__: way)
         torch.manual_seed(0)
         head, Again.captures = nn.Linear(8, 3), 0
-        steps = linear.head_steps(head, settings, 100, Worker(), "single-label")
-        losses = [linear.head_epoch(steps, features, targets, settings, e) for e in range(3)]
+        steps = frozen.head_steps(head, settings, 100, Worker(), "single-label")
+        losses = [frozen.head_epoch(steps, features, targets, settings, e) for e in range(3)]
         found.append((losses, dict(head.named_parameters())))
         assert Again.captures == (2 if way is CAPTURED else 0)
     require_same(*found)
@@ -330,7 +331,7 @@ def test_captured_steps_of_a_head_are_the_eager_ones(monkeypatch):
 @pytest.mark.slow
 def test_a_gpu_without_triton_is_no_error():
     code = (
-        "import torch; from benchmd_ray.training.steps import can_compile; "
+        "import torch; from benchmd_ray.training.forward import can_compile; "
         "print(can_compile(torch.device('cuda')))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -19,8 +19,8 @@ from benchmd_ray.models.heads import Classifier
 from benchmd_ray.models.resnet import CONVOLUTIONS, Residual
 from benchmd_ray.runs.files import MODEL
 from benchmd_ray.settings.definition import ENCODERS, EncoderSettings
+from benchmd_ray.training.finetuning import set_stochastic_depth
 from benchmd_ray.training.jobs import TransferJob
-from benchmd_ray.training.layers import set_stochastic_depth
 from benchmd_ray.training.transfer import transfer
 
 TINY = replace(ENCODERS["tiny"], dropout=0.0)

@@ -390,10 +390,10 @@ def test_shuffled_labels_stay_shuffled_in_a_streaming_run(source, make_settings)
 def test_a_loss_that_is_no_number_stops_and_names_step_and_rate(run, mode, monkeypatch):
     calls = itertools.count(1)
 
-    def wrong(*what):
-        return classification_loss(*what) * (float("nan") if next(calls) == 5 else 1)
+    def wrong(*what, **task):
+        return classification_loss(*what, **task) * (float("nan") if next(calls) == 5 else 1)
 
-    for name in ("linear", "objectives"):
+    for name in ("features", "selection"):
         monkeypatch.setattr(f"benchmd_ray.training.{name}.classification_loss", wrong)
     with pytest.raises(BenchmdError, match=r"NaN at step 5 with learning rate 0\.001"):
         run(mode)  # 3 steps an epoch: the second step of the second

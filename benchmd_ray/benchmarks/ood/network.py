@@ -30,7 +30,7 @@ from benchmd_ray.models.heads import Classifier
 from benchmd_ray.runs.files import MODEL, RUN
 from benchmd_ray.settings.definition import Settings, updated
 from benchmd_ray.ssl.mae import MAE
-from benchmd_ray.training.augmentation.evaluation import evaluated
+from benchmd_ray.training.collect import evaluated
 from benchmd_ray.training.engine import autocast
 from benchmd_ray.training.weights import (
     described,

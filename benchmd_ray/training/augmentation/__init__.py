@@ -1,7 +1,7 @@
 """Augmentation: how fine-tuning changes a signal each time it sees it.
 
-What is drawn depends on the seed, the step and the example's place in the batch of all workers, so
-that any number of workers sees the same signals, and a resumed run too.
+Draws depend on the seed, the step and the example's place in the batch of all workers, so that any
+number of workers and a resumed run see the same signals.
 """
 
 from __future__ import annotations
@@ -13,13 +13,10 @@ from benchmd_ray.errors import BenchmdError
 from benchmd_ray.modality.signals import Signal
 from benchmd_ray.modality.tasks import Task
 from benchmd_ray.settings.definition import AugmentationSettings
-from benchmd_ray.training.augmentation.draws import AugmentationDraws
-from benchmd_ray.training.augmentation.evaluation import evaluated
+from benchmd_ray.training.augmentation.changes import AugmentationDraws, altered, moved
 from benchmd_ray.training.augmentation.mixing import mixed
-from benchmd_ray.training.augmentation.movement import moved
-from benchmd_ray.training.augmentation.values import altered
 
-__all__ = ["augmented", "augmented_masks", "evaluated", "mixed", "require_applicable"]
+__all__ = ["augmented", "augmented_masks", "mixed", "require_applicable"]
 
 SPATIAL = ("flip", "affine", "blur")
 """Changes of images and volumes only; time has a direction."""
@@ -32,10 +29,9 @@ MIXING = ("mixup", "cutmix")
 def augmented(
     signals: torch.Tensor, how: AugmentationSettings, seed: int, step: int, worker: Worker
 ) -> torch.Tensor:
-    """A worker's signals of a training step, each changed by itself.
+    """Normalised signals (batch, *input_shape), a worker's share of a step, each changed by itself.
 
-    The signals are normalised, (batch, *input_shape), and this worker's share of the step; the
-    other workers' shares are as long.
+    The other workers' shares are as long.
     """
     draws = AugmentationDraws(len(signals), seed, step, worker)
     return altered(moved(signals, how, draws), how, draws)
@@ -44,17 +40,13 @@ def augmented(
 def augmented_masks(
     masks: torch.Tensor, how: AugmentationSettings, seed: int, step: int, worker: Worker
 ) -> torch.Tensor:
-    """The masks of a worker's signals of a training step, moved as `augmented` moves these."""
+    """Masks of a worker's signals of a training step, moved as `augmented` moves these."""
     draws = AugmentationDraws(len(masks), seed, step, worker)
     return moved(masks[:, None], how, draws, nearest=True)[:, 0]
 
 
 def require_applicable(how: AugmentationSettings, signal: Signal, task: Task) -> None:
-    """Refuse changes that mean nothing for the signals or the task.
-
-    Raises:
-        BenchmdError: One of them is on.
-    """
+    """Refuse changes that mean nothing for the signals or the task."""
     over_time = signal.axes[-1] == "time"
     others = SPATIAL if over_time else TEMPORAL
     for name in others:

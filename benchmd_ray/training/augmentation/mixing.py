@@ -16,16 +16,14 @@ import torch
 from benchmd_ray.data.batches import Batch, Worker, to_device
 from benchmd_ray.modality.tasks import EXCLUSIVE, UNKNOWN, TaskKind
 from benchmd_ray.settings.definition import AugmentationSettings
-from benchmd_ray.training.augmentation.draws import AXES, MIXING
-from benchmd_ray.training.augmentation.movement import per_example
-from benchmd_ray.training.augmentation.values import block
+from benchmd_ray.training.augmentation.changes import AXES, MIXING, block, per_example
 from benchmd_ray.training.engine import alone, gather
 from benchmd_ray.training.seeds import AUGMENTATION
 
 
 @dataclass(frozen=True)
 class Mixtures:
-    """What is mixed in a step, in the order of the batch of all workers."""
+    """The mixtures of a step, in the order of the batch of all workers."""
 
     cut: bool
     """Whether a block is taken of the other example, else the mean of both."""
@@ -40,14 +38,7 @@ class Mixtures:
 def drawn_mixtures(
     real: npt.NDArray[np.bool_], how: AugmentationSettings, seed: int, step: int
 ) -> Mixtures:
-    """What is mixed in a step; the real examples only, which the number of workers leaves alike.
-
-    Args:
-        real: (batch,) of all workers; False where a share was padded.
-        how: The strengths, one of mixup and cutmix above 0.
-        seed: Of the run.
-        step: Number of the step.
-    """
+    """Draw mixtures of the ``real`` examples, (batch,) of all workers; padding is left alone."""
     generator = np.random.default_rng([AUGMENTATION, seed, step, MIXING])
     cut = bool(how.cutmix) and (not how.mixup or bool(generator.random() < 0.5))
     alpha, rows = (how.cutmix if cut else how.mixup), np.flatnonzero(real)
@@ -62,12 +53,9 @@ def drawn_mixtures(
 def mixed(
     batch: Batch, how: AugmentationSettings, kind: TaskKind, seed: int, step: int, worker: Worker
 ) -> Batch:
-    """A worker's share of a step, each example mixed with one of the batch of all workers.
+    """The share with pairs of examples mixed, as drawn for the batch of all workers.
 
-    Every worker calls it: the signals of a step are gathered, as a partner may be any of them.
-
-    Returns:
-        The share with targets between 0 and 1, or -1 where that of either is not known.
+    Targets are between 0 and 1 then, or -1 where that of either is unknown.
     """
     if not (how.mixup or how.cutmix):
         return batch
@@ -92,21 +80,15 @@ def mixed(
 def mixed_targets(
     targets: torch.Tensor, others: torch.Tensor, shares: torch.Tensor, kind: TaskKind
 ) -> torch.Tensor:
-    """Means of two targets, class by class.
+    """Means of two targets (batch, classes), 1, 0 or -1 (unknown), class by class.
 
-    Args:
-        targets: (batch, classes), 1, 0 or -1 (unknown).
-        others: Those that they are mixed with.
-        shares: (batch,) of the first.
-        kind: Of the task; where classes exclude each other, an example without one is not known.
-
-    Returns:
-        float32 (batch, classes), -1 where either is not known.
+    ``shares`` (batch,) are those of the first. -1 where either is unknown; where classes exclude
+    each other, so is an example without a positive one.
     """
     if kind in EXCLUSIVE:
-        labelled = [(given == 1).any(dim=1, keepdim=True) for given in (targets, others)]
+        labelled = [(values == 1).any(dim=1, keepdim=True) for values in (targets, others)]
     else:
-        labelled = [given != UNKNOWN for given in (targets, others)]
-    first, other = (given.clamp(min=0).float() for given in (targets, others))
+        labelled = [values != UNKNOWN for values in (targets, others)]
+    first, other = (values.clamp(min=0).float() for values in (targets, others))
     means = shares[:, None] * first + (1 - shares[:, None]) * other
     return torch.where(labelled[0] & labelled[1], means, float(UNKNOWN))

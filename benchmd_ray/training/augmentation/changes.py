@@ -1,0 +1,322 @@
+"""Changes of signals (batch, channel, *extents): those that move values, and those of the values.
+
+MONAI has most of them for one example at a time with a random state of its own; here the whole
+batch is changed at once, by numbers that do not depend on the number of workers.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch.nn import functional
+
+from benchmd_ray.data.batches import Worker, to_device
+from benchmd_ray.settings.definition import AugmentationSettings
+from benchmd_ray.training.seeds import AUGMENTATION
+
+AXES = 3
+"""Axes of a signal but the channel's, at most."""
+TOGETHER = {"flip": AXES, "shift": AXES, "shape": 1}
+"""Changes whose numbers are drawn together, with how many an example needs of each."""
+AFFINE, BLUR, INTENSITY, NOISE, MASKING, LEADS, WANDER, MIXING = range(1, 9)
+"""What each of the others draws from; not 0, which would be the stream of `TOGETHER`."""
+ANGLE = math.pi / 6
+"""Largest rotation in each plane, in radians: 30°."""
+SCALE = 1.5
+"""Largest factor of the extent of what is seen; the smallest is one over it."""
+ROUNDING = 1e-6
+"""What a shift in values may lack of a whole one: 28 · 1/7 is 4."""
+BLURRED = 2.0
+"""Largest sd of the blur, in pixels."""
+REACH = 3
+"""Standard deviations to either side that the blur reaches."""
+CYCLES = (0.5, 5.0)
+"""Of the baseline's wander over a signal: 0.05 to 0.5 Hz in 10 s of an ECG, where it is filtered
+(Kligfield et al. 2007, doi:10.1161/CIRCULATIONAHA.106.180200), and in 30 s of an EEG below the
+slow waves of sleep."""
+
+
+@dataclass(frozen=True)
+class AugmentationDraws:
+    """Draws for a worker's share of a training step; the other workers' shares are as long."""
+
+    share: int
+    seed: int
+    step: int
+    worker: Worker
+
+    def uniform(self, numbers: int, *stream: int) -> torch.Tensor:
+        """Numbers in [0, 1): (share, numbers), on the worker's device."""
+        drawn = np.random.default_rng([AUGMENTATION, self.seed, self.step, *stream])
+        every = drawn.random((self.share * self.worker.world, numbers), np.float32)
+        share = every[self.worker.rank * self.share :][: self.share]
+        return to_device(np.ascontiguousarray(share), self.worker.device)
+
+    def together(self, how: AugmentationSettings) -> dict[str, torch.Tensor]:
+        """Numbers (share, numbers) for each of `TOGETHER` that is on."""
+        used = {name: numbers for name, numbers in TOGETHER.items() if getattr(how, name)}
+        if not used:
+            return {}
+        numbers, parts, start = self.uniform(sum(used.values())), {}, 0
+        for name, count in used.items():
+            parts[name] = numbers[:, start : start + count]
+            start += count
+        return parts
+
+
+def normal(shape: torch.Size, numbers: torch.Tensor) -> torch.Tensor:
+    """Standard normal float32 values of a shape (batch, …), at most 5.8 in size.
+
+    They depend only on two numbers in [0, 1) of each example, (batch, 2): to draw all of a batch on
+    the CPU, or with a generator for each example on a GPU, is slow. They are hashes of the numbers
+    and the value's place: counter-based, as Salmon et al. 2011 (doi:10.1145/2063384.2063405), with
+    the mixing function lowbias32 of Wellons (https://nullprogram.com/blog/2018/07/31/), made normal
+    by Box and Muller 1958 (doi:10.1214/aoms/1177706645).
+    """
+    size = math.prod(shape[1:])
+    halves = (numbers.double() * 2**16).long()
+    key = _hashed(halves[:, :1] * 2**16 + halves[:, 1:])
+    counter = _hashed(torch.arange(size + size % 2, device=numbers.device))
+    # The upper 24 bits are what float32 holds; the logarithm is not taken of 0.
+    parts = (_hashed(counter ^ key) >> 8).float() * 2**-24
+    first, second = parts.chunk(2, dim=1)
+    radius = (-2 * (first + 2**-24).log()).sqrt()
+    angle = 2 * math.pi * second
+    values = torch.cat([radius * angle.cos(), radius * angle.sin()], dim=1)
+    return values[:, :size].reshape(shape)
+
+
+def _hashed(x: torch.Tensor) -> torch.Tensor:
+    """Integers of 32 bits, in int64, to others of 32 bits."""
+    bits = 2**32 - 1
+    x = x ^ x >> 16
+    x = x * 0x7FEB352D & bits
+    x = x ^ x >> 15
+    x = x * 0x846CA68B & bits  # where this overflows, the lower 32 bits are right all the same
+    return x ^ x >> 16
+
+
+def moved(
+    signals: torch.Tensor,
+    how: AugmentationSettings,
+    draws: AugmentationDraws,
+    *,
+    nearest: bool = False,
+) -> torch.Tensor:
+    """Signals, or masks by the nearest value (``nearest``), with their values moved."""
+    together = draws.together(how)
+    if how.flip:
+        signals = flipped(signals, together["flip"], how.flip)
+    if how.shift:
+        signals = shifted(signals, together["shift"], how.shift)
+    if how.affine:
+        numbers = draws.uniform(AXES + 1, AFFINE)
+        signals = transformed(signals, numbers, how.affine, nearest=nearest)
+    return signals
+
+
+def flipped(signals: torch.Tensor, numbers: torch.Tensor, strength: float) -> torch.Tensor:
+    """Signals mirrored along each axis whose number is below half the strength."""
+    for axis in range(2, signals.dim()):
+        turned = per_example(numbers[:, axis - 2] < 0.5 * strength, signals)
+        signals = torch.where(turned, signals.flip(axis), signals)
+    return signals
+
+
+def shifted(signals: torch.Tensor, numbers: torch.Tensor, strength: float) -> torch.Tensor:
+    """Signals shifted; what moves in from beyond the border is what is at the border."""
+    for axis in range(2, signals.dim()):
+        extent = signals.shape[axis]
+        most = math.floor(extent * strength + ROUNDING)
+        by = (numbers[:, axis - 2] * (2 * most + 1)).long() - most
+        place = torch.arange(extent, device=signals.device) - by[:, None]
+        shape = [
+            len(signals) if a == 0 else extent if a == axis else 1 for a in range(signals.dim())
+        ]
+        index = place.clamp(0, extent - 1).view(shape).expand_as(signals)
+        signals = signals.gather(axis, index)
+    return signals
+
+
+def transformed(
+    signals: torch.Tensor, numbers: torch.Tensor, strength: float, *, nearest: bool = False
+) -> torch.Tensor:
+    """Signals of two or three axes rotated and scaled about their centre.
+
+    ``numbers`` (batch, 4) in [0, 1) are an angle for each plane, (x, y), (x, z) and (y, z), and a
+    scale. In a plane whose extents differ the angle is multiplied with the shorter one over the
+    longer one, so that thin slabs stay within. Beyond the border values are those at the border.
+    """
+    extents = signals.shape[:1:-1]  # (x, y) or (x, y, z), as the matrices have them
+    signed = strength * (2 * numbers.float() - 1)
+    axes = len(extents)
+    planes = [(a, b) for a in range(axes) for b in range(a + 1, axes)]
+    matrix = torch.eye(axes, device=signals.device).expand(len(signals), -1, -1)
+    for number, (a, b) in enumerate(planes):
+        thin = min(extents[a], extents[b]) / max(extents[a], extents[b])
+        matrix = matrix @ _rotation(ANGLE * thin * signed[:, number], a, b, axes)
+    matrix = matrix * torch.exp(-math.log(SCALE) * signed[:, -1])[:, None, None]
+    sizes = to_device(np.array(extents, np.float32), signals.device)
+    relative = matrix * sizes / sizes[:, None]  # from places to shares of each extent
+    theta = torch.cat([relative, relative.new_zeros(len(signals), axes, 1)], dim=2)
+    grid = functional.affine_grid(theta, list(signals.shape), align_corners=False)
+    mode = "nearest" if nearest else "bilinear"
+    moved_signals = functional.grid_sample(
+        signals.float(), grid, mode=mode, padding_mode="border", align_corners=False
+    )
+    return moved_signals.to(signals.dtype)
+
+
+def _rotation(angles: torch.Tensor, a: int, b: int, axes: int) -> torch.Tensor:
+    """Rotations (batch, axes, axes) in the plane of two axes."""
+    matrix = torch.eye(axes, device=angles.device).repeat(len(angles), 1, 1)
+    cos, sin = angles.cos(), angles.sin()
+    matrix[:, a, a], matrix[:, b, b] = cos, cos
+    matrix[:, a, b], matrix[:, b, a] = -sin, sin
+    return matrix
+
+
+def per_example(numbers: torch.Tensor, signals: torch.Tensor) -> torch.Tensor:
+    """One number of each example (batch,), as broad as the signals."""
+    return numbers.view(-1, *[1] * (signals.dim() - 1))
+
+
+def altered(
+    signals: torch.Tensor, how: AugmentationSettings, draws: AugmentationDraws
+) -> torch.Tensor:
+    """Normalised signals with their values changed; padding, 0 in all channels (D3), stays so."""
+    before, leads = signals, signals.shape[1]
+    if how.blur:
+        signals = blurred(signals, draws.uniform(1, BLUR), how.blur)
+    if how.intensity:
+        signals = scaled(signals, draws.uniform(2, INTENSITY), how.intensity)
+    if how.wander:
+        signals = wandering(signals, draws.uniform(1 + 2 * leads, WANDER), how.wander)
+    if how.noise:
+        signals = noisy(signals, draws.uniform(3, NOISE), how.noise)
+    if how.lead_dropout:
+        signals = without_leads(signals, draws.uniform(leads, LEADS), how.lead_dropout)
+    if how.masking:
+        signals = masked(signals, draws.uniform(1 + AXES, MASKING), how.masking)
+    if signals is not before:
+        signals = torch.where(valid(before), signals, 0.0)
+    if how.shape:  # Yang et al., MedMNIST v2, section "Baseline Methods"
+        signals = signals * per_example(draws.together(how)["shape"][:, 0], signals)
+    return signals
+
+
+def valid(signals: torch.Tensor) -> torch.Tensor:
+    """Where an example is not padding: (batch, 1, *extents)."""
+    return (signals != 0).any(dim=1, keepdim=True)
+
+
+def spread(signals: torch.Tensor) -> torch.Tensor:
+    """Standard deviation of each example over all its values but padding: (batch, 1, …)."""
+    is_signal = valid(signals).expand_as(signals).flatten(1)
+    values = signals.flatten(1)
+    count = is_signal.sum(dim=1, keepdim=True).clamp(min=1)
+    deviations = (values - values.sum(dim=1, keepdim=True) / count) * is_signal
+    return per_example((deviations.square().sum(dim=1) / count[:, 0]).sqrt(), signals)
+
+
+def means(signals: torch.Tensor) -> torch.Tensor:
+    """Mean of each channel of each example, without padding: (batch, channel, 1, …)."""
+    extents = tuple(range(2, signals.dim()))
+    count = valid(signals).sum(dim=extents, keepdim=True).clamp(min=1)
+    return signals.sum(dim=extents, keepdim=True) / count
+
+
+def noisy(signals: torch.Tensor, numbers: torch.Tensor, strength: float) -> torch.Tensor:
+    """White noise added, of an sd up to ``strength`` times that of the example.
+
+    ``numbers`` (batch, 3): one for the noise's sd, two that its values depend on.
+    """
+    deviation = strength * per_example(numbers[:, 0], signals) * spread(signals)
+    return signals + deviation * normal(signals.shape, numbers[:, 1:])
+
+
+def scaled(signals: torch.Tensor, numbers: torch.Tensor, strength: float) -> torch.Tensor:
+    """The distance to each channel's mean multiplied, and an offset added.
+
+    ``numbers`` (batch, 2): for the factor, 1 ± strength / 2, and for the offset, ± strength / 2
+    times the example's sd.
+    """
+    factor, offset = (strength * (per_example(numbers[:, i], signals) - 0.5) for i in (0, 1))
+    centre = means(signals)
+    return centre + (signals - centre) * (1 + factor) + offset * spread(signals)
+
+
+def masked(signals: torch.Tensor, numbers: torch.Tensor, strength: float) -> torch.Tensor:
+    """A block replaced by the means of the channels (DeVries and Taylor, arXiv:1708.04552).
+
+    ``numbers`` (batch, 4): for the block's share, up to ``strength``, and its place.
+    """
+    inside = block(signals, strength * numbers[:, 0], numbers[:, 1:])
+    return torch.where(inside, means(signals), signals)
+
+
+def block(signals: torch.Tensor, shares: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
+    """Whether a place is inside a block of the signals' proportions: (batch, 1, *extents).
+
+    ``shares`` (batch,) are of all places, with edges rounded; ``places`` (batch, axes) in [0, 1)
+    say where the block is along each axis, wholly within.
+    """
+    extents = signals.shape[2:]
+    inside = torch.ones(len(signals), 1, *[1] * len(extents), device=signals.device).bool()
+    for axis, extent in enumerate(extents):
+        length = (extent * shares ** (1 / len(extents))).round()
+        free = extent - length
+        start = (places[:, axis] * (free + 1)).floor().minimum(free)
+        place = torch.arange(extent, device=signals.device)
+        along = (place >= start[:, None]) & (place < (start + length)[:, None])
+        shape = [extent if a == axis else 1 for a in range(len(extents))]
+        inside = inside & along.view(len(signals), 1, *shape)
+    return inside
+
+
+def blurred(signals: torch.Tensor, numbers: torch.Tensor, strength: float) -> torch.Tensor:
+    """Gaussian blur along each axis but the channel's; beyond the border values are repeated.
+
+    ``numbers`` (batch, 1): for the sd, from 0 to ``BLURRED * strength`` pixels.
+    """
+    reach = math.ceil(REACH * BLURRED * strength)
+    steps = torch.arange(-reach, reach + 1, device=signals.device)
+    deviations = (BLURRED * strength * numbers).clamp(min=1e-3)  # no blur, and no division by 0
+    weights = torch.exp(-0.5 * (steps / deviations).square())
+    weights = weights / weights.sum(dim=1, keepdim=True)
+    for axis in range(2, signals.dim()):
+        extent, smoothed = signals.shape[axis], torch.zeros_like(signals)
+        places = torch.arange(extent, device=signals.device)
+        for number, step in enumerate(range(-reach, reach + 1)):
+            neighbours = signals.index_select(axis, (places + step).clamp(0, extent - 1))
+            smoothed = smoothed + per_example(weights[:, number], signals) * neighbours
+        signals = smoothed
+    return signals
+
+
+def without_leads(signals: torch.Tensor, numbers: torch.Tensor, strength: float) -> torch.Tensor:
+    """Leads replaced by their means, of signals (batch, lead, time).
+
+    Those whose ``numbers`` (batch, leads) are below ``strength`` are, but for the largest one's.
+    """
+    flat = numbers < strength
+    flat = flat.scatter(1, numbers.argmax(dim=1, keepdim=True), False)
+    return torch.where(flat[:, :, None], means(signals), signals)
+
+
+def wandering(signals: torch.Tensor, numbers: torch.Tensor, strength: float) -> torch.Tensor:
+    """A slow sine added to each lead, of one frequency for all of a signal (batch, lead, time).
+
+    ``numbers`` (batch, 1 + 2 leads): for the cycles, on a logarithmic scale, amplitudes and phases.
+    ``strength``: largest amplitude, over the example's sd.
+    """
+    leads, extent = signals.shape[1:]
+    low, high = CYCLES
+    cycles = low * (high / low) ** numbers[:, 0]
+    amplitudes, phases = numbers[:, 1 : 1 + leads, None], numbers[:, 1 + leads :, None]
+    time = torch.arange(extent, device=signals.device) / extent
+    sines = torch.sin(2 * math.pi * (cycles[:, None, None] * time + phases))
+    return signals + strength * spread(signals) * amplitudes * sines
