@@ -1,9 +1,7 @@
-"""What a machine keeps below ``BENCHMD_CACHE`` and may lose.
+"""The machine's cache below ``BENCHMD_CACHE``: splits, computations, files of searches on S3.
 
-Decoded splits, computations, and working files of searches on S3.
-
-Everything here is made again where it is missing. Local mirrors of stores on S3 and leases are in
-the same folder and are not part of this: they may hold what is nowhere else yet.
+Everything here is made again when it is missing. Local mirrors of stores on S3 and leases are in
+the same folder but are not part of it: they may hold work that is not published yet.
 """
 
 from __future__ import annotations
@@ -19,10 +17,10 @@ from benchmd_ray.files.atomic import cache_folder, locked, remove
 from benchmd_ray.files.integrity import hash_path
 
 LIMIT = "BENCHMD_CACHE_GIB"
-"""Variable with the size in GiB beyond which the least recently used goes, whenever a split is
-decoded; without it nothing goes by itself."""
+"""Size in GiB beyond which the least recently used entries are removed when a split is decoded;
+unset, nothing is removed."""
 RECENT_SECONDS = 3600.0
-"""What was used later than that is in use, or will be again."""
+"""Entries that were used within this time are kept."""
 GIB = 2**30
 
 
@@ -33,7 +31,7 @@ class CacheEntry:
     path: Path
     bytes: int
     used: float
-    """When it was last used, in seconds since 1970."""
+    """Last use, in seconds since 1970."""
 
 
 def used(path: Path) -> None:
@@ -62,16 +60,9 @@ def entries() -> list[CacheEntry]:
 
 
 def prune(limit_bytes: float, *, dry_run: bool = False) -> list[CacheEntry]:
-    """Remove the least recently used entries until the others take no more than a size.
+    """Remove the least recently used entries until the others fit a size; those removed.
 
-    What was used within `RECENT_SECONDS`, or is being written, stays.
-
-    Args:
-        limit_bytes: The size.
-        dry_run: Only say what would go.
-
-    Returns:
-        What was removed.
+    Entries used within `RECENT_SECONDS` or being written stay. ``dry_run`` only reports.
     """
     found = entries()
     left, removed = sum(entry.bytes for entry in found), []
@@ -98,11 +89,7 @@ def _removed(path: Path) -> bool:
 
 
 def stated_limit() -> float | None:
-    """Bytes that `LIMIT` allows; None where it is not set.
-
-    Raises:
-        BenchmdError: It is not a number of GiB.
-    """
+    """Bytes that `LIMIT` allows; None if it is not set."""
     text = os.environ.get(LIMIT, "")
     if not text:
         return None
@@ -116,7 +103,7 @@ def stated_limit() -> float | None:
 
 
 def keep_within_limit() -> None:
-    """Remove what `LIMIT` leaves no room for."""
+    """Remove entries until `LIMIT` is kept."""
     limit = stated_limit()
     if limit is not None:
         prune(limit)

@@ -1,7 +1,4 @@
-"""What happened to a run: one line per session that started, finished, failed or was killed.
-
-``history.jsonl`` in a run's folder. A session that was killed wrote no end; the next one writes it.
-"""
+"""The history of a run, ``history.jsonl``: each session's start, and its end once it is known."""
 
 from __future__ import annotations
 
@@ -16,7 +13,6 @@ from benchmd_ray.runs.training_log import METRICS
 HISTORY = "history.jsonl"
 EVENTS = ("started", "finished", "failed", "killed", "pruned")
 INTERRUPTED = "interrupted"
-"""Reason of a session that a signal ended."""
 LONGEST_REASON = 300
 """Characters of a failure's reason that are kept."""
 
@@ -27,7 +23,7 @@ def now() -> str:
 
 
 def append(folder: Path, event: str, **values: Any) -> None:
-    """Write one line."""
+    """Append one event."""
     append_text(folder / HISTORY, line({"event": event, "time": now(), **values}))
 
 
@@ -36,7 +32,7 @@ def read_history(folder: Path) -> list[dict[str, Any]]:
 
     Each has ``event`` and ``time`` (ISO, UTC). ``started`` has ``device`` and ``from`` (steps or
     epochs done before); ``finished``, ``failed`` and ``killed`` have ``seconds``, ``failed`` its
-    ``reason``. A last line ``started`` is a session at work, or one killed that none followed.
+    ``reason``. A last line ``started`` is a session at work, or one that was killed.
     """
     return [held for held in read_lines(folder / HISTORY) if _is_event(held)]
 
@@ -50,17 +46,14 @@ def _is_event(line: dict[str, Any]) -> bool:
 
 
 def seconds_worked(folder: Path) -> float:
-    """Seconds of work in all sessions of a run.
-
-    A session without an end counts until training last wrote its metrics.
-    """
+    """Seconds of all sessions of a run; one without an end counts until its last metrics."""
     lines = read_history(folder)
     ended = sum(float(held.get("seconds", 0.0)) for held in lines)
     return ended + (_open_seconds(folder, lines[-1]) if _open(lines) else 0.0)
 
 
 def close_killed(folder: Path) -> None:
-    """Write the end of a session that was killed; called when it is known that nobody works."""
+    """Write the end of a session that was killed; the caller knows that nobody works on the run."""
     path, lines = folder / HISTORY, read_history(folder)
     if path.is_file() and not path.read_bytes().endswith(b"\n"):  # cut off within a line
         with replacing(path) as partial:
@@ -70,7 +63,7 @@ def close_killed(folder: Path) -> None:
 
 
 def reason(error: BaseException) -> str:
-    """First line of an error, without the home folder of who ran it."""
+    """First line of an error, without the user's home folder."""
     if isinstance(error, KeyboardInterrupt):
         return INTERRUPTED
     first = without_home((str(error).strip().splitlines() or [""])[0])

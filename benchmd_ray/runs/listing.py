@@ -1,4 +1,4 @@
-"""The runs of stores in a few words each: what they are and how far."""
+"""The state of runs, as ``benchmd runs`` lists them."""
 
 from __future__ import annotations
 
@@ -23,14 +23,13 @@ STATES: tuple[State, ...] = get_args(State)
 
 @dataclass(frozen=True)
 class Listed:
-    """One run."""
+    """A run with its state."""
 
     run: Run
     state: State
     at: int
     """Steps or epochs that its metrics reach."""
     seconds: float
-    """Worked in all sessions."""
     reason: str
     """Why its last session failed; empty where it did not."""
 
@@ -41,7 +40,7 @@ class Listed:
 
     @cached_property
     def score(self) -> float:
-        """Of a transfer its best on the source's validation records so far; NaN without one."""
+        """A transfer's best validation score on its source so far; NaN without one."""
         if self.run.description["kind"] != "transfer":
             return math.nan
         name = f"validation_{self.run.modality.task.selected_by}"
@@ -69,7 +68,7 @@ class Listed:
 
 
 def listed(run: Run) -> Listed:
-    """What its folder says of a run."""
+    """The state of a run, from its folder."""
     if run.finished:
         done = run.done
         return Listed(run, "done", _reached(run), float(done.get("seconds", 0.0)), "")
@@ -84,12 +83,7 @@ def listed(run: Run) -> Listed:
 
 
 def counts(runs: Sequence[Listed], damaged: int = 0) -> str:
-    """``12 runs: 10 done, 1 failed, 1 damaged``.
-
-    Args:
-        runs: The runs that can be read.
-        damaged: How many cannot.
-    """
+    """``12 runs: 10 done, 1 failed, 1 damaged``; ``damaged`` runs are not among ``runs``."""
     parts: dict[str, int] = {s: sum(each.state == s for each in runs) for s in STATES}
     parts["damaged"] = damaged
     states = ", ".join(f"{n:,} {state}" for state, n in parts.items() if n)
@@ -103,7 +97,6 @@ def _reached(run: Run) -> int:
 
 
 def _held(run: Run) -> bool:
-    """Whether a process of this machine works on it."""
     if not (run.folder / LOCK).is_file():
         return False
     try:

@@ -1,8 +1,7 @@
-"""The local mirror of a store on S3: a folder like any store, filled from the bucket.
+"""The local mirror of a store on S3: a folder like that of any store, filled from the bucket.
 
-What is small is pulled when a run is opened; weights and checkpoints when they are needed. A hidden
-index in each run's folder says which state of the bucket each file has. See
-`runs.remote`.
+Small files are pulled when a run is opened; weights and checkpoints when they are needed. A hidden
+index in each run's folder says which ETag of the bucket each file has (see `runs.remote`).
 """
 
 from __future__ import annotations
@@ -50,27 +49,26 @@ from benchmd_ray.runs.files import (
 from benchmd_ray.storage.bucket import Bucket, Object
 
 PENDING = ".done.json"
-"""What ``done.json`` will say of a run that is done and could not be published."""
+"""``done.json`` of a run that is done and could not be published."""
 TRANSIENT = ("error.json", "failure.txt", "start.safetensors", f"start.safetensors{SUFFIX}")
-"""Files that only this machine needs."""
 LAST = (MODEL, RESULT)
-"""Files that are published last: they speak of the others."""
+"""Files that are published last: they refer to the others."""
 INDEX = ".published.json"
 STEP = ".checkpoint"
-"""In the index: name of the checkpoint that was pulled or published."""
+"""Key in the index of the checkpoint that was pulled or published."""
 SYNC = ".sync"
 LONGEST_NAME = 200
-"""Bytes of a file's name: file systems allow 255, of which a file that is being pulled has more."""
+"""Bytes of a file's name: file systems allow 255, of which the temporary prefix takes some."""
 PULLING = 8
-"""Runs and searches of a store that are pulled at once."""
+"""Runs and searches that are pulled in parallel."""
 MOST_FILES = 10_000
-"""Small files of a run or a search; together they have `MAX_BYTES` at most."""
+"""Small files of a run or a search; they have `MAX_BYTES` at most together."""
 TOGETHER = 100
-"""Files that are pulled before the index says so."""
+"""Files that are pulled between two updates of the index."""
 
 
 class NotPulled(BenchmdError):
-    """What a bucket has of a run or a search cannot be pulled."""
+    """A run or a search in a bucket that cannot be pulled."""
 
 
 @dataclass(frozen=True)
@@ -82,11 +80,10 @@ class Mirror:
     """Of the store, or of its searches."""
     what: str = "run"
     first: str = RUN
-    """File that says what it is."""
 
     @property
     def address(self) -> str:
-        """Its address, by which messages name it."""
+        """Its address, for messages."""
         return f"{self.bucket.address}/{self.folder.name}"
 
     def key(self, name: str) -> str:
@@ -94,16 +91,15 @@ class Mirror:
         return f"{self.folder.name}/{name}"
 
     def objects(self) -> dict[str, Object]:
-        """What is published of the run, by name within it."""
+        """Published objects of the run, by name within it."""
         start = self.key("")
         found = self.bucket.objects(start)
         return {key.removeprefix(start): value for key, value in found.items()}
 
     def index(self) -> dict[str, list[Any]]:
-        """For each file that was pulled or published: its ETag there, and its state here.
+        """ETag and local state of each file that was pulled or published; no state during a pull.
 
-        One whose pull was begun has no state. Empty where it is damaged: what is finished is then
-        pulled once more.
+        A damaged index is empty: finished files are then pulled once more.
         """
         try:
             held = read_hashed_json(self.folder / INDEX, "")
@@ -112,7 +108,7 @@ class Mirror:
         return {name: value for name, value in held.items() if isinstance(value, list)}
 
     def note(self, changes: Mapping[str, list[Any] | None]) -> None:
-        """Change the index; None forgets a file."""
+        """Change the index; None removes a file from it."""
         if not changes:
             return
         with locked(self.folder / f"{INDEX}.lock", "the index", wait=True):
@@ -121,17 +117,17 @@ class Mirror:
             write_hashed_json(self.folder / INDEX, content)
 
     def forget(self) -> None:
-        """Forget all that was published."""
+        """Empty the index."""
         self.note(dict.fromkeys(self.index()))
 
 
 def state(stat: os.stat_result) -> list[int]:
-    """What differs when a file was changed."""
+    """Size, time and inode of a file: they differ once it was changed."""
     return [stat.st_size, stat.st_mtime_ns, stat.st_ino]
 
 
 def is_light(name: str) -> bool:
-    """Whether a file of a run is pulled whenever it is opened."""
+    """Whether a file of a run is pulled whenever the run is opened."""
     *above, last = name.split("/")
     file = not above and last not in (PREDICTIONS, CHECKPOINTS)  # which are folders
     fits = file or (above[:1] == [PREDICTIONS] and len(above) == 2)
@@ -139,7 +135,7 @@ def is_light(name: str) -> bool:
 
 
 def _harmless(name: str) -> bool:
-    """Whether a name leads nowhere but into the run's folder, to a file that is seen there."""
+    """Whether a name stays within the run's folder and is not hidden."""
     parts = name.split("/")
     short = all(len(part.encode("utf-8", "replace")) <= LONGEST_NAME for part in parts)
     return (
@@ -148,7 +144,7 @@ def _harmless(name: str) -> bool:
 
 
 def local_files(folder: Path) -> Iterator[tuple[str, Path]]:
-    """Files of a run or a search that are published, but ``done.json`` and checkpoints."""
+    """Files of a run or a search that are published, except ``done.json`` and checkpoints."""
     own = [path for path in folder.iterdir() if path.name not in (DONE, *TRANSIENT)]
     for path in sorted([*own, *scores(folder)], key=lambda path: (path.name in LAST, path)):
         if path.is_file() and not path.name.startswith("."):
@@ -156,21 +152,13 @@ def local_files(folder: Path) -> Iterator[tuple[str, Path]]:
 
 
 def scores(folder: Path) -> list[Path]:
-    """Files of a run's predictions and of their hashes."""
+    """Files of a run's predictions and their hashes."""
     found = sorted((folder / PREDICTIONS).glob("*/*.parquet*"))
     return [path for path in found if not path.name.startswith(".")]
 
 
 def refresh_store(store: Path, bucket: Bucket) -> dict[Path, str]:
-    """Pull what is small of all runs and searches of a store.
-
-    Returns:
-        By folder, why some could not be pulled; they are skipped.
-
-    Raises:
-        BucketError: The bucket cannot be reached, or refuses.
-        DiskFull: There is no space left.
-    """
+    """Pull the small files of all runs and searches of a store; by folder, why some are skipped."""
     searches = store / SEARCHES
     mirrors = {path.parent: Mirror(path.parent, bucket) for path in store.glob(f"*/{RUN}")}
     mirrors |= {p.parent: mirror_of_search(p.parent, bucket) for p in searches.glob(f"*/{SEARCH}")}
@@ -197,23 +185,16 @@ def refresh_store(store: Path, bucket: Bucket) -> dict[Path, str]:
 
 
 def mirror_of_search(folder: Path, bucket: Bucket) -> Mirror:
-    """The mirror of a search.
-
-    Args:
-        folder: Of the search.
-        bucket: Of the store.
-    """
+    """The mirror of a search, of which ``bucket`` is the store's."""
     below = replace(bucket, address=f"{bucket.address}/{SEARCHES}")
     return Mirror(folder, below, "search", SEARCH)
 
 
 def refresh(mirror: Mirror, objects: Mapping[str, Object]) -> None:
-    """Pull what is small of a run or a search, of which `objects` are published.
+    """Pull the small files of a run or a search whose published objects are ``objects``.
 
     Raises:
-        NotPulled: No run or search writes such objects, or they cannot be written here.
-        BucketError: The bucket cannot be reached.
-        DiskFull: There is no space left.
+        NotPulled: The objects are not those of a run or search, or cannot be written here.
     """
     with _explained(mirror):
         if mirror.first not in objects and not mirror.folder.is_dir():
@@ -228,7 +209,7 @@ def refresh(mirror: Mirror, objects: Mapping[str, Object]) -> None:
 
 
 def pulling(run: Path) -> AbstractContextManager[None]:
-    """The local lock of pulling into a run's or a search's folder."""
+    """Hold the local lock of pulling into a run's or a search's folder."""
     return locked(run / SYNC, "the mirror", wait=True)
 
 
@@ -242,7 +223,7 @@ def _idle(folder: Path) -> bool:
 
 @contextmanager
 def _explained(mirror: Mirror) -> Iterator[None]:
-    """Turn what the file system refuses into an error that says of which run it is."""
+    """Turn an error of the file system into one that names the run."""
     try:
         yield
     except OSError as error:
@@ -259,11 +240,7 @@ def _explained(mirror: Mirror) -> Iterator[None]:
 
 
 def _light(mirror: Mirror, objects: Mapping[str, Object]) -> list[str]:
-    """Names of what is small of a run, ``done.json`` last.
-
-    Raises:
-        NotPulled: There is more of it than a run has.
-    """
+    """Names of a run's small files, ``done.json`` last."""
     light = sorted(filter(is_light, objects), key=lambda name: name in (DONE, RESULT))
     size = sum(objects[name].size for name in light)
     if len(light) > MOST_FILES or size > MAX_BYTES:
@@ -276,10 +253,10 @@ def _light(mirror: Mirror, objects: Mapping[str, Object]) -> list[str]:
 
 
 def _pull(mirror: Mirror, objects: Mapping[str, Object]) -> None:
-    """Bring what is small of a run up to date.
+    """Bring the small files of a run up to date.
 
-    Of an unfinished run, what this machine changed and has not published stays. A finished run is
-    as the bucket has it, and so is a search: but for its hours all follows from its journal.
+    Local changes of an unfinished run that are not published stay. A finished run becomes what the
+    bucket has, and so does a search, whose content follows from its journal.
     """
     light = _light(mirror, objects)
     search = mirror.first == SEARCH
@@ -313,17 +290,17 @@ def _pull(mirror: Mirror, objects: Mapping[str, Object]) -> None:
 
 
 def begun(known: list[Any] | None) -> bool:
-    """Whether the pull of a file was begun and its end was not noted."""
+    """Whether the pull of a file was begun and not completed."""
     return known is not None and len(known) == 1
 
 
 def changed(path: Path, known: list[Any] | None) -> bool:
-    """Whether a file is another than the one that was pulled or published."""
+    """Whether a file differs from the one that was pulled or published."""
     return path.is_file() and (known is None or known[1:] != state(path.stat()))
 
 
 def download(mirror: Mirror, names: Sequence[str], objects: Mapping[str, Object]) -> None:
-    """Pull files; one that is not there any more is removed here, too."""
+    """Pull files; one that is gone from the bucket is removed here, too."""
     # Noted before they are written: where the process is killed, they are pulled again.
     mirror.note({name: [objects[name].etag] for name in names})
     pulled: dict[str, list[Any] | None] = {}
@@ -341,12 +318,10 @@ def download(mirror: Mirror, names: Sequence[str], objects: Mapping[str, Object]
 
 
 def replace_by_published(mirror: Mirror) -> None:
-    """Make a run's folder what the bucket has, to resume from there: another machine was at it.
+    """Make a run's folder what the bucket has, as another machine has worked on it since.
 
     Raises:
-        NotPulled: No run or search writes such objects, or they cannot be written here.
-        BucketError: The bucket cannot be reached.
-        DiskFull: There is no space left.
+        NotPulled: The objects are not those of a run or search, or cannot be written here.
     """
     objects = mirror.objects()
     _light(mirror, objects)
@@ -390,8 +365,7 @@ def fetch_weights(mirror: Mirror) -> None:
     """Pull the weights of a finished run, if they are published and not here.
 
     Raises:
-        BenchmdError: They are not those that the run recorded, cannot be written here, or the
-            bucket cannot be reached.
+        Damaged: They are not those that the run recorded.
     """
     run = mirror.folder
     if not (run / DONE).is_file():

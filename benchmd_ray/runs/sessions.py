@@ -1,4 +1,4 @@
-"""The sessions of a run's training, with the hardware of each, in the run's folder."""
+"""The hardware of each session of a run's training, in its folder."""
 
 from __future__ import annotations
 
@@ -12,16 +12,13 @@ from benchmd_ray.files.atomic import replacing
 from benchmd_ray.files.integrity import line, read_lines
 
 SESSIONS = "hardware.jsonl"
-"""A line for each session of the training whose work went into the result."""
+"""A line for each session whose work went into the result."""
 
 
 def record_session(folder: Path, workers: Sequence[Hardware], step: int) -> None:
-    """Write a line about a session of a run's training; those whose work is lost are dropped.
+    """Record a session that begins at a checkpoint; sessions whose work is lost are dropped.
 
-    Args:
-        folder: The run's.
-        workers: Hardware of each worker of the session.
-        step: Steps or epochs of the checkpoint that the session begins with; 0 without one.
+    ``step``: steps or epochs of that checkpoint, 0 without one.
     """
     earlier = [session for session in _sessions(folder) if session[0] < step]
     sessions = [*earlier, (step, tuple(dict.fromkeys(workers)))]
@@ -33,15 +30,12 @@ def record_session(folder: Path, workers: Sequence[Hardware], step: int) -> None
 
 
 def trained_by(folder: Path) -> tuple[Hardware, ...]:
-    """The hardware that trained a run, each kind once, in the order of its sessions.
-
-    Empty where nothing is known: a run that trains nothing, or a damaged file.
-    """
+    """Distinct hardware that trained a run, in order; empty if unknown or nothing was trained."""
     return tuple(dict.fromkeys(hw for _, workers in _sessions(folder) for hw in workers))
 
 
 def _sessions(folder: Path) -> list[tuple[int, tuple[Hardware, ...]]]:
-    """Each session's first step and the distinct hardware of its workers; no damaged lines."""
+    """First step and distinct hardware of each session, without damaged lines."""
     sessions = []
     for fields in read_lines(folder / SESSIONS):
         with suppress(KeyError, TypeError, ValueError, OverflowError):

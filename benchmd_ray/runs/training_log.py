@@ -1,4 +1,4 @@
-"""What training reports while it works: the lines of a run's ``metrics.jsonl``."""
+"""Metrics that training reports while it works: ``metrics.jsonl`` in a run's folder."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ TAIL_BYTES = 4096
 def read_metrics(folder: Path) -> list[dict[str, float]]:
     """Lines of a run's metrics: ``done`` (steps or epochs) and values by name.
 
-    Lines that were cut off or damaged are skipped.
+    Damaged lines are skipped.
     """
     return [line for line in read_lines(folder / METRICS) if _is_metrics(line)]
 
@@ -37,13 +37,13 @@ def last_metrics(folder: Path) -> dict[str, float] | None:
 
 
 def _is_metrics(line: dict[str, Any]) -> bool:
-    """Whether a line has numbers only, and in ``done`` what counts steps or epochs."""
+    """Whether a line has numbers only, and a count in ``done``."""
     done = line.get("done")
     return all(map(_is_number, line.values())) and isinstance(done, int) and done >= 0
 
 
 def _is_number(value: object) -> bool:
-    """Whether a value is a number that arrays can hold; a loss may be infinite or NaN."""
+    """Whether a value is a number that fits arrays; a loss may be infinite or NaN."""
     if isinstance(value, int):
         return not isinstance(value, bool) and abs(value) < 2**53
     return isinstance(value, float)

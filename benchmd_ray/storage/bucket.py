@@ -1,7 +1,7 @@
-"""A prefix of an S3 bucket: its objects listed, read, written and deleted, with clear errors.
+"""The only client of S3: objects below a prefix are listed, read, written and deleted.
 
 Address, region and credentials come from the standard AWS environment and configuration; they are
-kept in memory by boto3 only. It is the only client of S3: whatever is read or written passes here.
+kept in memory by boto3 only. Failing calls raise `BucketError`, which says what to check.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ from benchmd_ray.storage.address import normal, split_address, without_key
 CONNECT_SECONDS = 5
 READ_SECONDS = 60
 ATTEMPTS = 3
-"""Of one request: an error is reported instead of tried without end."""
+"""Of one request."""
 SMALL = 8 * 2**20
-"""Bytes up to which a file is read whole first: it may grow while it is sent."""
+"""Bytes up to which a file is read whole before it is sent, as it may grow meanwhile."""
 ENVIRONMENT = ("AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3", "AWS_PROFILE", "AWS_ACCESS_KEY_ID")
 REFUSED = ("PreconditionFailed", "ConditionalRequestConflict", "NoSuchKey", "412", "409", "404")
-"""Codes of a conditional write whose condition does not hold."""
+"""Error codes of a conditional write whose condition does not hold."""
 MISSING = ("NoSuchKey", "404", "NotFound")
 SAME = ("304", "NotModified")
 LATER = ("RequestTimeout", "SlowDown", "Throttling", "TooManyRequests", "429")
-"""Codes of answers that ask for another try, in addition to those of HTTP from 500 on."""
+"""Error codes that ask for another try, in addition to HTTP from 500 on."""
 DENIED = {
     "AccessDenied",
     "AllAccessDisabled",
@@ -61,11 +61,10 @@ NO_BUCKET = (
 
 @dataclass(frozen=True)
 class Object:
-    """What a listing says of an object."""
+    """An object in a listing."""
 
     etag: str
     size: int
-    """Bytes."""
     modified: float
     """Seconds since 1970, by the server's clock."""
 
@@ -91,7 +90,7 @@ def open_bucket(address: str) -> Bucket:
 
 @functools.lru_cache(maxsize=4)
 def _client(environment: tuple[str | None, ...]) -> Any:
-    """An S3 client for what the environment says now; it may be shared by threads."""
+    """An S3 client for this environment, which threads may share."""
     with importing("boto3", "S3"):
         boto3 = importlib.import_module("boto3")
         config = importlib.import_module("botocore.config").Config
@@ -107,11 +106,7 @@ def _client(environment: tuple[str | None, ...]) -> Any:
 
 @contextmanager
 def _explained(what: str, address: str) -> Iterator[None]:
-    """Turn what boto3 raises into one error that says what to look at.
-
-    Raises:
-        BucketError: A call failed.
-    """
+    """Turn errors of boto3 into a `BucketError` that says what to check."""
     from boto3.exceptions import Boto3Error
     from botocore import exceptions
     from botocore.exceptions import BotoCoreError, ClientError
@@ -135,7 +130,6 @@ def _explained(what: str, address: str) -> Iterator[None]:
 
 
 def _advice(error: Exception) -> str:
-    """What to look at after an error of boto3."""
     from botocore.exceptions import NoCredentialsError, PartialCredentialsError
 
     code = _code(error)
@@ -147,12 +141,12 @@ def _advice(error: Exception) -> str:
 
 
 def _code(error: Exception) -> str:
-    """What a server's answer is called; empty for an error of another kind."""
+    """Code of a server's answer; empty for another kind of error."""
     return str(_answer(error).get("Error", {}).get("Code", ""))
 
 
 def _status(error: Exception) -> int:
-    """HTTP's code of a server's answer; 0 without one."""
+    """HTTP status of a server's answer; 0 without one."""
     return int(_answer(error).get("ResponseMetadata", {}).get("HTTPStatusCode", 0))
 
 
@@ -178,11 +172,7 @@ class Bucket:
         return {"Bucket": name, "Key": prefix + key}
 
     def objects(self, below: str = "") -> dict[str, Object]:
-        """All objects whose key starts with ``below``, by key, without markers of folders.
-
-        Raises:
-            BucketError: The bucket cannot be listed.
-        """
+        """All objects whose key starts with ``below``, by key, without markers of folders."""
         name, prefix = self._place
         found = {}
         with _explained("list", self.address):
@@ -195,11 +185,7 @@ class Bucket:
         return found
 
     def entries(self) -> tuple[dict[str, int], list[str]]:
-        """What lies directly at the address: bytes of the objects by key, and names of folders.
-
-        Raises:
-            BucketError: The bucket cannot be listed.
-        """
+        """Objects and folders directly at the address: bytes by key, and names of folders."""
         name, prefix = self._place
         sizes: dict[str, int] = {}
         folders: list[str] = []
@@ -219,11 +205,10 @@ class Bucket:
 
         Args:
             key: Its key.
-            held: What an earlier call gave; given again, unread, while the object is the same.
+            held: Result of an earlier call, returned without reading while the object is unchanged.
             beginning: Bytes to read of a longer one.
 
         Raises:
-            BucketError: It cannot be read.
             BenchmdError: It is to be read whole and has more than `MAX_BYTES`.
         """
         from botocore.exceptions import ClientError
@@ -241,7 +226,7 @@ class Bucket:
         return Content(data, answer["ETag"], _age(answer))
 
     def _fetch(self, asked: dict[str, str], beginning: int | None) -> tuple[dict[str, Any], bytes]:
-        """An answer with its body. The client tries requests again, but not bodies cut off."""
+        """An answer with its body; boto3 retries requests, but not bodies that were cut off."""
         from botocore.exceptions import HTTPClientError, IncompleteReadError
 
         for attempt in range(1, ATTEMPTS + 1):
@@ -273,10 +258,7 @@ class Bucket:
             new: Write only if the object does not exist.
 
         Returns:
-            Its ETag; None where the condition does not hold, and nothing was written.
-
-        Raises:
-            BucketError: It cannot be written.
+            Its ETag; None if the condition does not hold and nothing was written.
         """
         from botocore.exceptions import ClientError
 
@@ -291,14 +273,7 @@ class Bucket:
         return str(answer["ETag"])
 
     def upload(self, file: BinaryIO, size: int, key: str) -> str:
-        """Write an object from an opened file of ``size`` bytes, whole or not at all.
-
-        Returns:
-            Its ETag.
-
-        Raises:
-            BucketError: It cannot be written.
-        """
+        """Write an object from an opened file of ``size`` bytes, whole or not at all; its ETag."""
         if size <= SMALL:
             return str(self.write(key, file.read()))
         named = self._named(key)
@@ -307,18 +282,10 @@ class Bucket:
             return str(self._client.head_object(**named)["ETag"])
 
     def download(self, key: str, path: Path, size: int) -> bool:
-        """Write an object's content into a file, whole or not at all.
-
-        Args:
-            key: Its key.
-            path: The file.
-            size: Bytes that a listing gave it: it may have become another, but no longer.
-
-        Returns:
-            Whether there is such an object.
+        """Write an object into a file, whole or not at all; whether it exists.
 
         Raises:
-            BucketError: It cannot be read, or is longer.
+            BucketError: It is longer than ``size``, the bytes that a listing gave it.
         """
         from botocore.exceptions import ClientError
 
@@ -333,29 +300,21 @@ class Bucket:
         return True
 
     def delete(self, keys: Iterable[str]) -> None:
-        """Delete objects, in this order.
-
-        Raises:
-            BucketError: One cannot be deleted.
-        """
+        """Delete objects, in this order."""
         with _explained("delete from", self.address):
             for key in keys:  # one by one: not every server knows to delete several
                 self._client.delete_object(**self._named(key))
 
 
 class _Listed(io.BufferedWriter):
-    """A file that becomes as long as a listing said, and no longer."""
+    """A file that refuses to become longer than listed."""
 
     def __init__(self, path: Path, size: int, named: Mapping[str, str]) -> None:
         super().__init__(io.FileIO(path, "wb"))
         self._size, self._address = size, f"s3://{named['Bucket']}/{named['Key']}"
 
     def write(self, data: Any) -> int:
-        """Write at the place of the file.
-
-        Raises:
-            BucketError: It would become longer.
-        """
+        """Write; `BucketError` if the file would become longer."""
         if self.tell() + len(data) > self._size:
             raise BucketError(
                 f"{self._address} is longer than the {self._size:,} bytes that were listed: it was "
@@ -365,12 +324,12 @@ class _Listed(io.BufferedWriter):
 
 
 def _files(page: dict[str, Any]) -> list[dict[str, Any]]:
-    """Objects of a page of a listing, but those by which consoles mark a folder, ``folder/``."""
+    """Objects of a page of a listing, without the markers of folders that consoles write."""
     return [item for item in page.get("Contents", ()) if not item["Key"].endswith("/")]
 
 
 def _age(answer: dict[str, Any]) -> float:
-    """Seconds since an object was written, both times from the answer that holds it."""
+    """Seconds since an object was written, both times by the server's clock."""
     from email.utils import parsedate_to_datetime
 
     now = parsedate_to_datetime(answer["ResponseMetadata"]["HTTPHeaders"]["date"])

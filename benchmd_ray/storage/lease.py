@@ -1,9 +1,8 @@
-"""The right to work on a run in a bucket, held by one session at a time.
+"""The exclusive right to work on a run in a bucket.
 
 A lease is one small object, written by conditional puts only: who sees its ETag may replace it
-while nobody else has. It is renewed while work continues and free once it has not been for
-`LEASE_SECONDS` by the server's clock. A holder counts by its own clock and stops `MARGIN_SECONDS`
-before that.
+while nobody else has. It is renewed while work continues and expires `LEASE_SECONDS` later by the
+server's clock. A holder counts by its own clock and stops `MARGIN_SECONDS` before that.
 """
 
 from __future__ import annotations
@@ -23,14 +22,14 @@ from benchmd_ray.files.atomic import parse_json, write_json
 from benchmd_ray.storage.bucket import Content
 
 LEASE_SECONDS = 180.0
-"""Without a renewal for so long, a lease is free."""
+"""A lease that was not renewed for this long is free."""
 RENEW_SECONDS = 30.0
 MARGIN_SECONDS = 45.0
-"""A holder trusts its lease for so much less than `LEASE_SECONDS`."""
+"""A holder stops trusting its lease this long before it expires."""
 LOOK_SECONDS = 1.0
-"""Between two looks at one that is waited for."""
+"""Between two attempts to take a lease."""
 LONGEST = 4096
-"""Bytes that are read of it; it has some hundred, and a longer one is damaged."""
+"""Bytes that are read; a lease has some hundred, and a longer one is damaged."""
 
 
 class LeaseLost(Transient):
@@ -38,26 +37,23 @@ class LeaseLost(Transient):
 
 
 class Objects(Protocol):
-    """What a lease needs of a bucket (`bucket.Bucket`)."""
+    """The part of `bucket.Bucket` that a lease needs."""
 
     def read(self, key: str, *, beginning: int) -> Content | None:
-        """A small object; of a longer one, so many bytes."""
+        """A small object, or the beginning of a longer one."""
 
     def write(
         self, key: str, data: bytes, *, replaces: str | None = None, new: bool = False
     ) -> str | None:
-        """Write it if the condition holds."""
+        """Write an object if the condition holds."""
 
 
 class Lease:
-    """The lease of one object, as one session sees it.
+    """The lease of one object, for one session.
 
-    Args:
-        objects: Where it lies.
-        key: Its key.
-        record: File in which this copy of the run notes its sessions: a session that was killed
-            is known again by it, and whether the copy holds all that was published.
-        what: For messages: what is worked on.
+    ``record`` is a local file in which this copy of the run notes its sessions: it tells a killed
+    session of this copy from those of others, and whether the copy holds all that was published.
+    ``what`` names the work in messages.
     """
 
     def __init__(self, objects: Objects, key: str, record: Path, what: str) -> None:
@@ -71,7 +67,7 @@ class Lease:
 
     @property
     def session(self) -> str:
-        """Name of this session, like no other's."""
+        """Unique name of this session."""
         return self._session
 
     @property
@@ -80,9 +76,9 @@ class Lease:
         return not self.lost and clock() - self._renewed < LEASE_SECONDS - MARGIN_SECONDS
 
     def acquire(self) -> bool:
-        """Take it, if it is free or was held by a killed session of this copy.
+        """Take the lease, if it is free or was held by a killed session of this copy.
 
-        The caller holds the local lock of this copy, so that no other session of it is alive.
+        The caller holds the local lock of this copy, so no other session of it is alive.
 
         Returns:
             Whether this copy was the last to be worked on, and so holds all that was published.
@@ -90,7 +86,6 @@ class Lease:
         Raises:
             Busy: Another machine holds it.
             BenchmdError: The server ignores the conditions of a put.
-            BucketError: The bucket cannot be reached.
         """
         found, noted = self._objects.read(self._key, beginning=LONGEST), self._noted()
         session = None if found is None else _content(found.data).get("session")
@@ -114,33 +109,23 @@ class Lease:
         self._note(self._session, following=None, current=True)
 
     def renew(self) -> None:
-        """Hold it for another `LEASE_SECONDS`.
-
-        Raises:
-            LeaseLost: Another machine has taken it.
-            BucketError: The bucket cannot be reached.
-        """
+        """Extend the lease by `LEASE_SECONDS`; `LeaseLost` if another machine has taken it."""
         with self._lock:
             self._replace("held")
 
     def release(self) -> None:
-        """Free it, if it is held."""
+        """Free the lease, if it is held."""
         with self._lock, contextlib.suppress(BucketError, LeaseLost):
             self._replace("free")
 
     def require(self) -> None:
-        """Make sure that it is held.
-
-        Raises:
-            LeaseLost: Another machine has taken it.
-            BucketError: The bucket cannot be reached.
-        """
+        """Raise `LeaseLost` if another machine has taken the lease."""
         if not self.trusted:
             self.renew()
 
     @contextlib.contextmanager
     def renewing(self) -> Iterator[None]:
-        """Renew it every `RENEW_SECONDS` and free it at the end."""
+        """Renew the lease every `RENEW_SECONDS` and free it at the end."""
 
         def renew() -> None:
             with contextlib.suppress(BucketError, LeaseLost):  # said by who needs it
@@ -204,11 +189,7 @@ class Lease:
 
 
 def wait_for(lease: Lease) -> None:
-    """Wait until nobody holds a lease; one whose holder is silent for too long is taken from it.
-
-    Raises:
-        BucketError: The bucket cannot be reached.
-    """
+    """Wait until nobody holds a lease, or until it expires."""
     while True:
         try:
             lease.acquire()
@@ -220,23 +201,19 @@ def wait_for(lease: Lease) -> None:
 
 
 def require_free(objects: Objects, key: str, what: str) -> None:
-    """Make sure that nobody holds a lease now.
-
-    Raises:
-        Busy: Somebody does.
-    """
+    """Raise `Busy` if somebody holds a lease now."""
     found = objects.read(key, beginning=LONGEST)
     if found is not None and _held(found):
         raise _busy(what, found.age)
 
 
 def _held(content: Content) -> bool:
-    """Whether somebody holds a lease; of one that is damaged it is not known, so it is held."""
+    """Whether somebody holds a lease; a damaged one counts as held until it expires."""
     return _content(content.data).get("state") != "free" and content.age < LEASE_SECONDS
 
 
 def _content(data: bytes) -> dict[str, Any]:
-    """What a lease or a note of one says; nothing where it is damaged."""
+    """Content of a lease or its record; empty if damaged."""
     try:
         content = parse_json(data)
     except (ValueError, RecursionError):
@@ -252,7 +229,7 @@ def _busy(what: str, age: float) -> Busy:
 
 
 def clock() -> float:
-    """Seconds that also pass while the machine sleeps, where the system has such a clock."""
+    """Seconds, including those while the machine sleeps where the system counts them."""
     if hasattr(time, "CLOCK_BOOTTIME"):
         return time.clock_gettime(time.CLOCK_BOOTTIME)
     return time.monotonic()

@@ -1,4 +1,4 @@
-"""Entries of a search space's file: read, and checked against the settings that they vary."""
+"""Entries of a search space's file, validated against the settings that they vary."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ from benchmd_ray.tuning.parameters import (
 CHOICE = ("kind", "values", "default", "when")
 RANGE = ("kind", "low", "high", "step", "default", "when")
 DROPOUT = ("encoder.dropout", "encoder.embedding_dropout")
-"""Settings of the encoder that change nothing in its weights' shapes."""
+"""Encoder settings that do not affect the shapes of its weights."""
 NEVER = {
     "seed": "seeds show how much a result varies, they are not chosen by it",
     "tuned": "it names the search that found the settings",
@@ -48,7 +48,7 @@ NEVER = {
     "transfer.labels": "--setting names what is searched",
     "transfer.shuffle_labels": "it is a sanity check",
 }
-"""Settings that no search varies, and why."""
+"""Settings that no search varies, with the reason."""
 
 
 @dataclass(frozen=True)
@@ -60,11 +60,11 @@ class Scope:
     setting: str
     modality: Modality
     built_in: bool
-    """Whether the file is the benchmark's: then its defaults are the fixed protocol."""
+    """Whether the file is the benchmark's: its defaults are then the fixed protocol."""
 
     @property
     def where(self) -> str:
-        """The file in words."""
+        """The file, for messages."""
         return f"the search space {self.file}"
 
     @cached_property
@@ -75,11 +75,7 @@ class Scope:
 
 
 def read_entries(entries: Mapping[str, Any], scope: Scope) -> tuple[Parameter, ...]:
-    """Parameters of a file's entries.
-
-    Raises:
-        BenchmdError: An entry is not valid.
-    """
+    """Parameters of a file's entries."""
     parameters: dict[str, Parameter] = {}
     for name, entry in entries.items():
         kind = _setting_type(name, scope)
@@ -89,7 +85,7 @@ def read_entries(entries: Mapping[str, Any], scope: Scope) -> tuple[Parameter, .
 
 
 def _setting_type(name: str, scope: Scope) -> Any:
-    """Type of a setting that the search may vary; Any for an option of a user's own method."""
+    """Type of a setting that the search may vary; Any for an option of a custom method."""
     types = setting_types()
     option = any(name.startswith(f"{group}.") for group in OPTIONS)
     if option or name in types:
@@ -151,8 +147,6 @@ def _barred_in_transfer(name: str, group: str, scope: Scope) -> str | None:
 
 @dataclass(frozen=True)
 class _Reader:
-    """Reads the entry of one setting."""
-
     name: str
     type: Any
     scope: Scope
@@ -163,7 +157,6 @@ class _Reader:
     def parameter(
         self, entry: Any, earlier: Mapping[str, Parameter], names: Mapping[str, Any]
     ) -> Parameter:
-        """The entry as a parameter."""
         kind = self._kind(entry)
         default = entry["default"] if "default" in entry else self._protocol()
         default = self._value(default, kind, "default")
@@ -235,7 +228,6 @@ class _Reader:
         return ("int", "log int", "choice") if self.type is int else ("choice",)
 
     def _value(self, value: Any, kind: Kind, key: str) -> Any:
-        """A value of the entry as its setting takes it."""
         if kind != "choice":
             value = self._number(value, kind, key)
         base = self.scope.fixed

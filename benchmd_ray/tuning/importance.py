@@ -1,4 +1,4 @@
-"""How much of the differences between trials is due to which setting."""
+"""Importance of settings for the score."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from optuna.trial import create_trial
 from benchmd_ray.tuning.samplers import SamplerTrial
 
 IMPORTANCE_TRIALS = 10
-"""Trials with a score below which nothing is said."""
+"""Trials with a score that are needed."""
 
 
 def importance(trials: Sequence[SamplerTrial]) -> tuple[dict[str, float], str]:
     """Share of each searched setting in the variance of the score, by fANOVA; or why not.
 
-    Of trials with a score, and of settings that all of these have: conditional ones are excluded.
+    Conditional settings, which not all of the trials have, are excluded.
     """
     from optuna.importance import FanovaImportanceEvaluator, get_param_importances
 

@@ -1,7 +1,7 @@
-"""Trials that need no training and no study: values drawn at random, tried by Ray Tune.
+"""Independent random trials without training, executed by Ray Tune.
 
-For what takes seconds, such as a detector that is fitted to stored features. Nothing is proposed by
-earlier results, so that what is chosen for one set of data was not shaped by another.
+For evaluations of seconds, such as a detector that is fitted to stored features. No proposal
+depends on earlier results.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ if TYPE_CHECKING:
     from optuna.trial import BaseTrial
 
 RESULT = "result"
-"""Metric with all that a trial gave, as JSON."""
+"""Metric with a trial's values as JSON."""
 TrialFunction = Callable[[Mapping[str, Any], Any], Mapping[str, Any]]
-"""From values by name, and what all trials read, to plain values."""
+"""Maps values by name, and data that all trials read, to plain values."""
 
 
 def tried(
     work: TrialFunction, given: Any, parameters: Sequence[Parameter], trials: int
 ) -> list[dict[str, Any]]:
-    """What each trial gave; the first has the parameters' defaults.
+    """Results of all trials, that of the parameters' defaults first.
 
     Raises:
-        BenchmdError: This is a Ray task, in which trials have no room, or all of them failed, or
-            the one of the defaults.
+        BenchmdError: This is a Ray task, in which trials have no room, or all trials failed, or the
+            one of the defaults.
     """
     import ray
 
@@ -78,11 +78,7 @@ def _tune(
 def in_order(
     results: Sequence[Mapping[str, Any]], defaults: Mapping[str, Any]
 ) -> list[dict[str, Any]]:
-    """What trials gave, the one of the defaults first.
-
-    Raises:
-        BenchmdError: All failed, or that one did.
-    """
+    """Results of trials, that of the defaults first."""
     ended = [metrics for metrics in results if RESULT in metrics]
     ended.sort(key=lambda metrics: bool(metrics["config"] != defaults))
     if not ended:

@@ -1,4 +1,4 @@
-"""How a search proposes, evaluates, stops and chooses."""
+"""Options of a search: sampler, stopping, evaluations, choice."""
 
 from __future__ import annotations
 
@@ -19,29 +19,28 @@ class Method:
 
     sampler: Sampler = "tpe"
     stopping: Stopping = "racing"
-    """racing: trials earn evaluations, and the lower half is stopped within the first; asha: every
-    trial that is not among the best third within its first evaluation is stopped there, others get
-    all evaluations; none: all get all."""
+    """racing: trials earn evaluations, and the lower half is stopped within the first; asha: all
+    but the best third are stopped within their first evaluation; none: all get all evaluations."""
     evaluations: int = 1
-    """Of a trial that goes to the end."""
+    """Of a trial that is not stopped."""
     choosing: Choosing = "confirmed"
     """confirmed: the best few and the start are evaluated again (`tuning.confirm`); highest: the
-    trial with the highest value, which is too high for having been the highest."""
+    trial with the highest value, which is biased upward."""
     universal: bool = False
-    """One search over several modalities, whose trials are compared by their mean score."""
+    """One search over several modalities, comparing mean scores."""
     cost: bool = False
-    """Whether device hours are a second objective, to be small."""
+    """Whether device hours are minimised as a second objective."""
     seed: int = 0
 
     @property
     def fresh(self) -> range:
-        """Numbers of the evaluations of finalists: of cuts that no trial of the race was on."""
+        """Numbers of the evaluations of finalists, on cuts that the race did not use."""
         first = -(-self.evaluations // FOLDS) * FOLDS
         return range(first, first + cuts(self.evaluations) * FOLDS)
 
     @property
     def batches(self) -> list[range]:
-        """The same, a whole cut each."""
+        """The same, one range per cut."""
         return [self.fresh[place : place + FOLDS] for place in range(0, len(self.fresh), FOLDS)]
 
     @property
@@ -51,5 +50,5 @@ class Method:
 
     @property
     def confirming(self) -> int:
-        """Fresh evaluations of the start and finalists, about: often the first continues."""
+        """Expected fresh evaluations of the start and finalists: often the first is enough."""
         return 0 if self.choosing == "highest" else self.comparing + FOLDS

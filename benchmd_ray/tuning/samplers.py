@@ -1,4 +1,4 @@
-"""Samplers: what a search tries next, from what its trials have shown so far."""
+"""Samplers: proposals of new trials from earlier ones."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from benchmd_ray.tuning.spaces import Space
 
 Sampler = Literal["tpe", "random"]
 STARTUP_TRIALS = 8
-"""Trials that are drawn at random before a model of the objective proposes."""
+"""Random trials before a model of the objective proposes."""
 Direction = Literal["maximize", "minimize"]
 
 
@@ -28,7 +28,7 @@ class SamplerTrial:
     values: Mapping[str, Any]
     distributions: Mapping[str, BaseDistribution]
     score: tuple[float, ...] | None = None
-    """One number for each objective; None of a trial at work."""
+    """One number per objective; None while it is running."""
     curve: Mapping[int, float] | None = None
     """By step, of a trial that was stopped before it had a score."""
 
@@ -40,9 +40,9 @@ def proposed(
     trials: Sequence[SamplerTrial],
     directions: Sequence[Direction],
 ) -> FrozenTrial:
-    """What a sampler proposes, as a trial with values and distributions.
+    """A sampler's proposal, as a trial with values and distributions.
 
-    Scores change with what other trials have reached, so all trials are passed anew.
+    Scores change with other trials, so all trials are passed every time.
     """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # experimental options of Optuna

@@ -1,9 +1,9 @@
-"""How much of a difference between two trials is due to which patients there are.
+"""Variance between two trials that is due to the sample of patients.
 
-Fresh evaluations hold each patient once in each cut. So their mean difference varies with the
-patients, however often they are cut, and with seeds and cuts, less the more evaluations there are.
-The first part follows from what each patient adds (DeLong), the rest from the spread of the
-evaluations beyond it.
+Fresh evaluations hold each patient once per cut. So their mean difference varies with the patients,
+however often they are cut, and with seeds and cuts, less the more evaluations there are. The first
+part follows from each patient's contribution (DeLong), the rest from the remaining spread of the
+evaluations.
 """
 
 from __future__ import annotations
@@ -38,16 +38,16 @@ class ValidationRecords:
     """Validation records of an evaluation."""
 
     units: npt.NDArray[np.str_]
-    """What each row is scored as part of."""
+    """Unit that each row is scored in."""
     patients: npt.NDArray[np.str_]
     targets: npt.NDArray[np.int8]
     """(rows, classes)."""
     second_half: npt.NDArray[np.bool_]
-    """Rows that are scored by the epoch that was chosen on the others."""
+    """Rows scored by the epoch that was chosen on the others."""
 
     @classmethod
     def of(cls, catalog: Catalog, settings: Settings) -> ValidationRecords | None:
-        """Those of an inner catalog; None where there are no halves."""
+        """Those of an inner catalog; None without halves."""
         if catalog.task.segments:
             return None
         data = transfer_data(settings, catalog, halved=True)
@@ -59,7 +59,7 @@ class ValidationRecords:
         return cls(units, patients, data.validation_targets, data.second_half)
 
     def shares(self, start: Floats, trial: Floats) -> dict[str, float]:
-        """What each patient moves the difference of an evaluation by, see `delong_shares`."""
+        """Contribution of each patient to the difference of an evaluation, see `delong_shares`."""
         shares: dict[str, float] = {}
         for half in (~self.second_half, self.second_half):
             units = Units(self.units[half])
@@ -72,7 +72,7 @@ class ValidationRecords:
 
 
 def sampling_of(shares: Sequence[Mapping[str, float]]) -> SamplingVariance:
-    """Variance of differences that is due to the patients."""
+    """Variance of differences due to the patients, from their shares by evaluation."""
     together: dict[str, float] = {}
     for evaluation_shares in shares:
         for patient, share in evaluation_shares.items():
@@ -84,15 +84,10 @@ def sampling_of(shares: Sequence[Mapping[str, float]]) -> SamplingVariance:
 def sampled(
     work: TrialContext, inner: Mapping[int, Catalog], number: int, evaluations: Sequence[int]
 ) -> SamplingVariance | None:
-    """What is due to the patients in the fresh evaluations of a trial and of the start.
+    """Variance due to the patients in the fresh evaluations of a trial and of the start.
 
-    Returns:
-        None where the scores of records were not kept: of several modalities, of trials of several
-        workers, of masks, and of few patients; and where they are not what was written, which is
-        logged.
-
-    Raises:
-        BucketError: They are on S3, which cannot be reached.
+    None if scores of records were not kept (several modalities or workers, masks, few patients) or
+    are damaged, which is logged.
     """
     try:
         return _sampled(work, inner, number, evaluations)

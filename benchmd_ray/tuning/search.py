@@ -1,8 +1,8 @@
 """A search: Ray Tune executes the trials that a study proposes, until the budget is used.
 
-Ray Tune places trials, sees when their process is lost, and keeps processes warm between them. What
-is proposed, what is stopped early, what is tried again and how a trial ended is decided here and
-kept in the study, so a search that was killed continues without anything that Ray Tune knew.
+Ray Tune places trials, notices lost processes and keeps processes warm. Proposals, early stopping,
+retries and outcomes are decided here and stored in the study, so a killed search resumes without
+anything of Ray Tune.
 """
 
 from __future__ import annotations
@@ -43,16 +43,16 @@ ENVIRONMENT = {
 }
 """Read by Ray Tune when it is imported or started."""
 WAITING = {"memory": 1.0}
-"""What a trial holds that waits for its workers, for whom Ray Train reserves: a byte, as it cannot
-be nothing."""
+"""Resources of a trial that waits for its workers, for which Ray Train reserves: a byte, as nothing
+is not allowed."""
 AWAY_SECONDS = 5.0
-"""Pause of a trial that found no room or no storage, before it is tried again."""
+"""Pause of a trial that found no room or no storage, before it is retried."""
 
 
 def search(work: TrialContext, limits: Limits, ended: Ended) -> None:
-    """Work on trials until the budget is used: first on those that an earlier session was at.
+    """Run trials until the budget is used, those interrupted in an earlier session first.
 
-    Needs a Ray that this process is connected to.
+    Needs a connection to Ray.
 
     Raises:
         Transient: Ray Tune itself fails again and again.
@@ -88,7 +88,7 @@ def search(work: TrialContext, limits: Limits, ended: Ended) -> None:
 
 
 def _after_crash(limits: Limits, error: Exception | None, ended: Ended) -> None:
-    """Fail the trials that were at work too often when Ray Tune gave up or forgot them."""
+    """Fail running trials that were lost too often when Ray Tune failed or forgot them."""
     line = (str(error or "Ray Tune gave no reason").strip().splitlines() or [type(error).__name__])[
         -1
     ]
@@ -105,7 +105,7 @@ def _after_crash(limits: Limits, error: Exception | None, ended: Ended) -> None:
 
 @contextmanager
 def quiet_tune() -> Iterator[None]:
-    """Let Ray Tune write no logs of its own, on the terminal nor next to its results."""
+    """Let Ray Tune write no logs, on the terminal nor next to its results."""
     before = {name: os.environ.get(name) for name in ENVIRONMENT}
     os.environ.update(ENVIRONMENT)
     levels = {name: logging.getLogger(name).level for name in ("ray.tune", "ray.train")}
@@ -152,7 +152,7 @@ def _fit(work: TrialContext, limits: Limits, ended: Ended, storage: Path) -> Non
 
 
 def _failure_report(error: Exception, work: TrialContext) -> dict[str, Any]:
-    """What a trial reports about an error, and what happens to the trial."""
+    """What a trial reports about an error, and what follows for the trial."""
     from ray.exceptions import RayError
 
     away = isinstance(error, NoRoom | RayError) or getattr(error, "away", False)
@@ -171,7 +171,7 @@ def _failure_report(error: Exception, work: TrialContext) -> dict[str, Any]:
 
 
 def trial_loop(config: Mapping[str, Any], work: TrialContext) -> None:
-    """One trial, in a process of Ray Tune; whatever goes wrong in it is reported, not raised."""
+    """One trial in a process of Ray Tune; every error is reported, not raised."""
     import ray
     from ray import tune
 

@@ -1,7 +1,7 @@
-"""Search spaces: what a search may vary, for a technique, a setting and a modality.
+"""Search spaces by technique, setting and modality.
 
-The built-in ones are the YAML files of ``search_spaces``, whose README has the format; a user's
-own file has the same. All that a file says is checked when it is read.
+Built-in ones are the YAML files of ``search_spaces``, whose README has the format; a user's own
+file has the same. Files are validated completely when they are read.
 """
 
 from __future__ import annotations
@@ -26,25 +26,24 @@ from benchmd_ray.tuning.parameters import NETWORK, Parameter, Space, applied, va
 __all__ = ["Parameter", "Space", "applied", "shared", "space_for", "starting_at"]
 
 PRETRAIN = "pretrain"
-"""The setting of a search of pretraining; the others are transfer settings as tables name them."""
+"""The setting of a search of pretraining; the others are transfer settings as in tables."""
 LINEAR = ("linear", *(f"linear-{labels}" for labels in LABEL_SETTINGS if labels != "full"))
 SETTINGS = (PRETRAIN, *LINEAR, *(f"finetune-{labels}" for labels in LABEL_SETTINGS))
 """Valid settings of a search."""
 SPACES = {"e-mix": "e-mix", "shed": "shed", "mae": "mae", "imagenet+mae": "mae"}
 """File of the built-in space of each technique's pretraining."""
 UNTRAINED = (SCRATCH, "imagenet")
-"""Techniques that train nothing before transfer."""
+"""Techniques without pretraining."""
 FROM_SCRATCH_OVER_TIME = "finetune-1d"
 """File of the built-in space of fine-tuning from random weights on signals over time.
 
-It varies the network, which changes for single techniques or signals cannot express: a pretrained
-technique must not, and images have other networks."""
+It varies the network, which a pretrained technique must not, and images have other networks."""
 OVERRIDES = ("signals", "settings", "techniques")
-"""Keys of a file that hold changes for some searches only, in the order of their application."""
+"""Keys with changes for some searches only, in the order of their application."""
 WARM_UP = "pretrain.optimiser.warmup_steps"
 STOCHASTIC_DEPTH = "transfer.stochastic_depth"
 MONAI = "monai-"
-"""Begins the names of networks whose blocks lie in no order."""
+"""Prefix of networks without ordered blocks."""
 
 
 def space_for(
@@ -58,10 +57,10 @@ def space_for(
     """The space of a search.
 
     Args:
-        technique: Name of the technique, built in or a user's own.
+        technique: Name of the technique, built in or custom.
         setting: ``pretrain``, ``linear``, ``finetune-small``, …
         modality: Of the source.
-        path: A file of the user's own; None takes the built-in one.
+        path: A user's file; None takes the built-in one.
         built_in: That of a benchmark; None takes the technique's.
 
     Raises:
@@ -129,9 +128,9 @@ def _chosen_entries(content: Mapping[Any, Any], scope: Scope) -> dict[str, Any]:
 
 
 def _applying(groups: Mapping[Any, Any], chosen: Sequence[str]) -> list[str]:
-    """The groups of a search, the widest first, so that a narrower one has the last word.
+    """The groups of a search, the widest first: a narrower one overrides it.
 
-    A pattern such as ``organ*`` is wider than a name and narrower than what the name is within.
+    A pattern such as ``organ*`` is narrower than a group and wider than a name.
     """
     *within, name = chosen
     patterns = (str(group) for group in groups if str(group).endswith("*"))
@@ -169,9 +168,7 @@ def _change(entries: dict[str, Any], name: str, change: Any, where: str) -> None
 
 
 def starting_at(space: Space, settings: Settings, held: Collection[str] = ()) -> Space:
-    """The space with the settings that a search starts from as its start.
-
-    Settings named in ``held`` keep their value.
+    """The space with a search's settings as its start, those in ``held`` fixed.
 
     Raises:
         BenchmdError: A held name is not in the space, nothing is left to search, or the search
@@ -214,7 +211,7 @@ def _require_start(parameter: Parameter, space: str) -> None:
 
 
 def _require_options(space: Space, settings: Settings) -> None:
-    """Refuse options of an encoder that one of the networks would not read."""
+    """Refuse encoder options that one of the networks would not read."""
     networks = {p.name: p.values for p in space.parameters}.get(
         NETWORK, (settings.encoder.network,)
     )
@@ -234,7 +231,7 @@ def _require_options(space: Space, settings: Settings) -> None:
 
 
 def _require_blocks(space: Space, settings: Settings) -> None:
-    """Refuse to search how many blocks are skipped with a network that has none to skip."""
+    """Refuse to search stochastic depth with a network that has no blocks to skip."""
     held = {parameter.name: parameter for parameter in space.parameters}
     depth = held.get(STOCHASTIC_DEPTH)
     if depth is None:
@@ -249,7 +246,7 @@ def _require_blocks(space: Space, settings: Settings) -> None:
 
 
 def _require_warmed_up(space: Space, settings: Settings) -> None:
-    """Refuse a warm-up that may outlast pretraining: its learning rate would mean nothing."""
+    """Refuse a warm-up that may outlast pretraining."""
     held = {parameter.name: parameter for parameter in space.parameters}
     if WARM_UP not in held:
         return
@@ -265,10 +262,10 @@ def _require_warmed_up(space: Space, settings: Settings) -> None:
 
 
 def shared(spaces: Sequence[Space]) -> Space:
-    """The space of one setting for several modalities.
+    """The common space of several modalities.
 
-    It has the settings that all have, each with the values that all allow. One that is left with a
-    single value is excluded, since every modality starts at it.
+    It has the settings that all have, with the values that all allow; one with a single value left
+    is excluded, since every modality starts at it.
 
     Raises:
         BenchmdError: The spaces share nothing, or differ in how they vary a setting, in its values
@@ -322,7 +319,7 @@ def _merged(alike: Sequence[Parameter], spaces: Sequence[str]) -> Parameter:
 
 
 def _narrowed(parameter: Parameter, earlier: Mapping[str, Parameter]) -> Parameter:
-    """The parameter with the conditions that the values left of others can still meet."""
+    """The parameter with the conditions that the remaining values of others can meet."""
     when = {
         other: tuple(value for value in allowed if earlier[other].holds(value))
         for other, allowed in parameter.when.items()

@@ -1,9 +1,8 @@
-"""The trials of a search, kept by Optuna in a journal: all that a search knows is in it.
+"""The trials of a search, stored by Optuna in a journal: all of the search's state.
 
 A trial is granted evaluations, more as it earns them (`tuning.racing`), and each is noted when it
-ends. So what a killed search was at is begun again, and nothing that ended is ever repeated; what a
-sampler proposes and what is stopped follows from the journal alone, so that a search resumes as if
-nothing had happened.
+ends. A killed search repeats only what was running. Proposals and stopping follow from the journal
+alone, so a resumed search does what an uninterrupted one would have done.
 """
 
 from __future__ import annotations
@@ -74,21 +73,20 @@ ASHA = (REDUCTION, REDUCTION - 1)
 
 @dataclass(frozen=True)
 class Job:
-    """Evaluations of a trial to work on."""
+    """Evaluations of a trial to run."""
 
     number: int
     values: dict[str, Any]
-    """By the setting's name: what the search chose; a conditional one only where it is active."""
+    """Chosen values by setting; conditional ones only where active."""
     evaluations: tuple[int, ...]
-    """Numbers of the evaluations, in order."""
     seconds: float = 0.0
-    """Worked on the trial before."""
+    """Earlier work on the trial."""
     resumed: bool = True
-    """Whether a process has been at them before."""
+    """Whether a process has begun them before."""
 
 
 class Study:
-    """The trials of one search. One process at a time may write."""
+    """The trials of one search, with one writing process at a time."""
 
     def __init__(
         self,
@@ -102,14 +100,13 @@ class Study:
 
         Args:
             path: The journal, in the search's folder or below its address.
-            space: What is searched.
-            method: How.
-            devices: GPUs, or CPUs, that a trial of this session holds.
+            space: The search space.
+            method: Options of the search.
+            devices: GPUs, or CPUs, of a trial in this session.
             first: Values that are tried right after the start, each of the space.
 
         Raises:
-            Damaged: The journal is, is another search's, or has values that the space does not
-                have.
+            Damaged: The journal is, is another search's, or has values outside the space.
         """
         optuna.logging.set_verbosity(optuna.logging.ERROR)
         self.space, self.method, self.devices = space, method, devices
@@ -148,11 +145,6 @@ class Study:
         return ["maximize", "minimize"] if self.method.cost else ["maximize"]
 
     def _require_sound(self) -> None:
-        """Refuse what no search notes of its trials.
-
-        Raises:
-            Damaged: It is noted of one.
-        """
         for trial in self._frozen:
             if fault := noted_fault(trial, self.space):
                 raise Damaged(self._path, f"trial {trial.number} has {fault}", REMEDY)
@@ -167,12 +159,12 @@ class Study:
     # What is to be done.
 
     def unfinished(self) -> list[Job]:
-        """Evaluations that were begun and whose end is not noted, in the order of their trials."""
+        """Evaluations that were begun and did not end, in the order of trials."""
         jobs = (self._job(trial) for trial in self._frozen)
         return [job for job in jobs if job is not None]
 
     def _job(self, trial: FrozenTrial) -> Job | None:
-        """What a trial was granted and has not done."""
+        """Granted evaluations of a trial that are not done."""
         done = evaluations_of(trial)
         left = tuple(
             evaluation for evaluation in trial.user_attrs[GRANTED] if evaluation not in done
@@ -183,17 +175,17 @@ class Study:
         return Job(trial.number, dict(trial.params), left, seconds)
 
     def left(self, number: int) -> tuple[int, ...]:
-        """Evaluations that a trial was granted and has not done."""
+        """Granted evaluations of a trial that are not done."""
         job = self._job(self._frozen[number])
         return () if job is None else job.evaluations
 
     @property
     def begun(self) -> int:
-        """Trials that were begun, however they ended."""
+        """Number of trials that were begun, however they ended."""
         return len(self._frozen)
 
     def propose(self) -> Job:
-        """Begin another trial: the start, then what comes first, then what the sampler proposes."""
+        """Begin another trial: the start, then the given first ones, then proposals."""
         number = self.begun
         method = self.method
         seed = derived_seed(method.seed, number) % 2**32
@@ -221,7 +213,7 @@ class Study:
         return rungs(every) if self.method.stopping == "racing" else (every,)
 
     def _shown(self) -> list[SamplerTrial]:
-        """All trials as a sampler is to see them now."""
+        """All trials as a sampler sees them now."""
         visible = []
         for trial, summary in zip(self._frozen, self.trials(), strict=True):
             if summary.state == "failed" or not trial.params:
@@ -234,9 +226,9 @@ class Study:
         return visible
 
     def promote(self) -> Job | None:
-        """Grant more evaluations to a trial that has earned them; None: none has.
+        """Grant more evaluations to a trial that has earned them, if any.
 
-        The start, with which all are compared, gets them first, or once it has those before.
+        The start, with which all are compared, gets them first, or once a trial has them.
         """
         granted = {number: self.granted(number) for number in range(self.begun)}
         most = max(granted.values(), default=0)
@@ -253,7 +245,7 @@ class Study:
         return None
 
     def granted(self, number: int) -> int:
-        """Evaluations of the race that a trial was granted; none before it begins."""
+        """Evaluations of the race that a trial was granted."""
         granted = self._frozen[number].user_attrs[GRANTED] if number < self.begun else ()
         return sum(evaluation < self.method.evaluations for evaluation in granted)
 
@@ -264,7 +256,7 @@ class Study:
         return not trial.state.is_finished() and all(number in done for number in range(rung))
 
     def _goodness(self, trials: Mapping[int, FrozenTrial], rung: int) -> dict[int, float]:
-        """Of trials at their first evaluations, so many as the rung has; the higher the better."""
+        """Mean score of trials over the evaluations of a rung."""
         goodness = {}
         for number, trial in trials.items():
             done = evaluations_of(trial)
@@ -273,7 +265,7 @@ class Study:
         return goodness
 
     def _grant(self, number: int, evaluations: Sequence[int]) -> Job | None:
-        """Grant evaluations to a trial next to those that it has; None: it has them all."""
+        """Grant additional evaluations to a trial; None: it has them all."""
         trial = self._frozen[number]
         granted = list(dict.fromkeys([*trial.user_attrs[GRANTED], *evaluations]))
         if granted != trial.user_attrs[GRANTED]:
@@ -284,7 +276,7 @@ class Study:
     def confirm(self, budget: Numbers = (), left: float = math.inf) -> Job | None:
         """Grant fresh evaluations, a cut at a time, to the start and to the finalists in turn.
 
-        None: all have those that they need, or there is nothing to choose between, or nothing left.
+        None if all have what they need, there is nothing to choose between, or nothing is left.
         """
         racing = (job.evaluations[0] < self.method.evaluations for job in self.unfinished())
         wanted = self._wanted(budget)
@@ -300,10 +292,10 @@ class Study:
         return self._grant(number, batch)
 
     def _wanted(self, budget: Numbers) -> tuple[int, range] | None:
-        """The trial that is to be evaluated again next, and on which cut.
+        """The next trial to evaluate again, and on which cut.
 
-        The next finalist has its turn where the one before is not above the start on the first
-        cut, and one that is chosen after a cut needs no other.
+        The next finalist has its turn if the one before is not above the start on the first cut; a
+        finalist that is chosen after a cut needs no other.
         """
         if self.method.choosing == "highest":
             return None
@@ -322,7 +314,7 @@ class Study:
         return None
 
     def _needed(self, number: int, batch: range) -> int:
-        """Evaluations that a cut takes: the start's is followed by that of a finalist."""
+        """Evaluations that a cut takes: a finalist's follows the start's."""
         if number == 0:
             return 2 * len(batch)
         others = (t.user_attrs[GRANTED] for t in self._frozen if t.number not in (0, number))
@@ -330,13 +322,13 @@ class Study:
         return len(batch) if is_begun else 0  # the start's was begun for this one
 
     def undecided(self, budget: Numbers = ()) -> bool:
-        """Whether finalists have not had all evaluations that they need."""
+        """Whether finalists lack evaluations that they need."""
         fresh = self.method.fresh
         begun = any(job.evaluations[-1] in fresh for job in self.unfinished())
         return begun or self._wanted(budget) is not None
 
     def _has_had_its_turn(self, finalist: int, trials: Sequence[Trial]) -> bool:
-        """Whether nothing more is to be evaluated of a trial that was compared with the start."""
+        """Whether a compared trial needs no more evaluations."""
         compared = [trial for trial in trials if trial.tested or trial.number == 0]
         turn = finalist, sum(len(trial.evaluations) + len(trial.fresh) for trial in compared)
         if turn not in self._turns:
@@ -355,10 +347,7 @@ class Study:
         return chosen is not None and chosen.number == finalist
 
     def _settled(self, budget: Numbers, trials: Sequence[Trial]) -> list[int]:
-        """Trials that had their turn in races before the one of this budget.
-
-        In a search that goes on with another budget, others have theirs.
-        """
+        """Trials that had their turn in races of earlier budgets, so that others have theirs."""
         over = self._over()
         before = [] if over is None else over.settled
         if self.race_is_over(budget):
@@ -367,16 +356,13 @@ class Study:
         return [*before, *(number for number in tested if self._has_had_its_turn(number, trials))]
 
     def _note_tested(self, number: int) -> None:
-        """Note the position of a trial in the order in which they are compared with the start."""
+        """Note a trial's position in the order of comparisons with the start."""
         tested = [int(trial.user_attrs.get(TESTED, 0)) for trial in self._frozen]
         if number and not tested[number]:
             self._handle(number).set_user_attr(TESTED, max(tested) + 1)
 
     def race_is_over(self, budget: Numbers) -> bool:
-        """Whether finalists were evaluated within this budget: then nothing else is begun in it.
-
-        Where a number of it is raised, or taken away, the race goes on.
-        """
+        """Whether finalists were evaluated within this budget; a higher limit reopens the race."""
         over, now = self._over(), limits(budget)
         if over is None or len(over.budget) != len(now):
             return False
@@ -390,12 +376,12 @@ class Study:
 
     @property
     def hopeless(self) -> bool:
-        """Whether the start failed, with which all that is evaluated again is compared."""
+        """Whether the start failed, with which finalists are compared."""
         failed = bool(self._frozen) and self._frozen[0].state is TrialState.FAIL
         return failed and self.method.choosing == "confirmed"
 
     def finalists(self, budget: Numbers = ()) -> tuple[int, ...]:
-        """Numbers of the best few trials above the start: those with the most evaluations first."""
+        """The best few trials above the start, those with the most evaluations first."""
         trials = self.trials()
         if not trials or not trials[0].evaluations or self.hopeless:
             return ()
@@ -426,7 +412,7 @@ class Study:
         ratio: float,
         sampling: Mapping[int, SamplingVariance] | None = None,
     ) -> Decision | None:
-        """What is chosen by fresh evaluations; None while there are none to choose by.
+        """Choose by fresh evaluations; None while there are none.
 
         ``ratio``: validation records over training records of an evaluation.
         """
@@ -456,9 +442,9 @@ class Study:
     # What is reported.
 
     def reported(self, number: int, step: int, score: float, seconds: float) -> bool:
-        """Note what a trial has reached within its first evaluation; whether it should be stopped.
+        """Note a trial's score within its first evaluation; whether it should stop.
 
-        The first trial, which is what the others are compared with, never is.
+        The first trial, with which the others are compared, never is stopped.
         """
         with self._together():
             self.worked(number, seconds)
@@ -493,10 +479,7 @@ class Study:
         return True
 
     def ended(self, number: int, *, seconds: float, reason: str = "") -> None:
-        """Note that a trial failed or was stopped, and gets no further evaluation.
-
-        Without a reason it was stopped.
-        """
+        """Note that a trial failed, or was stopped if there is no reason."""
         with self._together():
             self.worked(number, seconds)
             trial = self._handle(number)
@@ -506,14 +489,14 @@ class Study:
             self._study.tell(number, state=TrialState.FAIL if reason else TrialState.PRUNED)
 
     def end_stopped(self) -> None:
-        """End what was to stop when its process was lost, before it could be noted as ended."""
+        """End trials that were to stop when their process was lost."""
         for trial in self._frozen:
             curve = trial.user_attrs.get(CURVE, [])
             if not trial.state.is_finished() and any(len(point) > 2 for point in curve):
                 self.ended(trial.number, seconds=float(trial.user_attrs.get(SECONDS, 0.0)))
 
     def worked(self, number: int, seconds: float) -> None:
-        """Note how long a trial has worked; what is new of it on the devices of this session."""
+        """Note a trial's seconds of work; the increase counts on this session's devices."""
         trial, attributes = self._handle(number), self._frozen[number].user_attrs
         before = float(attributes.get(SECONDS, 0.0))
         more = max(0.0, seconds - before)
@@ -523,7 +506,7 @@ class Study:
             trial.set_user_attr(HOURS, float(attributes.get(HOURS, 0.0)) + more / 3600 * devices)
 
     def crashed(self, number: int) -> int:
-        """Note that a trial's process was lost; how often it was so far."""
+        """Note that a trial's process was lost; how often so far."""
         times = int(self._frozen[number].user_attrs.get(CRASHES, 0)) + 1
         self._handle(number).set_user_attr(CRASHES, times)
         return times
@@ -534,16 +517,15 @@ class Study:
     # What is known.
 
     def trials(self) -> list[Trial]:
-        """All trials that were begun, in their order."""
+        """All trials that were begun, in order."""
         trials = self._frozen
         start = trials[0] if trials else None
         return [known_trial(trial, start, self.method) for trial in trials]
 
     def best(self) -> Trial | None:
-        """The trial of the highest value, of those with the most evaluations; None: there is none.
+        """The earliest trial with the highest value among those with the most evaluations.
 
-        The earliest among equals. It is what the race has found; what a search chooses, `judge`
-        says.
+        The result of the race; `judge` gives the choice.
         """
         scored = [t for t in self.trials() if t.state in ("complete", "stopped") and t.evaluations]
         return max(scored, key=lambda t: (len(t.evaluations), t.score), default=None)

@@ -1,4 +1,4 @@
-"""What one trial does: train with the values it was given, on the inner catalogs only."""
+"""One trial: training with its values on the inner catalogs."""
 
 from __future__ import annotations
 
@@ -50,86 +50,84 @@ from benchmd_ray.tuning.trial_files import (
 
 @dataclass(frozen=True)
 class Arm:
-    """One modality of a search, as its trials see it."""
+    """One modality of a search, for its trials."""
 
     modality: str
     catalogs: Mapping[int, Location]
-    """The inner catalog of each evaluation, by its number."""
+    """Inner catalog by number of the evaluation."""
     settings: Settings
-    """What the search starts from, with device and precision settled."""
+    """The start's, with device and precision resolved."""
     upstream: Location | None = None
-    """The pretraining on the source's training split that transfers start from."""
+    """Pretraining on the source's training split that transfers start from."""
     start: Location | None = None
-    """File of the weights that pretraining itself starts from, if it is ImageNet's."""
+    """File of the weights that pretraining starts from, if it is ImageNet's."""
 
 
 @dataclass(frozen=True)
 class TrialContext:
-    """What the trials of a search have in common."""
+    """Common to the trials of a search."""
 
     technique: str
     stage: Stage
-    """What is searched: a pretraining, which is scored by linear evaluation, or a transfer."""
+    """A pretraining, scored by linear evaluation, or a transfer."""
     arms: tuple[Arm, ...]
     folder: Location
     """Of the search, on storage that all nodes see."""
     rungs: tuple[int, ...]
-    """Steps of the first evaluation at which a trial reports: pretraining steps or epochs; of
-    several arms, arms done."""
+    """Steps of the first evaluation at which a trial reports: pretraining steps, epochs, or arms
+    done."""
     cpus: int = 1
-    """Threads of a trial."""
     memory_bytes: int | None = None
-    """Memory that a trial's process may allocate; None sets no limit."""
+    """Limit of a trial's process; None sets none."""
     metric: str = "auroc"
-    """Name of what trials are compared by."""
+    """By which trials are compared."""
     fresh_from: int | None = None
-    """Number of the first evaluation whose scores of records are kept; None keeps none."""
+    """First evaluation whose scores of records are kept; None keeps none."""
 
     @property
     def local(self) -> Path:
-        """Where this machine works for it."""
+        """Folder of the search on this machine."""
         return local_folder(self.folder)
 
     def trial_folder(self, number: int) -> Path:
-        """Folder of a trial while it is at work."""
+        """Folder of a trial while it is running."""
         return self.local / TRIALS / f"{number:05d}"
 
     def scores_file(self, number: int, evaluation: int) -> Path:
-        """File of the scores of an evaluation's validation records, see `OUT_OF_SAMPLE`."""
+        """Scores of an evaluation's validation records, see `OUT_OF_SAMPLE`."""
         return self.local / FRESH / f"{number:05d}-{evaluation:03d}.npy"
 
 
 @dataclass(frozen=True)
 class Reached:
-    """What a trial has reached."""
+    """Progress of a trial."""
 
     evaluation: int
     step: int
     score: float
-    """On the evaluation's validation records so far, AUROC or DSC of masks; of several arms, the
-    mean over those done."""
+    """On the validation records so far, AUROC or DSC of masks; the mean over arms that are done."""
     scores: Mapping[str, float]
-    """By modality, of the arms that are done."""
+    """By modality that is done."""
     seconds: float
-    """Worked on the trial so far, also by processes before this one."""
+    """Worked on the trial, with earlier processes."""
     whole: bool = False
     """Whether the evaluation ended."""
     complete: bool = False
-    """Whether it was the last that was asked for."""
+    """Whether it was the last one requested."""
 
 
 Report = Callable[[Reached], None]
-"""Takes what was reached; it raises where the trial is to stop."""
+"""Takes progress; raises to stop the trial."""
 
 
 NOTE_SECONDS = 2.0
-"""How often a trial notes how long it has worked, for a process that resumes after it."""
+"""Interval at which a trial's time is stored, for a process that resumes it."""
 TICK_SECONDS = 2.0
-"""How often its clock is looked at while it trains."""
+"""Interval at which its clock is checked during training."""
 
 
 class _Clock:
-    """How long a trial has worked, in all processes that were at it."""
+    """Working time of a trial, over all its processes."""
 
     def __init__(self, folder: Path, before: float, archive: Archive) -> None:
         self._path, self._start = folder / SECONDS, time.monotonic()
@@ -143,7 +141,7 @@ class _Clock:
         return self._before + time.monotonic() - self._start
 
     def tick(self) -> None:
-        """Note it now and then, and publish what was done so far where that is needed."""
+        """Store the time and publish the trial's files, each now and then."""
         if not self.shared and time.monotonic() - self._noted >= NOTE_SECONDS:
             self._noted = time.monotonic()
             with suppress(BenchmdError, OSError), replacing(self._path) as partial:
@@ -151,7 +149,7 @@ class _Clock:
         self._archive.tick()
 
     def leave_out(self, seconds: float) -> None:
-        """Take off what all trials share."""
+        """Subtract work that all trials share."""
         self._before -= seconds
 
 
@@ -166,17 +164,17 @@ def run_trial(
     resumed: bool = True,
     unfinished: Sequence[int] = (),
 ) -> None:
-    """Do evaluations of a trial, from what an interrupted process left of them.
+    """Run evaluations of a trial, resuming an interrupted process.
 
     Args:
-        work: What all trials have in common.
+        work: Common to all trials.
         number: Of the trial.
         values: The searched settings' values.
-        report: Is notified of what was reached, at the end of the last with ``complete``.
-        seconds: Worked on the trial before.
-        evaluations: Numbers of the evaluations.
-        resumed: Whether another process may have been at them, on another machine.
-        unfinished: Numbers of the trials that may go on; see `trial_files.remove_idle`.
+        report: Receives progress, at the end of the last evaluation with ``complete``.
+        seconds: Earlier work on the trial.
+        evaluations: Their numbers.
+        resumed: Whether a process may have begun them, here or on another machine.
+        unfinished: Trials that may continue; see `trial_files.remove_idle`.
 
     Raises:
         BenchmdError: The trial cannot work with these values: its loss is NaN, it ran out of
@@ -222,7 +220,7 @@ def _evaluated(
     report: Report,
     clock: _Clock,
 ) -> tuple[int, dict[str, float]]:
-    """One evaluation: its last step, and the score by modality."""
+    """Run one evaluation; its last step, and the score by modality."""
     done: dict[str, float] = {}
 
     def reached(step: int, scores: Mapping[str, float]) -> None:
@@ -246,7 +244,7 @@ def _evaluated(
 
 
 def seed_of(seed: int, evaluation: int) -> int:
-    """Seed of an evaluation: that of the search for the first, others for the next ones."""
+    """Seed of an evaluation: the search's for the first, derived ones for the others."""
     return seed if evaluation == 0 else derived_seed(seed, evaluation) % 2**31
 
 
@@ -256,7 +254,7 @@ def _mean(done: Mapping[str, float]) -> float:
 
 @dataclass(frozen=True)
 class Setup:
-    """What one modality of one evaluation trains."""
+    """Training of one modality in one evaluation."""
 
     arm: Arm
     settings: Settings
@@ -265,27 +263,27 @@ class Setup:
     folder: Path
     clock: _Clock
     reached: Callable[[int, Mapping[str, float]], None] | None
-    """Takes a step and the score by modality; None: nobody looks at steps."""
+    """Takes a step and the score by modality; None if steps are not reported."""
     kept: bool = False
-    """Whether the scores of records are kept."""
+    """Whether scores of records are kept."""
 
     def tell(self, step: int, score: float) -> None:
-        """Tell what was reached before the end."""
+        """Report a score before the end."""
         if self.reached is not None:
             self.reached(step, {self.arm.modality: score})
 
 
 class Stage(ABC):
-    """What is searched: a pretraining or a transfer."""
+    """A searched stage: pretraining or transfer."""
 
     steps: ClassVar[str]
-    """Setting that says how long a trial trains."""
+    """Setting with the length of the training."""
     unit: ClassVar[str]
-    """What is counted by it."""
+    """Unit of that setting."""
     scored_by: ClassVar[str] = ""
-    """What follows the name of the score where people read it."""
+    """Follows the name of the score in texts."""
     pretrains: ClassVar[bool] = False
-    """Whether each trial pretrains; else all trials share one pretraining."""
+    """Whether each trial pretrains; else all share one pretraining."""
 
     @abstractmethod
     def last_step(self, settings: Settings) -> int:
@@ -307,7 +305,7 @@ class Pretraining(Stage):
         return settings.pretrain.steps
 
     def train(self, work: TrialContext, setup: Setup) -> float:
-        """The AUROC at the end."""
+        """Pretrain; AUROC of linear evaluation at the end."""
         total, folder, score = setup.settings.pretrain.steps, setup.folder / "pretrain", math.nan
         # Rungs before the checkpoint were reported by a process before this one.
         done = checkpoint_step(folder)
@@ -338,7 +336,7 @@ class Transfer(Stage):
         return settings.transfer.epochs
 
     def train(self, work: TrialContext, setup: Setup) -> float:
-        """The score over the epochs."""
+        """Transfer; the score over the epochs."""
 
         def reached(epoch: int, score: float) -> None:
             if epoch < setup.settings.transfer.epochs:
@@ -353,25 +351,25 @@ class Transfer(Stage):
 
 
 def stage_of(setting: str) -> Stage:
-    """The stage that a searched setting is of: `PRETRAIN` or a transfer setting."""
+    """Stage of a searched setting: `PRETRAIN` or a transfer setting."""
     return Pretraining() if setting == PRETRAIN else Transfer()
 
 
 def with_linear(settings: Settings) -> Settings:
-    """The settings by which a pretraining is scored: linear evaluation on all labels."""
+    """Settings that score a pretraining: linear evaluation on all labels."""
     return replace(settings, transfer=replace(settings.transfer, mode="linear", labels="full"))
 
 
 def on_workers(settings: Settings) -> bool:
-    """Whether a trial trains on several workers, which are not its own process."""
+    """Whether a trial trains on several workers, which are other processes."""
     return settings.execution.workers > 1
 
 
 def _launched(job: PretrainJob | TransferJob, setup: Setup, reporter: Reporter) -> None:
-    """Run a job, in this process or on workers: there nothing reports before the end.
+    """Run a job, in this process or on workers, which report at the end only.
 
-    Meanwhile its clock is looked at, too, as what is saved after an epoch has to be published
-    before the next one ends. Nobody waits for that: who stops a trial begins the next one.
+    The clock ticks in a thread, as files saved after an epoch must be published before the next one
+    ends. Nobody waits for it at the end: a stopped trial's process begins the next one.
     """
     with repeating(setup.clock.tick, TICK_SECONDS, wait=False):
         if on_workers(setup.arm.settings):
@@ -381,8 +379,6 @@ def _launched(job: PretrainJob | TransferJob, setup: Setup, reporter: Reporter) 
 
 
 class _Ticking(SilentReporter):
-    """Notes how long the trial has worked."""
-
     def __init__(self, clock: _Clock) -> None:
         self._clock = clock
 
@@ -391,8 +387,8 @@ class _Ticking(SilentReporter):
 
 
 OUT_OF_SAMPLE = "out-of-sample.npy"
-"""Probabilities (rows, classes) of an evaluation's validation records, each of the epoch that was
-chosen on the other half of the patients."""
+"""Probabilities (rows, classes) of an evaluation's validation records, by the epoch that was chosen
+on the other half of the patients."""
 
 
 def _trained(
@@ -401,7 +397,7 @@ def _trained(
     reached: Callable[[int, float], None] | None = None,
     scores: Path | None = None,
 ) -> float:
-    """Run a transfer; its score on the validation records, which a file gets by record."""
+    """Run a transfer; its score on the validation records, by record written to ``scores``."""
     job.folder.mkdir(parents=True, exist_ok=True)
     job = replace(job, halved=True, scores_into=job.folder / LAST if scores else None)
     watch = _Scored(job, selected_by(open_catalog(job.catalog).task), setup.clock, reached)
@@ -414,13 +410,14 @@ def _trained(
 
 
 LAST = "scores.npy"
-"""Probabilities of the validation records after the newest epoch; behind a number, after that."""
+"""Probabilities of the validation records after the newest epoch; with a number as prefix, after
+that."""
 
 
 class _Scored(RunReporter):
-    """Tells the score so far after every epoch of a transfer.
+    """Reports the score so far after every epoch of a transfer.
 
-    It is that of `selection.crossed`, or the best of the epochs where there are no halves.
+    The score is `selection.crossed`, or the best of the epochs if there are no halves.
     """
 
     def __init__(
@@ -439,7 +436,7 @@ class _Scored(RunReporter):
 
     @property
     def score(self) -> float:
-        """So far; NaN where no epoch could be scored."""
+        """So far; NaN if no epoch could be scored."""
         mean = crossed(self._lines)
         if math.isfinite(mean):
             return mean
@@ -450,7 +447,7 @@ class _Scored(RunReporter):
         return self._folder / f"{place:06d}-{LAST}"
 
     def write_scores(self, path: Path) -> None:
-        """Write what `OUT_OF_SAMPLE` holds, where there are halves."""
+        """Write `OUT_OF_SAMPLE`, if there are halves."""
         places = crossing(self._lines)
         if places is None:
             return
@@ -463,9 +460,9 @@ class _Scored(RunReporter):
         np.save(path, np.where(second[:, None], first_best, second_best), allow_pickle=False)
 
     def start(self, what: str, total: int, unit: str, done: int) -> None:
-        """Take what an interrupted process reported before its checkpoint.
+        """Read what an interrupted process reported before its checkpoint.
 
-        Features that are kept for all trials are not a trial's own work.
+        Extraction of features that all trials share is not the trial's own work.
         """
         super().start(what, total, unit, done)
         if self._shares:
@@ -474,7 +471,7 @@ class _Scored(RunReporter):
         self._lines = list(read_metrics(self._folder))
 
     def take(self, lines: Sequence[Mapping[str, float]]) -> None:
-        """Take what workers in other processes wrote of all epochs."""
+        """Take the metrics that workers wrote."""
         self._lines = list(lines)
 
     def report(self, done: int, values: Mapping[str, float]) -> None:
@@ -492,13 +489,13 @@ OUT_OF_MEMORY = ("can't allocate memory", "cannot allocate memory", "bad_alloc",
 
 
 def out_of_memory(error: Exception) -> bool:
-    """Whether an error says that there was no memory left, of a GPU or of the machine."""
+    """Whether an error means that a GPU or the machine has no memory left."""
     words = any(word in str(error).lower() for word in OUT_OF_MEMORY)
     return isinstance(error, MemoryError) or words or is_exhausted(error)
 
 
 def why_failed(error: Exception) -> str:
-    """A trial's reason in one line: what the user can act on, without a path's content."""
+    """A trial's error in one line: what the user can act on, without the home folder."""
     text = without_home((str(error).strip().splitlines() or [type(error).__name__])[0])
     text = text.encode("utf-8", "replace").decode()  # of a path that is not UTF-8
     if out_of_memory(error):
@@ -508,7 +505,7 @@ def why_failed(error: Exception) -> str:
 
 @contextmanager
 def limited(memory_bytes: int | None) -> Iterator[None]:
-    """Let this process allocate so much memory and no more: an error in it, not its end.
+    """Limit this process's memory, so that exceeding it is an error.
 
     A process that takes all of a node's memory is killed, and others with it.
     """
