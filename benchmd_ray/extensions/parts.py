@@ -111,7 +111,9 @@ PARTS: Mapping[str, Part] = {
             "tuning/samplers.py",
             "tuning/sampling.py",
             "tuning/study.py",
+            "tuning/stages.py",
             "tuning/trial.py",
+            "tuning/trial_log.py",
         ),
     ),
     "segmentation scores": Part(

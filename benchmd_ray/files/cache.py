@@ -49,13 +49,13 @@ def entries() -> list[CacheEntry]:
         *folder.glob("report/*.parquet"),
     ):
         with suppress(FileNotFoundError):  # removed meanwhile
-            times = [each.stat().st_mtime for each in (path, hash_path(path)) if each.is_file()]
+            times = [file.stat().st_mtime for file in (path, hash_path(path)) if file.is_file()]
             cached.append(CacheEntry(path, path.stat().st_size, max(times)))
     for path in folder.glob("searches/*"):
         with suppress(FileNotFoundError):  # removed meanwhile
-            held = [each.stat() for each in (path, *path.rglob("*")) if not each.is_dir()]
-            newest = max((each.st_mtime for each in held), default=path.stat().st_mtime)
-            cached.append(CacheEntry(path, sum(each.st_size for each in held), newest))
+            stats = [each.stat() for each in (path, *path.rglob("*")) if not each.is_dir()]
+            newest = max((each.st_mtime for each in stats), default=path.stat().st_mtime)
+            cached.append(CacheEntry(path, sum(each.st_size for each in stats), newest))
     return sorted(cached, key=lambda entry: (entry.used, entry.path))
 
 
@@ -64,9 +64,9 @@ def prune(limit_bytes: float, *, dry_run: bool = False) -> list[CacheEntry]:
 
     Entries used within `RECENT_SECONDS` or being written stay. ``dry_run`` only reports.
     """
-    found = entries()
-    left, removed = sum(entry.bytes for entry in found), []
-    for entry in found:
+    cached = entries()
+    left, removed = sum(entry.bytes for entry in cached), []
+    for entry in cached:
         if left <= limit_bytes or time.time() - entry.used < RECENT_SECONDS:
             break
         if dry_run or _removed(entry.path):
@@ -78,9 +78,9 @@ def prune(limit_bytes: float, *, dry_run: bool = False) -> list[CacheEntry]:
 def _removed(path: Path) -> bool:
     locks = sorted(path.glob("locks/*")) if path.is_dir() else [path.with_suffix(".lock")]
     try:
-        with ExitStack() as held:
+        with ExitStack() as stack:
             for lock in locks:
-                held.enter_context(locked(lock, f"what is kept at {path}"))
+                stack.enter_context(locked(lock, f"what is kept at {path}"))
             remove(path)
             remove(hash_path(path))
     except (Busy, OSError):  # somebody works on it, or it cannot be removed

@@ -98,12 +98,12 @@ def read_json(path: Path, remedy: str) -> dict[str, Any]:
 def _regular(path: Path, remedy: str) -> os.stat_result:
     """Status of a file; `Damaged` if it is missing, or a pipe, a device or a folder."""
     try:
-        held = os.stat(path)
+        status = os.stat(path)
     except (FileNotFoundError, NotADirectoryError) as error:
         raise Damaged(path, "it is missing", remedy) from error
-    if not stat.S_ISREG(held.st_mode):
+    if not stat.S_ISREG(status.st_mode):
         raise Damaged(path, "it is not a regular file", remedy)
-    return held
+    return status
 
 
 def parsed_json(data: bytes, path: object, remedy: str) -> dict[str, Any]:
@@ -125,8 +125,8 @@ def name_of(folder: Path) -> str:
     """
     path = folder.resolve()
     for named in (path, *path.parents):
-        if found := NAMED.search(named.name):
-            return (Path(found[1]) / path.relative_to(named)).as_posix()
+        if match := NAMED.search(named.name):
+            return (Path(match[1]) / path.relative_to(named)).as_posix()
     return path.name
 
 
@@ -175,7 +175,7 @@ def read_hashed_json(
 
 def without_hash(content: Mapping[str, Any], path: object, remedy: str) -> dict[str, Any]:
     """The object that `hashed` was given; `Damaged` if it was changed."""
-    plain = {name: held for name, held in content.items() if name != HASH}
+    plain = {name: value for name, value in content.items() if name != HASH}
     if not has_digest(plain, content.get(HASH)):
         why = "its content is not what was written: its SHA-256 is another"
         raise Damaged(path, why if content.get(HASH) else f"it has no {HASH}", remedy)
@@ -219,9 +219,9 @@ def unchecked(values: Any) -> dict[str, Any] | None:
     """The values that `checked` was given; None if they were damaged."""
     if not isinstance(values, dict):
         return None
-    held = {name: value for name, value in values.items() if name != CHECK}
+    plain = {name: value for name, value in values.items() if name != CHECK}
     try:
-        return held if values.get(CHECK) == _checksum(held) else None
+        return plain if values.get(CHECK) == _checksum(plain) else None
     except (UnicodeEncodeError, RecursionError):
         return None
 
@@ -241,7 +241,7 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
     texts = text.split("\n")
     cut_off = texts.pop()
     values = [*map(read_line, texts), *filter(None, [read_line(cut_off)])]
-    whole = [one for one in values if one is not None]
+    whole = [value for value in values if value is not None]
     if damaged := len(values) - len(whole):
         _warn(path, f"{count_of(damaged, 'damaged line')} skipped")
     return whole
@@ -263,8 +263,8 @@ def replacing_hashed(path: Path) -> Iterator[Path]:
     """Write a file and its hash next to it, each whole or not at all; see `atomic.replacing`."""
     with replacing(path) as partial:
         yield partial
-        held = sha256(partial)
-    _write_hash(path, held)
+        stated = sha256(partial)
+    _write_hash(path, stated)
 
 
 def write_hash(path: Path) -> None:
@@ -272,9 +272,9 @@ def write_hash(path: Path) -> None:
     _write_hash(path, sha256(path))
 
 
-def _write_hash(path: Path, held: str) -> None:
+def _write_hash(path: Path, stated: str) -> None:
     with replacing(hash_path(path)) as partial:
-        partial.write_text(f"{held}  {path.name}\n", "utf-8")
+        partial.write_text(f"{stated}  {path.name}\n", "utf-8")
 
 
 def require_hash(path: Path, remedy: str) -> None:
@@ -311,10 +311,10 @@ def stated_sha256(path: Path, remedy: str) -> str:
     if not beside.is_file():
         raise Damaged(path, f"{beside.name} is missing", remedy)
     with beside.open("rb") as file:
-        held, _, name = file.read(4096).decode("utf-8", "replace").partition("  ")
+        stated, _, name = file.read(4096).decode("utf-8", "replace").partition("  ")
     if name != f"{path.name}\n":
         raise Damaged(path, f"{beside.name} is not of this file", remedy)
-    return held
+    return stated
 
 
 def require_sha256(path: Path, stated: str, remedy: str) -> None:
@@ -332,8 +332,8 @@ def remove_hashed(path: Path) -> None:
 
 def sha256_once(path: Path) -> str:
     """SHA-256 of a file, computed once per process unless the file changes."""
-    held = os.stat(path)
-    return _sha256(path, held.st_size, held.st_mtime_ns, held.st_ino)
+    status = os.stat(path)
+    return _sha256(path, status.st_size, status.st_mtime_ns, status.st_ino)
 
 
 @functools.lru_cache(maxsize=100_000)

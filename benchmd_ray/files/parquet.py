@@ -101,11 +101,11 @@ def read_table(
         raise Damaged(path, f"it lacks the columns {', '.join(missing)}", remedy)
     chosen = schema.names if columns is None else [*columns]
     plain = pa.schema([schema.field(name) for name in chosen], schema.metadata)
-    batches, held = [], 0
+    batches, decoded = [], 0
     with opened(source, path, remedy, dictionaries=texts, most=most) as file:
         for batch in file.iter_batches(READ_ROWS, columns=chosen):
-            held += sum(map(_decoded_bytes, batch.columns))
-            if held > most:
+            decoded += sum(map(_decoded_bytes, batch.columns))
+            if decoded > most:
                 raise Damaged(path, f"it decodes to more than {most:,} bytes", remedy)
             batches.append(batch.cast(plain))
     return pa.Table.from_batches(batches, plain)
@@ -143,9 +143,9 @@ def _require_bounded(metadata: Any, most: int | None, path: object, remedy: str)
         for group in groups
         for at in range(metadata.num_columns)
     ]
-    held = max(sum(stored), sum(decoded))
-    if min(*sizes, *stored, *decoded) < 0 or max(sizes) > MAX_ROWS or held > (most or MAX_BYTES):
-        why = f"it claims {max(sizes):,} rows and {held:,} bytes, more than such a file may hold"
+    size = max(sum(stored), sum(decoded))
+    if min(*sizes, *stored, *decoded) < 0 or max(sizes) > MAX_ROWS or size > (most or MAX_BYTES):
+        why = f"it claims {max(sizes):,} rows and {size:,} bytes, more than such a file may hold"
         raise Damaged(path, why, remedy)
 
 

@@ -11,36 +11,15 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar
 
 from benchmd_ray.errors import Busy
 from benchmd_ray.files.atomic import locked
 from benchmd_ray.files.integrity import write_hashed_json
 from benchmd_ray.runs.files import DONE, LOCK, MODEL
 
-
-class RunWork(Protocol):
-    """The work of a session on a run."""
-
-    def finish(self, done: dict[str, Any], *, keep_checkpoint: bool) -> None:
-        """Write ``done.json`` with the content `done`: the run is finished.
-
-        Raises:
-            Transient: The bucket cannot be reached, or another machine has taken over.
-        """
-
-
-@dataclass(frozen=True)
-class LocalWork:
-    """Work on a run of a store in a folder; its checkpoint stays where it is."""
-
-    run: Path
-
-    def finish(self, done: dict[str, Any], *, keep_checkpoint: bool) -> None:
-        """Write ``done.json``; a checkpoint stays where it is."""
-        write_hashed_json(self.run / DONE, done, of=self.run)
-
-
+Finish = Callable[[dict[str, Any], bool], None]
+"""Writes ``done.json`` with this content; whether the last checkpoint stays."""
 KEEPS_WEIGHTS, PRUNING = ".keeps-weights-", ".pruning.lock"
 """In a store: beginning of the locks of plans and searches at work, and the lock of those who set
 one or look for them."""
@@ -73,10 +52,14 @@ class Backing:
         return {path.parent.name for path in self.store.glob(f"*/{MODEL}")}
 
     @contextmanager
-    def working(self, run: Path) -> Iterator[RunWork]:
-        """Lock a run to work on it; `Busy` where another process does."""
+    def working(self, run: Path) -> Iterator[Finish]:
+        """Lock a run to work on it; `Busy` where another process does.
+
+        Yields:
+            Ends the work; `Transient` if it cannot be published.
+        """
         with lock_of_run(run):
-            yield LocalWork(run)
+            yield lambda done, _: write_hashed_json(run / DONE, done, of=run)
 
     @contextmanager
     def searching(self, search: Path) -> Iterator[Callable[[], None]]:

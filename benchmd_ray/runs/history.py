@@ -1,14 +1,21 @@
-"""The history of a run, ``history.jsonl``: each session's start, and its end once it is known."""
+"""Logs in a run's folder: its history of sessions, metrics of training, hardware of each session.
+
+``history.jsonl`` has each session's start, and its end once it is known.
+"""
 
 from __future__ import annotations
 
+import os
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from benchmd_ray.cluster.hardware import Hardware, from_fields
 from benchmd_ray.files.atomic import append_text, replacing, without_home
-from benchmd_ray.files.integrity import line, read_lines
-from benchmd_ray.runs.training_log import METRICS
+from benchmd_ray.files.integrity import line, read_line, read_lines
 
 HISTORY = "history.jsonl"
 EVENTS = ("started", "finished", "failed", "killed", "pruned")
@@ -80,3 +87,78 @@ def _open_seconds(folder: Path, started: dict[str, Any]) -> float:
     if not path.is_file():
         return 0.0
     return max(0.0, path.stat().st_mtime - datetime.fromisoformat(started["time"]).timestamp())
+
+
+METRICS = "metrics.jsonl"
+TAIL_BYTES = 4096
+"""Bytes at the end of the file that hold its last line."""
+
+
+def read_metrics(folder: Path) -> list[dict[str, float]]:
+    """Lines of a run's metrics: ``done`` (steps or epochs) and values by name.
+
+    Damaged lines are skipped.
+    """
+    return [line for line in read_lines(folder / METRICS) if _is_metrics(line)]
+
+
+def last_metrics(folder: Path) -> dict[str, float] | None:
+    """The last line of a run's metrics; None without one."""
+    path = folder / METRICS
+    try:
+        if not path.is_file():  # a pipe has no end
+            return None
+        with path.open("rb") as file:
+            file.seek(max(0, os.fstat(file.fileno()).st_size - TAIL_BYTES))
+            texts = file.read().decode("utf-8", "replace").splitlines()
+    except OSError:
+        return None
+    lines = (read_line(text) for text in reversed(texts))
+    return next((line for line in lines if line is not None and _is_metrics(line)), None)
+
+
+def _is_metrics(line: dict[str, Any]) -> bool:
+    """Whether a line has numbers only, and a count in ``done``."""
+    done = line.get("done")
+    return all(map(_is_number, line.values())) and isinstance(done, int) and done >= 0
+
+
+def _is_number(value: object) -> bool:
+    """Whether a value is a number that fits arrays; a loss may be infinite or NaN."""
+    if isinstance(value, int):
+        return not isinstance(value, bool) and abs(value) < 2**53
+    return isinstance(value, float)
+
+
+SESSIONS = "hardware.jsonl"
+"""A line for each session whose work went into the result."""
+
+
+def record_session(folder: Path, workers: Sequence[Hardware], step: int) -> None:
+    """Record a session that begins at a checkpoint; sessions whose work is lost are dropped.
+
+    ``step``: steps or epochs of that checkpoint, 0 without one.
+    """
+    earlier = [session for session in _sessions(folder) if session[0] < step]
+    sessions = [*earlier, (step, tuple(dict.fromkeys(workers)))]
+    with replacing(folder / SESSIONS) as partial, partial.open("w", encoding="utf-8") as file:
+        for begin, distinct in sessions:
+            file.write(
+                line({"from": begin, "workers": [asdict(hardware) for hardware in distinct]})
+            )
+
+
+def trained_by(folder: Path) -> tuple[Hardware, ...]:
+    """Distinct hardware that trained a run, in order; empty if unknown or nothing was trained."""
+    return tuple(dict.fromkeys(hw for _, workers in _sessions(folder) for hw in workers))
+
+
+def _sessions(folder: Path) -> list[tuple[int, tuple[Hardware, ...]]]:
+    """First step and distinct hardware of each session, without damaged lines."""
+    sessions = []
+    for fields in read_lines(folder / SESSIONS):
+        with suppress(KeyError, TypeError, ValueError, OverflowError):
+            sessions.append(
+                (int(fields["from"]), tuple(from_fields(worker) for worker in fields["workers"]))
+            )
+    return sessions

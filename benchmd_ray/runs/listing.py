@@ -12,8 +12,8 @@ from benchmd_ray.errors import Busy, count_of
 from benchmd_ray.files.atomic import locked
 from benchmd_ray.runs import history
 from benchmd_ray.runs.files import LOCK
+from benchmd_ray.runs.history import last_metrics, read_metrics
 from benchmd_ray.runs.store import Run
-from benchmd_ray.runs.training_log import last_metrics, read_metrics
 
 State = Literal["done", "working", "interrupted", "failed", "waiting"]
 """``working``: a process of this machine is at it. ``interrupted``: its last session was stopped or
@@ -44,8 +44,8 @@ class Listed:
         if self.run.description["kind"] != "transfer":
             return math.nan
         name = f"validation_{self.run.modality.task.selected_by}"
-        found = (float(line.get(name, math.nan)) for line in read_metrics(self.run.folder))
-        return max((score for score in found if not math.isnan(score)), default=math.nan)
+        scores = (float(line.get(name, math.nan)) for line in read_metrics(self.run.folder))
+        return max((score for score in scores if not math.isnan(score)), default=math.nan)
 
     @property
     def line(self) -> str:
@@ -61,10 +61,12 @@ class Listed:
         """For programs; times in seconds."""
         about = self.run.description
         names = ("kind", "modality", "source", "policy", "technique", "setting", "protocol", "seed")
-        own = {name: getattr(self, name) for name in ("state", "at", "unit", "seconds", "reason")}
+        progress = {
+            name: getattr(self, name) for name in ("state", "at", "unit", "seconds", "reason")
+        }
         score = {"validation_score": self.score, "metric": self.run.modality.task.selected_by}
         folder = str(self.run.folder)
-        return {"run": folder, **{name: about[name] for name in names}, **own, **score}
+        return {"run": folder, **{name: about[name] for name in names}, **progress, **score}
 
 
 def listed(run: Run) -> Listed:

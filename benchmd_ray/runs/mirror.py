@@ -93,8 +93,8 @@ class Mirror:
     def objects(self) -> dict[str, Object]:
         """Published objects of the run, by name within it."""
         start = self.key("")
-        found = self.bucket.objects(start)
-        return {key.removeprefix(start): value for key, value in found.items()}
+        objects = self.bucket.objects(start)
+        return {key.removeprefix(start): value for key, value in objects.items()}
 
     def index(self) -> dict[str, list[Any]]:
         """ETag and local state of each file that was pulled or published; no state during a pull.
@@ -102,10 +102,10 @@ class Mirror:
         A damaged index is empty: finished files are then pulled once more.
         """
         try:
-            held = read_hashed_json(self.folder / INDEX, "")
+            content = read_hashed_json(self.folder / INDEX, "")
         except Damaged:
             return {}
-        return {name: value for name, value in held.items() if isinstance(value, list)}
+        return {name: value for name, value in content.items() if isinstance(value, list)}
 
     def note(self, changes: Mapping[str, list[Any] | None]) -> None:
         """Change the index; None removes a file from it."""
@@ -145,16 +145,16 @@ def _harmless(name: str) -> bool:
 
 def local_files(folder: Path) -> Iterator[tuple[str, Path]]:
     """Files of a run or a search that are published, except ``done.json`` and checkpoints."""
-    own = [path for path in folder.iterdir() if path.name not in (DONE, *TRANSIENT)]
-    for path in sorted([*own, *scores(folder)], key=lambda path: (path.name in LAST, path)):
+    paths = [path for path in folder.iterdir() if path.name not in (DONE, *TRANSIENT)]
+    for path in sorted([*paths, *scores(folder)], key=lambda path: (path.name in LAST, path)):
         if path.is_file() and not path.name.startswith("."):
             yield path.relative_to(folder).as_posix(), path
 
 
 def scores(folder: Path) -> list[Path]:
     """Files of a run's predictions and their hashes."""
-    found = sorted((folder / PREDICTIONS).glob("*/*.parquet*"))
-    return [path for path in found if not path.name.startswith(".")]
+    paths = sorted((folder / PREDICTIONS).glob("*/*.parquet*"))
+    return [path for path in paths if not path.name.startswith(".")]
 
 
 def refresh_store(store: Path, bucket: Bucket) -> dict[Path, str]:
@@ -162,25 +162,25 @@ def refresh_store(store: Path, bucket: Bucket) -> dict[Path, str]:
     searches = store / SEARCHES
     mirrors = {path.parent: Mirror(path.parent, bucket) for path in store.glob(f"*/{RUN}")}
     mirrors |= {p.parent: mirror_of_search(p.parent, bucket) for p in searches.glob(f"*/{SEARCH}")}
-    found: dict[Path, dict[str, Object]] = {folder: {} for folder in mirrors}
+    objects: dict[Path, dict[str, Object]] = {folder: {} for folder in mirrors}
     for key, value in bucket.objects().items():
         *above, name = key.split("/", 2) if key.startswith(f"{SEARCHES}/") else key.split("/", 1)
         other = above in ([], [INNER], [SEARCHES])
         if name and not other and all(map(_harmless, above)):
-            found.setdefault(store.joinpath(*above), {})[name] = value
-    for folder in found:
-        own = mirror_of_search if folder.parent == searches else Mirror
-        mirrors.setdefault(folder, own(folder, bucket))
+            objects.setdefault(store.joinpath(*above), {})[name] = value
+    for folder in objects:
+        mirror_type = mirror_of_search if folder.parent == searches else Mirror
+        mirrors.setdefault(folder, mirror_type(folder, bucket))
 
     def fault(folder: Path) -> str:
         try:
-            refresh(mirrors[folder], found[folder])
+            refresh(mirrors[folder], objects[folder])
         except NotPulled as error:
             return str(error)
         return ""
 
     with ThreadPoolExecutor(PULLING) as pool:
-        faults = zip(found, pool.map(fault, found), strict=True)
+        faults = zip(objects, pool.map(fault, objects), strict=True)
         return {folder: why for folder, why in faults if why}
 
 
@@ -267,36 +267,36 @@ def _pull(mirror: Mirror, objects: Mapping[str, Object]) -> None:
     for first in range(0, len(light), TOGETHER):
         wanted = []
         for name in light[first : first + TOGETHER]:
-            path, known = mirror.folder / name, index.get(name)
-            own = changed(path, known)
-            replaced = known is not None and known[0] != objects[name].etag and not own
-            if not path.is_file() or begun(known) or replaced or (done and own):
+            path, noted = mirror.folder / name, index.get(name)
+            is_changed = changed(path, noted)
+            replaced = noted is not None and noted[0] != objects[name].etag and not is_changed
+            if not path.is_file() or begun(noted) or replaced or (done and is_changed):
                 wanted.append(name)
         download(mirror, wanted, objects)
     gone = []
-    for name, known in index.items():
+    for name, noted in index.items():
         path = mirror.folder / name
-        other = name == MODEL and name in objects and objects[name].etag != known[0]
-        if name != STEP and (name not in objects or other) and (done or not changed(path, known)):
+        other = name == MODEL and name in objects and objects[name].etag != noted[0]
+        if name != STEP and (name not in objects or other) and (done or not changed(path, noted)):
             remove(path)
             gone.append(name)
     mirror.note(dict.fromkeys(gone))
     if done:
-        known = mirror.index().get(MODEL)
-        if known is None or begun(known):
+        noted = mirror.index().get(MODEL)
+        if noted is None or begun(noted):
             remove(mirror.folder / MODEL)  # of a session that did not finish the run
         remove(mirror.folder / CHECKPOINTS)
         remove(mirror.folder / PENDING)
 
 
-def begun(known: list[Any] | None) -> bool:
+def begun(noted: list[Any] | None) -> bool:
     """Whether the pull of a file was begun and not completed."""
-    return known is not None and len(known) == 1
+    return noted is not None and len(noted) == 1
 
 
-def changed(path: Path, known: list[Any] | None) -> bool:
+def changed(path: Path, noted: list[Any] | None) -> bool:
     """Whether a file differs from the one that was pulled or published."""
-    return path.is_file() and (known is None or known[1:] != state(path.stat()))
+    return path.is_file() and (noted is None or noted[1:] != state(path.stat()))
 
 
 def download(mirror: Mirror, names: Sequence[str], objects: Mapping[str, Object]) -> None:
@@ -342,8 +342,8 @@ def replace_by_published(mirror: Mirror) -> None:
 def newest_checkpoint(names: Iterable[str]) -> str | None:
     """Name of the newest whole checkpoint: ``step_<step>.<session>``."""
     pattern = re.compile(rf"{CHECKPOINTS}/(step_\d+\.\w+)/{CHECKPOINT}")
-    found = sorted(match[1] for name in names if (match := pattern.fullmatch(name)))
-    return found[-1] if found else None
+    checkpoints = sorted(match[1] for name in names if (match := pattern.fullmatch(name)))
+    return checkpoints[-1] if checkpoints else None
 
 
 def _pull_checkpoint(mirror: Mirror, name: str, objects: Mapping[str, Object]) -> None:

@@ -107,9 +107,9 @@ class Predictions:
         counts.
         """
         table, units = self._of_split(split)
-        known = table.select(["unit_id", "group_id", *PERSON])
-        found: pd.DataFrame = known.take(units.first).to_pandas()
-        return found
+        metadata = table.select(["unit_id", "group_id", *PERSON])
+        frame: pd.DataFrame = metadata.take(units.first).to_pandas()
+        return frame
 
     def _of_split(self, split: str) -> tuple[pa.Table, Units]:
         table = self.table.filter(pc.equal(self.table["split"], split))
@@ -170,7 +170,7 @@ def write_predictions(
         "also": also_of(also),
         "raw_records": str(raw["records"]),
         "raw_expected": str(raw["expected"]),
-        "provenance": together(*(each.provenance for each in (catalog, *also))),
+        "provenance": together(*(other.provenance for other in (catalog, *also))),
         "options": json.dumps(catalog.options),
         "warnings": json.dumps(catalog.manifest.get("warnings", {})),
         "task": json.dumps(asdict(replace(catalog.task, classes=catalog.card.classes))),

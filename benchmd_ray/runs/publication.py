@@ -85,7 +85,7 @@ class Publication:
             etag = mirror.bucket.upload(file, stat.st_size, mirror.key(name))
         mirror.note({name: [etag, *state(stat)]})
 
-    def finish(self, done: dict[str, Any], *, keep_checkpoint: bool) -> None:
+    def finish(self, done: dict[str, Any], keep_checkpoint: bool) -> None:
         """Publish the rest and then ``done.json``, there and here.
 
         Raises:
@@ -148,11 +148,11 @@ class Publication:
     def _snapshot(self, folder: Path) -> str | None:
         """Link the newest checkpoint, unless it is published, as training may replace it."""
         remove(folder)
-        found = sorted(self._mirror.folder.glob(f"{CHECKPOINTS}/step_*/{CHECKPOINT}"))
+        paths = sorted(self._mirror.folder.glob(f"{CHECKPOINTS}/step_*/{CHECKPOINT}"))
         published = self._mirror.index().get(STEP, [""])[0].partition(".")[0]
-        if not found or found[-1].parent.name == published:
+        if not paths or paths[-1].parent.name == published:
             return None
-        newest = found[-1].parent
+        newest = paths[-1].parent
         try:
             shutil.copytree(newest, folder, copy_function=_link)
         except (OSError, shutil.Error):

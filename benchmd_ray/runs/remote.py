@@ -33,7 +33,7 @@ from typing import ClassVar
 
 from benchmd_ray.errors import BucketError, Busy, Transient
 from benchmd_ray.files.integrity import SUFFIX, made_again, read_hashed_json
-from benchmd_ray.runs.backing import Backing, RunWork, lock_of_run
+from benchmd_ray.runs.backing import Backing, Finish, lock_of_run
 from benchmd_ray.runs.files import CHECKPOINTS, DONE, MODEL, Ended
 from benchmd_ray.runs.history import HISTORY
 from benchmd_ray.runs.mirror import (
@@ -89,12 +89,12 @@ class Mirrored(Backing):
         return {key.split("/")[0] for key in self.bucket.objects() if key.endswith(f"/{MODEL}")}
 
     @contextlib.contextmanager
-    def working(self, run: Path) -> Iterator[RunWork]:
+    def working(self, run: Path) -> Iterator[Finish]:
         """Work on a run under its lease and publish it; nothing is pulled into its folder."""
         with contextlib.ExitStack() as stack:
             with pulling(run):
                 stack.enter_context(lock_of_run(run))
-            yield stack.enter_context(_published(self.mirror(run)))
+            yield stack.enter_context(_published(self.mirror(run))).finish
 
     @contextlib.contextmanager
     def scoring(self, run: Path, dataset: str, evaluation: str) -> Iterator[None]:
@@ -133,12 +133,12 @@ class Mirrored(Backing):
         """Publish an end and predictions that could not be published when they were made."""
         with contextlib.suppress(Busy):  # another process is at it
             if (run / PENDING).is_file() and not (run / DONE).is_file():
-                with self.working(run) as publication:
+                with self.working(run) as finish:
                     if (run / PENDING).is_file():
                         remedy = made_again(self.mirror(run).address)
                         done = read_hashed_json(run / PENDING, remedy, Ended, of=run)
                         kept = keep_checkpoint and (run / CHECKPOINTS).is_dir()
-                        publication.finish(done, keep_checkpoint=kept)
+                        finish(done, kept)
             for path in _unpublished_predictions(self.mirror(run)):
                 with self.scoring(run, path.stem, path.parent.name):
                     pass
@@ -199,12 +199,12 @@ class Mirrored(Backing):
 
     def sizes(self, run: Path, names: Sequence[str]) -> dict[str, int]:
         """Bytes of those of these files and folders of a run that are published."""
-        found: dict[str, int] = {}
+        sizes: dict[str, int] = {}
         for key, value in self.mirror(run).objects().items() if names else ():
             name = key.partition("/")[0]
             if name in names:
-                found[name] = found.get(name, 0) + value.size
-        return found
+                sizes[name] = sizes.get(name, 0) + value.size
+        return sizes
 
     @contextlib.contextmanager
     def pruning(self, run: Path, names: Sequence[str]) -> Iterator[None]:
@@ -231,8 +231,8 @@ class Mirrored(Backing):
 
     def has_copy_of(self, path: Path) -> bool:
         """Whether a file of a run is the published one."""
-        known = self.mirror(path.parent).index().get(path.name)
-        return path.is_file() and known is not None and not changed(path, known)
+        noted = self.mirror(path.parent).index().get(path.name)
+        return path.is_file() and noted is not None and not changed(path, noted)
 
 
 def mirrored(store: Path, address: str) -> Mirrored:
@@ -294,6 +294,6 @@ def _unpublished_predictions(mirror: Mirror) -> list[Path]:
     if not (mirror.folder / DONE).is_file():
         return []
     index, run = mirror.index(), mirror.folder
-    known = {file: index.get(file.relative_to(run).as_posix()) for file in scores(run)}
-    files = [file for file, state in known.items() if changed(file, state) and not begun(state)]
+    noted = {file: index.get(file.relative_to(run).as_posix()) for file in scores(run)}
+    files = [file for file, state in noted.items() if changed(file, state) and not begun(state)]
     return list(dict.fromkeys(f.with_name(f.name.removesuffix(SUFFIX)) for f in files))

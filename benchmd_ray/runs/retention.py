@@ -71,26 +71,26 @@ def prune(store: Path, keep: Keep, *, dry_run: bool = False) -> Pruned:
                     require = stack.enter_context(backing.removing_weights(of_own=False))
             except Busy as error:
                 reason = str(error)
-        found, left = _runs_of(store)
+        runs, left = _runs_of(store)
         if left and keep == "predictions" and not reason:
             reason = "which of them a damaged run needs is not known"
         if reason:
             left.append(f"all weights stay: {reason}")
             keep = "models"
-        return _prune(found, left, keep, require, dry_run=dry_run)
+        return _prune(runs, left, keep, require, dry_run=dry_run)
 
 
 def _prune(
-    found: Sequence[Run],
+    runs: Sequence[Run],
     left: list[str],
     keep: Keep,
     require: Callable[[], None],
     *,
     dry_run: bool,
 ) -> Pruned:
-    needed = needed_weights(found) if keep == "predictions" else {}
+    needed = needed_weights(runs) if keep == "predictions" else {}
     removals: list[Removal] = []
-    for run in found:
+    for run in runs:
         reason = needed.get(run.folder.name)
         if reason:
             left.append(f"{run.folder.name}: its weights stay: {reason}")
@@ -122,8 +122,8 @@ def drop_copies(store: Path, *, dry_run: bool = False) -> Pruned:
     if not backing.on_s3:
         raise BenchmdError(f"{store} has no mirror: name a store on S3, s3://BUCKET/PREFIX.")
     removals: list[Removal] = []
-    found, left = _runs_of(store)
-    for run in found:
+    runs, left = _runs_of(store)
+    for run in runs:
         path = run.folder / MODEL
         if not run.finished or not backing.has_copy_of(path):
             continue

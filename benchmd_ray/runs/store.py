@@ -128,8 +128,8 @@ class Run:
     @functools.cached_property
     def modality(self) -> Modality:
         """Modality as the run's own card states it."""
-        held: Modality = typed(Modality, self.description["modality_card"], f"{self.folder / RUN}")
-        return held
+        card: Modality = typed(Modality, self.description["modality_card"], f"{self.folder / RUN}")
+        return card
 
     @property
     def digest(self) -> str:
@@ -174,13 +174,13 @@ def working(run: Run, device: str | None = None, keep: Keep = "models") -> Itera
         BenchmdError: Its store is on S3 and cannot be reached when the work begins or ends.
     """
     folder = run.folder
-    with backing_of(folder.parent).working(folder) as work:
+    with backing_of(folder.parent).working(folder) as finish:
         if run.finished:
             raise Busy(f"another process has just finished the run {folder}: look again.")
         remove_partial(folder)
         with _session(run, device):
             yield
-        work.finish(_done(run), keep_checkpoint=keep == "checkpoints")
+        finish(_done(run), keep == "checkpoints")
         if keep != "checkpoints":
             remove(folder / CHECKPOINTS)
 
@@ -234,8 +234,8 @@ def _session(run: Run, device: str | None) -> Iterator[None]:
 
 
 def _units_done(folder: Path) -> int:
-    found = sorted((folder / CHECKPOINTS).glob("step_*"))
-    return int(found[-1].name.removeprefix("step_")) if found else 0
+    folders = sorted((folder / CHECKPOINTS).glob("step_*"))
+    return int(folders[-1].name.removeprefix("step_")) if folders else 0
 
 
 def _done(run: Run) -> dict[str, Any]:

@@ -122,8 +122,8 @@ def _explained(what: str, address: str) -> Iterator[None]:
     try:
         yield
     except (Boto3Error, BotoCoreError, ClientError, *torn) as error:
-        said = without_key(str(error)).rstrip(".")
-        explained = BucketError(f"cannot {what} {address}: {said}. {_advice(error)}")
+        message = without_key(str(error)).rstrip(".")
+        explained = BucketError(f"cannot {what} {address}: {message}. {_advice(error)}")
         explained.away = isinstance(error, lost) or _status(error) >= 500
         explained.away |= _status(error) == 429 or _code(error) in LATER
         raise explained from error
@@ -174,15 +174,15 @@ class Bucket:
     def objects(self, below: str = "") -> dict[str, Object]:
         """All objects whose key starts with ``below``, by key, without markers of folders."""
         name, prefix = self._place
-        found = {}
+        objects = {}
         with _explained("list", self.address):
             pages = self._client.get_paginator("list_objects_v2")
             for page in pages.paginate(Bucket=name, Prefix=prefix + below):
                 for item in _files(page):
                     key = item["Key"].removeprefix(prefix)
                     modified = item["LastModified"].timestamp()
-                    found[key] = Object(item["ETag"], item["Size"], modified)
-        return found
+                    objects[key] = Object(item["ETag"], item["Size"], modified)
+        return objects
 
     def entries(self) -> tuple[dict[str, int], list[str]]:
         """Objects and folders directly at the address: bytes by key, and names of folders."""

@@ -14,12 +14,12 @@ import time
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from benchmd_ray.console.repeating import repeating
 from benchmd_ray.errors import BenchmdError, BucketError, Busy, Transient
 from benchmd_ray.files.atomic import parse_json, write_json
-from benchmd_ray.storage.bucket import Content
+from benchmd_ray.storage.bucket import Bucket, Content
 
 LEASE_SECONDS = 180.0
 """A lease that was not renewed for this long is free."""
@@ -36,18 +36,6 @@ class LeaseLost(Transient):
     """Another machine has taken over."""
 
 
-class Objects(Protocol):
-    """The part of `bucket.Bucket` that a lease needs."""
-
-    def read(self, key: str, *, beginning: int) -> Content | None:
-        """A small object, or the beginning of a longer one."""
-
-    def write(
-        self, key: str, data: bytes, *, replaces: str | None = None, new: bool = False
-    ) -> str | None:
-        """Write an object if the condition holds."""
-
-
 class Lease:
     """The lease of one object, for one session.
 
@@ -56,8 +44,8 @@ class Lease:
     ``what`` names the work in messages.
     """
 
-    def __init__(self, objects: Objects, key: str, record: Path, what: str) -> None:
-        self._objects, self._key, self._record, self._what = objects, key, record, what
+    def __init__(self, bucket: Bucket, key: str, record: Path, what: str) -> None:
+        self._bucket, self._key, self._record, self._what = bucket, key, record, what
         self._session = uuid.uuid4().hex
         self._etag = ""
         self._renewed = 0.0
@@ -87,16 +75,16 @@ class Lease:
             Busy: Another machine holds it.
             BenchmdError: The server ignores the conditions of a put.
         """
-        found, noted = self._objects.read(self._key, beginning=LONGEST), self._noted()
-        session = None if found is None else _content(found.data).get("session")
+        content, noted = self._bucket.read(self._key, beginning=LONGEST), self._noted()
+        session = None if content is None else _content(content.data).get("session")
         ours = session is not None and session in (noted.get("session"), noted.get("next"))
-        if found is not None and not ours and _held(found):
-            raise _busy(self._what, found.age)
+        if content is not None and not ours and _held(content):
+            raise _busy(self._what, content.age)
         current = ours and bool(noted.get("current"))
         # Noted before it is written: who is killed in between still knows the session as its own.
         self._note(noted.get("session"), following=self._session, current=current)
         began = clock()
-        etag = self._put("held", found)
+        etag = self._put("held", content)
         if etag is None:
             raise _busy(self._what, 0.0)
         self._etag, self._renewed = etag, began
@@ -152,11 +140,11 @@ class Lease:
         content = {"session": self._session, "state": state, "count": self._count}
         data = json.dumps(content).encode()
         if over is None:
-            etag = self._objects.write(self._key, data, new=True)
+            etag = self._bucket.write(self._key, data, new=True)
         else:
-            etag = self._objects.write(self._key, data, replaces=over.etag)
+            etag = self._bucket.write(self._key, data, replaces=over.etag)
         if etag is None:  # perhaps written by an earlier try, whose answer did not arrive
-            found = self._objects.read(self._key, beginning=LONGEST)
+            found = self._bucket.read(self._key, beginning=LONGEST)
             if found is not None and _content(found.data).get("session") == self._session:
                 return found.etag
         return etag
@@ -164,8 +152,8 @@ class Lease:
     def _require_conditions(self) -> None:
         """Try two puts whose conditions do not hold."""
         content = json.dumps({"session": self._session, "state": "free", "count": 0}).encode()
-        new = self._objects.write(self._key, content, new=True)
-        other = self._objects.write(self._key, content, replaces='"0"')
+        new = self._bucket.write(self._key, content, new=True)
+        other = self._bucket.write(self._key, content, replaces='"0"')
         if new is not None or other is not None:
             raise BenchmdError(
                 f"the server of {self._what} ignores the conditions If-None-Match and If-Match of "
@@ -200,11 +188,11 @@ def wait_for(lease: Lease) -> None:
             return
 
 
-def require_free(objects: Objects, key: str, what: str) -> None:
+def require_free(bucket: Bucket, key: str, what: str) -> None:
     """Raise `Busy` if somebody holds a lease now."""
-    found = objects.read(key, beginning=LONGEST)
-    if found is not None and _held(found):
-        raise _busy(what, found.age)
+    content = bucket.read(key, beginning=LONGEST)
+    if content is not None and _held(content):
+        raise _busy(what, content.age)
 
 
 def _held(content: Content) -> bool:

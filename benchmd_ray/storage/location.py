@@ -90,11 +90,11 @@ def read_again(file: Location) -> bytes | None:
     """Like `read`, for frequent reads: from S3 it is fetched only when it has changed."""
     if isinstance(file, Path):
         return read(file)
-    found = _bucket(file.parent).read(file.name, _held.get(file))
-    if found is None:
+    content = _bucket(file.parent).read(file.name, _held.get(file))
+    if content is None:
         return None
-    _held[file] = found
-    return found.data
+    _held[file] = content
+    return content.data
 
 
 def write(file: Location, data: bytes) -> None:
@@ -171,8 +171,8 @@ def alone(folder: Location, what: str, inside: Iterable[str]) -> Iterator[Callab
     """
     if isinstance(folder, Path):
         with locked(folder / ".lock", what):
-            for own in (folder, *(folder / name for name in inside)):
-                remove_partial(own)
+            for place in (folder, *(folder / name for name in inside)):
+                remove_partial(place)
             yield lambda: None
         return
     from benchmd_ray.storage.lease import Lease

@@ -37,17 +37,17 @@ class JournalSegments:
         Raises:
             ValueError: An object is missing, or there is more than is read.
         """
-        found = patiently(self._bucket.objects)
-        names = sorted(name for name in found if NAME.fullmatch(name))
+        objects = patiently(self._bucket.objects)
+        names = sorted(name for name in objects if NAME.fullmatch(name))
         if names != [_name(number) for number in range(len(names))]:
             raise ValueError(f"one of its {len(names) + 1} objects is missing")
-        if sum(found[name].size for name in names) > self._most:
+        if sum(objects[name].size for name in names) > self._most:
             raise ValueError(f"it has more than {self._most:,} bytes")
         with ThreadPoolExecutor(FETCHED) as pool:
-            held = [*pool.map(self._read, names)]
+            contents = [*pool.map(self._read, names)]
         self._number = max(0, len(names) - 1)
-        self._newest = held[-1] if held else Content(b"", "", 0.0)
-        return b"".join(content.data for content in held)
+        self._newest = contents[-1] if contents else Content(b"", "", 0.0)
+        return b"".join(content.data for content in contents)
 
     def _read(self, name: str) -> Content:
         content = patiently(lambda: self._bucket.read(name))

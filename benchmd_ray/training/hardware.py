@@ -8,7 +8,7 @@ import torch
 
 from benchmd_ray.cluster.hardware import Hardware, from_json, hardware
 from benchmd_ray.data.batches import Worker
-from benchmd_ray.runs.sessions import record_session
+from benchmd_ray.runs.history import record_session
 from benchmd_ray.training.checkpoints import checkpoint_step
 from benchmd_ray.training.engine import gather
 

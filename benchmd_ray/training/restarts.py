@@ -19,7 +19,7 @@ from benchmd_ray.console.repeating import repeating
 from benchmd_ray.console.terminal import echo
 from benchmd_ray.errors import count_of, first_line
 from benchmd_ray.files.atomic import append_text
-from benchmd_ray.runs.training_log import last_metrics
+from benchmd_ray.runs.history import last_metrics
 from benchmd_ray.training.checkpoints import checkpoint_step
 from benchmd_ray.training.jobs import PretrainJob, TransferJob
 

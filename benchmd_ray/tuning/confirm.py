@@ -141,7 +141,7 @@ def decided(
 def _spread(*phases: np.ndarray) -> tuple[float, int]:
     """Variance of differences around the mean of their phase, and its degrees of freedom."""
     squares = sum(float(((phase - phase.mean()) ** 2).sum()) for phase in phases if len(phase))
-    freedom = sum(len(own) - 1 for own in phases if len(own))
+    freedom = sum(len(phase) - 1 for phase in phases if len(phase))
     return squares / freedom, freedom
 
 

@@ -27,7 +27,7 @@ TrialFunction = Callable[[Mapping[str, Any], Any], Mapping[str, Any]]
 
 
 def tried(
-    work: TrialFunction, given: Any, parameters: Sequence[Parameter], trials: int
+    work: TrialFunction, data: Any, parameters: Sequence[Parameter], trials: int
 ) -> list[dict[str, Any]]:
     """Results of all trials, that of the parameters' defaults first.
 
@@ -43,11 +43,11 @@ def tried(
             "with --evaluate."
         )
     with connected(cpus=2), quiet_tune(), tempfile.TemporaryDirectory() as folder:
-        return _tune(work, given, parameters, trials, folder)
+        return _tune(work, data, parameters, trials, folder)
 
 
 def _tune(
-    work: TrialFunction, given: Any, parameters: Sequence[Parameter], trials: int, folder: str
+    work: TrialFunction, data: Any, parameters: Sequence[Parameter], trials: int, folder: str
 ) -> list[dict[str, Any]]:
     import optuna
     from ray import tune
@@ -64,7 +64,7 @@ def _tune(
         points_to_evaluate=[defaults],
     )
     results = tune.Tuner(
-        tune.with_resources(tune.with_parameters(_trial, work=work, given=given), {"cpu": 1}),
+        tune.with_resources(tune.with_parameters(_trial, work=work, data=data), {"cpu": 1}),
         tune_config=tune.TuneConfig(
             search_alg=ConcurrencyLimiter(search, max_concurrent=2),
             num_samples=trials,

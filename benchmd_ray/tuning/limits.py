@@ -13,7 +13,8 @@ from benchmd_ray.data.inner import FOLDS
 from benchmd_ray.errors import BenchmdError, shown
 from benchmd_ray.tuning.known import Trial
 from benchmd_ray.tuning.parameters import MOST_TRIALS
-from benchmd_ray.tuning.study import Job, Study
+from benchmd_ray.tuning.study import Study
+from benchmd_ray.tuning.trial_log import Job
 
 LOSSES, LOST_NODES = 2, 20
 """A trial fails after losing its process, or its process with the node, this often without a newer

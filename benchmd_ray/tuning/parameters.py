@@ -123,11 +123,11 @@ class Space:
         """Values of the first trial by name, active parameters only."""
         return self._chosen(lambda parameter: parameter.default)
 
-    def filled(self, given: Mapping[str, Any]) -> dict[str, Any]:
+    def filled(self, preferred: Mapping[str, Any]) -> dict[str, Any]:
         """The given values that the space holds, and the start's for the rest."""
 
         def choose(parameter: Parameter) -> Any:
-            value = given.get(parameter.name)
+            value = preferred.get(parameter.name)
             fits = value is not None and parameter.holds(value)
             return parameter.taken(value) if fits else parameter.default
 

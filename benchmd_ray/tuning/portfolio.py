@@ -146,19 +146,23 @@ def chosen_settings(
     def allowed(dataset: str) -> bool:
         return all(map(usable, portfolio.origins(dataset)))
 
-    own = [each for each in portfolio.candidates if each.kind == kind and allowed(each.dataset)]
-    names = sorted({name for each in own for name in each.gains if allowed(name)})
-    if not own or not names:
+    candidates = [
+        candidate
+        for candidate in portfolio.candidates
+        if candidate.kind == kind and allowed(candidate.dataset)
+    ]
+    names = sorted({name for each in candidates for name in each.gains if allowed(name)})
+    if not candidates or not names:
         return ()
-    gains = np.array([[each.gains.get(name, 0.0) for name in names] for each in own])
-    found: list[PortfolioSettings] = []
+    gains = np.array([[each.gains.get(name, 0.0) for name in names] for each in candidates])
+    chosen: list[PortfolioSettings] = []
     for number in complementary(gains):
-        values = space.filled(own[number].values)
-        if values not in (space.start, *(given.values for given in found)):
-            found.append(PortfolioSettings(values, portfolio.origins(own[number].dataset)))
-        if len(found) == MOST:
+        values = space.filled(candidates[number].values)
+        if values not in (space.start, *(settings.values for settings in chosen)):
+            chosen.append(PortfolioSettings(values, portfolio.origins(candidates[number].dataset)))
+        if len(chosen) == MOST:
             break
-    return tuple(found)
+    return tuple(chosen)
 
 
 def complementary(gains: np.ndarray) -> Iterator[int]:
@@ -197,19 +201,21 @@ def learned(records: Sequence[SearchRecord], kinds: Mapping[str, SearchKind]) ->
                     gains.setdefault(name, []).append(model.gain(values))
             means = {name: round(math.fsum(g) / len(g), 5) for name, g in sorted(gains.items())}
             candidates.append(Candidate(dataset, kind, values, means))
-    learned_after = {name: tuple(sorted(own)) for name, own in sorted(after.items())}
+    learned_after = {name: tuple(sorted(names)) for name, names in sorted(after.items())}
     return Portfolio(VERSION, _that_can_be_tried(candidates), learned_after)
 
 
 def _that_can_be_tried(candidates: Sequence[Candidate]) -> tuple[Candidate, ...]:
     """Drop candidates that gain nothing, or nowhere more than another of the same searches."""
-    found: list[Candidate] = []
-    for one in sorted(candidates, key=lambda each: -math.fsum(each.gains.values())):
-        rivals = [each.gains for each in found if _alike(each, one)]
-        beaten = any(all(gains[name] >= own for name, own in one.gains.items()) for gains in rivals)
-        if max(one.gains.values()) > 0 and not beaten:
-            found.append(one)
-    return tuple(found)
+    kept: list[Candidate] = []
+    for candidate in sorted(candidates, key=lambda each: -math.fsum(each.gains.values())):
+        rivals = [each.gains for each in kept if _alike(each, candidate)]
+        beaten = any(
+            all(gains[name] >= own for name, own in candidate.gains.items()) for gains in rivals
+        )
+        if max(candidate.gains.values()) > 0 and not beaten:
+            kept.append(candidate)
+    return tuple(kept)
 
 
 def _alike(one: Candidate, other: Candidate) -> bool:

@@ -19,8 +19,8 @@ from ray.tune.search import Searcher
 from benchmd_ray.errors import Transient
 from benchmd_ray.files.atomic import remove
 from benchmd_ray.tuning.limits import LOSSES, LOST_NODES, Ended, Limits
-from benchmd_ray.tuning.study import Job
-from benchmd_ray.tuning.trial import TrialContext
+from benchmd_ray.tuning.stages import TrialContext
+from benchmd_ray.tuning.trial_log import Job
 
 
 class _NotKept:

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import math
 import warnings
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Literal
+from collections.abc import Sequence
+from typing import Literal
 
 import optuna
-from optuna.distributions import BaseDistribution
 from optuna.samplers import BaseSampler, RandomSampler, TPESampler
-from optuna.trial import FrozenTrial, TrialState, create_trial
+from optuna.trial import FrozenTrial, TrialState
 
 from benchmd_ray.tuning.spaces import Space
 
@@ -21,23 +18,11 @@ STARTUP_TRIALS = 8
 Direction = Literal["maximize", "minimize"]
 
 
-@dataclass(frozen=True)
-class SamplerTrial:
-    """A trial as a sampler sees it."""
-
-    values: Mapping[str, Any]
-    distributions: Mapping[str, BaseDistribution]
-    score: tuple[float, ...] | None = None
-    """One number per objective; None while it is running."""
-    curve: Mapping[int, float] | None = None
-    """By step, of a trial that was stopped before it had a score."""
-
-
 def proposed(
     space: Space,
     name: Sampler,
     seed: int,
-    trials: Sequence[SamplerTrial],
+    trials: Sequence[FrozenTrial],
     directions: Sequence[Direction],
 ) -> FrozenTrial:
     """A sampler's proposal, as a trial with values and distributions.
@@ -56,19 +41,32 @@ def proposed(
                 constant_liar=True,
             )
         study = optuna.create_study(sampler=sampler, directions=directions)
-        study.add_trials([_frozen(trial) for trial in trials])
+        study.add_trials(trials)
         space.suggest(study.ask())
     return study.get_trials(deepcopy=False)[-1]
 
 
-def _frozen(trial: SamplerTrial) -> FrozenTrial:
-    about: dict[str, Any] = {
-        "params": dict(trial.values),
-        "distributions": dict(trial.distributions),
-    }
-    if trial.score is not None:
-        return create_trial(state=TrialState.COMPLETE, values=list(trial.score), **about)
-    if trial.curve:
-        finite = {step: score for step, score in trial.curve.items() if math.isfinite(score)}
-        return create_trial(state=TrialState.PRUNED, intermediate_values=finite, **about)
-    return create_trial(state=TrialState.RUNNING, **about)
+IMPORTANCE_TRIALS = 10
+"""Trials with a score that are needed."""
+
+
+def importance(trials: Sequence[FrozenTrial]) -> tuple[dict[str, float], str]:
+    """Share of each searched setting in the variance of the score, by fANOVA; or why not.
+
+    Conditional settings, which not all of the trials have, are excluded.
+    """
+    from optuna.importance import FanovaImportanceEvaluator, get_param_importances
+
+    scored = [trial for trial in trials if trial.state is TrialState.COMPLETE]
+    if len(scored) < IMPORTANCE_TRIALS:
+        return {}, f"{len(scored)} trials with a score are too few, expected {IMPORTANCE_TRIALS}"
+    if len({trial.values[0] for trial in scored}) < 2:
+        return {}, "all trials have the same score"
+    study = optuna.create_study(directions=["maximize"] * len(scored[0].values))
+    study.add_trials(scored)
+    evaluator = FanovaImportanceEvaluator(seed=0)
+    try:
+        shares = get_param_importances(study, evaluator=evaluator, target=lambda t: t.values[0])
+    except (RuntimeError, ValueError) as error:
+        return {}, str(error)
+    return {name: float(share) for name, share in shares.items()}, ""

@@ -25,7 +25,7 @@ from benchmd_ray.scores.units import Units
 from benchmd_ray.settings.definition import Settings
 from benchmd_ray.training.selection import transfer_data
 from benchmd_ray.tuning.confirm import SamplingVariance
-from benchmd_ray.tuning.trial import TrialContext
+from benchmd_ray.tuning.stages import TrialContext
 from benchmd_ray.tuning.trial_files import get_scores
 
 Floats = npt.NDArray[np.float64]
@@ -74,11 +74,13 @@ class ValidationRecords:
 def sampling_of(shares: Sequence[Mapping[str, float]]) -> SamplingVariance:
     """Variance of differences due to the patients, from their shares by evaluation."""
     together: dict[str, float] = {}
-    for evaluation_shares in shares:
-        for patient, share in evaluation_shares.items():
+    for by_patient in shares:
+        for patient, share in by_patient.items():
             together[patient] = together.get(patient, 0.0) + share / len(shares)
-    each = [sum(share**2 for share in one.values()) for one in shares]
-    return SamplingVariance(sum(share**2 for share in together.values()), float(np.mean(each)))
+    of_each = [
+        sum(share**2 for share in evaluation_shares2.values()) for evaluation_shares2 in shares
+    ]
+    return SamplingVariance(sum(share**2 for share in together.values()), float(np.mean(of_each)))
 
 
 def sampled(

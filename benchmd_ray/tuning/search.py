@@ -22,14 +22,8 @@ from benchmd_ray.cluster.gpu_memory import is_exhausted, take_share
 from benchmd_ray.errors import DiskFull, Gone, NoRoom, Transient
 from benchmd_ray.files.atomic import is_disk_full, remove
 from benchmd_ray.tuning.limits import LOSSES, Ended, Limits
-from benchmd_ray.tuning.trial import (
-    Reached,
-    TrialContext,
-    on_workers,
-    out_of_memory,
-    run_trial,
-    why_failed,
-)
+from benchmd_ray.tuning.stages import TrialContext, on_workers
+from benchmd_ray.tuning.trial import Reached, out_of_memory, run_trial, why_failed
 from benchmd_ray.tuning.trial_files import leave_only
 
 ENVIRONMENT = {

@@ -1,8 +1,6 @@
-"""The trials of a search, stored by Optuna in a journal: all of the search's state.
+"""The decisions of a search: what is tried next, who earns evaluations, what is chosen.
 
-A trial is granted evaluations, more as it earns them (`tuning.racing`), and each is noted when it
-ends. A killed search repeats only what was running. Proposals and stopping follow from the journal
-alone, so a resumed search does what an uninterrupted one would have done.
+They follow from the journal alone, so a resumed search does what an uninterrupted one would have.
 """
 
 from __future__ import annotations
@@ -11,18 +9,12 @@ import itertools
 import math
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from datetime import UTC, datetime
-from pathlib import Path
 from typing import Any
 
 import optuna
-from optuna.storages import JournalStorage
 from optuna.trial import FrozenTrial, TrialState, create_trial
 
 from benchmd_ray.data.inner import FOLDS
-from benchmd_ray.errors import first_line
-from benchmd_ray.files.integrity import OF, Damaged, name_of, require_of
 from benchmd_ray.storage.location import Location
 from benchmd_ray.training.seeds import derived_seed
 from benchmd_ray.tuning.confirm import (
@@ -32,28 +24,15 @@ from benchmd_ray.tuning.confirm import (
     decided,
     level_of,
 )
-from benchmd_ray.tuning.importance import importance
-from benchmd_ray.tuning.journal import FAULTS, REMEDY, journal_at
 from benchmd_ray.tuning.known import (
-    CRASHES,
     CURVE,
-    EVALUATIONS,
-    FINISHED,
     GRANTED,
-    HOURS,
     OVER,
-    REASON,
-    SECONDS,
-    STARTED,
     TESTED,
     Numbers,
-    Over,
     Trial,
     evaluations_of,
-    known_trial,
     limits,
-    noted_fault,
-    noted_over,
 )
 from benchmd_ray.tuning.method import Method
 from benchmd_ray.tuning.racing import (
@@ -64,29 +43,16 @@ from benchmd_ray.tuning.racing import (
     promoted,
     rungs,
 )
-from benchmd_ray.tuning.samplers import Direction, SamplerTrial, proposed
+from benchmd_ray.tuning.samplers import importance, proposed
 from benchmd_ray.tuning.spaces import Space
+from benchmd_ray.tuning.trial_log import Job, TrialLog
 
 ASHA = (REDUCTION, REDUCTION - 1)
 """Asynchronous successive halving stops all but the best of so many trials, of so many or more."""
 
 
-@dataclass(frozen=True)
-class Job:
-    """Evaluations of a trial to run."""
-
-    number: int
-    values: dict[str, Any]
-    """Chosen values by setting; conditional ones only where active."""
-    evaluations: tuple[int, ...]
-    seconds: float = 0.0
-    """Earlier work on the trial."""
-    resumed: bool = True
-    """Whether a process has begun them before."""
-
-
-class Study:
-    """The trials of one search, with one writing process at a time."""
+class Study(TrialLog):
+    """The trials of one search, and its decisions; one process at a time may write."""
 
     def __init__(
         self,
@@ -96,93 +62,13 @@ class Study:
         devices: float = 1.0,
         first: Sequence[Mapping[str, Any]] = (),
     ) -> None:
-        """Open the journal, or begin it.
-
-        Args:
-            path: The journal, in the search's folder or below its address.
-            space: The search space.
-            method: Options of the search.
-            devices: GPUs, or CPUs, of a trial in this session.
-            first: Values that are tried right after the start, each of the space.
-
-        Raises:
-            Damaged: The journal is, is another search's, or has values outside the space.
-        """
-        optuna.logging.set_verbosity(optuna.logging.ERROR)
-        self.space, self.method, self.devices = space, method, devices
-        self.whole: set[int] = set()
-        """Trials that ran out of memory on a share of a GPU: they get a whole one."""
+        """Open the journal, or begin it; ``first`` values are tried right after the start."""
+        super().__init__(path, space, method, devices)
         self.judge: Callable[[], Decision | None] = lambda: None
-        """What fresh evaluations choose so far; who has the scores of records sets it."""
+        """What fresh evaluations choose so far; set by the owner of the records' scores."""
         self._first = (space.start, *first)
         self._turns: dict[tuple[int, int], bool] = {}
         """Whether a trial has had its turn, by its number and evaluations of all compared ones."""
-        self._path, of = path, Path(str(path)).parent
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            backend = journal_at(path)
-            self._together = backend.together
-            try:
-                self._study = optuna.create_study(
-                    storage=JournalStorage(backend),
-                    study_name="search",
-                    directions=self._directions,
-                    load_if_exists=True,
-                )
-                if self._study.trials:
-                    require_of(self._study.user_attrs.get(OF), of, path, REMEDY)
-                else:
-                    self._study.set_user_attr(OF, name_of(of))
-                self._require_sound()
-                self.trials()
-                self._over()
-            except FAULTS as error:
-                why = f"{type(error).__name__}: {first_line(error)}"
-                raise Damaged(path, why, REMEDY) from error
-
-    @property
-    def _directions(self) -> list[Direction]:
-        return ["maximize", "minimize"] if self.method.cost else ["maximize"]
-
-    def _require_sound(self) -> None:
-        for trial in self._frozen:
-            if fault := noted_fault(trial, self.space):
-                raise Damaged(self._path, f"trial {trial.number} has {fault}", REMEDY)
-
-    @property
-    def _frozen(self) -> list[FrozenTrial]:
-        return self._study.get_trials(deepcopy=False)
-
-    def _over(self) -> Over | None:
-        return noted_over(self._study.user_attrs, self.begun)
-
-    # What is to be done.
-
-    def unfinished(self) -> list[Job]:
-        """Evaluations that were begun and did not end, in the order of trials."""
-        jobs = (self._job(trial) for trial in self._frozen)
-        return [job for job in jobs if job is not None]
-
-    def _job(self, trial: FrozenTrial) -> Job | None:
-        """Granted evaluations of a trial that are not done."""
-        done = evaluations_of(trial)
-        left = tuple(
-            evaluation for evaluation in trial.user_attrs[GRANTED] if evaluation not in done
-        )
-        if trial.state.is_finished() or not left:
-            return None
-        seconds = float(trial.user_attrs.get(SECONDS, 0.0))
-        return Job(trial.number, dict(trial.params), left, seconds)
-
-    def left(self, number: int) -> tuple[int, ...]:
-        """Granted evaluations of a trial that are not done."""
-        job = self._job(self._frozen[number])
-        return () if job is None else job.evaluations
-
-    @property
-    def begun(self) -> int:
-        """Number of trials that were begun, however they ended."""
-        return len(self._frozen)
 
     def propose(self) -> Job:
         """Begin another trial: the start, then the given first ones, then proposals."""
@@ -192,19 +78,8 @@ class Study:
         if number < len(self._first):
             proposal = fixed_trial(self.space, self._first[number])
         else:
-            proposal = proposed(self.space, method.sampler, seed, self._shown(), self._directions)
-        granted = self._rungs[0]
-        self._study.add_trial(
-            create_trial(
-                state=TrialState.RUNNING,
-                params=proposal.params,
-                distributions=proposal.distributions,
-                user_attrs={GRANTED: list(range(granted)), STARTED: _now()},
-            )
-        )
-        job = self._job(self._frozen[number])
-        assert job is not None  # it has just been granted
-        return replace(job, resumed=False)
+            proposal = proposed(self.space, method.sampler, seed, self._seen(), self.directions)
+        return self._begin(proposal, range(self._rungs[0]))
 
     @property
     def _rungs(self) -> tuple[int, ...]:
@@ -212,18 +87,23 @@ class Study:
         every = self.method.evaluations
         return rungs(every) if self.method.stopping == "racing" else (every,)
 
-    def _shown(self) -> list[SamplerTrial]:
-        """All trials as a sampler sees them now."""
-        visible = []
+    def _seen(self) -> list[FrozenTrial]:
+        """All trials as a sampler sees them: their scores change with those of others."""
+        seen = []
         for trial, summary in zip(self._frozen, self.trials(), strict=True):
             if summary.state == "failed" or not trial.params:
                 continue
-            score: tuple[float, ...] | None = None
+            progress: dict[str, Any] = {"state": TrialState.RUNNING}
             if summary.evaluations:
-                score = (summary.score, summary.cost) if self.method.cost else (summary.score,)
-            curve = dict(summary.curve) if trial.state is TrialState.PRUNED else None
-            visible.append(SamplerTrial(trial.params, trial.distributions, score, curve))
-        return visible
+                values = [summary.score, summary.cost] if self.method.cost else [summary.score]
+                progress = {"state": TrialState.COMPLETE, "values": values}
+            elif trial.state is TrialState.PRUNED and summary.curve:
+                finite = {step: score for step, score in summary.curve if math.isfinite(score)}
+                progress = {"state": TrialState.PRUNED, "intermediate_values": finite}
+            seen.append(
+                create_trial(params=trial.params, distributions=trial.distributions, **progress)
+            )
+        return seen
 
     def promote(self) -> Job | None:
         """Grant more evaluations to a trial that has earned them, if any.
@@ -244,11 +124,6 @@ class Study:
             return self._grant(number, range(following))
         return None
 
-    def granted(self, number: int) -> int:
-        """Evaluations of the race that a trial was granted."""
-        granted = self._frozen[number].user_attrs[GRANTED] if number < self.begun else ()
-        return sum(evaluation < self.method.evaluations for evaluation in granted)
-
     @staticmethod
     def _goes_on(trial: FrozenTrial, rung: int) -> bool:
         """Whether a trial has all evaluations of a rung."""
@@ -263,15 +138,6 @@ class Study:
             scores = [score for evaluation in range(rung) for score in done[evaluation].values()]
             goodness[number] = math.fsum(scores) / len(scores)
         return goodness
-
-    def _grant(self, number: int, evaluations: Sequence[int]) -> Job | None:
-        """Grant additional evaluations to a trial; None: it has them all."""
-        trial = self._frozen[number]
-        granted = list(dict.fromkeys([*trial.user_attrs[GRANTED], *evaluations]))
-        if granted != trial.user_attrs[GRANTED]:
-            self._handle(number).set_user_attr(GRANTED, granted)
-        job = self._job(self._frozen[number])
-        return None if job is None else replace(job, resumed=False)
 
     def confirm(self, budget: Numbers = (), left: float = math.inf) -> Job | None:
         """Grant fresh evaluations, a cut at a time, to the start and to the finalists in turn.
@@ -439,8 +305,6 @@ class Study:
         }
         return decided(start, common, ratio, levels, sampling, race)
 
-    # What is reported.
-
     def reported(self, number: int, step: int, score: float, seconds: float) -> bool:
         """Note a trial's score within its first evaluation; whether it should stop.
 
@@ -463,65 +327,6 @@ class Study:
             self._handle(number).set_user_attr(CURVE, [*curve, point])
             return stop
 
-    def evaluated(
-        self, number: int, evaluation: int, scores: Mapping[str, float], seconds: float
-    ) -> bool:
-        """Note the end of an evaluation; False if a score of NaN ends the trial."""
-        if not all(map(math.isfinite, scores.values())):
-            self.ended(number, seconds=seconds, reason="its score is NaN")
-            return False
-        with self._together():
-            self.worked(number, seconds)
-            trial, done = self._handle(number), self._frozen[number].user_attrs.get(EVALUATIONS, [])
-            if all(other != evaluation for other, _ in done):
-                trial.set_user_attr(EVALUATIONS, [*done, [evaluation, dict(scores)]])
-            trial.set_user_attr(FINISHED, _now())
-        return True
-
-    def ended(self, number: int, *, seconds: float, reason: str = "") -> None:
-        """Note that a trial failed, or was stopped if there is no reason."""
-        with self._together():
-            self.worked(number, seconds)
-            trial = self._handle(number)
-            trial.set_user_attr(FINISHED, _now())
-            if reason:
-                trial.set_user_attr(REASON, reason)
-            self._study.tell(number, state=TrialState.FAIL if reason else TrialState.PRUNED)
-
-    def end_stopped(self) -> None:
-        """End trials that were to stop when their process was lost."""
-        for trial in self._frozen:
-            curve = trial.user_attrs.get(CURVE, [])
-            if not trial.state.is_finished() and any(len(point) > 2 for point in curve):
-                self.ended(trial.number, seconds=float(trial.user_attrs.get(SECONDS, 0.0)))
-
-    def worked(self, number: int, seconds: float) -> None:
-        """Note a trial's seconds of work; the increase counts on this session's devices."""
-        trial, attributes = self._handle(number), self._frozen[number].user_attrs
-        before = float(attributes.get(SECONDS, 0.0))
-        more = max(0.0, seconds - before)
-        if more:
-            trial.set_user_attr(SECONDS, before + more)
-            devices = 1.0 if number in self.whole else self.devices
-            trial.set_user_attr(HOURS, float(attributes.get(HOURS, 0.0)) + more / 3600 * devices)
-
-    def crashed(self, number: int) -> int:
-        """Note that a trial's process was lost; how often so far."""
-        times = int(self._frozen[number].user_attrs.get(CRASHES, 0)) + 1
-        self._handle(number).set_user_attr(CRASHES, times)
-        return times
-
-    def _handle(self, number: int) -> optuna.Trial:
-        return optuna.Trial(self._study, self._frozen[number]._trial_id)
-
-    # What is known.
-
-    def trials(self) -> list[Trial]:
-        """All trials that were begun, in order."""
-        trials = self._frozen
-        start = trials[0] if trials else None
-        return [known_trial(trial, start, self.method) for trial in trials]
-
     def best(self) -> Trial | None:
         """The earliest trial with the highest value among those with the most evaluations.
 
@@ -532,7 +337,7 @@ class Study:
 
     def importance(self) -> tuple[dict[str, float], str]:
         """Share of each searched setting in the variance of the score; or why not."""
-        return importance(self._shown())
+        return importance(self._seen())
 
 
 def fixed_trial(space: Space, values: Mapping[str, Any]) -> FrozenTrial:
@@ -543,7 +348,3 @@ def fixed_trial(space: Space, values: Mapping[str, Any]) -> FrozenTrial:
         warnings.simplefilter("ignore")
         space.suggest(study.ask())
     return study.get_trials(deepcopy=False)[-1]
-
-
-def _now() -> str:
-    return datetime.now(UTC).isoformat(timespec="seconds")

@@ -21,8 +21,8 @@ from benchmd_ray.tuning.known import Trial
 from benchmd_ray.tuning.limits import Limits
 from benchmd_ray.tuning.parameters import applied, nested
 from benchmd_ray.tuning.records import SCORE_OF, STATES, trials_schema
+from benchmd_ray.tuning.stages import TrialContext
 from benchmd_ray.tuning.study import Study
-from benchmd_ray.tuning.trial import TrialContext
 
 AXES = {"seed", "tuned", "transfer.mode", "transfer.labels"}
 """Settings that a plan varies itself; a file of settings does not hold them."""
