@@ -45,7 +45,6 @@ ONE = r"[\w.:/-]+=\d+(?:\.\d+)?"
 """A resource and its amount in there."""
 
 NODES_SECONDS = 900.0
-"""How long they are awaited."""
 
 EMBEDDED_STORE_BYTES = 512 * 2**20
 """Object store of an embedded Ray: shards are written by tasks and do not pass through it."""
@@ -62,7 +61,6 @@ def _require_listening(address: str) -> None:
 
 
 def _inherited() -> dict[str, str]:
-    """Variables of this process for workers of a cluster that was started elsewhere."""
     names = ("BENCHMD_CACHE", ALLOWED, NAMED)
     return {name: os.environ[name] for name in names if name in os.environ}
 

@@ -34,7 +34,6 @@ class Hardware:
     """PyTorch's threads, and OpenMP's if they differ; empty for a GPU."""
 
     def __str__(self) -> str:
-        """In one line, for tables and notes."""
         plural = "" if self.threads == "1" else "s"
         threads = f"{self.threads} thread{plural}" if self.threads else ""
         return ", ".join(filter(None, (self.model, self.instructions, threads)))

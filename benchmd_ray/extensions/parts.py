@@ -108,7 +108,6 @@ PARTS: Mapping[str, Part] = {
             "tuning/limits.py",
             "tuning/method.py",
             "tuning/racing.py",
-            "tuning/samplers.py",
             "tuning/sampling.py",
             "tuning/study.py",
             "tuning/stages.py",

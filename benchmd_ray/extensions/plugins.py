@@ -96,7 +96,6 @@ def plugin_source(kind: str, name: str, known: Iterable[str] = ()) -> str:
 
 
 def _entry(kind: str, name: str, known: Iterable[str]) -> EntryPoint:
-    """The entry point of a name, if it may be imported."""
     installed = entry_points(group=GROUPS[kind])
     if name in installed.names:
         return installed[name]
@@ -112,7 +111,6 @@ def _entry(kind: str, name: str, known: Iterable[str]) -> EntryPoint:
 
 
 def _source(kind: str, entry: EntryPoint) -> Path:
-    """File of the module that an entry names, found without importing."""
     spec = find_module(entry.module)
     if spec is None:
         raise _not_importable(kind, entry.name, f"No module named {entry.module!r}")

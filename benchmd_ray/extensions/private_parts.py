@@ -43,7 +43,6 @@ def _version(package: str) -> str:
 
 
 def _required(package: str) -> str:
-    """Our requirement of a package: ``ray<2.61,>=2.60``."""
     stated = (text.split(";")[0].strip() for text in requires("benchmd-ray") or ())
     requirements = (text for text in stated if text.startswith(package))
     return next(requirements, f"another version of {package}")

@@ -142,7 +142,6 @@ def _is_full(folder: Path) -> bool:
 
 
 def _at_limit(partial: Path) -> bool:
-    """Whether a file has the largest size that this process may write."""
     limit, _ = resource.getrlimit(resource.RLIMIT_FSIZE)
     files = [partial] if partial.is_file() else partial.rglob("*")
     return limit != resource.RLIM_INFINITY and any(

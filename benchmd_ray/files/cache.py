@@ -43,19 +43,16 @@ def used(path: Path) -> None:
 def entries() -> list[CacheEntry]:
     """What can be made again, the least recently used first."""
     folder, cached = cache_folder(), []
-    for path in (
-        *folder.glob("*.npy"),
-        *folder.glob("*.parquet"),
-        *folder.glob("report/*.parquet"),
-    ):
+    patterns = ("*.npy", "*.parquet", "report/*.parquet")
+    for path in [path for pattern in patterns for path in folder.glob(pattern)]:
         with suppress(FileNotFoundError):  # removed meanwhile
             times = [file.stat().st_mtime for file in (path, hash_path(path)) if file.is_file()]
             cached.append(CacheEntry(path, path.stat().st_size, max(times)))
     for path in folder.glob("searches/*"):
         with suppress(FileNotFoundError):  # removed meanwhile
-            stats = [each.stat() for each in (path, *path.rglob("*")) if not each.is_dir()]
-            newest = max((each.st_mtime for each in stats), default=path.stat().st_mtime)
-            cached.append(CacheEntry(path, sum(each.st_size for each in stats), newest))
+            stats = [file.stat() for file in (path, *path.rglob("*")) if not file.is_dir()]
+            newest = max((stat.st_mtime for stat in stats), default=path.stat().st_mtime)
+            cached.append(CacheEntry(path, sum(stat.st_size for stat in stats), newest))
     return sorted(cached, key=lambda entry: (entry.used, entry.path))
 
 

@@ -57,7 +57,6 @@ class Damaged(BenchmdError):
         self._said = (str(path), why, remedy)
 
     def __reduce__(self) -> tuple[type[Damaged], tuple[str, str, str]]:
-        """Lets it be pickled."""
         return type(self), self._said
 
 
@@ -249,7 +248,6 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
 
 @functools.cache
 def _warn(path: Path, what: str) -> None:
-    """Log a warning once per process."""
     logger.warning("%s: %s", path, what)
 
 
@@ -264,17 +262,13 @@ def replacing_hashed(path: Path) -> Iterator[Path]:
     with replacing(path) as partial:
         yield partial
         stated = sha256(partial)
-    _write_hash(path, stated)
+    write_hash(path, stated)
 
 
-def write_hash(path: Path) -> None:
-    """Write the hash of an existing file next to it."""
-    _write_hash(path, sha256(path))
-
-
-def _write_hash(path: Path, stated: str) -> None:
+def write_hash(path: Path, stated: str | None = None) -> None:
+    """Write the hash of an existing file next to it, computed unless stated."""
     with replacing(hash_path(path)) as partial:
-        partial.write_text(f"{stated}  {path.name}\n", "utf-8")
+        partial.write_text(f"{stated or sha256(path)}  {path.name}\n", "utf-8")
 
 
 def require_hash(path: Path, remedy: str) -> None:

@@ -27,7 +27,6 @@ BATCH_ROWS = 4096
 READ_ROWS = 2**18
 """The same for our files: each batch looks at all distinct texts of its row group."""
 WIDTHS = {"BOOLEAN": 1, "INT32": 4, "INT64": 8, "INT96": 12, "FLOAT": 4, "DOUBLE": 8}
-"""Bytes of a value by its physical type."""
 LEVELS = 4
 """Additional bytes of a value within a list."""
 AS_LONG_AS_STORED = {"PLAIN", "RLE", "BIT_PACKED", "DELTA_LENGTH_BYTE_ARRAY"}
@@ -96,12 +95,13 @@ def read_table(
     size = source.stat().st_size if isinstance(source, Path) and source.is_file() else 0
     most = min(MAX_BYTES, max(LEAST_BYTES, MOST_TIMES * size))
     with opened(source, path, remedy, most=most) as file:
-        schema, texts = file.schema_arrow, _texts(file)
+        schema = file.schema_arrow
     if missing := [name for name in columns or () if name not in schema.names]:
         raise Damaged(path, f"it lacks the columns {', '.join(missing)}", remedy)
     chosen = schema.names if columns is None else [*columns]
     plain = pa.schema([schema.field(name) for name in chosen], schema.metadata)
     batches, decoded = [], 0
+    texts = [field.name for field in schema if _is_text(field.type)]
     with opened(source, path, remedy, dictionaries=texts, most=most) as file:
         for batch in file.iter_batches(READ_ROWS, columns=chosen):
             decoded += sum(map(_decoded_bytes, batch.columns))
@@ -111,16 +111,11 @@ def read_table(
     return pa.Table.from_batches(batches, plain)
 
 
-def _texts(file: pq.ParquetFile) -> list[str]:
-    return [field.name for field in file.schema_arrow if _is_text(field.type)]
-
-
 def _is_text(kind: pa.DataType) -> bool:
     return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind))
 
 
 def _decoded_bytes(column: pa.Array) -> int:
-    """Bytes of a column once its texts are repeated."""
     if not isinstance(column, pa.DictionaryArray) or not _is_text(column.dictionary.type):
         return int(column.nbytes)
     lengths = pc.binary_length(column.dictionary).cast(pa.int64())

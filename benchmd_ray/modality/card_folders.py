@@ -71,7 +71,6 @@ def _entries(_: tuple[str, ...]) -> tuple[EntryPoint, ...]:
 
 
 def _installed() -> dict[str, Path]:
-    """Folders of cards by entry point."""
     folders = {}
     for entry in _entries(tuple(sys.path)):
         spec = find_module(entry.module)
@@ -145,7 +144,6 @@ def require_own_name(path: Path, content: Mapping[str, Any], where: str) -> None
 
 
 def _once(paths: Iterable[Path]) -> list[Path]:
-    """The files without duplicates, such as links or files of a folder that is named twice."""
     first: dict[Path, Path] = {}
     for path in paths:
         first.setdefault(path.resolve(), path)

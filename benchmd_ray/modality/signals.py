@@ -80,17 +80,14 @@ class Signal:
     """In messages, tables and search spaces."""
     axes: tuple[str, ...]
     stored_shape: tuple[int, ...]
-    """In the catalog."""
     input_shape: tuple[int, ...]
     """The centre of the stored shape that the encoder sees, channels first."""
     dtype: Literal["int16", "uint8"]
     """In the catalog: the narrowest that loses nothing."""
     unit: str
-    """Physical unit of ``stored value × scale``."""
     patch: tuple[int, ...]
     """Extent of a patch along each axis except the channel's."""
     normaliser: str
-    """Function that turns stored values into the encoder's input."""
     parameters: dict[str, PlainValue] = field(default_factory=dict, hash=False)
     """Of the normaliser, such as the ends of its range."""
     channels: tuple[str, ...] = ()
@@ -233,7 +230,6 @@ def differing_in(signal: Signal, other: Signal) -> str:
 
 
 def _divisors_near(extent: int, size: int) -> str:
-    """Up to two divisors of an extent on either side of a size."""
     divisors = [d for d in range(1, extent + 1) if extent % d == 0]
     below = [d for d in divisors if d < size][-2:]
     return ", ".join(map(str, below + [d for d in divisors if d > size][:2]))

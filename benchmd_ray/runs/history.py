@@ -41,7 +41,7 @@ def read_history(folder: Path) -> list[dict[str, Any]]:
     epochs done before); ``finished``, ``failed`` and ``killed`` have ``seconds``, ``failed`` its
     ``reason``. A last line ``started`` is a session at work, or one that was killed.
     """
-    return [held for held in read_lines(folder / HISTORY) if _is_event(held)]
+    return list(filter(_is_event, read_lines(folder / HISTORY)))
 
 
 def _is_event(line: dict[str, Any]) -> bool:
@@ -55,7 +55,7 @@ def _is_event(line: dict[str, Any]) -> bool:
 def seconds_worked(folder: Path) -> float:
     """Seconds of all sessions of a run; one without an end counts until its last metrics."""
     lines = read_history(folder)
-    ended = sum(float(held.get("seconds", 0.0)) for held in lines)
+    ended = sum(float(event.get("seconds", 0.0)) for event in lines)
     return ended + (_open_seconds(folder, lines[-1]) if _open(lines) else 0.0)
 
 
@@ -99,7 +99,7 @@ def read_metrics(folder: Path) -> list[dict[str, float]]:
 
     Damaged lines are skipped.
     """
-    return [line for line in read_lines(folder / METRICS) if _is_metrics(line)]
+    return list(filter(_is_metrics, read_lines(folder / METRICS)))
 
 
 def last_metrics(folder: Path) -> dict[str, float] | None:
@@ -118,7 +118,6 @@ def last_metrics(folder: Path) -> dict[str, float] | None:
 
 
 def _is_metrics(line: dict[str, Any]) -> bool:
-    """Whether a line has numbers only, and a count in ``done``."""
     done = line.get("done")
     return all(map(_is_number, line.values())) and isinstance(done, int) and done >= 0
 
@@ -154,7 +153,6 @@ def trained_by(folder: Path) -> tuple[Hardware, ...]:
 
 
 def _sessions(folder: Path) -> list[tuple[int, tuple[Hardware, ...]]]:
-    """First step and distinct hardware of each session, without damaged lines."""
     sessions = []
     for fields in read_lines(folder / SESSIONS):
         with suppress(KeyError, TypeError, ValueError, OverflowError):

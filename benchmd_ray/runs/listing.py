@@ -86,7 +86,7 @@ def listed(run: Run) -> Listed:
 
 def counts(runs: Sequence[Listed], damaged: int = 0) -> str:
     """``12 runs: 10 done, 1 failed, 1 damaged``; ``damaged`` runs are not among ``runs``."""
-    parts: dict[str, int] = {s: sum(each.state == s for each in runs) for s in STATES}
+    parts: dict[str, int] = {s: sum(run.state == s for run in runs) for s in STATES}
     parts["damaged"] = damaged
     states = ", ".join(f"{n:,} {state}" for state, n in parts.items() if n)
     number = count_of(len(runs) + damaged, "run")

@@ -60,9 +60,7 @@ SYNC = ".sync"
 LONGEST_NAME = 200
 """Bytes of a file's name: file systems allow 255, of which the temporary prefix takes some."""
 PULLING = 8
-"""Runs and searches that are pulled in parallel."""
 MOST_FILES = 10_000
-"""Small files of a run or a search; they have `MAX_BYTES` at most together."""
 TOGETHER = 100
 """Files that are pulled between two updates of the index."""
 
@@ -223,7 +221,6 @@ def _idle(folder: Path) -> bool:
 
 @contextmanager
 def _explained(mirror: Mirror) -> Iterator[None]:
-    """Turn an error of the file system into one that names the run."""
     try:
         yield
     except OSError as error:

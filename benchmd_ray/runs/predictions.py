@@ -190,7 +190,7 @@ def write_predictions(
 
 def also_of(catalogs: Sequence[Catalog]) -> str:
     """Digests of catalogs by dataset, as in `DESCRIPTION`."""
-    return json.dumps({each.dataset: each.digest for each in catalogs}, sort_keys=True)
+    return json.dumps({catalog.dataset: catalog.digest for catalog in catalogs}, sort_keys=True)
 
 
 def fault_of_columns(
@@ -283,10 +283,9 @@ def _remedy(path: Path) -> str:
 
 
 def _description(schema: pa.Schema, path: Path, form: Form) -> dict[str, str]:
-    """The metadata that `DESCRIPTION` names, validated."""
-    held = schema.metadata or {}
+    metadata = schema.metadata or {}
     try:
-        description = {key: held[key.encode()].decode() for key in DESCRIPTION}
+        description = {key: metadata[key.encode()].decode() for key in DESCRIPTION}
         for key, kind in (("options", dict), ("warnings", dict), ("also", dict)):
             if not isinstance(parse_json(description[key]), kind):
                 raise ValueError(f"{key} is of another type")

@@ -164,7 +164,6 @@ def needed_weights(runs: Sequence[Run]) -> dict[str, str]:
 
 
 def _runs_of(store: Path) -> tuple[list[Run], list[str]]:
-    """Runs of a store, and why others cannot be read."""
     _require_store(store)
     stored = read_stores([store])
     return stored.found, list(stored.damaged.values())
@@ -179,7 +178,6 @@ def _require_store(store: Path) -> None:
 
 
 def _prune_run(run: Run, keep: Keep, *, dry_run: bool) -> list[Removal]:
-    """Remove files of one run; `Busy` while somebody works on it or scores with it."""
     folder, backing = run.folder, backing_of(run.folder.parent)
     with backing.unused(folder):
         leftovers, unkept = _leftovers(folder, backing.leftovers(folder)), _unkept(run, keep)
@@ -191,21 +189,17 @@ def _prune_run(run: Run, keep: Keep, *, dry_run: bool) -> list[Removal]:
         ]
         if not dry_run:
             with backing.pruning(folder, tuple(sizes)):
-                for name in (*unkept, *(name for one in leftovers for name in one.names)):
+                for name in (*unkept, *(name for rest in leftovers for name in rest.names)):
                     remove(folder / name)
-                _note(folder, removals)
+                if removals:
+                    kinds, size = {r.kind for r in removals}, sum(r.bytes for r in removals)
+                    history.append(folder, "pruned", removed=sorted(kinds), bytes=size)
     return [*leftovers, *removals]
 
 
-def _note(folder: Path, removals: Sequence[Removal]) -> None:
-    if removals:
-        kinds = sorted({removal.kind for removal in removals})
-        history.append(folder, "pruned", removed=kinds, bytes=sum(r.bytes for r in removals))
-
-
 def _leftovers(folder: Path, others: Sequence[Path]) -> list[Removal]:
-    found = [*sorted(folder.rglob(f"{TEMPORARY}*")), *others]
-    tops = [path for path in found if not any(parent in found for parent in path.parents)]
+    paths = [*sorted(folder.rglob(f"{TEMPORARY}*")), *others]
+    tops = [path for path in paths if not any(parent in paths for parent in path.parents)]
     names = tuple(path.relative_to(folder).as_posix() for path in tops)
     size = sum(map(bytes_of, tops))
     return [Removal(folder.name, "leftovers", size, names)] if names else []

@@ -86,7 +86,6 @@ class Run:
     fixed, settings, determinants."""
 
     def __repr__(self) -> str:
-        """Its folder's name, what it is, and whether it is finished."""
         names = ("kind", "technique", "setting", "source")
         about = ", ".join(str(self.description[n]) for n in names if self.description.get(n))
         return f"<run {self.folder.name}: {about}, {'' if self.finished else 'not '}finished>"
@@ -223,7 +222,9 @@ def _session(run: Run, device: str | None) -> Iterator[None]:
     folder, start = run.folder, time.monotonic()
     history.close_killed(folder)
     device = device or run.description.get("device")
-    history.append(folder, "started", device=device, **{"from": _units_done(folder)})
+    steps = sorted(path.name for path in (folder / CHECKPOINTS).glob("step_*"))
+    done = int(steps[-1].removeprefix("step_")) if steps else 0
+    history.append(folder, "started", device=device, **{"from": done})
     try:
         yield
     except BaseException as error:
@@ -231,11 +232,6 @@ def _session(run: Run, device: str | None) -> Iterator[None]:
         history.append(folder, "failed", seconds=seconds, reason=history.reason(error))
         raise
     history.append(folder, "finished", seconds=round(time.monotonic() - start, 3))
-
-
-def _units_done(folder: Path) -> int:
-    folders = sorted((folder / CHECKPOINTS).glob("step_*"))
-    return int(folders[-1].name.removeprefix("step_")) if folders else 0
 
 
 def _done(run: Run) -> dict[str, Any]:
@@ -285,7 +281,6 @@ def _read(folder: Path) -> Run:
 
 
 def _of_transformers(folder: Path) -> bool:
-    """Whether a folder has a ``config.json`` as transformers writes it."""
     path = folder / "config.json"
     if not path.is_file():
         return False

@@ -24,7 +24,6 @@ from benchmd_ray.storage.address import normal, split_address, without_key
 CONNECT_SECONDS = 5
 READ_SECONDS = 60
 ATTEMPTS = 3
-"""Of one request."""
 SMALL = 8 * 2**20
 """Bytes up to which a file is read whole before it is sent, as it may grow meanwhile."""
 ENVIRONMENT = ("AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3", "AWS_PROFILE", "AWS_ACCESS_KEY_ID")
@@ -66,7 +65,6 @@ class Object:
     etag: str
     size: int
     modified: float
-    """Seconds since 1970, by the server's clock."""
 
 
 @dataclass(frozen=True)
@@ -106,7 +104,6 @@ def _client(environment: tuple[str | None, ...]) -> Any:
 
 @contextmanager
 def _explained(what: str, address: str) -> Iterator[None]:
-    """Turn errors of boto3 into a `BucketError` that says what to check."""
     from boto3.exceptions import Boto3Error
     from botocore import exceptions
     from botocore.exceptions import BotoCoreError, ClientError
@@ -141,12 +138,10 @@ def _advice(error: Exception) -> str:
 
 
 def _code(error: Exception) -> str:
-    """Code of a server's answer; empty for another kind of error."""
     return str(_answer(error).get("Error", {}).get("Code", ""))
 
 
 def _status(error: Exception) -> int:
-    """HTTP status of a server's answer; 0 without one."""
     return int(_answer(error).get("ResponseMetadata", {}).get("HTTPStatusCode", 0))
 
 
@@ -171,31 +166,34 @@ class Bucket:
         name, prefix = self._place
         return {"Bucket": name, "Key": prefix + key}
 
-    def objects(self, below: str = "") -> dict[str, Object]:
-        """All objects whose key starts with ``below``, by key, without markers of folders."""
-        name, prefix = self._place
-        objects = {}
+    def _pages(self, **asked: str) -> Iterator[dict[str, Any]]:
+        """Pages of a listing, without the markers of folders that consoles write."""
         with _explained("list", self.address):
-            pages = self._client.get_paginator("list_objects_v2")
-            for page in pages.paginate(Bucket=name, Prefix=prefix + below):
-                for item in _files(page):
-                    key = item["Key"].removeprefix(prefix)
-                    modified = item["LastModified"].timestamp()
-                    objects[key] = Object(item["ETag"], item["Size"], modified)
-        return objects
+            paginator = self._client.get_paginator("list_objects_v2")
+            for page in paginator.paginate(Bucket=self._place[0], **asked):
+                files = [item for item in page.get("Contents", ()) if item["Key"][-1:] != "/"]
+                yield {**page, "Contents": files}
+
+    def objects(self, below: str = "") -> dict[str, Object]:
+        """All objects whose key starts with ``below``, by key."""
+        _, prefix = self._place
+        items = [item for page in self._pages(Prefix=prefix + below) for item in page["Contents"]]
+        return {
+            item["Key"].removeprefix(prefix): Object(
+                item["ETag"], item["Size"], item["LastModified"].timestamp()
+            )
+            for item in items
+        }
 
     def entries(self) -> tuple[dict[str, int], list[str]]:
         """Objects and folders directly at the address: bytes by key, and names of folders."""
-        name, prefix = self._place
+        _, prefix = self._place
         sizes: dict[str, int] = {}
         folders: list[str] = []
-        with _explained("list", self.address):
-            pages = self._client.get_paginator("list_objects_v2")
-            for page in pages.paginate(Bucket=name, Prefix=prefix, Delimiter="/"):
-                for item in _files(page):
-                    sizes[item["Key"].removeprefix(prefix)] = item["Size"]
-                below = [item["Prefix"] for item in page.get("CommonPrefixes", ())]
-                folders += [path.removeprefix(prefix).rstrip("/") for path in below]
+        for page in self._pages(Prefix=prefix, Delimiter="/"):
+            sizes |= {item["Key"].removeprefix(prefix): item["Size"] for item in page["Contents"]}
+            below = [item["Prefix"] for item in page.get("CommonPrefixes", ())]
+            folders += [path.removeprefix(prefix).rstrip("/") for path in below]
         return sizes, folders
 
     def read(
@@ -321,11 +319,6 @@ class _Listed(io.BufferedWriter):
                 "replaced meanwhile. Run the same command again, which lists it anew."
             )
         return super().write(data)
-
-
-def _files(page: dict[str, Any]) -> list[dict[str, Any]]:
-    """Objects of a page of a listing, without the markers of folders that consoles write."""
-    return [item for item in page.get("Contents", ()) if not item["Key"].endswith("/")]
 
 
 def _age(answer: dict[str, Any]) -> float:

@@ -75,7 +75,8 @@ class Lease:
             Busy: Another machine holds it.
             BenchmdError: The server ignores the conditions of a put.
         """
-        content, noted = self._bucket.read(self._key, beginning=LONGEST), self._noted()
+        content = self._bucket.read(self._key, beginning=LONGEST)
+        noted = _content(self._record.read_bytes()) if self._record.is_file() else {}
         session = None if content is None else _content(content.data).get("session")
         ours = session is not None and session in (noted.get("session"), noted.get("next"))
         if content is not None and not ours and _held(content):
@@ -139,14 +140,12 @@ class Lease:
         self._count += 1  # no two writes are alike, nor their ETags
         content = {"session": self._session, "state": state, "count": self._count}
         data = json.dumps(content).encode()
-        if over is None:
-            etag = self._bucket.write(self._key, data, new=True)
-        else:
-            etag = self._bucket.write(self._key, data, replaces=over.etag)
+        replaces = None if over is None else over.etag
+        etag = self._bucket.write(self._key, data, replaces=replaces, new=over is None)
         if etag is None:  # perhaps written by an earlier try, whose answer did not arrive
-            found = self._bucket.read(self._key, beginning=LONGEST)
-            if found is not None and _content(found.data).get("session") == self._session:
-                return found.etag
+            there = self._bucket.read(self._key, beginning=LONGEST)
+            if there is not None and _content(there.data).get("session") == self._session:
+                return there.etag
         return etag
 
     def _require_conditions(self) -> None:
@@ -159,11 +158,6 @@ class Lease:
                 f"the server of {self._what} ignores the conditions If-None-Match and If-Match of "
                 "a put, without which two machines may work on one run: use one that honours them."
             )
-
-    def _noted(self) -> dict[str, Any]:
-        if not self._record.is_file():
-            return {}
-        return _content(self._record.read_bytes())
 
     def _note(self, session: str | None, *, following: str | None, current: bool) -> None:
         write_json(self._record, {"session": session, "next": following, "current": current})
@@ -201,7 +195,6 @@ def _held(content: Content) -> bool:
 
 
 def _content(data: bytes) -> dict[str, Any]:
-    """Content of a lease or its record; empty if damaged."""
     try:
         content = parse_json(data)
     except (ValueError, RecursionError):

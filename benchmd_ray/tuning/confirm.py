@@ -47,7 +47,6 @@ class SamplingVariance:
     of_mean: float
     """Of the mean over evaluations."""
     of_each: float
-    """Of a single evaluation, averaged."""
 
 
 @dataclass(frozen=True)
@@ -56,7 +55,6 @@ class Finalist:
 
     number: int
     score: float
-    """Mean of the fresh evaluations."""
     error: float
     """Standard error of the mean difference to the start."""
     difference: float

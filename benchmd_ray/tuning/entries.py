@@ -104,7 +104,6 @@ def _setting_type(name: str, scope: Scope) -> Any:
 
 
 def _barred(name: str, scope: Scope) -> str | None:
-    """Why the search may not vary a setting, or None."""
     if name in NEVER:
         return NEVER[name]
     if name in OPTIONS:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from benchmd_ray.cluster.connection import connected
@@ -42,37 +41,33 @@ def tried(
             "trials have no room in a task of a plan: search by the benchmark's own command, not "
             "with --evaluate."
         )
-    with connected(cpus=2), quiet_tune(), tempfile.TemporaryDirectory() as folder:
-        return _tune(work, data, parameters, trials, folder)
 
-
-def _tune(
-    work: TrialFunction, data: Any, parameters: Sequence[Parameter], trials: int, folder: str
-) -> list[dict[str, Any]]:
-    import optuna
-    from ray import tune
-    from ray.tune.search import ConcurrencyLimiter
-    from ray.tune.search.optuna import OptunaSearch
+    def suggest(trial: BaseTrial) -> None:
+        for parameter in parameters:
+            parameter.suggest(trial)
 
     defaults = {parameter.name: parameter.default for parameter in parameters}
-    optuna.logging.set_verbosity(optuna.logging.WARNING)
-    search = OptunaSearch(
-        partial(_suggest, parameters),
-        metric="number",
-        mode="max",
-        sampler=optuna.samplers.RandomSampler(seed=0),
-        points_to_evaluate=[defaults],
-    )
-    results = tune.Tuner(
-        tune.with_resources(tune.with_parameters(_trial, work=work, data=data), {"cpu": 1}),
-        tune_config=tune.TuneConfig(
-            search_alg=ConcurrencyLimiter(search, max_concurrent=2),
-            num_samples=trials,
-            reuse_actors=True,
-        ),
-        run_config=tune.RunConfig(name="trials", storage_path=folder, verbose=0),
-    ).fit()
-    return in_order([each.metrics for each in results if each.metrics], defaults)
+    with connected(cpus=2), quiet_tune(), tempfile.TemporaryDirectory() as folder:
+        import optuna
+        from ray import tune
+        from ray.tune.search import ConcurrencyLimiter
+        from ray.tune.search.optuna import OptunaSearch
+
+        optuna.logging.set_verbosity(optuna.logging.WARNING)
+        search = OptunaSearch(
+            suggest,
+            metric="number",
+            mode="max",
+            sampler=optuna.samplers.RandomSampler(seed=0),
+            points_to_evaluate=[defaults],
+        )
+        limited = ConcurrencyLimiter(search, max_concurrent=2)
+        results = tune.Tuner(
+            tune.with_resources(tune.with_parameters(_trial, work=work, data=data), {"cpu": 1}),
+            tune_config=tune.TuneConfig(search_alg=limited, num_samples=trials, reuse_actors=True),
+            run_config=tune.RunConfig(name="trials", storage_path=folder, verbose=0),
+        ).fit()
+    return in_order([result.metrics for result in results if result.metrics], defaults)
 
 
 def in_order(
@@ -88,12 +83,7 @@ def in_order(
     return [json.loads(metrics[RESULT]) for metrics in ended]
 
 
-def _suggest(parameters: Sequence[Parameter], trial: BaseTrial) -> None:
-    for parameter in parameters:
-        parameter.suggest(trial)
-
-
-def _trial(config: dict[str, Any], work: TrialFunction, given: Any) -> None:
+def _trial(config: dict[str, Any], work: TrialFunction, data: Any) -> None:
     from ray import tune
 
-    tune.report({"number": 0.0, RESULT: json.dumps(work(config, given))})
+    tune.report({"number": 0.0, RESULT: json.dumps(work(config, data))})

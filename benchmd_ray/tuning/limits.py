@@ -92,18 +92,11 @@ class Limits:
         lost: Callable[[int, str], None] = lambda number, reason: None,
         room: Callable[[int], int] | None = None,
     ) -> None:
-        """Read the study.
+        """``shown`` displays the progress; ``worked`` are wall-clock seconds of earlier sessions.
 
-        Args:
-            study: The trials.
-            budget: Its limits.
-            place: Resources of a trial.
-            halted: Whether a signal came.
-            shown: Display of the progress.
-            worked: Wall-clock seconds of earlier sessions.
-            lost: Receives the number of a trial whose process was lost, and the reason.
-            room: Number of trials that may run in parallel now, given the number that could; None:
-                as many as the place says.
+        ``lost`` receives the number of a trial whose process was lost, and the reason. ``room`` is
+        the number of trials that may run in parallel now, given the number that could; None: as
+        many as the place says.
         """
         self.study, self.budget, self.place = study, budget, place
         self.halted, self.shown, self.lost = halted, shown, lost
@@ -185,7 +178,7 @@ class Limits:
             return True
         least, most = (n * self.each for n in (self.study.method.comparing, self.to_come))
         kept = ((left, min(most, max(RESERVED * whole, least))) for whole, left, _ in self._hours)
-        return self._cuts() > 0 and any(left <= own for left, own in kept)
+        return self._cuts() > 0 and any(left <= reserve for left, reserve in kept)
 
     @property
     def _over(self) -> bool:
@@ -200,35 +193,30 @@ class Limits:
         evaluations, is half a cut for device hours and none for the wall clock.
         """
         budget, working = self.budget, [len(job.evaluations) for job in self.study.unfinished()]
-        found = []
+        limits = []
         if budget.device_hours is not None:
             left = budget.device_hours - self.device_hours - sum(working) * self.each
-            found.append((budget.device_hours, left, FOLDS))
+            limits.append((budget.device_hours, left, FOLDS))
         if budget.hours is not None:
-            held = self.place.devices * max(1, min(self.at_once, CONFIRMING_AT_ONCE))
+            devices = self.place.devices * max(1, min(self.at_once, CONFIRMING_AT_ONCE))
             longest = max(working, default=0) * self.each / self.place.devices
-            found.append((budget.hours * held, (budget.hours - self.hours - longest) * held, 0))
-        return found
+            left = (budget.hours - self.hours - longest) * devices
+            limits.append((budget.hours * devices, left, 0))
+        return limits
 
     @property
     def _left(self) -> float:
         """Expected number of evaluations that may begin."""
         if not self.each:
             return math.inf
-        found = (left / self.each + more for _, left, more in self._hours)
-        return max(0.0, min(found, default=math.inf))
+        evaluations = (left / self.each + more for _, left, more in self._hours)
+        return max(0.0, min(evaluations, default=math.inf))
 
     def _cuts(self, before: int = 0) -> int:
         """Cuts of a finalist and the start that may begin after other evaluations."""
         most = len(self.study.method.batches)
         left = min(self._left - before, 2.0 * FOLDS * most)
         return max(0, int(left // (2 * FOLDS)))
-
-    @property
-    def _promoting(self) -> int:
-        """Evaluations of the race that the start lacks, and those that a trial may earn."""
-        every = self.study.method.evaluations
-        return every - self.study.granted(0) + every - 1
 
     @property
     def begun(self) -> bool:
@@ -242,12 +230,12 @@ class Limits:
     @property
     def wanted(self) -> int:
         """The number of jobs that would run if there was room."""
-        known = len(self.running) + len(self.waiting)
+        jobs = len(self.running) + len(self.waiting)
         if self.used:
             choice = not self.spent and self.study.undecided(self._budget)
-            return max(known, CONFIRMING_AT_ONCE * choice)
+            return max(jobs, CONFIRMING_AT_ONCE * choice)
         left = MORE if self.budget.trials is None else self.budget.trials - self.study.begun
-        return min(MOST_WANTED, known + max(0, left))
+        return min(MOST_WANTED, jobs + max(0, left))
 
     def start_next(self) -> Job | None:
         """The job to begin now; None without room or work."""
@@ -255,8 +243,9 @@ class Limits:
             self.look_around()  # nobody else does while nothing works
         if self.out_of_time or self.full:
             return None
-        if self.waiting and not self._fits(self.waiting[0].number):
-            return None  # until those that work leave it a whole GPU
+        if self.waiting and self.running:
+            if self._occupied + self._slots(self.waiting[0].number) > self.at_once:
+                return None  # until those that work leave it a whole GPU
         job = self.waiting.pop(0) if self.waiting else self.next_job()
         if job is not None:
             self.running.add(job.number)
@@ -266,18 +255,14 @@ class Limits:
     @property
     def full(self) -> bool:
         """Whether there is no room for another job, as without nodes."""
-        return self.draining or self._held >= self.at_once
+        return self.draining or self._occupied >= self.at_once
 
     @property
-    def _held(self) -> int:
+    def _occupied(self) -> int:
         return sum(map(self._slots, self.running))
 
     def _slots(self, number: int) -> int:
-        """Number of jobs that fit into the place of one of a trial."""
         return max(1, round(1 / self.place.gpus)) if number in self.study.whole else 1
-
-    def _fits(self, number: int) -> bool:
-        return not self.running or self._held + self._slots(number) <= self.at_once
 
     def next_job(self) -> Job | None:
         """The next job; None until a running one ends, or at all if none is running."""
@@ -285,10 +270,11 @@ class Limits:
         if study.hopeless:
             return None
         if not self._over:
-            used = self.used
-            if not used or self._cuts(self._promoting) == self._cuts():  # it costs no comparison
-                job = study.promote()
-                if job is not None:
+            used, every = self.used, study.method.evaluations
+            # What the start lacks of the race, and what a trial may earn.
+            promoting = every - study.granted(0) + every - 1
+            if not used or self._cuts(promoting) == self._cuts():  # it costs no comparison
+                if (job := study.promote()) is not None:
                     return job
             if not used and not self.begun:
                 return study.propose()

@@ -39,7 +39,6 @@ class Parameter:
     """A setting that a search varies."""
 
     name: str
-    """Such as ``transfer.optimiser.lr``."""
     kind: Kind
     default: Any
     """The start's value, and that of an inactive parameter."""
@@ -114,7 +113,6 @@ class Space:
     """A search space."""
 
     name: str
-    """For messages: file and modality."""
     parameters: tuple[Parameter, ...]
     """In order: a parameter follows those that it depends on."""
 
@@ -159,7 +157,11 @@ def applied(settings: Settings, values: Mapping[str, Any]) -> Settings:
     Raises:
         BenchmdError: A setting does not exist or refuses its value.
     """
-    return updated(_with_network(settings, values.get(NETWORK)), nested(values))
+    before, network = settings.encoder.network, values.get(NETWORK)
+    if network not in (None, before) and {*map(network_part, (network, before))} != {"resnet"}:
+        encoder = replace(settings.encoder, network=network, options={})
+        settings = replace(settings, encoder=encoder)
+    return updated(settings, nested(values))
 
 
 def nested(values: Mapping[str, Any]) -> dict[str, Any]:
@@ -172,13 +174,6 @@ def nested(values: Mapping[str, Any]) -> dict[str, Any]:
             inner = inner.setdefault(group, {})
         inner[last] = value
     return groups
-
-
-def _with_network(settings: Settings, network: str | None) -> Settings:
-    before = settings.encoder.network
-    if network in (None, before) or {*map(network_part, (network, before))} == {"resnet"}:
-        return settings
-    return replace(settings, encoder=replace(settings.encoder, network=network, options={}))
 
 
 def value_of(settings: Settings, name: str, default: Any = None) -> Any:

@@ -35,11 +35,8 @@ VERSION = 5
 """Of the format and of the estimate of gains."""
 SHIPPED = "portfolio.json"
 MOST = 6
-"""Settings of a portfolio that a search tries."""
 CANDIDATES = 3
-"""Settings that one search contributes."""
 MOST_CANDIDATES, MOST_DATASETS = 3000, 300
-"""In one file."""
 FEWEST = 8
 """Scored trials that a search needs to estimate gains."""
 TREES = 200
@@ -52,7 +49,6 @@ class SearchKind:
     """Searches of one kind can learn from each other."""
 
     axes: int
-    """Of the signal, without the channel."""
     pretrained: bool
     mode: str
     metric: str
@@ -64,7 +60,6 @@ class Candidate:
     """Settings that beat the start of a search."""
 
     dataset: str
-    """Of the search."""
     kind: SearchKind
     values: dict[str, PlainValue]
     gains: dict[str, float]
@@ -108,7 +103,6 @@ def read_portfolio(path: Path | None = None) -> Portfolio:
 
 
 def _require_bounded(portfolio: Portfolio, where: str, remedy: str) -> None:
-    """Refuse too many candidates, and names that messages cannot show."""
     candidates = portfolio.candidates
     names = {name for candidate in candidates for name in (candidate.dataset, *candidate.gains)}
     names |= {name for datasets in portfolio.after.values() for name in datasets}
@@ -146,15 +140,11 @@ def chosen_settings(
     def allowed(dataset: str) -> bool:
         return all(map(usable, portfolio.origins(dataset)))
 
-    candidates = [
-        candidate
-        for candidate in portfolio.candidates
-        if candidate.kind == kind and allowed(candidate.dataset)
-    ]
-    names = sorted({name for each in candidates for name in each.gains if allowed(name)})
+    candidates = [c for c in portfolio.candidates if c.kind == kind and allowed(c.dataset)]
+    names = sorted({name for c in candidates for name in c.gains if allowed(name)})
     if not candidates or not names:
         return ()
-    gains = np.array([[each.gains.get(name, 0.0) for name in names] for each in candidates])
+    gains = np.array([[c.gains.get(name, 0.0) for name in names] for c in candidates])
     chosen: list[PortfolioSettings] = []
     for number in complementary(gains):
         values = space.filled(candidates[number].values)
@@ -208,18 +198,14 @@ def learned(records: Sequence[SearchRecord], kinds: Mapping[str, SearchKind]) ->
 def _that_can_be_tried(candidates: Sequence[Candidate]) -> tuple[Candidate, ...]:
     """Drop candidates that gain nothing, or nowhere more than another of the same searches."""
     kept: list[Candidate] = []
-    for candidate in sorted(candidates, key=lambda each: -math.fsum(each.gains.values())):
-        rivals = [each.gains for each in kept if _alike(each, candidate)]
-        beaten = any(
-            all(gains[name] >= own for name, own in candidate.gains.items()) for gains in rivals
-        )
+    for candidate in sorted(candidates, key=lambda c: -math.fsum(c.gains.values())):
+        search = candidate.dataset, candidate.kind
+        rivals = [rival.gains for rival in kept if (rival.dataset, rival.kind) == search]
+        gains = candidate.gains.items()
+        beaten = any(all(rival[name] >= gain for name, gain in gains) for rival in rivals)
         if max(candidate.gains.values()) > 0 and not beaten:
             kept.append(candidate)
     return tuple(kept)
-
-
-def _alike(one: Candidate, other: Candidate) -> bool:
-    return (one.dataset, one.kind) == (other.dataset, other.kind)
 
 
 def _above_the_start(record: SearchRecord) -> list[dict[str, Any]]:
@@ -232,11 +218,11 @@ def _above_the_start(record: SearchRecord) -> list[dict[str, Any]]:
     trials = record.trials
     least = min(REDUCTION, record.evaluations)
     start = trials.loc[trials["number"] == 0, "value"].iloc[0]
-    own = (trials["number"] > record.given) & (trials["state"] != "failed")
+    eligible = (trials["number"] > record.given) & (trials["state"] != "failed")
     refuted, confirmed = trials["difference"] <= 0, trials["difference"] > 0
     bar = trials["value"].where(refuted, start).max()
     high = (trials["value"] > bar) | (confirmed & (trials["value"] > start))
-    above = trials[high & (trials["evaluations"] >= least) & own & ~refuted]
+    above = trials[high & (trials["evaluations"] >= least) & eligible & ~refuted]
     above = above.sort_values("value", ascending=False, kind="stable")
     chosen = above["number"] == record.best
     ordered = pd.concat([above[chosen], above[~chosen]]).head(CANDIDATES)
@@ -266,7 +252,7 @@ def _as_searched(value: Any, about: Mapping[str, Any]) -> Any:
                 f"a search has a trial with {shown(value)}, expected one of {about['values']}: "
                 "move the search's folder out of its store."
             )
-        return next(one for one in about["values"] if one == value)
+        return about["values"][about["values"].index(value)]
     return int(value) if about["kind"].endswith("int") else float(value)
 
 
@@ -292,21 +278,20 @@ class _Model:
 
     def _point(self, values: Mapping[str, Any]) -> list[float]:
         """Settings as numbers: a range as 0 to 1, a choice as indicators."""
-        found = []
+        numbers = []
         for name, about in self._space.items():
             value: Any = values.get(name)
             if _missing(value):
                 value = about["default"]
             if about["kind"] == "choice":
-                each = list(about["values"])
-                found += [float(value == one) for one in each]
+                numbers += [float(value == choice) for choice in about["values"]]
             elif about["kind"] in NUMERIC:
                 low, high = float(about["low"]), float(about["high"])
                 place = min(max(float(value), low), high)
                 if about["kind"].startswith("log"):
                     low, high, place = math.log(low), math.log(high), math.log(place)
-                found.append((place - low) / (high - low) if low < high else 0.0)
-        return found
+                numbers.append((place - low) / (high - low) if low < high else 0.0)
+        return numbers
 
     def gain(self, values: Mapping[str, Any]) -> float:
         """Estimated score minus the start's estimated score.

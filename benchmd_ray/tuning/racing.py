@@ -87,7 +87,7 @@ def paired(scores: Mapping[int, float], start: Mapping[int, float]) -> float:
     common = [evaluation for evaluation in scores if evaluation in start]
     if not common:
         return math.fsum(scores.values()) / len(scores)
-    difference = math.fsum(scores[each] - start[each] for each in common) / len(common)
+    difference = math.fsum(scores[number] - start[number] for number in common) / len(common)
     return math.fsum(start.values()) / len(start) + difference
 
 

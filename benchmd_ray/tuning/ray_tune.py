@@ -181,11 +181,9 @@ class Judge(_NotKept, FIFOScheduler):  # type: ignore[misc]
 
     @staticmethod
     def _seconds(trial: Any) -> float:
-        """Reported seconds of work on a trial."""
         return max(float(trial.config["seconds"]), float(last_reported(trial).get("seconds", 0.0)))
 
     def _again(self, trial: Any) -> None:
-        """Queue the rest of a job."""
         limits, number = self._limits, int(trial.config["number"])
         limits.running.discard(number)
         left = limits.study.left(number)

@@ -7,6 +7,7 @@ until a trial has a score. `read_search` validates them.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -119,9 +120,7 @@ class SearchRecord:
     sampler: str
     stopping: str
     evaluations: int
-    """Of a trial that is not stopped."""
     choosing: str
-    """``confirmed`` by fresh evaluations, or the ``highest`` value."""
     seed: int
     space: Mapping[str, Mapping[str, Any]]
     """By setting: kind, range and default, the value of trial 0."""
@@ -148,26 +147,29 @@ class SearchRecord:
         """Trials by state, all of `STATES`."""
         return {state: int((self.trials["state"] == state).sum()) for state in STATES}
 
+    def _stated(self, name: str, default: Any) -> Any:
+        return default if self.result is None else self.result[name]
+
     @property
     def best(self) -> int | None:
         """Number of the chosen trial; 0 if the start is kept."""
-        return None if self.result is None else int(self.result["best"])
+        return self._stated("best", None)  # type: ignore[no-any-return]
 
     @property
     def value(self) -> float:
         """Objective of the chosen trial; NaN without a result."""
-        return float("nan") if self.result is None else float(self.result["value"])
+        return float(self._stated("value", math.nan))
 
     @property
     def first_value(self) -> float:
         """Objective of the start; NaN if it is not complete."""
-        value = None if self.result is None else self.result["first_value"]
-        return float("nan") if value is None else float(value)
+        value = self._stated("first_value", None)
+        return math.nan if value is None else float(value)
 
     @property
     def decision(self) -> Mapping[str, Any] | None:
         """`tuning.confirm.Decision` as plain values; None if no fresh evaluation decided."""
-        return None if self.result is None else self.result["decision"]
+        return self._stated("decision", None)  # type: ignore[no-any-return]
 
     @property
     def finalists(self) -> Sequence[Mapping[str, Any]]:
@@ -177,19 +179,17 @@ class SearchRecord:
     @property
     def seconds(self) -> float:
         """Wall-clock seconds of the search; NaN without a result."""
-        return float("nan") if self.result is None else float(self.result["seconds"])
+        return float(self._stated("seconds", math.nan))
 
     @property
     def device_hours(self) -> float:
         """Device hours of all trials."""
-        if self.result is not None:
-            return float(self.result["device_hours"])
-        return float(self.trials["device_hours"].sum())
+        return float(self._stated("device_hours", self.trials["device_hours"].sum()))
 
     @property
     def shared_seconds(self) -> float:
         """Seconds of the pretrainings that all trials share; NaN without a result."""
-        return float("nan") if self.result is None else float(self.result.get("shared_seconds", 0))
+        return math.nan if self.result is None else float(self.result.get("shared_seconds", 0))
 
     @property
     def first_reason(self) -> str:
@@ -200,8 +200,9 @@ class SearchRecord:
     @property
     def importance(self) -> dict[str, float]:
         """Importance of each searched setting, the largest first; empty if unknown."""
-        shares = {} if self.result is None else dict(self.result["importance"])
-        return dict(sorted(shares.items(), key=lambda pair: (-pair[1], pair[0])))
+        return dict(
+            sorted(self._stated("importance", {}).items(), key=lambda pair: (-pair[1], pair[0]))
+        )
 
     @property
     def importance_reason(self) -> str:
@@ -213,7 +214,7 @@ class SearchRecord:
     @property
     def front(self) -> tuple[int, ...]:
         """Trials that no other beats in both score and device hours."""
-        return () if self.result is None else tuple(map(int, self.result["front"]))
+        return tuple(self._stated("front", ()))
 
     def start(self, modality: str, source: str, policy: str) -> Settings | None:
         """Settings of trial 0 for a source; None for a source that was not searched on."""

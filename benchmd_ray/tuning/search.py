@@ -61,8 +61,7 @@ def search(work: TrialContext, limits: Limits, ended: Ended) -> None:
             if limits.out_of_time:
                 break
             if not limits.waiting:
-                job = limits.next_job()
-                if job is None:
+                if (job := limits.next_job()) is None:
                     break
                 limits.waiting = [job]
             error: Exception | None = None
@@ -83,9 +82,8 @@ def search(work: TrialContext, limits: Limits, ended: Ended) -> None:
 
 def _after_crash(limits: Limits, error: Exception | None, ended: Ended) -> None:
     """Fail running trials that were lost too often when Ray Tune failed or forgot them."""
-    line = (str(error or "Ray Tune gave no reason").strip().splitlines() or [type(error).__name__])[
-        -1
-    ]
+    lines = str(error or "Ray Tune gave no reason").strip().splitlines()
+    line = lines[-1] if lines else type(error).__name__
     lost = [job for job in limits.study.unfinished() if job.number in limits.running]
     if error is not None and not lost:
         raise Transient(f"Ray Tune failed: {line}. Run the same command again.") from error
@@ -115,18 +113,17 @@ def quiet_tune() -> Iterator[None]:
 
 
 def _fit(work: TrialContext, limits: Limits, ended: Ended, storage: Path) -> None:
-    """Let Ray Tune work until nothing more is proposed."""
     from ray import tune
 
     from benchmd_ray.tuning.ray_tune import Jobs, Judge, Watch
 
     place = limits.place
 
-    def held(config: Mapping[str, Any]) -> Any:
+    def resources_of(config: Mapping[str, Any]) -> Any:
         resources = {"CPU": place.cpus, "GPU": config["gpus"]}
         return tune.PlacementGroupFactory([resources if place.workers == 1 else WAITING])
 
-    trainable = tune.with_resources(tune.with_parameters(trial_loop, work=work), held)
+    trainable = tune.with_resources(tune.with_parameters(trial_loop, work=work), resources_of)
     tune.Tuner(
         trainable,
         tune_config=tune.TuneConfig(
@@ -146,7 +143,6 @@ def _fit(work: TrialContext, limits: Limits, ended: Ended, storage: Path) -> Non
 
 
 def _failure_report(error: Exception, work: TrialContext) -> dict[str, Any]:
-    """What a trial reports about an error, and what follows for the trial."""
     from ray.exceptions import RayError
 
     away = isinstance(error, NoRoom | RayError) or getattr(error, "away", False)
@@ -178,16 +174,8 @@ def trial_loop(config: Mapping[str, Any], work: TrialContext) -> None:
     start = time.monotonic()
     try:
         take_share(config["gpus"])
-        run_trial(
-            work,
-            config["number"],
-            config["values"],
-            report,
-            config["seconds"],
-            evaluations=config["evaluations"],
-            resumed=config["resumed"],
-            unfinished=config["unfinished"],
-        )
+        job = {name: value for name, value in config.items() if name not in ("gpus", "whole")}
+        run_trial(work, report=report, **job)
     except Exception as error:
         seconds = config["seconds"] + time.monotonic() - start
         outcome = _failure_report(error, work)

@@ -29,11 +29,9 @@ PRETRAIN = "pretrain"
 """The setting of a search of pretraining; the others are transfer settings as in tables."""
 LINEAR = ("linear", *(f"linear-{labels}" for labels in LABEL_SETTINGS if labels != "full"))
 SETTINGS = (PRETRAIN, *LINEAR, *(f"finetune-{labels}" for labels in LABEL_SETTINGS))
-"""Valid settings of a search."""
 SPACES = {"e-mix": "e-mix", "shed": "shed", "mae": "mae", "imagenet+mae": "mae"}
 """File of the built-in space of each technique's pretraining."""
 UNTRAINED = (SCRATCH, "imagenet")
-"""Techniques without pretraining."""
 FROM_SCRATCH_OVER_TIME = "finetune-1d"
 """File of the built-in space of fine-tuning from random weights on signals over time.
 
@@ -76,7 +74,7 @@ def space_for(
     file = path or built_in or _built_in(technique, setting, modality)
     scope = Scope(file if path else Path(file.name), technique, setting, modality, path is None)
     name = f"{path or file.stem} ({modality.signal.name})"
-    return Space(name, read_entries(_chosen_entries(_content(file), scope), scope))
+    return Space(name, read_entries(_chosen_entries(scope, file), scope))
 
 
 def _built_in(technique: str, setting: str, modality: Modality) -> Path:
@@ -93,19 +91,17 @@ def _built_in(technique: str, setting: str, modality: Modality) -> Path:
     return resource_folder("search_spaces") / f"{stem}.yaml"
 
 
-def _content(path: Path) -> Mapping[Any, Any]:
-    content = read_yaml_file(path, f"the search space {path}")
-    return _mapping(content if content is not None else {}, f"the search space {path}")
-
-
 def _mapping(content: Any, where: str) -> Mapping[Any, Any]:
     if not isinstance(content, Mapping):
         raise BenchmdError(f"{where} holds {shown(content)}, expected names with what they vary.")
     return content
 
 
-def _chosen_entries(content: Mapping[Any, Any], scope: Scope) -> dict[str, Any]:
+def _chosen_entries(scope: Scope, file: Path) -> dict[str, Any]:
     """Entries of a file with the changes for the scope's modality, setting and technique."""
+    where = f"the search space {file}"
+    content = read_yaml_file(file, where)
+    content = _mapping({} if content is None else content, where)
     written = {str(name): entry for name, entry in content.items() if name not in OVERRIDES}
     entries = dict(written)
     selected = (scope.modality.signal.groups, (scope.setting,), (scope.technique,))
@@ -134,27 +130,19 @@ def _applying(groups: Mapping[Any, Any], chosen: Sequence[str]) -> list[str]:
     """
     *within, name = chosen
     patterns = (str(group) for group in groups if str(group).endswith("*"))
-    return [*within, *(each for each in patterns if name.startswith(each[:-1])), name]
+    return [*within, *(pattern for pattern in patterns if name.startswith(pattern[:-1])), name]
 
 
 def _require_group(key: str, group: str, scope: Scope) -> None:
-    known = {
-        group
-        for kind in (
-            *modalities().values(),
-            scope.modality,
-            *(card.modality for card in cards().values()),
-        )
-        for group in kind.signal.groups
-    }
+    kinds = *modalities().values(), scope.modality, *(card.modality for card in cards().values())
     valid: Collection[str] = {
-        "signals": known,
+        "signals": {group for kind in kinds for group in kind.signal.groups},
         "settings": SETTINGS,
         "techniques": {*UNTRAINED, *SPACES, scope.technique},
     }[key]
-    own = key == "techniques" and ":" in group  # another technique of the user's own
+    is_custom = key == "techniques" and ":" in group
     matches = group.endswith("*") and any(name.startswith(group[:-1]) for name in valid)
-    if group not in valid and not own and not (key == "signals" and matches):
+    if group not in valid and not is_custom and not (key == "signals" and matches):
         raise unknown_name(f"name in {scope.where}, {key}:", group, valid)
 
 
@@ -290,7 +278,6 @@ def shared(spaces: Sequence[Space]) -> Space:
 
 
 def _merged(alike: Sequence[Parameter], spaces: Sequence[str]) -> Parameter:
-    """A parameter with the values that all modalities allow."""
     first = alike[0]
 
     def differ(what: str, shown: Sequence[object]) -> BenchmdError:

@@ -72,9 +72,7 @@ class TrialContext:
     done."""
     cpus: int = 1
     memory_bytes: int | None = None
-    """Limit of a trial's process; None sets none."""
     metric: str = "auroc"
-    """By which trials are compared."""
     fresh_from: int | None = None
     """First evaluation whose scores of records are kept; None keeps none."""
 
@@ -141,7 +139,6 @@ class Setup:
     reached: Callable[[int, Mapping[str, float]], None] | None
     """Takes a step and the score by modality; None if steps are not reported."""
     kept: bool = False
-    """Whether scores of records are kept."""
 
     def tell(self, step: int, score: float) -> None:
         """Report a score before the end."""
@@ -155,7 +152,6 @@ class Stage(ABC):
     steps: ClassVar[str]
     """Setting with the length of the training."""
     unit: ClassVar[str]
-    """Unit of that setting."""
     scored_by: ClassVar[str] = ""
     """Follows the name of the score in texts."""
     pretrains: ClassVar[bool] = False

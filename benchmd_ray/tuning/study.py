@@ -34,7 +34,7 @@ from benchmd_ray.tuning.known import (
     evaluations_of,
     limits,
 )
-from benchmd_ray.tuning.method import Method
+from benchmd_ray.tuning.method import Method, importance, proposed
 from benchmd_ray.tuning.racing import (
     FEWEST,
     HALF,
@@ -43,7 +43,6 @@ from benchmd_ray.tuning.racing import (
     promoted,
     rungs,
 )
-from benchmd_ray.tuning.samplers import importance, proposed
 from benchmd_ray.tuning.spaces import Space
 from benchmd_ray.tuning.trial_log import Job, TrialLog
 
@@ -83,7 +82,6 @@ class Study(TrialLog):
 
     @property
     def _rungs(self) -> tuple[int, ...]:
-        """Numbers of evaluations at which trials are compared."""
         every = self.method.evaluations
         return rungs(every) if self.method.stopping == "racing" else (every,)
 
@@ -113,7 +111,11 @@ class Study(TrialLog):
         granted = {number: self.granted(number) for number in range(self.begun)}
         most = max(granted.values(), default=0)
         for rung, following in reversed(list(itertools.pairwise(self._rungs))):
-            at = {t.number: t for t in self._frozen if self._goes_on(t, rung)}
+            at = {
+                trial.number: trial
+                for trial in self._frozen
+                if not trial.state.is_finished() and {*range(rung)} <= evaluations_of(trial).keys()
+            }
             number = promoted(self._goodness(at, rung), granted, rung)
             if 0 in at and granted[0] <= rung and (number is not None or most > rung):
                 number = 0
@@ -124,14 +126,7 @@ class Study(TrialLog):
             return self._grant(number, range(following))
         return None
 
-    @staticmethod
-    def _goes_on(trial: FrozenTrial, rung: int) -> bool:
-        """Whether a trial has all evaluations of a rung."""
-        done = evaluations_of(trial)
-        return not trial.state.is_finished() and all(number in done for number in range(rung))
-
     def _goodness(self, trials: Mapping[int, FrozenTrial], rung: int) -> dict[int, float]:
-        """Mean score of trials over the evaluations of a rung."""
         goodness = {}
         for number, trial in trials.items():
             done = evaluations_of(trial)
@@ -235,7 +230,6 @@ class Study(TrialLog):
         return all(new <= old for new, old in zip(now, over.budget, strict=True))
 
     def _above(self, number: int, evaluations: Sequence[int]) -> bool:
-        """Whether a trial is above the start on fresh evaluations that both have."""
         trials = self.trials()
         scores, start = dict(trials[number].fresh), dict(trials[0].fresh)
         return math.fsum(scores.get(e, 0.0) - start.get(e, 0.0) for e in evaluations) > 0

@@ -43,7 +43,6 @@ class Reached:
     score: float
     """On the validation records so far, AUROC or DSC of masks; the mean over arms that are done."""
     scores: Mapping[str, float]
-    """By modality that is done."""
     seconds: float
     """Worked on the trial, with earlier processes."""
     whole: bool = False
@@ -86,7 +85,7 @@ def run_trial(
     torch.set_num_threads(max(1, work.cpus))
     # A process of a driver that was killed may still be at it for seconds.
     lock = locked(work.local / "locks" / f"{number:05d}", f"trial {number}", wait=True)
-    opened = (arm.catalogs[evaluation] for arm in work.arms for evaluation in evaluations)
+    opened = (arm.catalogs[n] for arm in work.arms for n in evaluations)
     archive = Archive(work.folder, number)
     with lock, confined(opened), limited(work.memory_bytes):
         remove_idle(work.folder, number, unfinished)
@@ -96,23 +95,19 @@ def run_trial(
         if resumed:
             archive.restore()
         clock = Clock(work.trial_folder(number), seconds, archive)
-        for each in evaluations:
-            folder = work.trial_folder(number) / f"{each:03d}"
-            step, scores = _evaluated(work, values, each, folder, report, clock)
-            scores_path = folder / "1" / OUT_OF_SAMPLE
-            if scores_path.is_file():
-                _keep(scores_path, work.scores_file(number, each))
-                put_scores(work.folder, work.scores_file(number, each))
-            last = each == evaluations[-1]
-            report(Reached(each, step, _mean(scores), scores, clock.seconds, True, last))
+        for evaluation in evaluations:
+            folder = work.trial_folder(number) / f"{evaluation:03d}"
+            step, scores = _evaluated(work, values, evaluation, folder, report, clock)
+            if (folder / "1" / OUT_OF_SAMPLE).is_file():
+                path = work.scores_file(number, evaluation)
+                path.parent.mkdir(exist_ok=True)
+                os.replace(folder / "1" / OUT_OF_SAMPLE, path)
+                write_hash(path)
+                put_scores(work.folder, path)
+            last = evaluation == evaluations[-1]
+            report(Reached(evaluation, step, _mean(scores), scores, clock.seconds, True, last))
             if not last:  # with the last the whole trial's folder goes
                 remove(folder)
-
-
-def _keep(source: Path, path: Path) -> None:
-    path.parent.mkdir(exist_ok=True)
-    os.replace(source, path)
-    write_hash(path)
 
 
 def _evaluated(

@@ -52,9 +52,7 @@ LONGEST_NUMBER, MOST_SECONDS = 64, 10 * 365 * 86400.0
 MOST_PARTS = 10
 """In the path of a file in an archive."""
 MOST_FILES = 10_000
-"""In an archive."""
 PIECE = 2**20
-"""Bytes that are copied at once."""
 logger = logging.getLogger(__name__)
 
 
@@ -167,7 +165,7 @@ def _unpack(packed: Path, folder: Path) -> None:
     """Write an archive's files below a folder.
 
     Raises:
-        TarError: It is none.
+        TarError: It is not an archive.
         ValueError: It holds what `_pack` does not write.
     """
     remove(folder)
@@ -194,11 +192,7 @@ def _unpack(packed: Path, folder: Path) -> None:
 
 
 def _copy(source: BinaryIO, into: BinaryIO, size: int) -> None:
-    """Copy so many bytes.
-
-    Raises:
-        ValueError: There are fewer.
-    """
+    """Copy so many bytes; `ValueError` if there are fewer."""
     while size > 0:
         piece = source.read(min(size, PIECE))
         if not piece:
@@ -261,7 +255,6 @@ def _gone(place: Location, name: str) -> Gone:
 
 
 def _noted(folder: Path) -> float:
-    """When a process last stored a trial's working time; 0 without."""
     with suppress(OSError):
         return (folder / SECONDS).stat().st_mtime
     return 0.0

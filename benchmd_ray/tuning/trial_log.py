@@ -39,8 +39,7 @@ from benchmd_ray.tuning.known import (
     noted_fault,
     noted_over,
 )
-from benchmd_ray.tuning.method import Method
-from benchmd_ray.tuning.samplers import Direction
+from benchmd_ray.tuning.method import Direction, Method
 from benchmd_ray.tuning.spaces import Space
 
 
@@ -68,13 +67,9 @@ class TrialLog:
         method: Method,
         devices: float = 1.0,
     ) -> None:
-        """Open the journal, or begin it.
+        """Open the journal, in the search's folder or below its address, or begin it.
 
-        Args:
-            path: The journal, in the search's folder or below its address.
-            space: The search space.
-            method: Options of the search.
-            devices: GPUs, or CPUs, of a trial in this session.
+        ``devices``: GPUs, or CPUs, of a trial in this session.
 
         Raises:
             Damaged: The journal is, is another search's, or has values outside the space.
@@ -150,7 +145,6 @@ class TrialLog:
         return len(self._frozen)
 
     def _begin(self, proposal: FrozenTrial, evaluations: Sequence[int]) -> Job:
-        """Begin a trial that has these values."""
         self._study.add_trial(
             create_trial(
                 state=TrialState.RUNNING,
