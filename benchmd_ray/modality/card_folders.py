@@ -101,11 +101,7 @@ class Cards(Generic[T]):
         raise unknown_name(self.kind, name, self.sound)
 
 
-def read_cards(
-    kind: str,
-    paths: Iterable[Path],
-    read: Callable[[Path], dict[str, T]],
-) -> Cards[T]:
+def read_cards(kind: str, paths: Iterable[Path], read: Callable[[Path], dict[str, T]]) -> Cards[T]:
     """Read card files; a broken one affects no other.
 
     ``paths`` begin with the package's own: a later card whose name is taken is broken. ``read``

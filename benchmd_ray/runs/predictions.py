@@ -286,8 +286,8 @@ def _description(schema: pa.Schema, path: Path, form: Form) -> dict[str, str]:
     metadata = schema.metadata or {}
     try:
         description = {key: metadata[key.encode()].decode() for key in DESCRIPTION}
-        for key, kind in (("options", dict), ("warnings", dict), ("also", dict)):
-            if not isinstance(parse_json(description[key]), kind):
+        for key in ("options", "warnings", "also"):
+            if not isinstance(parse_json(description[key]), dict):
                 raise ValueError(f"{key} is of another type")
         if not all(type(count) is int for count in parse_json(description["warnings"]).values()):
             raise ValueError("a count of its warnings is not one")

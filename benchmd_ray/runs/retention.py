@@ -81,12 +81,7 @@ def prune(store: Path, keep: Keep, *, dry_run: bool = False) -> Pruned:
 
 
 def _prune(
-    runs: Sequence[Run],
-    left: list[str],
-    keep: Keep,
-    require: Callable[[], None],
-    *,
-    dry_run: bool,
+    runs: Sequence[Run], left: list[str], keep: Keep, require: Callable[[], None], *, dry_run: bool
 ) -> Pruned:
     needed = needed_weights(runs) if keep == "predictions" else {}
     removals: list[Removal] = []

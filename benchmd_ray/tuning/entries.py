@@ -15,12 +15,7 @@ from benchmd_ray.modality.modalities import Modality
 from benchmd_ray.models.encoder import require_signals
 from benchmd_ray.models.networks import network_source
 from benchmd_ray.settings.definition import EncoderSettings, Settings, default_settings, updated
-from benchmd_ray.settings.in_use import (
-    AUGMENTATION,
-    BUILT_IN,
-    METHOD_SETTINGS,
-    finetunes,
-)
+from benchmd_ray.settings.in_use import AUGMENTATION, BUILT_IN, METHOD_SETTINGS, finetunes
 from benchmd_ray.training.augmentation import require_applicable
 from benchmd_ray.tuning.parameters import (
     KINDS,
@@ -157,7 +152,9 @@ class _Reader:
         self, entry: Any, earlier: Mapping[str, Parameter], names: Mapping[str, Any]
     ) -> Parameter:
         kind = self._kind(entry)
-        default = entry["default"] if "default" in entry else self._protocol()
+        default = entry.get("default", value_of(self.scope.fixed, self.name))
+        if default is None and "default" not in entry:
+            raise self.error("an option needs a default.")
         default = self._value(default, kind, "default")
         if kind == "choice":
             parameter = Parameter(self.name, kind, default, values=self._values(entry["values"]))
@@ -169,10 +166,8 @@ class _Reader:
                     f"the default {shown(default)} is outside, expected {parameter.range}."
                 )
             # A search starts at its settings, see `spaces.starting_at`.
-            parameter = replace(
-                parameter, default=parameter.values[0] if parameter.values else parameter.low
-            )
-            default = parameter.default
+            default = parameter.values[0] if parameter.values else parameter.low
+            parameter = replace(parameter, default=default)
         fixed = value_of(self.scope.fixed, self.name, default)  # options are not part of it
         if self.scope.built_in and default != fixed:
             raise self.error(
@@ -182,12 +177,6 @@ class _Reader:
             )
         when = self._conditions(entry["when"], earlier, names) if "when" in entry else {}
         return replace(parameter, when=when)
-
-    def _protocol(self) -> Any:
-        value = value_of(self.scope.fixed, self.name)
-        if value is None:
-            raise self.error("an option needs a default.")
-        return value
 
     def _kind(self, entry: Any) -> Kind:
         if not isinstance(entry, Mapping):

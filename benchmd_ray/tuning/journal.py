@@ -12,11 +12,7 @@ from collections.abc import Generator, Iterator
 from pathlib import Path
 from typing import Any
 
-from optuna.storages.journal import (
-    BaseJournalBackend,
-    JournalFileBackend,
-    JournalFileOpenLock,
-)
+from optuna.storages.journal import BaseJournalBackend, JournalFileBackend, JournalFileOpenLock
 
 from benchmd_ray.errors import Transient
 from benchmd_ray.files.atomic import remove

@@ -92,30 +92,24 @@ def sampled(
     are damaged, which is logged.
     """
     try:
-        return _sampled(work, inner, number, evaluations)
+        shares = []
+        for evaluation in evaluations:
+            paths = [work.scores_file(trial, evaluation) for trial in (0, number)]
+            for path in paths:
+                get_scores(work.folder, path)
+            records = ValidationRecords.of(inner[evaluation], work.arms[0].settings)
+            if records is None or not all(path.is_file() for path in paths):
+                return None
+            scores = []
+            for path in paths:
+                require_hash(path, REMEDY)
+                array = mapped(path, "r", REMEDY)
+                fits = array.dtype.kind == "f" and array.shape == records.targets.shape
+                if not fits or not np.isfinite(array).all():
+                    raise Damaged(path, "it is not of the evaluation's records", REMEDY)
+                scores.append(np.asarray(array, np.float64))
+            shares.append(records.shares(*scores))
+        return sampling_of(shares)
     except Damaged as error:
         logger.warning("the choice does without scores of records: %s", error)
         return None
-
-
-def _sampled(
-    work: TrialContext, inner: Mapping[int, Catalog], number: int, evaluations: Sequence[int]
-) -> SamplingVariance | None:
-    shares = []
-    for evaluation in evaluations:
-        paths = [work.scores_file(trial, evaluation) for trial in (0, number)]
-        for path in paths:
-            get_scores(work.folder, path)
-        records = ValidationRecords.of(inner[evaluation], work.arms[0].settings)
-        if records is None or not all(path.is_file() for path in paths):
-            return None
-        scores = []
-        for path in paths:
-            require_hash(path, REMEDY)
-            array = mapped(path, "r", REMEDY)
-            fits = array.dtype.kind == "f" and array.shape == records.targets.shape
-            if not fits or not np.isfinite(array).all():
-                raise Damaged(path, "it is not of the evaluation's records", REMEDY)
-            scores.append(np.asarray(array, np.float64))
-        shares.append(records.shares(*scores))
-    return sampling_of(shares)

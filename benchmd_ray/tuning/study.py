@@ -17,13 +17,7 @@ from optuna.trial import FrozenTrial, TrialState, create_trial
 from benchmd_ray.data.inner import FOLDS
 from benchmd_ray.storage.location import Location
 from benchmd_ray.training.seeds import derived_seed
-from benchmd_ray.tuning.confirm import (
-    FINALISTS,
-    Decision,
-    SamplingVariance,
-    decided,
-    level_of,
-)
+from benchmd_ray.tuning.confirm import FINALISTS, Decision, SamplingVariance, decided, level_of
 from benchmd_ray.tuning.known import (
     CURVE,
     GRANTED,
@@ -35,14 +29,7 @@ from benchmd_ray.tuning.known import (
     limits,
 )
 from benchmd_ray.tuning.method import Method, importance, proposed
-from benchmd_ray.tuning.racing import (
-    FEWEST,
-    HALF,
-    REDUCTION,
-    falls_behind,
-    promoted,
-    rungs,
-)
+from benchmd_ray.tuning.racing import FEWEST, HALF, REDUCTION, falls_behind, promoted, rungs
 from benchmd_ray.tuning.spaces import Space
 from benchmd_ray.tuning.trial_log import Job, TrialLog
 
@@ -268,9 +255,7 @@ class Study(TrialLog):
         return confirmed
 
     def decision(
-        self,
-        ratio: float,
-        sampling: Mapping[int, SamplingVariance] | None = None,
+        self, ratio: float, sampling: Mapping[int, SamplingVariance] | None = None
     ) -> Decision | None:
         """Choose by fresh evaluations; None while there are none.
 

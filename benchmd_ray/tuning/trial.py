@@ -20,18 +20,8 @@ from benchmd_ray.files.atomic import locked, remove, without_home
 from benchmd_ray.files.integrity import write_hash
 from benchmd_ray.training.seeds import derived_seed
 from benchmd_ray.tuning.spaces import applied
-from benchmd_ray.tuning.stages import (
-    OUT_OF_SAMPLE,
-    Clock,
-    Setup,
-    TrialContext,
-    on_workers,
-)
-from benchmd_ray.tuning.trial_files import (
-    Archive,
-    put_scores,
-    remove_idle,
-)
+from benchmd_ray.tuning.stages import OUT_OF_SAMPLE, Clock, Setup, TrialContext, on_workers
+from benchmd_ray.tuning.trial_files import Archive, put_scores, remove_idle
 
 
 @dataclass(frozen=True)

@@ -239,25 +239,16 @@ def start_here(file: Location | None, search: Location) -> Path | None:
 def _here(place: Location, folder: Path, names: Collection[str]) -> Path:
     """A folder with these files: their own, or the one that they are downloaded to."""
     if isinstance(place, Path):
-        for name in names:
-            if not (place / name).is_file():
-                raise _gone(place, name)
-        return place
-    with locked(folder.with_name(f".lock-{folder.name}"), f"the files of {place}", wait=True):
-        for name in names:
-            if not (folder / name).is_file() and not get_file(place / name, folder / name):
-                raise _gone(place, name)
+        missing = [name for name in names if not (place / name).is_file()]
+        folder = place
+    else:
+        lock = folder.with_name(f".lock-{folder.name}")
+        with locked(lock, f"the files of {place}", wait=True):
+            absent = [name for name in names if not (folder / name).is_file()]
+            missing = [name for name in absent if not get_file(place / name, folder / name)]
+    if missing:
+        raise Gone(f"{place} no longer has {missing[0]}, which trials start from")
     return folder
-
-
-def _gone(place: Location, name: str) -> Gone:
-    return Gone(f"{place} no longer has {name}, which trials start from")
-
-
-def _noted(folder: Path) -> float:
-    with suppress(OSError):
-        return (folder / SECONDS).stat().st_mtime
-    return 0.0
 
 
 def leave_only(search: Location, numbers: Collection[int]) -> None:
@@ -284,6 +275,8 @@ def remove_idle(search: Location, number: int, unfinished: Collection[int]) -> N
     needed = {f"{other_number:05d}" for other_number in unfinished}
     for path in (folder / TRIALS).glob("*"):
         other = path.name != f"{number:05d}" and not path.name.startswith(".")
-        if other and (path.name not in needed or now - _noted(path) > IDLE_SECONDS):
+        noted = path / SECONDS
+        worked_at = noted.stat().st_mtime if noted.is_file() else 0.0
+        if other and (path.name not in needed or now - worked_at > IDLE_SECONDS):
             with suppress(Busy), locked(folder / "locks" / path.name, "a trial"):
                 remove(path)

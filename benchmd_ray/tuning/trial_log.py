@@ -60,13 +60,7 @@ class Job:
 class TrialLog:
     """The trials of one search, with one writing process at a time."""
 
-    def __init__(
-        self,
-        path: Location,
-        space: Space,
-        method: Method,
-        devices: float = 1.0,
-    ) -> None:
+    def __init__(self, path: Location, space: Space, method: Method, devices: float = 1.0) -> None:
         """Open the journal, in the search's folder or below its address, or begin it.
 
         ``devices``: GPUs, or CPUs, of a trial in this session.
