@@ -197,13 +197,13 @@ class Bucket:
         return sizes, folders
 
     def read(
-        self, key: str, held: Content | None = None, *, beginning: int | None = None
+        self, key: str, earlier: Content | None = None, *, beginning: int | None = None
     ) -> Content | None:
         """An object that fits into memory; None if it does not exist.
 
         Args:
             key: Its key.
-            held: Result of an earlier call, returned without reading while the object is unchanged.
+            earlier: Result of an earlier call, returned unread while the object is unchanged.
             beginning: Bytes to read of a longer one.
 
         Raises:
@@ -211,15 +211,15 @@ class Bucket:
         """
         from botocore.exceptions import ClientError
 
-        condition = {"IfNoneMatch": held.etag} if held else {}
+        condition = {"IfNoneMatch": earlier.etag} if earlier else {}
         with _explained("read from", self.address):
             try:
                 answer, data = self._fetch(self._named(key) | condition, beginning)
             except ClientError as error:
                 if _code(error) in MISSING:
                     return None
-                if held and _code(error) in SAME:
-                    return held
+                if earlier and _code(error) in SAME:
+                    return earlier
                 raise
         return Content(data, answer["ETag"], _age(answer))
 

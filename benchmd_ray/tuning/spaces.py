@@ -178,12 +178,14 @@ def starting_at(space: Space, settings: Settings, held: Collection[str] = ()) ->
         )
     for parameter in left:
         _require_start(parameter, space.name)
-    found = Space(space.name, left)
-    _require_options(found, settings)
-    _require_blocks(found, settings)
-    applied(settings, found.start)  # options of a method or network that the settings do not name
-    _require_warmed_up(found, settings)
-    return found
+    remaining = Space(space.name, left)
+    _require_options(remaining, settings)
+    _require_blocks(remaining, settings)
+    applied(
+        settings, remaining.start
+    )  # options of a method or network that the settings do not name
+    _require_warmed_up(remaining, settings)
+    return remaining
 
 
 _HOLD = "hold it with --fix {}, or give a space of your own with --space FILE."
@@ -220,11 +222,11 @@ def _require_options(space: Space, settings: Settings) -> None:
 
 def _require_blocks(space: Space, settings: Settings) -> None:
     """Refuse to search stochastic depth with a network that has no blocks to skip."""
-    held = {parameter.name: parameter for parameter in space.parameters}
-    depth = held.get(STOCHASTIC_DEPTH)
+    parameters = {parameter.name: parameter for parameter in space.parameters}
+    depth = parameters.get(STOCHASTIC_DEPTH)
     if depth is None:
         return
-    networks = held[NETWORK].values if NETWORK in held else (settings.encoder.network,)
+    networks = parameters[NETWORK].values if NETWORK in parameters else (settings.encoder.network,)
     for network in depth.when.get(NETWORK, networks):
         if str(network).startswith(MONAI):
             raise BenchmdError(
@@ -235,11 +237,11 @@ def _require_blocks(space: Space, settings: Settings) -> None:
 
 def _require_warmed_up(space: Space, settings: Settings) -> None:
     """Refuse a warm-up that may outlast pretraining."""
-    held = {parameter.name: parameter for parameter in space.parameters}
-    if WARM_UP not in held:
+    parameters = {parameter.name: parameter for parameter in space.parameters}
+    if WARM_UP not in parameters:
         return
-    longest = held[WARM_UP].high or max(held[WARM_UP].values, default=0)
-    steps = held.get("pretrain.steps")
+    longest = parameters[WARM_UP].high or max(parameters[WARM_UP].values, default=0)
+    steps = parameters.get("pretrain.steps")
     least = min(steps.values or (steps.low,)) if steps else settings.pretrain.steps
     if longest >= least:
         raise BenchmdError(
@@ -280,11 +282,13 @@ def shared(spaces: Sequence[Space]) -> Space:
 def _merged(alike: Sequence[Parameter], spaces: Sequence[str]) -> Parameter:
     first = alike[0]
 
-    def differ(what: str, shown: Sequence[object]) -> BenchmdError:
-        each = ", ".join(f"{value} in {space}" for value, space in zip(shown, spaces, strict=True))
+    def differ(what: str, texts: Sequence[object]) -> BenchmdError:
+        differences = ", ".join(
+            f"{text} in {space}" for text, space in zip(texts, spaces, strict=True)
+        )
         return BenchmdError(
             f"one setting for several modalities cannot be searched: {what} {first.name} "
-            f"({each}). Hold it with --fix {first.name}, or give a space of your own with "
+            f"({differences}). Hold it with --fix {first.name}, or give a space of your own with "
             "--space FILE."
         )
 
@@ -292,17 +296,17 @@ def _merged(alike: Sequence[Parameter], spaces: Sequence[str]) -> Parameter:
         raise differ("they differ in the kind, step or condition of", [p.as_dict() for p in alike])
     if first.kind == "choice":
         values = tuple(v for v in first.values if all(p.holds(v) for p in alike))
-        found = replace(first, values=values)
+        merged = replace(first, values=values)
     else:
         low = max(p.low for p in alike if p.low is not None)
         high = min(p.high for p in alike if p.high is not None)
-        found = replace(first, low=low, high=high)
+        merged = replace(first, low=low, high=high)
         values = (low,) if low <= high and all(p.holds(low) for p in alike) else ()
     if not values:
         raise differ("no value is allowed by all of", [p.range for p in alike])
     if any(p.default != first.default for p in alike):
         raise differ("the search does not start at the same", [p.default for p in alike])
-    return found
+    return merged
 
 
 def _narrowed(parameter: Parameter, earlier: Mapping[str, Parameter]) -> Parameter:
