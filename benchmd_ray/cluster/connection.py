@@ -167,12 +167,9 @@ def _alone() -> Iterator[None]:
 
 @contextmanager
 def _own_signals() -> Iterator[None]:
-    """Let Ray start completely and keep this process's signal handlers.
+    """Let Ray start completely and keep this process's signal handlers; `Stopped` for a signal.
 
     Ray's own handler of SIGTERM ends the process at once, with an exit code of its own.
-
-    Raises:
-        Stopped: A signal came meanwhile.
     """
     with replaced("ray._private.utils", "set_sigterm_handler", lambda _: None), deferred():
         yield
@@ -263,9 +260,6 @@ def _asked_for(nodes: list[dict[str, float]]) -> Iterator[None]:
     """Request these nodes and wait for them; proceed with some of each kind at the deadline.
 
     Work that needs to know the cluster's size can then begin on one that had only its head.
-
-    Raises:
-        BenchmdError: There is none of a requested resource.
     """
     if not nodes:
         yield

@@ -51,13 +51,10 @@ def allowed() -> tuple[str, ...]:
 def plugin(
     kind: str, name: str, known: Iterable[str] = (), *, recorded: str | None = None
 ) -> Callable[..., Any]:
-    """Load a plug-in.
+    """Load a plug-in by name of its entry point, or ``package.module:name``.
 
-    Args:
-        kind: A key of `GROUPS`.
-        name: Name of an entry point, or ``package.module:name``.
-        known: Built-in names, for the message.
-        recorded: SHA-256 of the source that a run was made with; None if there is no such run.
+    ``kind`` is a key of `GROUPS`, ``known`` built-in names for the message, ``recorded`` the
+    SHA-256 of the source that a run was made with.
 
     Raises:
         BenchmdError: There is none of that name, the user did not allow it, its source is not the

@@ -153,16 +153,10 @@ def hashed(content: Mapping[str, Any]) -> dict[str, Any]:
 def read_hashed_json(
     path: Path, remedy: str, form: Any = None, *, of: Path | None = None
 ) -> dict[str, Any]:
-    """The object that `write_hashed_json` wrote.
-
-    Args:
-        path: The file.
-        remedy: What to do if it is damaged.
-        form: A TypedDict that it must fit; None for any object.
-        of: Folder of the run or search that it must belong to.
+    """The object that `write_hashed_json` wrote; ``form`` is a TypedDict that it must fit.
 
     Raises:
-        Damaged: It is missing, changed, of another form, or of another run or search.
+        Damaged: It is missing, changed, of another form, or of another run or search than ``of``.
     """
     content = without_hash(read_json(path, remedy), path, remedy)
     if of is not None:

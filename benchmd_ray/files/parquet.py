@@ -47,13 +47,8 @@ def opened(
     """Open a Parquet file; whatever reading it raises becomes `Damaged`.
 
     Extension types are refused: some are defined by code, and Ray registers one that unpickles.
-
-    Args:
-        source: The file, as pyarrow takes it.
-        path: Its name in messages.
-        remedy: What to do if it is damaged.
-        dictionaries: Columns of text to read as dictionaries of their distinct values.
-        most: Bytes that a file of ours may hold decoded; None for a foreign one, or a shard.
+    ``dictionaries`` are columns of text to read as dictionaries. ``most``: bytes that a file of
+    ours may hold decoded; None for a foreign one, or a shard.
 
     Raises:
         Damaged: It is not a whole file, claims more than `MAX_ROWS`, ``most`` or `MAX_BYTES`, or
@@ -88,9 +83,6 @@ def read_table(
 
     It may decode to `MOST_TIMES` its size, or to `LEAST_BYTES` if that is more. Texts are read as
     dictionaries until their total length is known.
-
-    Raises:
-        Damaged: See `opened`; it decodes to more; or a column is missing.
     """
     size = source.stat().st_size if isinstance(source, Path) and source.is_file() else 0
     most = min(MAX_BYTES, max(LEAST_BYTES, MOST_TIMES * size))

@@ -185,10 +185,7 @@ class Signal:
         """This signal with patches of another extent.
 
         ``size`` counts samples along time, or pixels along y and x; the extent along z stays. 0
-        keeps the signal's own patches.
-
-        Raises:
-            BenchmdError: The extent does not divide the signal's.
+        keeps the signal's own patches. A size that does not divide the signal's extent is an error.
         """
         if size == 0:
             return self

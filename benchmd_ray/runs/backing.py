@@ -55,8 +55,7 @@ class Backing:
     def working(self, run: Path) -> Iterator[Finish]:
         """Lock a run to work on it; `Busy` where another process does.
 
-        Yields:
-            Ends the work; `Transient` if it cannot be published.
+        Yields the function that ends the work; `Transient` if it cannot be published.
         """
         with lock_of_run(run):
             yield lambda done, _: write_hashed_json(run / DONE, done, of=run)
@@ -65,11 +64,8 @@ class Backing:
     def searching(self, search: Path) -> Iterator[Callable[[], None]]:
         """Lock a search to work on it; `Busy` where another process does.
 
-        Yields:
-            Raises `Transient` if another machine has taken over.
-
-        Raises:
-            Transient: The results could not be published at the end.
+        The yielded function raises `Transient` if another machine has taken over, and so does the
+        end if the results cannot be published.
         """
         with locked(search / LOCK, f"the search {search}"):
             yield lambda: None
@@ -107,13 +103,9 @@ class Backing:
     def removing_weights(self, *, of_own: bool) -> Iterator[Callable[[], None]]:
         """Remove weights while no other plan or search may need them; none begins meanwhile.
 
-        ``of_own``: whether this process itself is keeping weights.
-
-        Yields:
-            Raises `Transient` if this no longer holds.
-
-        Raises:
-            Busy: Another plan or search is working in the store, or a process is removing weights.
+        Yields a function that raises `Transient` if this no longer holds. `Busy` if another plan or
+        search is working in the store or a process is removing weights. ``of_own``: whether this
+        process itself is keeping weights.
         """
         with self._pruning_gate(), self._pruning_alone() as require:
             self.require_unneeded(of_own=of_own)

@@ -151,12 +151,10 @@ def write_predictions(
     form: Form,
     also: Sequence[Catalog] = (),
 ) -> Path:
-    """Write predictions, their metadata (`DESCRIPTION`) and their hash; the file.
+    """Write predictions, their metadata (`DESCRIPTION`) and their hash.
 
-    ``catalog`` is what was scored, ``also`` are other catalogs that were read.
-
-    Raises:
-        BenchmdError: They are not of the evaluation's form; nothing is written.
+    ``catalog`` is what was scored, ``also`` are other catalogs that were read. A table that is not
+    of the evaluation's form is an error, and nothing is written.
     """
     raw = catalog.manifest["raw"]
     description = {

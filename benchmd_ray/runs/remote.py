@@ -273,10 +273,7 @@ def _lease(mirror: Mirror) -> Lease:
 def _publish_predictions(publication: Publication, run: Path, path: Path, what: str) -> None:
     """Publish a file of predictions, after its hash and the files that it names, such as masks.
 
-    Mirrors do not pull the named files.
-
-    Raises:
-        Transient: The bucket cannot be reached: the predictions stay here.
+    Mirrors do not pull the named files. `Transient` if the bucket cannot be reached.
     """
     try:
         folders = (path.stem, f"{path.stem}.*")  # of a method of its own, such as a baseline

@@ -163,10 +163,8 @@ def open_run(
 def working(run: Run, device: str | None = None, keep: Keep = "models") -> Iterator[None]:
     """Work on a run; it is finished when the work ends without an error.
 
-    Args:
-        run: A run that is not finished.
-        device: Where it works, for its history; None takes the one it was made for.
-        keep: With ``checkpoints``, its last checkpoint stays; else only its weights.
+    ``device`` is recorded in its history. With ``keep`` ``checkpoints`` its last checkpoint stays,
+    else only its weights.
 
     Raises:
         Busy: Another process works on it, or has just finished it.

@@ -201,13 +201,8 @@ class Bucket:
     ) -> Content | None:
         """An object that fits into memory; None if it does not exist.
 
-        Args:
-            key: Its key.
-            earlier: Result of an earlier call, returned unread while the object is unchanged.
-            beginning: Bytes to read of a longer one.
-
-        Raises:
-            BenchmdError: It is to be read whole and has more than `MAX_BYTES`.
+        ``earlier``, the result of an earlier call, is returned unread while the object is
+        unchanged. Only the ``beginning`` is read of a longer object.
         """
         from botocore.exceptions import ClientError
 
@@ -247,16 +242,9 @@ class Bucket:
     def write(
         self, key: str, data: bytes, *, replaces: str | None = None, new: bool = False
     ) -> str | None:
-        """Write a small object, whole or not at all.
+        """Write a small object, whole or not at all; its ETag, None if a condition does not hold.
 
-        Args:
-            key: Its key.
-            data: Its content.
-            replaces: Write only while the object there has this ETag.
-            new: Write only if the object does not exist.
-
-        Returns:
-            Its ETag; None if the condition does not hold and nothing was written.
+        Conditions: the object there has the ETag ``replaces``, or does not exist (``new``).
         """
         from botocore.exceptions import ClientError
 

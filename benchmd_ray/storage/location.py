@@ -157,13 +157,8 @@ def entries(folder: Location) -> tuple[dict[str, int], list[str]]:
 def alone(folder: Location, what: str, inside: Iterable[str]) -> Iterator[Callable[[], None]]:
     """Work on a folder, exclusively among all machines that see it.
 
-    Args:
-        folder: The folder.
-        what: The work, for messages.
-        inside: Folders in it, from which half-written files are removed.
-
-    Yields:
-        Raises `LeaseLost` if another machine has taken over.
+    Half-written files are removed from it and the folders ``inside``. Yields a function that raises
+    `LeaseLost` if another machine has taken over.
 
     Raises:
         Busy: Somebody else is working on it.

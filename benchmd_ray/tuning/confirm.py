@@ -100,16 +100,10 @@ def decided(
     sampling: Mapping[int, SamplingVariance] | None = None,
     race: Mapping[int, Sequence[float]] | None = None,
 ) -> Decision:
-    """Choose by fresh evaluations.
+    """Choose by fresh evaluations of the start, two or more, and of finalists at some of these.
 
-    Args:
-        start: The start's score by evaluation, two or more.
-        finalists: Likewise by trial, of evaluations that the start has.
-        ratio: Validation records over training records of an evaluation.
-        levels: By trial, see `level_of`.
-        sampling: By trial, if known.
-        race: By trial, its differences to the start in the race. Only their spread is used: the
-            finalists were picked by their size.
+    ``ratio``: validation records over training records of an evaluation. Only the spread of the
+    differences to the start in the ``race`` is used: the finalists were picked by their size.
     """
     compared, bounds = [], {}
     for number, scores in sorted(finalists.items()):

@@ -151,11 +151,7 @@ class Space:
 def applied(settings: Settings, values: Mapping[str, Any]) -> Settings:
     """``settings`` with other values.
 
-    A new encoder network starts without the options of the old one, unless both are ResNets, whose
-    options are the same.
-
-    Raises:
-        BenchmdError: A setting does not exist or refuses its value.
+    A new encoder network starts without the options of the old one, unless both are ResNets.
     """
     before, network = settings.encoder.network, values.get(NETWORK)
     if network not in (None, before) and {*map(network_part, (network, before))} != {"resnet"}:

@@ -46,10 +46,7 @@ AWAY_SECONDS = 5.0
 def search(work: TrialContext, limits: Limits, ended: Ended) -> None:
     """Run trials until the budget is used, those interrupted in an earlier session first.
 
-    Needs a connection to Ray.
-
-    Raises:
-        Transient: Ray Tune itself fails again and again.
+    Needs a connection to Ray; `Transient` if Ray Tune itself fails again and again.
     """
     limits.study.end_stopped()
     leave_only(work.folder, [trial.number for trial in limits.study.unfinished()])

@@ -52,14 +52,7 @@ def space_for(
     *,
     built_in: Path | None = None,
 ) -> Space:
-    """The space of a search.
-
-    Args:
-        technique: Name of the technique, built in or custom.
-        setting: ``pretrain``, ``linear``, ``finetune-small``, …
-        modality: Of the source.
-        path: A user's file; None takes the built-in one.
-        built_in: That of a benchmark; None takes the technique's.
+    """The space of a search: a user's file, a benchmark's, or the technique's built-in one.
 
     Raises:
         BenchmdError: There is no such space or modality, or the file is not valid.
@@ -255,11 +248,8 @@ def shared(spaces: Sequence[Space]) -> Space:
     """The common space of several modalities.
 
     It has the settings that all have, with the values that all allow; one with a single value left
-    is excluded, since every modality starts at it.
-
-    Raises:
-        BenchmdError: The spaces share nothing, or differ in how they vary a setting, in its values
-            or in its start.
+    is excluded, since every modality starts at it. Settings that are varied differently, or start
+    differently, are an error.
     """
     first, *others = spaces
     tables = [{p.name: p for p in space.parameters} for space in spaces]

@@ -58,15 +58,8 @@ def run_trial(
 ) -> None:
     """Run evaluations of a trial, resuming an interrupted process.
 
-    Args:
-        work: Common to all trials.
-        number: Of the trial.
-        values: The searched settings' values.
-        report: Receives progress, at the end of the last evaluation with ``complete``.
-        seconds: Earlier work on the trial.
-        evaluations: Their numbers.
-        resumed: Whether a process may have begun them, here or on another machine.
-        unfinished: Trials that may continue; see `trial_files.remove_idle`.
+    ``resumed``: whether a process may have begun them, here or on another machine; ``seconds``:
+    earlier work; ``unfinished``: trials that may continue (`trial_files.remove_idle`).
 
     Raises:
         BenchmdError: The trial cannot work with these values: its loss is NaN, it ran out of

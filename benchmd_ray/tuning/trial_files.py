@@ -216,12 +216,9 @@ def get_scores(search: Location, path: Path) -> None:
 
 
 def weights_here(run: Location | None, search: Location) -> Path | None:
-    """Folder with the weights of a run that trials start from.
+    """Folder with the weights of a run that trials start from; `Gone` if they no longer exist.
 
     Those at an address are downloaded once for all trials on this machine.
-
-    Raises:
-        Gone: They no longer exist.
     """
     if run is None:
         return None
