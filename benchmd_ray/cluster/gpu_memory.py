@@ -9,7 +9,6 @@ EXHAUSTED = (
     *(f"cublas_status_{what}" for what in ("alloc_failed", "not_initialized")),
     *(f"cudnn_status_{what}" for what in ("alloc_failed", "not_initialized")),
 )
-"""What CUDA and its libraries say when they cannot allocate."""
 
 
 def take_share(share: float) -> None:

@@ -14,7 +14,6 @@ from typing import Any, Literal
 from benchmd_ray.cluster.connection import connected_already
 
 SECONDS = (1.0, 10.0, 60.0, 600.0, 3600.0, 6 * 3600.0, 24 * 3600.0)
-"""Upper bounds of the buckets of a histogram of times."""
 
 
 @dataclass(frozen=True)

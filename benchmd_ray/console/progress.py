@@ -15,7 +15,6 @@ if TYPE_CHECKING:  # only a bar needs it: workers and bare GPU machines show non
 
 shown = True
 INTERVAL = 10.0
-"""Seconds between two lines."""
 LINE = (
     "{desc}{n_fmt}/{total_fmt}{unit} ({percentage:.0f}%), {rate_noinv_fmt}, {remaining} left"
     "{postfix}"

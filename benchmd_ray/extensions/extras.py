@@ -17,7 +17,6 @@ class Extra:
 
     packages: tuple[str, ...]
     use: str
-    """What needs them."""
 
 
 EXTRAS: Mapping[str, Extra] = {

@@ -130,10 +130,8 @@ PARTS: Mapping[str, Part] = {
         ),
     ),
 }
-"""The parts, by their names in runs and reports."""
 
 EVERY = ("normalisation", "feed", "optimisation")
-"""Parts that all training uses."""
 
 
 def versions_of(names: Iterable[str]) -> dict[str, int]:

@@ -17,7 +17,6 @@ UNREADABLE = (
     *(OSError, ValueError, TypeError, KeyError, EOFError, SyntaxError, tokenize.TokenError),
     *(OverflowError, MemoryError, RecursionError, RuntimeError, zipfile.BadZipFile, zlib.error),
 )
-"""What numpy raises for a file that is not one of its own."""
 
 
 def mapped(path: Path, mode: Literal["r", "c"], remedy: str) -> npt.NDArray[Any]:

@@ -31,7 +31,6 @@ class CacheEntry:
     path: Path
     bytes: int
     used: float
-    """Last use, in seconds since 1970."""
 
 
 def used(path: Path) -> None:

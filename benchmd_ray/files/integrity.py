@@ -28,22 +28,18 @@ from benchmd_ray.files.atomic import digest, parse_json, replacing, sha256, writ
 from benchmd_ray.schema.typed import form_fault
 
 HASH = "sha256"
-"""Key of a JSON file's own hash."""
 OF = "of"
 """Key of the run or search that a file belongs to, see `name_of`."""
 NAMED = re.compile(r"-([0-9a-f]{12})$")
 """End of a run's or search's name: the hash of its determinants."""
 CHECK = "crc32"
-"""Key of a line's own checksum."""
 SUFFIX = ".sha256"
-"""Suffix of a file with another file's hash."""
 REPLACED_SECONDS = 0.2
 """Longer than a file's hash takes to be replaced after the file."""
 Item = TypeVar("Item")
 MAX_JSON_BYTES = 2**24
 """Largest JSON file of a run or a search; they have some kB."""
 MAX_LOG_BYTES, MAX_LOG_LINES = 2**28, 2**20
-"""Largest log that is read."""
 logger = logging.getLogger(__name__)
 
 
@@ -65,7 +61,6 @@ class StoredItems(Generic[Item]):
     """Runs or searches of some stores."""
 
     found: list[Item]
-    """Readable ones, in order of name."""
     damaged: dict[Path, str]
     """Why others are skipped, by folder."""
 

@@ -85,7 +85,6 @@ class Cards(Generic[T]):
     """The cards of some folders."""
 
     kind: str
-    """For messages: ``dataset``."""
     sound: dict[str, T] = field(default_factory=dict)
     broken: dict[str, str] = field(default_factory=dict)
     """Faults by the name of the file, or by its path if another has that name."""

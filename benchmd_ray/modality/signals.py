@@ -69,7 +69,6 @@ LOWEST_RATE = 1e-3
 AXES = (("channel", "time"), ("channel", "y", "x"), ("channel", "z", "y", "x"))
 """Axes of a signal over time, of an image and of a volume."""
 GROUPS = dict(zip(AXES, ("over-time", "images", "volumes"), strict=True))
-"""The widest group in search spaces, by axes."""
 
 
 @dataclass(frozen=True)
@@ -77,21 +76,17 @@ class Signal:
     """The records of a catalog."""
 
     name: str
-    """In messages, tables and search spaces."""
     axes: tuple[str, ...]
     stored_shape: tuple[int, ...]
     input_shape: tuple[int, ...]
     """The centre of the stored shape that the encoder sees, channels first."""
     dtype: Literal["int16", "uint8"]
-    """In the catalog: the narrowest that loses nothing."""
     unit: str
     patch: tuple[int, ...]
     """Extent of a patch along each axis except the channel's."""
     normaliser: str
     parameters: dict[str, PlainValue] = field(default_factory=dict, hash=False)
-    """Of the normaliser, such as the ends of its range."""
     channels: tuple[str, ...] = ()
-    """Names of the channels, for signals over time."""
     rate: float | None = None
     """Sampling rate in Hz, for signals over time."""
     within: tuple[str, ...] = ()

@@ -14,9 +14,7 @@ from benchmd_ray.errors import FieldError, same_form, shown
 TaskKind = Literal["single-label", "multi-label", "ordinal", "segmentation"]
 
 EXCLUSIVE = ("single-label", "ordinal")
-"""Kinds of task in which a record has exactly one class."""
 SEGMENTATION: Literal["segmentation"] = "segmentation"
-"""Kind of task in which each voxel has exactly one class."""
 UNKNOWN = -1
 """Target of a class that is not known; losses and metrics mask it."""
 MOST_LABELS = 255
@@ -31,7 +29,6 @@ class Target:
     """A value for each class, or of a mask a label for each voxel (z, y, x)."""
     dtype: Literal["int8", "uint8"]
     exclusive: bool
-    """Whether exactly one class is positive."""
     classes: int = 0
     """Labels of a mask, with the background; 0 if it is not a mask."""
 

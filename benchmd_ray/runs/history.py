@@ -21,7 +21,6 @@ HISTORY = "history.jsonl"
 EVENTS = ("started", "finished", "failed", "killed", "pruned")
 INTERRUPTED = "interrupted"
 LONGEST_REASON = 300
-"""Characters of a failure's reason that are kept."""
 
 
 def now() -> str:

@@ -31,7 +31,6 @@ class Listed:
     """Steps or epochs that its metrics reach."""
     seconds: float
     reason: str
-    """Why its last session failed; empty where it did not."""
 
     @property
     def unit(self) -> str:

@@ -62,7 +62,6 @@ LONGEST_NAME = 200
 PULLING = 8
 MOST_FILES = 10_000
 TOGETHER = 100
-"""Files that are pulled between two updates of the index."""
 
 
 class NotPulled(BenchmdError):
@@ -75,7 +74,6 @@ class Mirror:
 
     folder: Path
     bucket: Bucket
-    """Of the store, or of its searches."""
     what: str = "run"
     first: str = RUN
 

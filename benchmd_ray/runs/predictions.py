@@ -133,9 +133,7 @@ class Form:
 
     evaluation: str
     version: int
-    """Raised whenever its predictions change."""
     fault: Callable[[Predictions], str]
-    """What is wrong with a table; empty if nothing is."""
 
 
 def predictions_path(run: Path, dataset: str, evaluation: str = "classification") -> Path:

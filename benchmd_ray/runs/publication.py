@@ -22,7 +22,6 @@ from benchmd_ray.storage.lease import Lease, LeaseLost
 
 PUBLISH_SECONDS = 30.0
 SNAPSHOT = ".publishing"
-"""Hidden folder of a run with the checkpoint that is being published."""
 logger = logging.getLogger(__name__)
 
 

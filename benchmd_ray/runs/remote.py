@@ -57,7 +57,6 @@ from benchmd_ray.storage.lease import Lease, require_free, wait_for
 KEEPS = "keeps-weights-"
 """Prefix of the leases of plans and searches that keep weights, at the top of a store."""
 PRUNES = "pruning.json"
-"""Key of the lease for removing weights."""
 
 
 @dataclass(frozen=True)

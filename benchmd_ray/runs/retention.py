@@ -32,7 +32,6 @@ class Removal:
     kind: Kind
     bytes: int
     names: tuple[str, ...]
-    """Files and folders, relative to the run's folder."""
 
 
 @dataclass(frozen=True)

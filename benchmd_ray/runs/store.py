@@ -43,7 +43,6 @@ from benchmd_ray.settings.definition import Settings, updated
 Keep = Literal["checkpoints", "models", "predictions"]
 """Files that stay of a finished run, see `ExecutionSettings.keep`."""
 CONFIG_BYTES = 2**20
-"""How much of a ``config.json`` is read."""
 
 
 class Determinants(TypedDict):
@@ -82,8 +81,6 @@ class Run:
 
     folder: Path
     description: dict[str, Any]
-    """kind, technique, setting, modality, source with its raw records and options, policy, seed,
-    fixed, settings, determinants."""
 
     def __repr__(self) -> str:
         names = ("kind", "technique", "setting", "source")

@@ -27,7 +27,6 @@ RENEW_SECONDS = 30.0
 MARGIN_SECONDS = 45.0
 """A holder stops trusting its lease this long before it expires."""
 LOOK_SECONDS = 1.0
-"""Between two attempts to take a lease."""
 LONGEST = 4096
 """Bytes that are read; a lease has some hundred, and a longer one is damaged."""
 

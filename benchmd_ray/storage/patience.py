@@ -10,7 +10,6 @@ from typing import TypeVar
 from benchmd_ray.errors import BucketError
 
 PATIENCE_SECONDS = 120.0
-"""How long reading and writing wait for a server that is away."""
 Result = TypeVar("Result")
 
 

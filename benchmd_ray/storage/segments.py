@@ -18,7 +18,6 @@ from benchmd_ray.storage.patience import patiently
 FULL = 2**16
 """Bytes of an object after which the next one is begun."""
 FETCHED = 8
-"""Objects that are read in parallel."""
 TRIES, PAUSE_SECONDS = 10, 0.5
 """For a write that is refused although nothing else was written."""
 NAME = re.compile(r"[0-9]{6}\.log")

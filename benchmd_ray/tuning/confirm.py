@@ -28,7 +28,6 @@ from scipy.stats import norm
 from scipy.stats import t as student
 
 FINALISTS = 3
-"""Trials that are evaluated again, at most."""
 LEVEL = 0.05
 """Chance that a trial takes the start's place although none is better, all looks at all trials
 together. Finalists are picked on the same patients, which simulated searches allow for."""
@@ -59,7 +58,6 @@ class Finalist:
     """Standard error of the mean difference to the start."""
     difference: float
     low: float
-    """One-sided lower bound of the difference."""
 
 
 @dataclass(frozen=True)
@@ -69,7 +67,6 @@ class Decision:
     number: int
     """The trial; 0 is the start."""
     finalists: tuple[Finalist, ...]
-    """Without the start, the largest difference first."""
     start: float
     """Mean of the start's fresh evaluations, of those that the chosen trial has."""
     expected: float

@@ -284,4 +284,3 @@ class Limits:
 
 
 Ended = Callable[[int], None]
-"""Receives the number of a trial that ended."""

@@ -29,7 +29,6 @@ class Method:
     """racing: trials earn evaluations, and the lower half is stopped within the first; asha: all
     but the best third are stopped within their first evaluation; none: all get all evaluations."""
     evaluations: int = 1
-    """Of a trial that is not stopped."""
     choosing: Choosing = "confirmed"
     """confirmed: the best few and the start are evaluated again (`tuning.confirm`); highest: the
     trial with the highest value, which is biased upward."""
@@ -95,7 +94,6 @@ def proposed(
 
 
 IMPORTANCE_TRIALS = 10
-"""Trials with a score that are needed."""
 
 
 def importance(trials: Sequence[FrozenTrial]) -> tuple[dict[str, float], str]:

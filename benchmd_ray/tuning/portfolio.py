@@ -32,7 +32,6 @@ from benchmd_ray.tuning.records import NUMERIC, SearchRecord
 from benchmd_ray.tuning.spaces import Space
 
 VERSION = 5
-"""Of the format and of the estimate of gains."""
 SHIPPED = "portfolio.json"
 MOST = 6
 CANDIDATES = 3
@@ -72,7 +71,6 @@ class PortfolioSettings:
 
     values: dict[str, PlainValue]
     datasets: tuple[str, ...]
-    """Their origins."""
 
 
 @dataclass(frozen=True)

@@ -208,7 +208,6 @@ GONE = re.compile(
 )
 """Ray's words for a process that was lost with its node or cannot be reached."""
 LAST_CHARACTERS = 10_000
-"""Of Ray Tune's file of a trial's errors."""
 
 
 def last_reported(trial: Any) -> dict[str, Any]:

@@ -37,7 +37,6 @@ FORMAT = 4
 STATES = ("complete", "stopped", "failed", "unfinished")
 """``complete``: the trial has all evaluations; ``stopped``: it earned no more."""
 NUMERIC = ("float", "log float", "int", "log int")
-"""Kinds of settings that have an order."""
 COST = "device_hours"
 """The second objective, of searches that minimise it."""
 CURVE = pa.list_(pa.struct([("step", pa.int64()), ("value", pa.float64())]))
@@ -74,7 +73,6 @@ REQUIRED = (
     *("number", "state", "evaluations", "fresh_evaluations"),
     *("seconds", "device_hours", "started"),
 )
-"""Columns without a missing value."""
 SCORE_OF = "score:"
 """Prefix of the columns with the score of one modality, of a search over several."""
 RULE = (
@@ -111,7 +109,6 @@ class SearchRecord:
     folder: Path
     technique: str
     setting: str
-    """``pretrain``, or the transfer setting that is searched."""
     sources: tuple[Mapping[str, Any], ...]
     """modality, source, policy, digests of catalog and inner catalog, records and patients of the
     inner catalog's two splits; several of a universal search."""
@@ -130,7 +127,6 @@ class SearchRecord:
     given: int
     """Trials after the first that a portfolio gave."""
     taught: tuple[str, ...]
-    """Origins of these."""
     trials: pd.DataFrame
     """One row per trial in order of number: `COLUMNS`, each searched setting, and of a universal
     search the score of each modality. ``curve`` holds tuples of (step, value)."""

@@ -48,7 +48,6 @@ class Arm:
 
     modality: str
     catalogs: Mapping[int, Location]
-    """Inner catalog by number of the evaluation."""
     settings: Settings
     """The start's, with device and precision resolved."""
     upstream: Location | None = None
@@ -95,7 +94,6 @@ NOTE_SECONDS = 2.0
 
 
 TICK_SECONDS = 2.0
-"""Interval at which its clock is checked during training."""
 
 
 class Clock:
@@ -132,7 +130,6 @@ class Setup:
 
     arm: Arm
     settings: Settings
-    """With the trial's values and the evaluation's seed."""
     catalog: Location
     folder: Path
     clock: Clock

@@ -34,15 +34,12 @@ class Reached:
     """On the validation records so far, AUROC or DSC of masks; the mean over arms that are done."""
     scores: Mapping[str, float]
     seconds: float
-    """Worked on the trial, with earlier processes."""
     whole: bool = False
-    """Whether the evaluation ended."""
     complete: bool = False
     """Whether it was the last one requested."""
 
 
 Report = Callable[[Reached], None]
-"""Takes progress; raises to stop the trial."""
 
 
 def run_trial(

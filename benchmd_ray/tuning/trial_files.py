@@ -40,7 +40,6 @@ from benchmd_ray.training.weights import DESCRIPTION, START
 TRIALS, FRESH = "trials", "fresh"
 """Below a search's address: archives of running trials, and scores of records."""
 PUT_SECONDS = 30.0
-"""Least interval between uploads of a trial's archive."""
 SHARE, LONGEST_PAUSE = 0.05, 600.0
 """Share of a trial's time that uploads may take, and the longest interval for that."""
 IDLE_SECONDS = 3600.0
@@ -50,7 +49,6 @@ SECONDS = "seconds"
 LONGEST_NUMBER, MOST_SECONDS = 64, 10 * 365 * 86400.0
 """Limits of that file: bytes, and ten years."""
 MOST_PARTS = 10
-"""In the path of a file in an archive."""
 MOST_FILES = 10_000
 PIECE = 2**20
 logger = logging.getLogger(__name__)

@@ -52,7 +52,6 @@ class Job:
     """Chosen values by setting; conditional ones only where active."""
     evaluations: tuple[int, ...]
     seconds: float = 0.0
-    """Earlier work on the trial."""
     resumed: bool = True
     """Whether a process has begun them before."""
 

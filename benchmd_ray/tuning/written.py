@@ -80,7 +80,6 @@ class SearchOutcome:
     trial: Trial
     """The start if no other trial replaced it."""
     decision: Decision | None
-    """By fresh evaluations; None if the highest value decides."""
 
 
 def outcome(study: Study, decision: Decision | None) -> SearchOutcome | None:
