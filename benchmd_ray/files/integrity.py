@@ -156,8 +156,8 @@ def read_hashed_json(
     content = without_hash(read_json(path, remedy), path, remedy)
     if of is not None:
         require_of(content.pop(OF, None), of, path, remedy)
-    if form is not None:
-        require_form(content, form, path, remedy)
+    if form is not None and (fault := form_fault(form, content, "it")):
+        raise Damaged(path, fault, remedy)
     return content
 
 
@@ -176,12 +176,6 @@ def has_digest(content: Mapping[str, Any], stated: object) -> bool:
         return digest(content) == stated
     except (UnicodeEncodeError, RecursionError):  # half a surrogate pair; nested too deep
         return False
-
-
-def require_form(content: object, form: Any, path: object, remedy: str, what: str = "it") -> None:
-    """Refuse an object (`Damaged`) that does not fit a TypedDict."""
-    if fault := form_fault(form, content, what):
-        raise Damaged(path, fault, remedy)
 
 
 def line(values: Mapping[str, Any]) -> str:

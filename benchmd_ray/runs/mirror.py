@@ -112,10 +112,6 @@ class Mirror:
             content = {name: value for name, value in kept.items() if value is not None}
             write_hashed_json(self.folder / INDEX, content)
 
-    def forget(self) -> None:
-        """Empty the index."""
-        self.note(dict.fromkeys(self.index()))
-
 
 def state(stat: os.stat_result) -> list[int]:
     """Size, time and inode of a file: they differ once it was changed."""
@@ -321,7 +317,7 @@ def replace_by_published(mirror: Mirror) -> None:
     objects = mirror.objects()
     _light(mirror, objects)
     with _explained(mirror):
-        mirror.forget()
+        mirror.note(dict.fromkeys(mirror.index()))
         if mirror.first not in objects:
             return  # nothing is published yet: what is here is the run
         remove(mirror.folder / PENDING)

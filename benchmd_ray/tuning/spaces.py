@@ -170,13 +170,15 @@ def starting_at(space: Space, settings: Settings, held: Collection[str] = ()) ->
             "or searched only with another value of one that is. Leave one to be searched."
         )
     for parameter in left:
-        _require_start(parameter, space.name)
+        if not parameter.holds(parameter.default):
+            raise BenchmdError(
+                f"the search starts at {parameter.name} = {shown(parameter.default)}, which the "
+                f"search space {space.name} does not hold, expected {parameter.range}: "
+                f"{_HOLD.format(parameter.name)}"
+            )
     remaining = Space(space.name, left)
-    _require_options(remaining, settings)
-    _require_blocks(remaining, settings)
-    applied(
-        settings, remaining.start
-    )  # options of a method or network that the settings do not name
+    _require_networks(remaining, settings)
+    applied(settings, remaining.start)  # refuses options that the settings do not name
     _require_warmed_up(remaining, settings)
     return remaining
 
@@ -184,25 +186,21 @@ def starting_at(space: Space, settings: Settings, held: Collection[str] = ()) ->
 _HOLD = "hold it with --fix {}, or give a space of your own with --space FILE."
 
 
-def _require_start(parameter: Parameter, space: str) -> None:
-    if not parameter.holds(parameter.default):
-        raise BenchmdError(
-            f"the search starts at {parameter.name} = {shown(parameter.default)}, which the search "
-            f"space {space} does not hold, expected {parameter.range}: "
-            f"{_HOLD.format(parameter.name)}"
-        )
-
-
-def _require_options(space: Space, settings: Settings) -> None:
-    """Refuse encoder options that one of the networks would not read."""
-    networks = {p.name: p.values for p in space.parameters}.get(
-        NETWORK, (settings.encoder.network,)
-    )
+def _require_networks(space: Space, settings: Settings) -> None:
+    """Refuse options that a network does not read, and stochastic depth without blocks to skip."""
+    searched = {p.name: p.values for p in space.parameters}
+    networks = searched.get(NETWORK, (settings.encoder.network,))
     for parameter in space.parameters:
         group, _, option = parameter.name.rpartition(".")
-        if group != "encoder.options":
-            continue
         for network in parameter.when.get(NETWORK, networks):
+            if parameter.name == STOCHASTIC_DEPTH and str(network).startswith(MONAI):
+                raise BenchmdError(
+                    f"the search space {space.name} has {STOCHASTIC_DEPTH} with {NETWORK} "
+                    f"{network}, which has no blocks that may be skipped: "
+                    f"{_HOLD.format(STOCHASTIC_DEPTH)}"
+                )
+            if group != "encoder.options":
+                continue
             if network == TRANSFORMER:
                 raise BenchmdError(
                     f"setting {parameter.name} is searched in the search space {space.name} with "
@@ -211,21 +209,6 @@ def _require_options(space: Space, settings: Settings) -> None:
                 )
             for value in parameter.values or (parameter.low, parameter.high):
                 require_option(network, option, value)
-
-
-def _require_blocks(space: Space, settings: Settings) -> None:
-    """Refuse to search stochastic depth with a network that has no blocks to skip."""
-    parameters = {parameter.name: parameter for parameter in space.parameters}
-    depth = parameters.get(STOCHASTIC_DEPTH)
-    if depth is None:
-        return
-    networks = parameters[NETWORK].values if NETWORK in parameters else (settings.encoder.network,)
-    for network in depth.when.get(NETWORK, networks):
-        if str(network).startswith(MONAI):
-            raise BenchmdError(
-                f"the search space {space.name} has {STOCHASTIC_DEPTH} with {NETWORK} {network}, "
-                f"which has no blocks that may be skipped: {_HOLD.format(STOCHASTIC_DEPTH)}"
-            )
 
 
 def _require_warmed_up(space: Space, settings: Settings) -> None:
