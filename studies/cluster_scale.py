@@ -46,8 +46,8 @@ from benchmd_ray.tuning.limits import Budget, Limits, Place
 from benchmd_ray.tuning.method import Method
 from benchmd_ray.tuning.search import search
 from benchmd_ray.tuning.spaces import Parameter, Space
+from benchmd_ray.tuning.stages import Arm, Setup, Stage, TrialContext
 from benchmd_ray.tuning.study import Study
-from benchmd_ray.tuning.trial import Arm, Setup, Stage, TrialContext
 from speed import measure
 from speed.sources import raw_ecgs
 

@@ -37,8 +37,7 @@ from benchmd_ray.scores.metrics import auroc_per_class
 from benchmd_ray.tuning.confirm import Decision, SamplingVariance
 from benchmd_ray.tuning.known import Trial
 from benchmd_ray.tuning.limits import Budget, Limits, Place
-from benchmd_ray.tuning.method import Method, Stopping
-from benchmd_ray.tuning.samplers import Sampler
+from benchmd_ray.tuning.method import Method, Sampler, Stopping
 from benchmd_ray.tuning.sampling import sampling_of
 from benchmd_ray.tuning.spaces import Parameter, Space
 from benchmd_ray.tuning.study import Study

@@ -18,8 +18,8 @@ from benchmd_ray.evaluation.registry import protocol_of
 from benchmd_ray.files.atomic import digest
 from benchmd_ray.files.integrity import line, name_of, write_hash, write_hashed_json
 from benchmd_ray.modality.modalities import Modality
+from benchmd_ray.runs.history import record_session
 from benchmd_ray.runs.predictions import CLASSIFIED, predictions_path
-from benchmd_ray.runs.sessions import record_session
 from benchmd_ray.runs.store import Run, open_run
 from benchmd_ray.settings.definition import Settings, as_dict, default_settings, updated
 from benchmd_ray.ssl import protocol_encoder

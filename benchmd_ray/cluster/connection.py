@@ -1,4 +1,4 @@
-"""The one place that starts Ray or joins a running one, and the environment both need."""
+"""The one place that starts Ray or joins a running one, and the environment for both."""
 
 from __future__ import annotations
 
@@ -33,19 +33,18 @@ ENVIRONMENT = {
     "RAY_ENABLE_AUTO_CONNECT": "0",  # a thread that asks a Ray that has ended would start another
     "RAY_DISABLE_FAILURE_SIGNAL_HANDLER": "1",  # it ends commands at SIGTERM, with 134
 }
-"""Set before Ray is imported, and for every worker: one of an embedded Ray inherits it."""
+"""Set before Ray is imported, and for every worker; an embedded Ray inherits it."""
 
 WITHIN_A_JOB = {"RAY_OVERRIDE_JOB_RUNTIME_ENV": "1"}
-"""A submitted job may have been given the same variables; Ray else refuses to join."""
+"""Lets a submitted job that has the same variables join Ray."""
 
 NODES = "BENCHMD_NODES"
-"""Names the nodes that a cluster is to have before a command begins, see `asked_nodes`."""
+"""Nodes that a cluster must have before a command begins, see `asked_nodes`."""
 
 ONE = r"[\w.:/-]+=\d+(?:\.\d+)?"
-"""In there: a resource and its amount."""
+"""A resource and its amount in there."""
 
 NODES_SECONDS = 900.0
-"""How long they are awaited."""
 
 EMBEDDED_STORE_BYTES = 512 * 2**20
 """Object store of an embedded Ray: shards are written by tasks and do not pass through it."""
@@ -55,26 +54,21 @@ CONNECT_SECONDS = 5.0
 
 
 def _require_listening(address: str) -> None:
-    """Fail soon where nothing listens: Ray itself tries for minutes.
-
-    Raises:
-        OSError: Nothing listens at host:port.
-    """
+    """Fail at once (`OSError`) if nothing listens: Ray itself tries for minutes."""
     host, _, port = address.removeprefix("ray://").rpartition(":")
     if host and port.isdigit():
         socket.create_connection((host, int(port)), CONNECT_SECONDS).close()
 
 
 def _inherited() -> dict[str, str]:
-    """Variables of this process for workers of a cluster that was started elsewhere."""
     names = ("BENCHMD_CACHE", ALLOWED, NAMED)
     return {name: os.environ[name] for name in names if name in os.environ}
 
 
 class _SearchPath(list[str]):
-    """What Ray adds to the module search path of workers, but for the working folder.
+    """The module search path that Ray gives workers, without the working folder.
 
-    That may hold what others wrote, such as a store; a driver does not search it either.
+    That folder may hold files of others, such as a store; a driver does not search it either.
     """
 
     def extend(self, folders: Iterable[str]) -> None:
@@ -103,16 +97,12 @@ def connected_already() -> bool:
 
 
 def embedded(address: str | None = None) -> bool:
-    """Whether `connected` would start a Ray in this process, as there is none to work on."""
+    """Whether `connected` would start a Ray in this process."""
     return not (connected_already() or address or os.environ.get("RAY_ADDRESS"))
 
 
 def _start(address: str | None, cpus: int) -> None:
-    """Join the cluster at ``address``, or start a Ray in this process that no other machine sees.
-
-    Raises:
-        BenchmdError: The cluster cannot be reached, or Ray not be started.
-    """
+    """Join the cluster at ``address``, or start a Ray that no other machine sees."""
     import ray
 
     common: dict[str, Any] = {
@@ -146,7 +136,7 @@ def _start(address: str | None, cpus: int) -> None:
 
 
 def _why(error: Exception) -> str:
-    """Why Ray does not start: it waits for processes that a full disk has ended."""
+    """Why Ray does not start; on a full disk it only says that a process did not come up."""
     folder = Path(private_part("ray._common.utils", "get_default_system_temp_dir")())
     if is_disk_full(error, folder):
         return (
@@ -158,12 +148,10 @@ def _why(error: Exception) -> str:
 
 @contextmanager
 def _alone() -> Iterator[None]:
-    """Let a Ray that is started within stay on this machine; `ray.init` has no options for it.
+    """Keep a Ray that is started within on this machine; `ray.init` has no options for it.
 
-    It listens on 127.0.0.1: its processes else listen on all interfaces, but on systems where no
-    cluster can be. And it starts in a third of the time: without the autoscaler, as no node can
-    come; without the process that sends logs to drivers, as none wants them; and without the
-    server of the dashboard and what gathers metrics for it, as there is no dashboard.
+    It listens on 127.0.0.1 instead of all interfaces, and starts in a third of the time without the
+    autoscaler, the log monitor and the dashboard's server, none of which is used.
     """
     params = private_part("ray._private.parameter", "RayParams")
     lean = partial(params, no_monitor=True, include_log_monitor=False)
@@ -179,12 +167,9 @@ def _alone() -> Iterator[None]:
 
 @contextmanager
 def _own_signals() -> Iterator[None]:
-    """Let Ray start whole, and leave this process's handlers of signals as they are.
+    """Let Ray start completely and keep this process's signal handlers; `Stopped` for a signal.
 
-    Ray sets handlers for SIGTERM that end the process at once, with exit codes of their own.
-
-    Raises:
-        Stopped: A signal came meanwhile.
+    Ray's own handler of SIGTERM ends the process at once, with an exit code of its own.
     """
     with replaced("ray._private.utils", "set_sigterm_handler", lambda _: None), deferred():
         yield
@@ -196,8 +181,8 @@ def connected(address: str | None = None, *, cpus: int = 1) -> Iterator[None]:
 
     Args:
         address: ``auto``, ``host:port`` or ``ray://…`` of a running cluster. None takes
-            ``RAY_ADDRESS`` where it is set (so it is in a submitted job) and else starts a local
-            Ray in this process. A Ray that is running in this process is used as it is.
+            ``RAY_ADDRESS`` (set in a submitted job), else starts a local Ray in this process.
+            A Ray that this process is connected to is used as it is.
         cpus: Logical CPUs that the work needs at once; a local Ray offers at least these.
 
     Raises:
@@ -237,11 +222,7 @@ def _require_cpus(cpus: int) -> None:
 
 
 def asked_nodes(text: str) -> list[dict[str, float]]:
-    """The resources of each node that is asked for, such as ``8*CPU=16,GPU=1 2*CPU=32``.
-
-    Raises:
-        BenchmdError: The text says something else.
-    """
+    """Resources of each requested node, from a text such as ``8*CPU=16,GPU=1 2*CPU=32``."""
     nodes: list[dict[str, float]] = []
     for group in text.split():
         match = re.fullmatch(rf"(?:([1-9]\d*)\*)?({ONE}(?:,{ONE})*)", group)
@@ -256,10 +237,10 @@ def asked_nodes(text: str) -> list[dict[str, float]]:
 
 
 def ask(bundles: list[dict[str, float]]) -> None:
-    """Tell the cluster's autoscaler what its nodes are to hold; without one nobody listens.
+    """Tell the cluster's autoscaler, if there is one, which resources are needed.
 
-    It keeps only the last request, whoever made it. The nodes that `NODES` names are the least;
-    what does not fit on them is asked for besides.
+    It keeps only the last request of anybody. The nodes that `NODES` names are the minimum; bundles
+    that do not fit on them are requested in addition.
     """
     from ray.autoscaler.sdk import request_resources
 
@@ -276,12 +257,9 @@ def ask(bundles: list[dict[str, float]]) -> None:
 
 @contextmanager
 def _asked_for(nodes: list[dict[str, float]]) -> Iterator[None]:
-    """Ask for these nodes within, and wait until they are there, or some of each kind in the end.
+    """Request these nodes and wait for them; proceed with some of each kind at the deadline.
 
-    What works on what a cluster has can then begin on one that had only its head.
-
-    Raises:
-        BenchmdError: Nothing came of a resource that was asked for.
+    Work that needs to know the cluster's size can then begin on one that had only its head.
     """
     if not nodes:
         yield
@@ -311,10 +289,10 @@ def _asked_for(nodes: list[dict[str, float]]) -> Iterator[None]:
 
 
 def free_reserved() -> None:
-    """Free what this program's Ray Train jobs have reserved; none of them may be at work.
+    """Free what this program's Ray Train jobs have reserved; none of them may be running.
 
-    Where the process that waits for such a job is killed, the job dies with it. Its reservation
-    stays, unless the cluster has a dashboard, and so the next job would wait for ever.
+    A job dies with the process that waits for it, but its placement group stays unless the cluster
+    has a dashboard, and the next job would wait for ever.
     """
     import ray
     from ray.util.placement_group import PlacementGroup, remove_placement_group
@@ -327,11 +305,7 @@ def free_reserved() -> None:
 
 
 def require_shared(folder: Path) -> None:
-    """Refuse to let a cluster work in a folder that not all of its nodes see.
-
-    Raises:
-        BenchmdError: A node does not; one by itself sees what its driver sees.
-    """
+    """Refuse a folder that not all nodes of the cluster see; a single node always does."""
     import ray
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
@@ -361,7 +335,7 @@ def _is_file(path: Path) -> bool:
 
 
 def ray_data() -> Any:
-    """The module ``ray.data``, set to keep order, to read by the V1 reader and to be quiet."""
+    """The module ``ray.data``, set to keep order, to use the V1 reader and to be quiet."""
     import ray.data
 
     logging.getLogger("ray.data").setLevel(logging.ERROR)

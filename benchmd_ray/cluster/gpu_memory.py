@@ -3,19 +3,18 @@
 import torch
 
 TENSORS = 0.95
-"""Of a share, what tensors may take: the rest is for CUDA's own memory of a process."""
+"""Part of a share that tensors may take; CUDA itself needs the rest."""
 EXHAUSTED = (
     "cuda error: out of memory",
     *(f"cublas_status_{what}" for what in ("alloc_failed", "not_initialized")),
     *(f"cudnn_status_{what}" for what in ("alloc_failed", "not_initialized")),
 )
-"""What CUDA and its libraries say where they could allocate nothing."""
 
 
 def take_share(share: float) -> None:
-    """Let this process have so much of its GPU's memory: what it takes beyond fails in it alone.
+    """Limit this process to a share of its GPU's memory; exceeding it fails in this process only.
 
-    A share of 0, 1 and more limits nothing.
+    A share of 0, 1 or more sets no limit.
     """
     if not torch.cuda.is_available():
         return
@@ -26,13 +25,13 @@ def take_share(share: float) -> None:
 
 
 def is_exhausted(error: BaseException) -> bool:
-    """Whether an error of PyTorch or a CUDA library says that a GPU has no memory left."""
+    """Whether an error of PyTorch or a CUDA library means that a GPU has no memory left."""
     message = str(error).lower()
     return isinstance(error, torch.OutOfMemoryError) or any(word in message for word in EXHAUSTED)
 
 
 def room(device: torch.device) -> int:
-    """Bytes that this process can still take."""
+    """Bytes that this process can still allocate."""
     free, total = torch.cuda.mem_get_info(device)
     share = torch.cuda.get_per_process_memory_fraction(device.index) * total
     return min(free, int(share) - torch.cuda.memory_reserved(device))

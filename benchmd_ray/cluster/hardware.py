@@ -1,7 +1,7 @@
-"""What computes: the model of CPU or GPU, the instructions that the libraries chose, the threads.
+"""Hardware that computes: model of CPU or GPU, instruction sets, threads.
 
-Hardware that differs in one of these adds in another order, so the same run rounds otherwise on it.
-Nothing here names a machine or a person: no host or user name, no address, no serial number.
+The same run rounds differently on hardware that differs in one of these. Nothing here names a
+machine or a person: no host or user name, no address, no serial number.
 """
 
 from __future__ import annotations
@@ -19,46 +19,37 @@ if TYPE_CHECKING:
 
 CPU_INFO = Path("/proc/cpuinfo")
 LIMITS = ("ONEDNN_MAX_CPU_ISA", "DNNL_MAX_CPU_ISA", "MKL_ENABLE_INSTRUCTIONS", "MKL_CBWR")
-"""Variables that limit the instructions of oneDNN and MKL, neither of which says what it chose."""
+"""Variables that limit the instructions of oneDNN and MKL, neither of which reports its choice."""
 
 
 @dataclass(frozen=True)
 class Hardware:
-    """What is equal where the same run gives the same digits, the number of workers apart."""
+    """Equal if the same run gives the same digits with the same number of workers."""
 
     model: str
     """Of the CPU, with family and model number, or of the GPU."""
     instructions: str
-    """What PyTorch and NumPy chose of a CPU's; a GPU's compute capability, with CUDA and cuDNN."""
+    """Instruction sets of PyTorch and NumPy; of a GPU its compute capability, CUDA and cuDNN."""
     threads: str
-    """Of PyTorch within an operation, and of OpenMP where it has others; empty for a GPU."""
+    """PyTorch's threads, and OpenMP's if they differ; empty for a GPU."""
 
     def __str__(self) -> str:
-        """In one line, for tables and notes."""
         plural = "" if self.threads == "1" else "s"
         threads = f"{self.threads} thread{plural}" if self.threads else ""
         return ", ".join(filter(None, (self.model, self.instructions, threads)))
 
     def to_json(self) -> str:
-        """As `from_json` reads it."""
+        """The text that `from_json` reads."""
         return json.dumps(asdict(self), ensure_ascii=False)
 
 
 def from_json(text: str) -> Hardware:
-    """What `Hardware.to_json` wrote.
-
-    Raises:
-        ValueError: The text is something else.
-    """
+    """Read `Hardware.to_json`; `ValueError` for any other text."""
     return from_fields(json.loads(text))
 
 
 def from_fields(content: Any) -> Hardware:
-    """What `dataclasses.asdict` made of a `Hardware`.
-
-    Raises:
-        ValueError: The content is something else.
-    """
+    """A `Hardware` from its fields; `ValueError` for anything else."""
     names = [field.name for field in fields(Hardware)]
     if not isinstance(content, dict) or not all(isinstance(content.get(n), str) for n in names):
         raise ValueError(f"not a description of hardware: {str(content)[:80]}")
@@ -66,7 +57,7 @@ def from_fields(content: Any) -> Hardware:
 
 
 def hardware(device: torch.device) -> Hardware:
-    """The hardware that this process computes with, on a device."""
+    """The hardware of this process on a device."""
     if device.type == "cuda":
         return _gpu(device)
     return Hardware(_cpu_model(), ", ".join(_cpu_instructions()), _threads())
@@ -82,7 +73,7 @@ def _gpu(device: torch.device) -> Hardware:
 
 
 def _cpu_model() -> str:
-    """Virtual machines often have a general name such as ``AMD EPYC``: the numbers tell more."""
+    """Model with family and number, since virtual machines often only say ``AMD EPYC``."""
     text = CPU_INFO.read_text("utf-8", "replace") if CPU_INFO.is_file() else ""
     pairs = (line.partition(":") for line in text.partition("\n\n")[0].splitlines())
     fields = {name.strip(): " ".join(value.split()) for name, _, value in pairs}

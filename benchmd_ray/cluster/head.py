@@ -1,7 +1,7 @@
-"""Whether the head of a cluster still answers.
+"""Watching the head of a cluster.
 
-Where it does not for a minute (``RAY_gcs_rpc_server_reconnect_timeout_s``), Ray ends every process
-that is connected to it, whatever that is at. So the end is announced here, shortly before.
+If it is silent for a minute (``RAY_gcs_rpc_server_reconnect_timeout_s``), Ray kills every connected
+process. This module announces the end shortly before.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from benchmd_ray.console.terminal import echo
 
 VARIABLE = "RAY_gcs_rpc_server_reconnect_timeout_s"
 PATIENCE = 60.0
-"""Seconds for which Ray waits, where the variable does not say otherwise."""
+"""Ray's default of the variable, in seconds."""
 BEFORE = 0.2
-"""Share of them by which this process ends sooner."""
+"""Share of it by which this process ends earlier."""
 LOOK_SECONDS = 2.0
 
 _last_words: list[Callable[[str], None]] = []
@@ -38,7 +38,7 @@ def last_words(take: Callable[[str], None]) -> Iterator[None]:
 
 @contextmanager
 def watched(address: str) -> Iterator[None]:
-    """Within, end this process with a clear message once the head has been silent for too long."""
+    """End this process with a clear message once the head has been silent for too long."""
     patience = float(os.environ.get(VARIABLE) or PATIENCE) * (1 - BEFORE)
     heard, warned = time.monotonic(), False
 
@@ -76,7 +76,7 @@ def _answers(address: str) -> bool:
 
 
 def _end(reason: str) -> None:
-    """End this process; its main thread may wait within Ray for an answer that never comes."""
+    """End this process; its main thread may wait in Ray for an answer that never comes."""
     for take in _last_words:
         with suppress(Exception):
             take(reason)

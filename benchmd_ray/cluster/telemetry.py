@@ -1,8 +1,8 @@
-"""Numbers for Prometheus, through the Ray that this process is connected to; without one, nothing.
+"""Metrics for Prometheus, exported by the Ray that this process is connected to.
 
-Each node of a cluster serves its processes' metrics, whose names Ray begins with ``ray_``
-(``docs/deploy/grafana.json`` shows them). A label ``run`` names the folder of a run; a process
-trains some hundred runs at most, and its series end with it.
+Each node of a cluster serves its processes' metrics, prefixed ``ray_`` by Ray
+(``docs/deploy/grafana.json`` shows them). The label ``run`` is the folder of a run; a process
+trains some hundred runs at most. Without Ray nothing is exported.
 """
 
 from __future__ import annotations
@@ -14,12 +14,11 @@ from typing import Any, Literal
 from benchmd_ray.cluster.connection import connected_already
 
 SECONDS = (1.0, 10.0, 60.0, 600.0, 3600.0, 6 * 3600.0, 24 * 3600.0)
-"""Upper ends of the classes of a histogram of times."""
 
 
 @dataclass(frozen=True)
 class ExportedMetric:
-    """What one metric is."""
+    """Type, description and labels of a metric."""
 
     kind: Literal["Counter", "Gauge", "Histogram"]
     what: str
@@ -59,7 +58,7 @@ METRICS = {
 
 
 def exported() -> set[str]:
-    """Names of all series, as Prometheus shows them."""
+    """Names of all series in Prometheus."""
     names = set()
     for name, metric in METRICS.items():
         ends = ("_bucket", "_sum", "_count") if metric.kind == "Histogram" else ("",)
@@ -68,19 +67,19 @@ def exported() -> set[str]:
 
 
 def count(name: str, amount: float, **labels: str) -> None:
-    """Add to a counter; nothing where this process is connected to no Ray."""
+    """Add to a counter."""
     if amount > 0 and connected_already():
         _metric(name).inc(amount, labels)
 
 
 def gauge(name: str, value: float, **labels: str) -> None:
-    """Set a gauge; nothing where this process is connected to no Ray."""
+    """Set a gauge."""
     if connected_already():
         _metric(name).set(value, labels)
 
 
 def observe(name: str, value: float, **labels: str) -> None:
-    """Add a value to a histogram; nothing where this process is connected to no Ray."""
+    """Add a value to a histogram."""
     if connected_already():
         _metric(name).observe(value, labels)
 

@@ -1,4 +1,4 @@
-"""Signals that ask a process to stop, Ctrl-C and SIGTERM, and who handles them for a while."""
+"""Signals that ask a process to stop: Ctrl-C and SIGTERM."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ Handler = Callable[[int, FrameType | None], Any]
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 SECONDS_TO_STOP = 1.0
-"""After how long it is looked whether what a signal stops has begun to clean up."""
+"""Time after which it is checked that a signal has led to a clean-up."""
 
 
 @contextmanager
 def handled(handlers: Mapping[signal.Signals, Handler]) -> Iterator[None]:
-    """Handle signals so within, and afterwards as before.
+    """Install signal handlers within, and restore the previous ones.
 
-    Outside of the main thread signals cannot be handled, and are not.
+    Only the main thread can handle signals; elsewhere nothing changes.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -40,7 +40,7 @@ def handled(handlers: Mapping[signal.Signals, Handler]) -> Iterator[None]:
 
 
 class _Insistent:
-    """A handler that raises `Stopped`, and again where that was lost."""
+    """A handler that raises `Stopped`, and again if that was lost."""
 
     def __init__(self) -> None:
         self.ended = False
@@ -63,7 +63,7 @@ class _Insistent:
         later.start()
 
     def _remind(self, number: int) -> None:
-        """Send the signal again to whoever handles it now, where nothing cleans up for it."""
+        """Send the signal again, unless the first one has led to a clean-up."""
         with self.lock:
             if self.ended:
                 return
@@ -73,7 +73,7 @@ class _Insistent:
                 signal.pthread_kill(self._thread, number)
 
     def _is_cleaning_up(self) -> bool:
-        """Whether what the interrupted thread handles now comes of the exception."""
+        """Whether the exception that the interrupted thread handles now comes of `Stopped`."""
         current: Any = sys._current_exceptions().get(self._thread)
         if isinstance(current, tuple):  # Python 3.11 gives type, value, traceback
             current = current[1]
@@ -84,11 +84,11 @@ class _Insistent:
 
 @contextmanager
 def stoppable() -> Iterator[None]:
-    """Let Ctrl-C and SIGTERM raise `Stopped` within, again a second later where that was lost.
+    """Let Ctrl-C and SIGTERM raise `Stopped` within, again a second later if that was lost.
 
-    What a handler raises is lost where no exception can go on, as in a garbage collector's
-    callbacks, and where compiled modules or libraries take it for the lack of what they look for
-    or import. Ctrl-C stays ignored where it is, as in what a script starts in the background.
+    An exception of a handler is lost where none can propagate, as in a garbage collector's
+    callbacks, and where libraries catch it while they look for or import something. Ctrl-C stays
+    ignored where it is, as in a script's background process.
     """
     handler, before = _Insistent(), sys.unraisablehook
 
@@ -121,11 +121,11 @@ def stop(number: int, frame: FrameType | None = None) -> None:
 
 @contextmanager
 def interruptible() -> Iterator[None]:
-    """Let an interrupt raise KeyboardInterrupt within, and SIGTERM `Stopped`.
+    """Let Ctrl-C raise KeyboardInterrupt within, and SIGTERM `Stopped`.
 
-    Cancelled Ray tasks end by an interrupt. A program that a script starts in the background
-    ignores it, and hands that on to all its processes; a Ray Train job leaves a handler of its own
-    behind. SIGTERM would end a Ray worker without a word.
+    Ray cancels tasks by an interrupt, which a program that a script starts in the background
+    ignores and inherits to its processes; Ray Train leaves its own handler behind. Without this,
+    SIGTERM ends a Ray worker silently.
     """
     with handled({signal.SIGINT: signal.default_int_handler, signal.SIGTERM: stop}):
         yield
@@ -145,21 +145,14 @@ class Stopping:
         self.number = number
 
     def check(self) -> None:
-        """Stop where it was asked for.
-
-        Raises:
-            Stopped: It was.
-        """
+        """Raise `Stopped` if a signal came."""
         if self.number:
             raise Stopped(self.number)
 
 
 @contextmanager
 def stopping() -> Iterator[Stopping]:
-    """Note Ctrl-C and SIGTERM instead of dying of them, and restore what handled them before.
-
-    Outside of the main thread signals cannot be handled, and are not.
-    """
+    """Note Ctrl-C and SIGTERM within instead of ending at once."""
     asked = Stopping()
     with handled(dict.fromkeys(SIGNALS, asked.take)):
         yield asked
@@ -167,10 +160,10 @@ def stopping() -> Iterator[Stopping]:
 
 @contextmanager
 def deferred() -> Iterator[None]:
-    """Let signals wait within for what must not end halfway; a second one interrupts at once.
+    """Delay signals within, for work that must not end halfway; a second one interrupts.
 
     Raises:
-        Stopped: One came meanwhile.
+        Stopped: A signal came meanwhile.
     """
     with stopping() as asked:
         yield

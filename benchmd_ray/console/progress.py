@@ -14,9 +14,7 @@ if TYPE_CHECKING:  # only a bar needs it: workers and bare GPU machines show non
     from tqdm import tqdm
 
 shown = True
-"""Whether this process shows any."""
 INTERVAL = 10.0
-"""Seconds between two lines."""
 LINE = (
     "{desc}{n_fmt}/{total_fmt}{unit} ({percentage:.0f}%), {rate_noinv_fmt}, {remaining} left"
     "{postfix}"
@@ -25,7 +23,7 @@ LINE = (
 
 
 class Display:
-    """Shows how far some work is; without a bar nothing, as for workers other than the first."""
+    """Shows progress; without a bar, as for workers other than the first, nothing."""
 
     def __init__(self, bar: tqdm[NoReturn] | None = None) -> None:
         self._bar = bar
@@ -53,7 +51,7 @@ class Display:
 
 
 class _Lines:
-    """A stream for tqdm: each state of a bar is a line on standard error, none twice."""
+    """A stream for tqdm: each state of a bar is one line on standard error, without repeats."""
 
     def __init__(self) -> None:
         self._last = ""
@@ -69,12 +67,12 @@ class _Lines:
 
 
 def progress(what: str, total: int, unit: str, done: int = 0) -> Display:
-    """A bar with rate and time left; elsewhere than on a terminal lines, nothing if not `shown`."""
+    """A bar with rate and time left; lines if standard error is not a terminal."""
     return _progress(total, f" {unit}", done, None, LINE, what=f"{visible(what)}: ")
 
 
 def board(total: int | None, unit: str) -> Display:
-    """A bar with a text about the work that is running; without a total where None."""
+    """A bar with a text about the running work."""
     count = "{n_fmt}" if total is None else "{n_fmt}/{total_fmt}"
     bar = ", " if total is None else " |{bar:12}| "
     return _progress(total, unit, 0, f"{count} {unit}{bar}{{desc}}", f"{count} {unit}, {{desc}}")
@@ -83,7 +81,6 @@ def board(total: int | None, unit: str) -> Display:
 def _progress(
     total: int | None, unit: str, done: int, bar: str | None, line: str, what: str | None = None
 ) -> Display:
-    """Show a bar of one form on a terminal, and lines of another elsewhere."""
     if not shown:
         return Display()
     from tqdm import tqdm
@@ -101,7 +98,7 @@ def _progress(
 
 
 def duration(seconds: float) -> str:
-    """A time to read: ``40 s``, ``23 min``, ``7 h 40 min``."""
+    """A time for humans: ``40 s``, ``23 min``, ``7 h 40 min``."""
     if math.isnan(seconds):
         return "unknown time"
     if seconds < 90:
@@ -115,7 +112,7 @@ def duration(seconds: float) -> str:
 
 @contextmanager
 def above() -> Iterator[None]:
-    """Within, what is printed appears above the bars of a terminal."""
+    """Print above the bars of a terminal within."""
     from tqdm import tqdm
 
     with tqdm.external_write_mode(file=sys.stderr):

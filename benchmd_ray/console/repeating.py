@@ -1,4 +1,4 @@
-"""What is done again and again while other work continues."""
+"""Work that is repeated in the background."""
 
 from __future__ import annotations
 
@@ -9,12 +9,9 @@ from contextlib import contextmanager
 
 @contextmanager
 def repeating(do: Callable[[], object], seconds: float, *, wait: bool = True) -> Iterator[None]:
-    """Within, call ``do`` every so many seconds in another thread.
+    """Within, call ``do`` every so many seconds in another thread; what it raises ends that.
 
-    Args:
-        do: What is done; what it raises ends it.
-        seconds: Between two calls.
-        wait: Whether to wait at the end for a call that has not returned.
+    ``wait``: whether to wait at the end for a call that has not returned.
     """
     done = threading.Event()
 

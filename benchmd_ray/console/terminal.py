@@ -1,9 +1,8 @@
-r"""What reaches the terminal: whole lines in which nothing moves the cursor or hides text.
+"""Output on the terminal: whole lines in which nothing moves the cursor or hides text.
 
-Names of runs, keys of buckets, reasons and commands come from files, clusters and servers of
-others. Whatever the package prints passes `echo`, which takes one line per call and escapes what is
-not printable: control characters, line breaks, escape sequences and marks that reverse text appear
-as ``\x1b``. A bar, which prints by itself, is given `visible` text.
+Names of runs, keys of buckets, reasons and commands come from others. All output passes `echo`,
+which prints one line and escapes control characters, line breaks, escape sequences and marks that
+reverse text. Bars, which print by themselves, are given `visible` text.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from typing import Any
 
 
 def visible(text: object) -> str:
-    r"""A text with what is not printable as Python writes it: ``\x1b``, ``\n``, ``\u202e``."""
+    r"""The text with unprintable characters as Python escapes them: ``\x1b``, ``\u202e``."""
     line = str(text)
     if line.isprintable():
         return line
@@ -29,19 +28,19 @@ def visible(text: object) -> str:
 
 
 def echo(line: object = "", *, err: bool = False) -> None:
-    """Print one line, on standard error if asked to; a line break within is escaped as well."""
+    """Print one line; a line break within is escaped as well."""
     stream = sys.stderr if err else sys.stdout
     stream.write(f"{visible(line)}\n")
     stream.flush()
 
 
 def json_text(value: Any, **options: Any) -> str:
-    """JSON of ASCII characters that print; `options` are those of `json.dumps`."""
+    """JSON of printable ASCII characters; `options` are those of `json.dumps`."""
     return json.dumps(value, **options).replace("\x7f", "\\u007f")
 
 
 def traceback_lines(error: BaseException) -> Iterator[str]:
-    """The traceback of an error; its own text is one line, whatever it holds."""
+    """The traceback of an error, whose own text is one line whatever it holds."""
     for part in traceback.format_exception(error):
         text = part.strip("\n")
         yield from map(visible, text.split("\n") if text.startswith("  File ") else [text])
@@ -49,10 +48,9 @@ def traceback_lines(error: BaseException) -> Iterator[str]:
 
 @contextmanager
 def guarded() -> Iterator[None]:
-    """Within, what others print by `logging` and `warnings` is escaped, too.
+    """Escape what others print by `logging` and `warnings` within.
 
-    So are the tracebacks of errors that nobody caught, to the end of the process: Python prints
-    them after everything else has ended.
+    Tracebacks of uncaught errors are escaped until the process ends: Python prints them last.
     """
     sys.excepthook, threading.excepthook = _print_crash, _print_crash_of_thread
     before, form = logging.getLogRecordFactory(), warnings.formatwarning
@@ -66,7 +64,7 @@ def guarded() -> Iterator[None]:
 
 
 class _Record(logging.LogRecord):
-    """A record of a log whose message is one line for every handler, such as the one of Ray."""
+    """A log record whose message is one line for every handler, such as Ray's."""
 
     def __init__(self, *args: Any, **named: Any) -> None:
         super().__init__(*args, **named)

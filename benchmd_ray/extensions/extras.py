@@ -1,4 +1,4 @@
-"""Packages that only some work needs: the extras of the installation, and errors that name them."""
+"""Optional packages, installed by extras, and errors that name the extra."""
 
 from __future__ import annotations
 
@@ -13,12 +13,10 @@ from benchmd_ray.errors import BenchmdError, first_line
 
 @dataclass(frozen=True)
 class Extra:
-    """An extra of the installation, as `setup.cfg` names it."""
+    """An extra of the installation, as in `setup.cfg`."""
 
     packages: tuple[str, ...]
-    """What it installs; they are imported by the same names."""
     use: str
-    """What needs them."""
 
 
 EXTRAS: Mapping[str, Extra] = {
@@ -37,7 +35,7 @@ _EXTRA_OF = {package: name for name, extra in EXTRAS.items() for package in extr
 
 
 class MissingExtra(BenchmdError):
-    """A package is not installed: whatever needs it fails alike, on this machine."""
+    """A package is not installed; whatever needs it fails alike on this machine."""
 
 
 def command_for(*extras: str) -> str:
@@ -46,7 +44,7 @@ def command_for(*extras: str) -> str:
 
 
 def is_installed(package: str) -> bool:
-    """Whether a package is there, without importing it; a folder of its name is not one."""
+    """Whether a package is installed, without importing it; a folder of its name is not one."""
     if package in sys.modules:
         return sys.modules[package] is not None
     spec = importlib.util.find_spec(package)
@@ -54,13 +52,9 @@ def is_installed(package: str) -> bool:
 
 
 def require(purpose: str, *packages: str, instead: str = "") -> None:
-    """Refuse work before it begins where a package that it needs is not installed.
+    """Refuse work before it begins if a package that it needs is not installed.
 
-    ``purpose`` begins the message; ``instead`` is a sentence on what works without the
-    packages.
-
-    Raises:
-        MissingExtra: One is not there; the message names the extra.
+    ``purpose`` begins the message; ``instead`` is a sentence on what works without the package.
     """
     missing = [package for package in packages if not is_installed(package)]
     if missing:
@@ -69,13 +63,7 @@ def require(purpose: str, *packages: str, instead: str = "") -> None:
 
 @contextmanager
 def importing(package: str, purpose: str, instead: str = "") -> Iterator[None]:
-    """Within, a package of an extra is imported.
-
-    See `require`.
-
-    Raises:
-        MissingExtra: It is not installed, or cannot be imported; the message names the extra.
-    """
+    """Import a package of an extra within, see `require`."""
     try:
         yield
     except ImportError as error:

@@ -1,10 +1,10 @@
-"""Versions of the code that computes results: they are part of what names a run.
+"""Versions of the code that computes results; they are part of a run's name.
 
 Raise a part's version whenever its results change: runs of two versions are different runs, which
 are never pooled, resumed into one another or taken for done. ``python tests/parts.py`` compares the
-sources with those that were recorded, and accepts a change that alters no result. Data readers and
-dataset modules have a ``VERSION`` of their own, which is part of a catalog's identity; an
-evaluation's is in its predictions (`runs.predictions.Form`).
+sources with the recorded ones, and accepts a change that alters no result. Data readers and dataset
+modules have a ``VERSION`` of their own, which is part of a catalog's identity; an evaluation's is
+in its predictions (`runs.predictions.Form`).
 """
 
 from __future__ import annotations
@@ -20,11 +20,10 @@ from benchmd_ray.extensions.extras import is_installed
 
 @dataclass(frozen=True)
 class Part:
-    """Code that computes results together."""
+    """Source files that compute results together."""
 
     version: int
     files: tuple[str, ...]
-    """Its source, in the package."""
 
 
 PARTS: Mapping[str, Part] = {
@@ -105,10 +104,11 @@ PARTS: Mapping[str, Part] = {
             "tuning/limits.py",
             "tuning/method.py",
             "tuning/racing.py",
-            "tuning/samplers.py",
             "tuning/sampling.py",
             "tuning/study.py",
+            "tuning/stages.py",
             "tuning/trial.py",
+            "tuning/trial_log.py",
         ),
     ),
     "segmentation scores": Part(
@@ -126,19 +126,17 @@ PARTS: Mapping[str, Part] = {
         ),
     ),
 }
-"""The parts by the names that runs and reports give them."""
 
 EVERY = ("normalisation", "feed", "optimisation")
-"""Parts that all training uses."""
 
 
 def versions_of(names: Iterable[str]) -> dict[str, int]:
-    """Versions of those of these names that are parts: what is plugged in has a source hash."""
+    """Versions of those names that are parts; a plug-in has the hash of its source instead."""
     return {name: PARTS[name].version for name in sorted({*names} & PARTS.keys())}
 
 
 def older(stated: Mapping[str, object]) -> list[str]:
-    """Parts whose version is not that of the code now: ``mae 1, now 2``."""
+    """Parts whose version is not the current one: ``mae 1, now 2``."""
     now = {name: part.version for name, part in PARTS.items()}
     changed = [name for name in sorted(stated) if stated[name] != now.get(name)]
     return [f"{name} {stated[name]}, now {now.get(name, 'gone')}" for name in changed]

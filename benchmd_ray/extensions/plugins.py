@@ -1,9 +1,8 @@
-"""Methods and encoders of users: found by entry point or by import path, without a change here.
+"""Plug-ins: methods, encoders and datasets found by entry point or import path.
 
-An installed package names them in its metadata (`GROUPS`); a module of your own is named by its
-import path, ``package.module:name``. An import path is imported only where the user allowed it: on
-the command line, in a settings file, or in `ALLOWED`. What a store, a catalog or a search says is
-compared with that and otherwise refused.
+An installed package names them in its metadata (`GROUPS`); your own module is named by its import
+path, ``package.module:name``. An import path is imported only if the user allowed it: on the
+command line, in a settings file, or in `ALLOWED`. Stores, catalogs and searches cannot allow any.
 """
 
 from __future__ import annotations
@@ -27,12 +26,11 @@ GROUPS = {
     "dataset": "benchmd_ray.datasets",
     "detector": "benchmd_ray.detectors",
 }
-"""What can be plugged in, and the group of entry points that names it."""
+"""Group of entry points for each kind of plug-in."""
 ALLOWED = "BENCHMD_ALLOW_PLUGINS"
-"""Import paths that may be imported, separated by commas: the processes that a command starts, on
-this machine or on a cluster, find what the user allowed there."""
+"""Import paths that may be imported, separated by commas; child processes inherit it."""
 NAMED = "BENCHMD_BENCHMARKS"
-"""Import paths of the user's benchmarks, separated by commas, likewise."""
+"""Import paths of the user's benchmarks, likewise."""
 IMPORT_PATH = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*(\.[^\W\d]\w*)*")
 
 
@@ -53,13 +51,10 @@ def allowed() -> tuple[str, ...]:
 def plugin(
     kind: str, name: str, known: Iterable[str] = (), *, recorded: str | None = None
 ) -> Callable[..., Any]:
-    """A user's method or encoder.
+    """Load a plug-in by name of its entry point, or ``package.module:name``.
 
-    Args:
-        kind: A key of `GROUPS`.
-        name: Name of an entry point, or ``package.module:name``.
-        known: Names of what is built in, for the message.
-        recorded: SHA-256 of the source that a run was made with; None where there is no such run.
+    ``kind`` is a key of `GROUPS`, ``known`` built-in names for the message, ``recorded`` the
+    SHA-256 of the source that a run was made with.
 
     Raises:
         BenchmdError: There is none of that name, the user did not allow it, its source is not the
@@ -91,17 +86,13 @@ def plugin(
 def plugin_source(kind: str, name: str, known: Iterable[str] = ()) -> str:
     """SHA-256 of the file that defines a plug-in: another source makes another run.
 
-    The plug-in is imported, so that one that cannot be is refused before a run is named by it.
-
-    Raises:
-        BenchmdError: See `plugin`.
+    The plug-in is imported, so that one that fails is refused before a run is named by it.
     """
     plugin(kind, name, known)
     return sha256(_source(kind, _entry(kind, name, known)))
 
 
 def _entry(kind: str, name: str, known: Iterable[str]) -> EntryPoint:
-    """What a name stands for, if it may be imported."""
     installed = entry_points(group=GROUPS[kind])
     if name in installed.names:
         return installed[name]
@@ -117,7 +108,6 @@ def _entry(kind: str, name: str, known: Iterable[str]) -> EntryPoint:
 
 
 def _source(kind: str, entry: EntryPoint) -> Path:
-    """File of the module that an entry names, found without importing anything."""
     spec = find_module(entry.module)
     if spec is None:
         raise _not_importable(kind, entry.name, f"No module named {entry.module!r}")
@@ -131,7 +121,7 @@ def _source(kind: str, entry: EntryPoint) -> Path:
 
 
 def find_module(name: str) -> ModuleSpec | None:
-    """Where a module is, found without importing anything; None where it is not."""
+    """Find a module without importing anything."""
     spec, path, module = None, None, ""
     for part in name.split("."):
         module = f"{module}.{part}".lstrip(".")
@@ -143,7 +133,7 @@ def find_module(name: str) -> ModuleSpec | None:
 
 
 def _spec(module: str, path: Sequence[str] | None) -> ModuleSpec | None:
-    """`importlib.util.find_spec` without importing the packages that hold the module."""
+    """`importlib.util.find_spec` without importing the parent packages."""
     for finder in sys.meta_path:
         try:
             spec = finder.find_spec(module, path)
@@ -165,7 +155,7 @@ def _not_importable(kind: str, name: str, why: object) -> BenchmdError:
 
 
 def _require_defined_in(source: Path, loaded: Callable[..., Any], kind: str, name: str) -> None:
-    """Refuse what another file than the named module defines: its source would not be compared."""
+    """Refuse an object that another file defines: its source would not be compared."""
     try:
         defined = inspect.getsourcefile(loaded)
     except TypeError:

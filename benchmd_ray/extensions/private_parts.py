@@ -1,4 +1,4 @@
-"""Private APIs of other packages, and errors that name the versions which have them."""
+"""Private APIs of other packages, with errors that name the versions which have them."""
 
 from __future__ import annotations
 
@@ -12,11 +12,7 @@ from benchmd_ray.errors import BenchmdError
 
 
 def private_part(module: str, name: str) -> Any:
-    """A module's attribute that is not part of its package's interface.
-
-    Raises:
-        BenchmdError: It is not there; the message says which versions have it.
-    """
+    """A private attribute of a module; `BenchmdError` names the versions that have it."""
     try:
         return getattr(importlib.import_module(module), name)
     except (ImportError, AttributeError) as error:
@@ -29,11 +25,7 @@ def private_part(module: str, name: str) -> Any:
 
 @contextmanager
 def replaced(module: str, name: str, instead: Any) -> Iterator[None]:
-    """Put something in the place of such an attribute for the time being.
-
-    Raises:
-        BenchmdError: As `private_part`.
-    """
+    """Replace a private attribute within."""
     before = private_part(module, name)
     place = importlib.import_module(module)
     setattr(place, name, instead)
@@ -51,7 +43,6 @@ def _version(package: str) -> str:
 
 
 def _required(package: str) -> str:
-    """What this package asks for of another: ``ray<2.61,>=2.60``."""
     stated = (text.split(";")[0].strip() for text in requires("benchmd-ray") or ())
     requirements = (text for text in stated if text.startswith(package))
     return next(requirements, f"another version of {package}")

@@ -1,4 +1,4 @@
-"""Arrays of numpy that are read back: damage as one kind of error."""
+"""Arrays of numpy that are read back."""
 
 from __future__ import annotations
 
@@ -17,15 +17,10 @@ UNREADABLE = (
     *(OSError, ValueError, TypeError, KeyError, EOFError, SyntaxError, tokenize.TokenError),
     *(OverflowError, MemoryError, RecursionError, RuntimeError, zipfile.BadZipFile, zlib.error),
 )
-"""What numpy raises on a file that holds none."""
 
 
 def mapped(path: Path, mode: Literal["r", "c"], remedy: str) -> npt.NDArray[Any]:
-    """The array of a ``.npy`` file, memory-mapped: read-only (r), or copied on write (c).
-
-    Raises:
-        Damaged: It holds none.
-    """
+    """Memory-map a ``.npy`` file, read-only (r) or copied on write (c); else `Damaged`."""
     try:
         array: npt.NDArray[Any] = np.load(path, mmap_mode=mode, allow_pickle=False)
     except UNREADABLE as error:

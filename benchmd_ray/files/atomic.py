@@ -1,4 +1,4 @@
-"""Files that are whole or not there."""
+"""Files that are written whole or not at all, locks and hashes."""
 
 from __future__ import annotations
 
@@ -23,25 +23,25 @@ from typing import Any
 from benchmd_ray.errors import BenchmdError, Busy, DiskFull
 
 TEMPORARY = ".partial-"
-"""Prefix of names under which files and folders are written before they are renamed."""
+"""Prefix of files and folders that are being written; they are renamed at the end."""
 MAX_BYTES = 2**33
 """Of a file that is read whole; a shard has less than 100 MB."""
 MAX_VALUES = 2**20
-"""Of a JSON text; the manifest of a catalog of 10,000 shards has a tenth."""
+"""Values in a JSON text; the manifest of a catalog of 10,000 shards has a tenth of that."""
 LOOK_SECONDS = 0.1
-"""Longer than a look at a lock takes."""
+"""Longer than another process needs to see whether a lock is free."""
 FULL = {
     errno.ENOSPC: ("no space left", "free some space"),
     errno.EDQUOT: ("no space left within the disk quota", "free some space, or have it raised"),
     errno.EFBIG: ("no space left within the largest size of a file", "raise it (`ulimit -f`)"),
 }
-"""The system's errors where a file cannot become longer: what is full, and what to do."""
+"""Error numbers of a file that cannot become longer: what is full, and the remedy."""
 CUT_OFF = re.compile(r"\d+ requested and \d+ written")
-"""What NumPy says of it, without a number."""
+"""What NumPy says of a full disk, without an error number."""
 
 
 def cache_folder() -> Path:
-    """Where what can be made again is kept: ``BENCHMD_CACHE`` or ~/.cache/benchmd."""
+    """Folder of what can be made again: ``BENCHMD_CACHE`` or ~/.cache/benchmd."""
     return Path(os.environ.get("BENCHMD_CACHE") or Path.home() / ".cache" / "benchmd")
 
 
@@ -53,7 +53,7 @@ def resource_folder(name: str) -> Path:
 
 
 def without_home(text: str) -> str:
-    """The text with ``~`` in the place of the home folder of who runs this."""
+    """The text with ``~`` for the user's home folder."""
     home = str(Path.home())
     if home == "/":  # as in some containers
         return text
@@ -77,10 +77,10 @@ def replacing(path: Path) -> Iterator[Path]:
 
 @contextmanager
 def removed_on_failure(partial: Path, path: Path) -> Iterator[None]:
-    """Remove ``partial``, which is to become ``path``, when writing it fails.
+    """Remove ``partial``, which is to become ``path``, if writing it fails.
 
     Raises:
-        DiskFull: There is no space left, within the disk, its quota or the largest size of a file.
+        DiskFull: The disk, its quota or the largest size of a file is exhausted.
     """
     try:
         yield
@@ -114,9 +114,9 @@ def full_remedy(error: BaseException) -> str:
 
 
 def full_number(error: BaseException | None) -> int:
-    """The number in `FULL` of an error, or of what caused it; 0 where it is another.
+    """The number in `FULL` of an error or one of its causes; 0 for another error.
 
-    Libraries that write by themselves raise errors of their own, of which some only say it.
+    Libraries raise errors of their own, some of which have it only in their text.
     """
     while isinstance(error, Exception) and not isinstance(error, BenchmdError):
         text = str(error)
@@ -130,9 +130,9 @@ def full_number(error: BaseException | None) -> int:
 
 
 def is_disk_full(error: BaseException, folder: Path) -> bool:
-    """Whether an error while writing into a folder is that of a full disk, quota or file.
+    """Whether an error in a folder means a full disk, quota or file.
 
-    Others count when the disk has less than a mebibyte left.
+    Any other error counts when the disk has less than a mebibyte left.
     """
     return bool(full_number(error)) or (isinstance(error, Exception) and _is_full(folder))
 
@@ -142,7 +142,6 @@ def _is_full(folder: Path) -> bool:
 
 
 def _at_limit(partial: Path) -> bool:
-    """Whether a file is as long as this process may make one."""
     limit, _ = resource.getrlimit(resource.RLIMIT_FSIZE)
     files = [partial] if partial.is_file() else partial.rglob("*")
     return limit != resource.RLIM_INFINITY and any(
@@ -151,7 +150,7 @@ def _at_limit(partial: Path) -> bool:
 
 
 def flush(path: Path) -> None:
-    """Force files to the disk, so that a rename never precedes its content."""
+    """Force files to the disk, so that a rename never precedes their content."""
     for file in [path] if path.is_file() else [p for p in path.rglob("*") if p.is_file()]:
         with file.open("rb") as opened:
             os.fsync(opened.fileno())
@@ -177,10 +176,10 @@ def json_bytes(content: Any) -> bytes:
 
 
 def parse_json(data: bytes | str) -> Any:
-    """The value of a JSON text, which is looked at before anything is made of it.
+    """The value of a JSON text.
 
     Raises:
-        ValueError: It is no JSON, or may hold more than `MAX_VALUES` values: an empty list takes
+        ValueError: It is not JSON, or may hold more than `MAX_VALUES` values: an empty list takes
             three characters there, and twenty times as much here.
         RecursionError: It is nested deeper than Python can follow.
     """
@@ -210,11 +209,7 @@ def append_text(path: Path, text: str) -> None:
 
 
 def append(file: io.FileIO, data: bytes, path: Path) -> None:
-    """Write at the end of an opened file that nobody else writes: all of it or nothing.
-
-    Raises:
-        DiskFull: There is no space left.
-    """
+    """Append to an opened file with one writer: all of the data or nothing (`DiskFull`)."""
     before, left = file.seek(0, os.SEEK_END), memoryview(data)
     try:
         while left:
@@ -227,7 +222,7 @@ def append(file: io.FileIO, data: bytes, path: Path) -> None:
 
 
 def open_regular(path: Path, flags: int) -> int:
-    """Open a file that is to be changed: a link in a store could name any file of its user.
+    """Open a file to change it; a link is refused, since in a store it could name any file.
 
     Raises:
         BenchmdError: It is a link or not a regular file.
@@ -249,7 +244,7 @@ def _not_regular(path: Path) -> BenchmdError:
 
 
 def slug(*parts: object) -> str:
-    """Words as one name of a file or a place on a page: small letters, digits, hyphens."""
+    """Words as a name of lower-case letters, digits and hyphens."""
     return re.sub("[^a-z0-9]+", "-", "-".join(map(str, parts)).lower()).strip("-")
 
 
@@ -260,7 +255,7 @@ def sha256(path: Path) -> str:
 
 
 def md5(path: Path) -> str:
-    """MD5 of a file, hexadecimal: what owners publish to tell whole downloads from others."""
+    """MD5 of a file, hexadecimal: owners publish it to verify downloads."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, partial(hashlib.md5, usedforsecurity=False)).hexdigest()
 
@@ -275,15 +270,11 @@ def digest(content: Any) -> str:
 def locked(path: Path, what: str, *, wait: bool = False, shared: bool = False) -> Iterator[None]:
     """Hold the lock file ``path``; it is freed when the process ends, however it ends.
 
-    Args:
-        path: The file.
-        what: What it guards, for the error.
-        wait: Whether to wait for another holder.
-        shared: Share it with others that do so; only looks whether somebody works, and the file
-            must be there.
+    ``what`` is guarded, for the error. With ``wait``, wait for another holder. A ``shared`` lock
+    only tests whether somebody works; the file must exist.
 
     Raises:
-        Busy: Another process holds it (unless asked to wait).
+        Busy: Another process holds it.
         BenchmdError: The file system has no locks.
     """
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -1,9 +1,7 @@
-"""What a machine keeps below ``BENCHMD_CACHE`` and may lose.
+"""The machine's cache below ``BENCHMD_CACHE``: splits, computations, files of searches on S3.
 
-Decoded splits, computations, and working files of searches on S3.
-
-Everything here is made again where it is missing. Local mirrors of stores on S3 and leases are in
-the same folder and are not part of this: they may hold what is nowhere else yet.
+Everything here is made again when it is missing. Local mirrors of stores on S3 and leases are in
+the same folder but are not part of it: they may hold work that is not published yet.
 """
 
 from __future__ import annotations
@@ -19,10 +17,10 @@ from benchmd_ray.files.atomic import cache_folder, locked, remove
 from benchmd_ray.files.integrity import hash_path
 
 LIMIT = "BENCHMD_CACHE_GIB"
-"""Variable with the size in GiB beyond which the least recently used goes, whenever a split is
-decoded; without it nothing goes by itself."""
+"""Size in GiB beyond which the least recently used entries are removed when a split is decoded;
+unset, nothing is removed."""
 RECENT_SECONDS = 3600.0
-"""What was used later than that is in use, or will be again."""
+"""Entries that were used within this time are kept."""
 GIB = 2**30
 
 
@@ -33,7 +31,6 @@ class CacheEntry:
     path: Path
     bytes: int
     used: float
-    """When it was last used, in seconds since 1970."""
 
 
 def used(path: Path) -> None:
@@ -45,37 +42,27 @@ def used(path: Path) -> None:
 def entries() -> list[CacheEntry]:
     """What can be made again, the least recently used first."""
     folder, cached = cache_folder(), []
-    for path in (
-        *folder.glob("*.npy"),
-        *folder.glob("*.parquet"),
-        *folder.glob("report/*.parquet"),
-    ):
+    patterns = ("*.npy", "*.parquet", "report/*.parquet")
+    for path in [path for pattern in patterns for path in folder.glob(pattern)]:
         with suppress(FileNotFoundError):  # removed meanwhile
-            times = [each.stat().st_mtime for each in (path, hash_path(path)) if each.is_file()]
+            times = [file.stat().st_mtime for file in (path, hash_path(path)) if file.is_file()]
             cached.append(CacheEntry(path, path.stat().st_size, max(times)))
     for path in folder.glob("searches/*"):
         with suppress(FileNotFoundError):  # removed meanwhile
-            held = [each.stat() for each in (path, *path.rglob("*")) if not each.is_dir()]
-            newest = max((each.st_mtime for each in held), default=path.stat().st_mtime)
-            cached.append(CacheEntry(path, sum(each.st_size for each in held), newest))
+            stats = [file.stat() for file in (path, *path.rglob("*")) if not file.is_dir()]
+            newest = max((stat.st_mtime for stat in stats), default=path.stat().st_mtime)
+            cached.append(CacheEntry(path, sum(stat.st_size for stat in stats), newest))
     return sorted(cached, key=lambda entry: (entry.used, entry.path))
 
 
 def prune(limit_bytes: float, *, dry_run: bool = False) -> list[CacheEntry]:
-    """Remove the least recently used entries until the others take no more than a size.
+    """Remove the least recently used entries until the others fit a size; those removed.
 
-    What was used within `RECENT_SECONDS`, or is being written, stays.
-
-    Args:
-        limit_bytes: The size.
-        dry_run: Only say what would go.
-
-    Returns:
-        What was removed.
+    Entries used within `RECENT_SECONDS` or being written stay. ``dry_run`` only reports.
     """
-    found = entries()
-    left, removed = sum(entry.bytes for entry in found), []
-    for entry in found:
+    cached = entries()
+    left, removed = sum(entry.bytes for entry in cached), []
+    for entry in cached:
         if left <= limit_bytes or time.time() - entry.used < RECENT_SECONDS:
             break
         if dry_run or _removed(entry.path):
@@ -87,9 +74,9 @@ def prune(limit_bytes: float, *, dry_run: bool = False) -> list[CacheEntry]:
 def _removed(path: Path) -> bool:
     locks = sorted(path.glob("locks/*")) if path.is_dir() else [path.with_suffix(".lock")]
     try:
-        with ExitStack() as held:
+        with ExitStack() as stack:
             for lock in locks:
-                held.enter_context(locked(lock, f"what is kept at {path}"))
+                stack.enter_context(locked(lock, f"what is kept at {path}"))
             remove(path)
             remove(hash_path(path))
     except (Busy, OSError):  # somebody works on it, or it cannot be removed
@@ -98,11 +85,7 @@ def _removed(path: Path) -> bool:
 
 
 def stated_limit() -> float | None:
-    """Bytes that `LIMIT` allows; None where it is not set.
-
-    Raises:
-        BenchmdError: It is not a number of GiB.
-    """
+    """Bytes that `LIMIT` allows; None if it is not set."""
     text = os.environ.get(LIMIT, "")
     if not text:
         return None
@@ -116,7 +99,7 @@ def stated_limit() -> float | None:
 
 
 def keep_within_limit() -> None:
-    """Remove what `LIMIT` leaves no room for."""
+    """Remove entries until `LIMIT` is kept."""
     limit = stated_limit()
     if limit is not None:
         prune(limit)

@@ -1,9 +1,8 @@
-"""Files that are compared with their hash where they are read back: damage is found, never used.
+"""Files that are compared with their hash when they are read: damage is detected, never used.
 
-A JSON file holds its own SHA-256, each line of a log its own CRC-32, and any other file has its
-SHA-256 in a file next to it, as ``sha256sum`` writes it. A file is hashed once per process, as long
-as it does not change. The files of a run or a search name it, so that one that was moved
-between two of them is found. Whoever can write the files can write all of this: it
+A JSON file holds its own SHA-256, each line of a log its CRC-32, and any other file has its SHA-256
+in a file next to it, in the format of ``sha256sum``. An unchanged file is hashed once per process.
+The files of a run or a search name it, so that a file moved between two of them is detected. This
 protects against damage, not against forgery.
 """
 
@@ -29,42 +28,31 @@ from benchmd_ray.files.atomic import digest, parse_json, replacing, sha256, writ
 from benchmd_ray.schema.typed import form_fault
 
 HASH = "sha256"
-"""Key of a JSON file's own hash."""
 OF = "of"
-"""Key of the run or search that a file is of, see `name_of`."""
+"""Key of the run or search that a file belongs to, see `name_of`."""
 NAMED = re.compile(r"-([0-9a-f]{12})$")
-"""End of a run's or search's name: the hash of what determines it."""
+"""End of a run's or search's name: the hash of its determinants."""
 CHECK = "crc32"
-"""Key of a line's own checksum."""
 SUFFIX = ".sha256"
-"""Ending of the file with another file's hash."""
 REPLACED_SECONDS = 0.2
-"""Longer than it takes to replace a file's hash after the file."""
+"""Longer than a file's hash takes to be replaced after the file."""
 Item = TypeVar("Item")
 MAX_JSON_BYTES = 2**24
-"""Largest JSON file of a run or a search that is read; they have some kB."""
+"""Largest JSON file of a run or a search; they have some kB."""
 MAX_LOG_BYTES, MAX_LOG_LINES = 2**28, 2**20
-"""Largest log that is read."""
 logger = logging.getLogger(__name__)
 
 
 class Damaged(BenchmdError):
-    """What is read back is not what was written."""
+    """A file that is not what was written; ``remedy`` is a whole sentence."""
 
     def __init__(self, path: object, why: str, remedy: str) -> None:
-        """Say so.
-
-        Args:
-            path: The file.
-            why: What is wrong with it.
-            remedy: What to do about it, a whole sentence.
-        """
+        """``remedy`` is a whole sentence that says what to do."""
         super().__init__(f"{path} is damaged: {why}. {remedy}")
         self.why = why
         self._said = (str(path), why, remedy)
 
     def __reduce__(self) -> tuple[type[Damaged], tuple[str, str, str]]:
-        """Lets it come back from other processes."""
         return type(self), self._said
 
 
@@ -73,9 +61,8 @@ class StoredItems(Generic[Item]):
     """Runs or searches of some stores."""
 
     found: list[Item]
-    """Those that can be read, in order of name."""
     damaged: dict[Path, str]
-    """By folder, why others cannot be read; they are skipped."""
+    """Why others are skipped, by folder."""
 
     @property
     def notes(self) -> list[str]:
@@ -84,11 +71,7 @@ class StoredItems(Generic[Item]):
 
 
 def made_again(folder: object) -> str:
-    """What to do where a file of a run is damaged: a sentence.
-
-    Args:
-        folder: Of the run, as commands name it.
-    """
+    """What to do if a file of a run is damaged."""
     return (
         f"Remove the folder {folder} (or move it out of the store) and run the command again that "
         "made it."
@@ -98,12 +81,8 @@ def made_again(folder: object) -> str:
 def read_json(path: Path, remedy: str) -> dict[str, Any]:
     """The object in a JSON file.
 
-    Args:
-        path: The file.
-        remedy: What to do where it is damaged.
-
     Raises:
-        Damaged: It is missing, has too many bytes or values, or is no JSON object.
+        Damaged: It is missing, has too many bytes or values, or is not a JSON object.
     """
     if _regular(path, remedy).st_size > MAX_JSON_BYTES:
         raise Damaged(path, f"it has more than {MAX_JSON_BYTES:,} bytes", remedy)
@@ -111,18 +90,14 @@ def read_json(path: Path, remedy: str) -> dict[str, Any]:
 
 
 def _regular(path: Path, remedy: str) -> os.stat_result:
-    """What the system says of a file.
-
-    Raises:
-        Damaged: It is missing, or a pipe, a device or a folder, which might never end.
-    """
+    """Status of a file; `Damaged` if it is missing, or a pipe, a device or a folder."""
     try:
-        held = os.stat(path)
+        status = os.stat(path)
     except (FileNotFoundError, NotADirectoryError) as error:
         raise Damaged(path, "it is missing", remedy) from error
-    if not stat.S_ISREG(held.st_mode):
+    if not stat.S_ISREG(status.st_mode):
         raise Damaged(path, "it is not a regular file", remedy)
-    return held
+    return status
 
 
 def parsed_json(data: bytes, path: object, remedy: str) -> dict[str, Any]:
@@ -139,46 +114,33 @@ def parsed_json(data: bytes, path: object, remedy: str) -> dict[str, Any]:
 def name_of(folder: Path) -> str:
     """What files of a run, a search or one of its trials call it.
 
-    The hash that the folder's name ends in; within a search, that of the search's name and the
+    The hash that the folder's name ends in; for a folder within a search, the search's hash and the
     path from there.
     """
     path = folder.resolve()
     for named in (path, *path.parents):
-        if found := NAMED.search(named.name):
-            return (Path(found[1]) / path.relative_to(named)).as_posix()
+        if match := NAMED.search(named.name):
+            return (Path(match[1]) / path.relative_to(named)).as_posix()
     return path.name
 
 
 def require_of(stated: object, folder: Path, path: object, remedy: str) -> None:
-    """Refuse a file of another run or search.
-
-    Args:
-        stated: What it says it is of.
-        folder: The run or search that it was found in.
-        path: The file.
-        remedy: What to do then.
-
-    Raises:
-        Damaged: It is of another one, or does not say which.
-    """
+    """Refuse a file (`Damaged`) that states another run or search than its folder."""
     if stated != name_of(folder):
         other = f"was written for {shown(stated)}" if stated else "does not say what it is of"
         raise Damaged(path, f"it {other}, expected {shown(name_of(folder))}", remedy)
 
 
 def write_hashed_json(path: Path, content: Mapping[str, Any], *, of: Path | None = None) -> None:
-    """Write an object with the hash of its content, whole or not at all.
+    """Write an object with its hash, whole or not at all.
 
-    Args:
-        path: The file.
-        content: The object.
-        of: Folder of the run or search that it says it is of.
+    ``of``: folder of the run or search that it belongs to.
     """
     write_json(path, hashed(content if of is None else {**content, OF: name_of(of)}))
 
 
 def hashed(content: Mapping[str, Any]) -> dict[str, Any]:
-    """A JSON-serialisable object with the hash of its content."""
+    """A JSON-serialisable object with its hash."""
     plain = json.loads(json.dumps(content))  # as it is read again
     return {**plain, HASH: digest(plain)}
 
@@ -186,32 +148,22 @@ def hashed(content: Mapping[str, Any]) -> dict[str, Any]:
 def read_hashed_json(
     path: Path, remedy: str, form: Any = None, *, of: Path | None = None
 ) -> dict[str, Any]:
-    """The object that `write_hashed_json` wrote.
-
-    Args:
-        path: The file.
-        remedy: What to do where it is damaged.
-        form: What it holds at least, a TypedDict; None for any object.
-        of: Folder of the run or search that it must say it is of.
+    """The object that `write_hashed_json` wrote; ``form`` is a TypedDict that it must fit.
 
     Raises:
-        Damaged: It is missing, another one than was written, or of another run or search.
+        Damaged: It is missing, changed, of another form, or of another run or search than ``of``.
     """
     content = without_hash(read_json(path, remedy), path, remedy)
     if of is not None:
         require_of(content.pop(OF, None), of, path, remedy)
-    if form is not None:
-        require_form(content, form, path, remedy)
+    if form is not None and (fault := form_fault(form, content, "it")):
+        raise Damaged(path, fault, remedy)
     return content
 
 
 def without_hash(content: Mapping[str, Any], path: object, remedy: str) -> dict[str, Any]:
-    """What `hashed` was made of.
-
-    Raises:
-        Damaged: It is another object than was written.
-    """
-    plain = {name: held for name, held in content.items() if name != HASH}
+    """The object that `hashed` was given; `Damaged` if it was changed."""
+    plain = {name: value for name, value in content.items() if name != HASH}
     if not has_digest(plain, content.get(HASH)):
         why = "its content is not what was written: its SHA-256 is another"
         raise Damaged(path, why if content.get(HASH) else f"it has no {HASH}", remedy)
@@ -219,25 +171,15 @@ def without_hash(content: Mapping[str, Any], path: object, remedy: str) -> dict[
 
 
 def has_digest(content: Mapping[str, Any], stated: object) -> bool:
-    """Whether an object has this digest; one that cannot be written as JSON has none."""
+    """Whether an object has this digest; one that JSON cannot hold has none."""
     try:
         return digest(content) == stated
     except (UnicodeEncodeError, RecursionError):  # half a surrogate pair; nested too deep
         return False
 
 
-def require_form(content: object, form: Any, path: object, remedy: str, what: str = "it") -> None:
-    """Refuse what is not of a form.
-
-    Raises:
-        Damaged: It has a `form_fault`.
-    """
-    if fault := form_fault(form, content, what):
-        raise Damaged(path, fault, remedy)
-
-
 def line(values: Mapping[str, Any]) -> str:
-    """A line of a log with its checksum, with its end."""
+    """A line of a log with its checksum."""
     return json.dumps(checked(values), ensure_ascii=False) + "\n"
 
 
@@ -248,7 +190,7 @@ def checked(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def read_line(text: str) -> dict[str, Any] | None:
-    """What `line` was made of; None where it was cut off or damaged."""
+    """The values of a `line`; None if it is damaged."""
     try:
         return unchecked(parse_json(text))
     except (ValueError, RecursionError):
@@ -256,12 +198,12 @@ def read_line(text: str) -> dict[str, Any] | None:
 
 
 def unchecked(values: Any) -> dict[str, Any] | None:
-    """What `checked` was made of; None where it was damaged."""
+    """The values that `checked` was given; None if they were damaged."""
     if not isinstance(values, dict):
         return None
-    held = {name: value for name, value in values.items() if name != CHECK}
+    plain = {name: value for name, value in values.items() if name != CHECK}
     try:
-        return held if values.get(CHECK) == _checksum(held) else None
+        return plain if values.get(CHECK) == _checksum(plain) else None
     except (UnicodeEncodeError, RecursionError):
         return None
 
@@ -269,8 +211,8 @@ def unchecked(values: Any) -> dict[str, Any] | None:
 def read_lines(path: Path) -> list[dict[str, Any]]:
     """Whole lines of a log; none without a file.
 
-    Damaged lines are skipped with a warning; a last line that was cut off, by a killed process, is
-    skipped without one. A log that is larger than any is skipped with a warning.
+    Damaged lines are skipped with a warning, and so is a log that is larger than any. A last line
+    that a killed process cut off is skipped silently.
     """
     if not path.is_file():
         return []
@@ -281,7 +223,7 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
     texts = text.split("\n")
     cut_off = texts.pop()
     values = [*map(read_line, texts), *filter(None, [read_line(cut_off)])]
-    whole = [one for one in values if one is not None]
+    whole = [value for value in values if value is not None]
     if damaged := len(values) - len(whole):
         _warn(path, f"{count_of(damaged, 'damaged line')} skipped")
     return whole
@@ -289,7 +231,6 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
 
 @functools.cache
 def _warn(path: Path, what: str) -> None:
-    """Say it once per process."""
     logger.warning("%s: %s", path, what)
 
 
@@ -300,28 +241,24 @@ def _checksum(values: Mapping[str, Any]) -> str:
 
 @contextmanager
 def replacing_hashed(path: Path) -> Iterator[Path]:
-    """Write a file and its hash next to it, each whole or not at all; see `files.replacing`."""
+    """Write a file and its hash next to it, each whole or not at all; see `atomic.replacing`."""
     with replacing(path) as partial:
         yield partial
-        held = sha256(partial)
-    _write_hash(path, held)
+        stated = sha256(partial)
+    write_hash(path, stated)
 
 
-def write_hash(path: Path) -> None:
-    """Write the hash of a file that is there next to it."""
-    _write_hash(path, sha256(path))
-
-
-def _write_hash(path: Path, held: str) -> None:
+def write_hash(path: Path, stated: str | None = None) -> None:
+    """Write the hash of an existing file next to it, computed unless stated."""
     with replacing(hash_path(path)) as partial:
-        partial.write_text(f"{held}  {path.name}\n", "utf-8")
+        partial.write_text(f"{stated or sha256(path)}  {path.name}\n", "utf-8")
 
 
 def require_hash(path: Path, remedy: str) -> None:
-    """Compare a file with the hash next to it; twice where another process may be replacing both.
+    """Compare a file with the hash next to it; twice, as another process may be replacing both.
 
     Raises:
-        Damaged: It is another one, or has none.
+        Damaged: It has another hash, or there is none.
     """
     try:
         require_sha256(path, stated_sha256(path, remedy), remedy)
@@ -333,7 +270,7 @@ def require_hash(path: Path, remedy: str) -> None:
 
 
 def is_whole(path: Path) -> bool:
-    """Whether a file is there and the one whose hash is next to it."""
+    """Whether a file is there and has the hash that is next to it."""
     try:
         require_hash(path, "")
     except Damaged:
@@ -342,7 +279,7 @@ def is_whole(path: Path) -> bool:
 
 
 def stated_sha256(path: Path, remedy: str) -> str:
-    """The hash next to a file, as it was written; the file is not looked at.
+    """The hash next to a file; the file itself is not read.
 
     Raises:
         Damaged: There is none, or it is that of a file of another name.
@@ -351,18 +288,14 @@ def stated_sha256(path: Path, remedy: str) -> str:
     if not beside.is_file():
         raise Damaged(path, f"{beside.name} is missing", remedy)
     with beside.open("rb") as file:
-        held, _, name = file.read(4096).decode("utf-8", "replace").partition("  ")
+        stated, _, name = file.read(4096).decode("utf-8", "replace").partition("  ")
     if name != f"{path.name}\n":
         raise Damaged(path, f"{beside.name} is not of this file", remedy)
-    return held
+    return stated
 
 
 def require_sha256(path: Path, stated: str, remedy: str) -> None:
-    """Compare a file with the SHA-256 that was stated when it was written.
-
-    Raises:
-        Damaged: It is missing, or another one.
-    """
+    """Refuse a file (`Damaged`) that is missing or has another SHA-256."""
     _regular(path, remedy)
     if sha256_once(path) != stated:
         raise Damaged(path, "its SHA-256 is not the one that was recorded", remedy)
@@ -376,8 +309,8 @@ def remove_hashed(path: Path) -> None:
 
 def sha256_once(path: Path) -> str:
     """SHA-256 of a file, computed once per process unless the file changes."""
-    held = os.stat(path)
-    return _sha256(path, held.st_size, held.st_mtime_ns, held.st_ino)
+    status = os.stat(path)
+    return _sha256(path, status.st_size, status.st_mtime_ns, status.st_ino)
 
 
 @functools.lru_cache(maxsize=100_000)

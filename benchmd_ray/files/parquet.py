@@ -1,4 +1,4 @@
-"""Parquet files that are read back: bounded, without foreign types, damage as an error."""
+"""Reading Parquet files: bounded, without extension types, damage as one error."""
 
 from __future__ import annotations
 
@@ -17,23 +17,22 @@ from benchmd_ray.files.integrity import Damaged
 MAX_ROWS = 2**26
 """Rows of one file: ten times the epochs of all nights of the largest dataset."""
 MAX_BYTES = 2**32
-"""Bytes that one file may hold decoded; a text that is there often may claim less than it takes."""
+"""Bytes that one file may hold decoded; a repeated text may claim less than it takes."""
 LEAST_BYTES = 2**27
 """Bytes that every file may hold decoded, however small it is."""
 MOST_TIMES = 100
-"""Times its own size that a larger one may: those of ours have up to about 20."""
+"""Decoded size of a larger file over its own; our files have up to about 20."""
 BATCH_ROWS = 4096
-"""Rows of a table of somebody else that are decoded at a time."""
+"""Rows of a foreign table that are decoded at a time."""
 READ_ROWS = 2**18
-"""The same of a file of ours: each batch looks at all different texts of its row group."""
+"""The same for our files: each batch looks at all distinct texts of its row group."""
 WIDTHS = {"BOOLEAN": 1, "INT32": 4, "INT64": 8, "INT96": 12, "FLOAT": 4, "DOUBLE": 8}
-"""Bytes of a value by its type in the file."""
 LEVELS = 4
-"""Bytes that reading a value within a list takes in addition."""
+"""Additional bytes of a value within a list."""
 AS_LONG_AS_STORED = {"PLAIN", "RLE", "BIT_PACKED", "DELTA_LENGTH_BYTE_ARRAY"}
 """Encodings in which a text takes its own bytes; in others one may be stored for many."""
 BY_NUMBER = {"PLAIN_DICTIONARY", "RLE_DICTIONARY"}
-"""Encodings in which each different text is stored once."""
+"""Encodings in which each distinct text is stored once."""
 
 
 @contextmanager
@@ -45,20 +44,15 @@ def opened(
     dictionaries: Sequence[str] = (),
     most: int | None = None,
 ) -> Iterator[pq.ParquetFile]:
-    """A Parquet file to be read within; what reading it raises becomes one kind of error.
+    """Open a Parquet file; whatever reading it raises becomes `Damaged`.
 
-    An extension type is refused: some are defined by code, and Ray registers one that unpickles.
-
-    Args:
-        source: The file, as pyarrow takes it.
-        path: What it is called in messages.
-        remedy: What to do where it is damaged.
-        dictionaries: Columns of text to be read as dictionaries of their different values.
-        most: Bytes that a file of ours may hold decoded; None for another's, or a shard.
+    Extension types are refused: some are defined by code, and Ray registers one that unpickles.
+    ``dictionaries`` are columns of text to read as dictionaries. ``most``: bytes that a file of
+    ours may hold decoded; None for a foreign one, or a shard.
 
     Raises:
-        Damaged: It is no such file, claims more than `MAX_ROWS`, ``most`` or `MAX_BYTES`, or has a
-            column of an extension type or one twice.
+        Damaged: It is not a whole file, claims more than `MAX_ROWS`, ``most`` or `MAX_BYTES`, or
+            has a column of an extension type or one twice.
     """
     if isinstance(source, Path) and source.exists() and not source.is_file():
         raise Damaged(path, "it is not a regular file", remedy)
@@ -87,33 +81,26 @@ def read_table(
 ) -> pa.Table:
     """The rows of a Parquet file of ours; see `opened`.
 
-    It may decode to `MOST_TIMES` its size, or `LEAST_BYTES` where that is more: what is there often
-    is stored once. Texts are read as numbers of the different ones, until their length is known.
-
-    Raises:
-        Damaged: See `opened`; it decodes to more; or a column is missing.
+    It may decode to `MOST_TIMES` its size, or to `LEAST_BYTES` if that is more. Texts are read as
+    dictionaries until their total length is known.
     """
     size = source.stat().st_size if isinstance(source, Path) and source.is_file() else 0
     most = min(MAX_BYTES, max(LEAST_BYTES, MOST_TIMES * size))
     with opened(source, path, remedy, most=most) as file:
-        schema, texts = file.schema_arrow, _texts(file)
+        schema = file.schema_arrow
     if missing := [name for name in columns or () if name not in schema.names]:
         raise Damaged(path, f"it lacks the columns {', '.join(missing)}", remedy)
     chosen = schema.names if columns is None else [*columns]
     plain = pa.schema([schema.field(name) for name in chosen], schema.metadata)
-    batches, held = [], 0
+    batches, decoded = [], 0
+    texts = [field.name for field in schema if _is_text(field.type)]
     with opened(source, path, remedy, dictionaries=texts, most=most) as file:
         for batch in file.iter_batches(READ_ROWS, columns=chosen):
-            held += sum(map(_decoded_bytes, batch.columns))
-            if held > most:
+            decoded += sum(map(_decoded_bytes, batch.columns))
+            if decoded > most:
                 raise Damaged(path, f"it decodes to more than {most:,} bytes", remedy)
             batches.append(batch.cast(plain))
     return pa.Table.from_batches(batches, plain)
-
-
-def _texts(file: pq.ParquetFile) -> list[str]:
-    """Columns of text of which each different one may be stored once."""
-    return [field.name for field in file.schema_arrow if _is_text(field.type)]
 
 
 def _is_text(kind: pa.DataType) -> bool:
@@ -121,7 +108,6 @@ def _is_text(kind: pa.DataType) -> bool:
 
 
 def _decoded_bytes(column: pa.Array) -> int:
-    """Bytes of a column once its texts are written out."""
     if not isinstance(column, pa.DictionaryArray) or not _is_text(column.dictionary.type):
         return int(column.nbytes)
     lengths = pc.binary_length(column.dictionary).cast(pa.int64())
@@ -144,16 +130,16 @@ def _require_bounded(metadata: Any, most: int | None, path: object, remedy: str)
         for group in groups
         for at in range(metadata.num_columns)
     ]
-    held = max(sum(stored), sum(decoded))
-    if min(*sizes, *stored, *decoded) < 0 or max(sizes) > MAX_ROWS or held > (most or MAX_BYTES):
-        why = f"it claims {max(sizes):,} rows and {held:,} bytes, more than such a file may hold"
+    size = max(sum(stored), sum(decoded))
+    if min(*sizes, *stored, *decoded) < 0 or max(sizes) > MAX_ROWS or size > (most or MAX_BYTES):
+        why = f"it claims {max(sizes):,} rows and {size:,} bytes, more than such a file may hold"
         raise Damaged(path, why, remedy)
 
 
 def _claimed(column: Any, part: Any, *, ours: bool) -> int:
-    """Bytes that the values of a column in a row group take once they are decoded.
+    """Bytes that the values of a column in a row group take decoded.
 
-    Of texts at least; at most where they are in an encoding that no file of ours has.
+    A lower bound for texts, unless they are in an encoding that no file of ours has.
     """
     values, stored = int(part.num_values), int(part.total_uncompressed_size)
     if min(values, stored) < 0:
@@ -168,7 +154,6 @@ def _claimed(column: Any, part: Any, *, ours: bool) -> int:
 
 
 def _foreign(kind: pa.DataType) -> bool:
-    """Whether a type is, or holds, an extension type."""
     if isinstance(kind, pa.BaseExtensionType):
         return True
     if isinstance(kind, pa.DictionaryType):

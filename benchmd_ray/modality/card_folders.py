@@ -1,8 +1,8 @@
-"""Where cards are found: those of the package, of the user's folders, and of installed packages.
+"""Folders of cards: the package's, the user's, and those of installed packages.
 
-A folder of cards has one YAML file for each dataset, and ``modalities`` with one for each modality.
-Users name theirs on the command line or in `CARDS`; an installed package names its own, a package
-with the files as data, by an entry point of the group `GROUP`.
+A folder has one YAML file per dataset, and ``modalities`` with one per modality. Users name theirs
+on the command line or in `CARDS`; an installed package has an entry point of the group `GROUP`
+that names a package with the files as data.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from benchmd_ray.files.atomic import resource_folder
 from benchmd_ray.schema.typed import line_of
 
 CARDS = "BENCHMD_CARDS"
-"""Folders of cards, separated as in ``PATH``: processes that a command starts find them there."""
+"""Folders of cards, separated as in ``PATH``; processes that a command starts inherit it."""
 GROUP = "benchmd_ray.cards"
 """Entry points of packages that hold cards: ``name = package.with.cards``."""
 
@@ -30,11 +30,7 @@ T = TypeVar("T")
 
 
 def add_card_folders(folders: Iterable[Path]) -> None:
-    """Let this process, and those that it starts, find the cards of these folders.
-
-    Raises:
-        BenchmdError: One is not a folder.
-    """
+    """Let this process, and those that it starts, find the cards of these folders."""
     chosen = [folder.absolute() for folder in folders]
     _require_folders(chosen)
     os.environ[CARDS] = os.pathsep.join(dict.fromkeys([*_named(), *map(str, chosen)]))
@@ -42,11 +38,7 @@ def add_card_folders(folders: Iterable[Path]) -> None:
 
 
 def card_folders() -> tuple[Path, ...]:
-    """Folders of cards: the package's own, the user's, and those of installed packages.
-
-    Raises:
-        BenchmdError: A folder that the user names does not exist.
-    """
+    """The package's, the user's and installed packages' folders of cards."""
     chosen = [Path(name) for name in _named()]
     _require_folders(chosen)
     return (resource_folder("data_catalog"), *chosen, *_installed().values())
@@ -59,7 +51,7 @@ def _require_folders(folders: Iterable[Path]) -> None:
 
 
 def broken_packages() -> dict[str, str]:
-    """What is wrong with entry points that name no folder of cards, by their names."""
+    """Faults of entry points that name no folder of cards, by name."""
     return {
         entry.name: f"the entry point {entry.name} of {GROUP} names {entry.value}, which is not an "
         "installed package: expected one that holds cards."
@@ -74,16 +66,11 @@ def _named() -> list[str]:
 
 @lru_cache(maxsize=4)
 def _entries(_: tuple[str, ...]) -> tuple[EntryPoint, ...]:
-    """Entry points that name folders of cards; all that is installed is read for them.
-
-    Args:
-        _: Folders in which packages are looked for.
-    """
+    """Entry points that name folders of cards, cached for a module search path."""
     return tuple(sorted(entry_points(group=GROUP), key=lambda entry: entry.name))
 
 
 def _installed() -> dict[str, Path]:
-    """Folders of cards by the entry points that name them."""
     folders = {}
     for entry in _entries(tuple(sys.path)):
         spec = find_module(entry.module)
@@ -95,23 +82,17 @@ def _installed() -> dict[str, Path]:
 
 @dataclass(frozen=True)
 class Cards(Generic[T]):
-    """What the cards of some folders say."""
+    """The cards of some folders."""
 
     kind: str
-    """What they are of, for messages: ``dataset``."""
     sound: dict[str, T] = field(default_factory=dict)
     broken: dict[str, str] = field(default_factory=dict)
-    """What is wrong with the others, by the names of their files; by the path of a file whose name
-    another has."""
+    """Faults by the name of the file, or by its path if another has that name."""
     taken: dict[str, str] = field(default_factory=dict)
-    """Names that a second card has, and what is wrong with that."""
+    """Names that a second card has, with the fault."""
 
     def __getitem__(self, name: str) -> T:
-        """What the card of that name says.
-
-        Raises:
-            BenchmdError: It is broken, or there is none; the message lists the valid names.
-        """
+        """The card of that name; else an error that lists the valid names."""
         if name in self.sound:
             return self.sound[name]
         if name in self.broken:
@@ -119,17 +100,11 @@ class Cards(Generic[T]):
         raise unknown_name(self.kind, name, self.sound)
 
 
-def read_cards(
-    kind: str,
-    paths: Iterable[Path],
-    read: Callable[[Path], dict[str, T]],
-) -> Cards[T]:
+def read_cards(kind: str, paths: Iterable[Path], read: Callable[[Path], dict[str, T]]) -> Cards[T]:
     """Read card files; a broken one affects no other.
 
-    Args:
-        kind: What they are of, for messages.
-        paths: The files, the package's own first: what has a name that is taken is broken.
-        read: What a file says, by name.
+    ``paths`` begin with the package's own: a later card whose name is taken is broken. ``read``
+    gives what a file says, by name.
     """
     cards: Cards[T] = Cards(kind)
     places: dict[str, Path] = {}
@@ -155,11 +130,7 @@ def read_cards(
 
 
 def require_own_name(path: Path, content: Mapping[str, Any], where: str) -> None:
-    """Refuse a card whose name is not its file's.
-
-    Raises:
-        BenchmdError: The message names the line.
-    """
+    """Refuse a card whose name is not its file's; the error names the line."""
     if content.get("name") != path.stem:
         raise BenchmdError(
             f"{where}{line_of(content, 'name')}, has the name {shown(content.get('name'))}: "
@@ -168,7 +139,6 @@ def require_own_name(path: Path, content: Mapping[str, Any], where: str) -> None
 
 
 def _once(paths: Iterable[Path]) -> list[Path]:
-    """The files without duplicates, such as links or those of a folder that is named twice."""
     first: dict[Path, Path] = {}
     for path in paths:
         first.setdefault(path.resolve(), path)

@@ -1,8 +1,8 @@
-"""Modalities: a signal, its usual task, and what the fixed protocol trains it with.
+"""Modalities: a signal, its usual task, and its batch size in the fixed protocol.
 
 Each is a card of ``data_catalog/modalities``, the seven of BenchMD among them (BenchMD v2, section
 3 and appendix C; ``docs/differences.md`` names where this departs). Cards of datasets name one and
-may state what differs in its signal and task.
+may state what differs in their signal and task.
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ from benchmd_ray.modality.signals import Signal
 from benchmd_ray.modality.tasks import Task
 
 FOLDER = "modalities"
-"""Folder of their cards, within one of cards of datasets."""
 
 
 @dataclass(frozen=True)
@@ -31,14 +30,9 @@ class Modality:
     batch_size: int
     """Examples of a training step in the fixed protocol."""
     place: int | None = None
-    """Place among the others in tables; those without one come last, by name."""
+    """Position in tables; modalities without one come last, by name."""
 
     def __post_init__(self) -> None:
-        """Refuse a name that no folder should have, and batches of nothing.
-
-        Raises:
-            FieldError: The message says what is expected.
-        """
         require_plain_name("modality", self.name)
         if self.batch_size < 1:
             message = f"batch_size is {self.batch_size}, expected 1 or more."
@@ -46,7 +40,7 @@ class Modality:
 
     @property
     def order(self) -> tuple[bool, int, str]:
-        """Sorts modalities as tables and figures show them."""
+        """Sort key of tables and figures."""
         return self.place is None, self.place or 0, self.name
 
     def fits(self, other: Modality) -> bool:
@@ -83,14 +77,10 @@ def _read(path: Path) -> dict[str, Modality]:
 
 
 def broken_modalities() -> dict[str, str]:
-    """What is wrong with the other cards, by the names of their files."""
+    """Faults of the other cards, by the names of their files."""
     return _read_all(card_folders()).broken
 
 
 def modality(name: str) -> Modality:
-    """The modality of that name.
-
-    Raises:
-        BenchmdError: There is none, the message lists the valid names; or its card is broken.
-    """
+    """The modality of that name; else an error that lists the valid names or the card's fault."""
     return _read_all(card_folders())[name]

@@ -1,4 +1,4 @@
-"""Signals: axes, shapes, unit and type of what a catalog holds and an encoder sees."""
+"""Signals: axes, shapes, unit and type of the records of a catalog and an encoder's input."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from benchmd_ray.schema.typed import PlainValue, typed
 
 @dataclass(frozen=True)
 class Range:
-    """A range of values that is mapped linearly onto another; values beyond it are clipped."""
+    """Values that are mapped linearly onto others; those beyond are clipped."""
 
     low: float
     high: float
@@ -21,7 +21,6 @@ class Range:
     onto_high: float = 1.0
 
     def __post_init__(self) -> None:
-        """Refuse an empty range."""
         if not (self.low < self.high and self.onto_low < self.onto_high):
             raise BenchmdError(
                 f"the range from {self.low:g} to {self.high:g}, onto {self.onto_low:g} to "
@@ -37,7 +36,6 @@ class Window:
     width: float
 
     def __post_init__(self) -> None:
-        """Refuse an empty window."""
         if self.width <= 0:
             raise BenchmdError(
                 f"the window around {self.centre:g} has the width {self.width:g}: expected a "
@@ -46,7 +44,7 @@ class Window:
 
     @property
     def range(self) -> Range:
-        """What it shows."""
+        """Its lowest and highest value."""
         return Range(self.centre - self.width / 2, self.centre + self.width / 2)
 
 
@@ -63,52 +61,39 @@ PARAMETERS: dict[str, type] = {
     "source-mean": Range,
     "none": Plain,
 }
-"""Of the normalisers that `benchmd_ray.data.normalise` has, by their names."""
+"""By the names of the normalisers of `benchmd_ray.data.normalise`."""
 MAX_VALUES = 2**28
 """Values of a stored signal: half a gigabyte of int16."""
 LOWEST_RATE = 1e-3
-"""Hz; rates are taken to 1 / 10,000."""
+"""Hz; rates are rounded to 1 / 10,000."""
 AXES = (("channel", "time"), ("channel", "y", "x"), ("channel", "z", "y", "x"))
-"""Axes that a signal may have: over time, of an image, of a volume."""
+"""Axes of a signal over time, of an image and of a volume."""
 GROUPS = dict(zip(AXES, ("over-time", "images", "volumes"), strict=True))
-"""The widest group in search spaces of signals with these axes."""
 
 
 @dataclass(frozen=True)
 class Signal:
-    """What the records of a catalog are."""
+    """The records of a catalog."""
 
     name: str
-    """What it is called in messages, tables and search spaces."""
     axes: tuple[str, ...]
-    """Of `AXES`."""
     stored_shape: tuple[int, ...]
-    """Shape in the catalog."""
     input_shape: tuple[int, ...]
-    """Shape as the encoder sees it, channels first: of the stored one, the centre."""
+    """The centre of the stored shape that the encoder sees, channels first."""
     dtype: Literal["int16", "uint8"]
-    """Type in the catalog: the narrowest that loses nothing."""
     unit: str
-    """Physical unit of ``stored value × scale``."""
     patch: tuple[int, ...]
-    """Extent of a patch along each axis but the channel's."""
+    """Extent of a patch along each axis except the channel's."""
     normaliser: str
-    """Name of the function that makes stored values what the encoder sees."""
     parameters: dict[str, PlainValue] = field(default_factory=dict, hash=False)
-    """Of the normaliser, such as the ends of its range."""
     channels: tuple[str, ...] = ()
-    """Names of the channels in their order, for signals over time."""
     rate: float | None = None
     """Sampling rate in Hz, for signals over time."""
     within: tuple[str, ...] = ()
     """Wider groups in search spaces, the widest first."""
 
     def __post_init__(self) -> None:
-        """Refuse what no catalog or encoder can have.
-
-        Raises:
-            FieldError: The message says what, and what is expected.
-        """
+        """Raise `FieldError` for a signal that no catalog or encoder can have."""
         require_plain_name("signal", self.name)
         for name in self.within:
             require_plain_name("group of signals", name, "within")
@@ -122,7 +107,7 @@ class Signal:
             raise FieldError(field, str(error)) from error
 
     def _axes_fault(self) -> tuple[str, str] | None:
-        """A field, and what is wrong with the number of its values; likewise the next ones."""
+        """A field and its fault; None if there is none, as in the next two."""
         extents = (*self.stored_shape, *self.input_shape, *self.patch)
         if self.axes not in AXES:
             expected = " or ".join(", ".join(axes) for axes in AXES)
@@ -165,11 +150,7 @@ class Signal:
         return None
 
     def normaliser_parameters(self) -> Any:
-        """The parameters of its normaliser, of the type in `PARAMETERS`.
-
-        Raises:
-            BenchmdError: The normaliser does not exist, or takes other parameters.
-        """
+        """Its normaliser's parameters, of the type in `PARAMETERS`."""
         if self.normaliser not in PARAMETERS:
             raise unknown_name(f"normaliser of {self.name}", self.normaliser, PARAMETERS)
         where = f"the normaliser {self.normaliser} of {self.name}"
@@ -177,17 +158,17 @@ class Signal:
 
     @property
     def is_image(self) -> bool:
-        """Whether it is a picture of one or more channels."""
+        """Whether it has the axes channel, y, x."""
         return self.axes == ("channel", "y", "x")
 
     @property
     def tokens(self) -> int:
-        """Number of patches the encoder sees, CLS not counted."""
+        """Number of patches, without CLS."""
         return math.prod(s // p for s, p in zip(self.input_shape[1:], self.patch, strict=True))
 
     @property
     def patch_size(self) -> int:
-        """Number of values in a patch, all channels together."""
+        """Values of a patch, all channels together."""
         return self.input_shape[0] * math.prod(self.patch)
 
     @property
@@ -196,14 +177,10 @@ class Signal:
         return (GROUPS[self.axes], *self.within, self.name)
 
     def with_patch(self, size: int) -> Signal:
-        """This signal, cut into patches of another extent.
+        """This signal with patches of another extent.
 
-        Args:
-            size: Extent in samples along time, or in pixels along y and x; the extent along z stays
-                as it is. 0 takes the signal's own patches.
-
-        Raises:
-            BenchmdError: The extent does not divide the signal's.
+        ``size`` counts samples along time, or pixels along y and x; the extent along z stays. 0
+        keeps the signal's own patches. A size that does not divide the signal's extent is an error.
         """
         if size == 0:
             return self
@@ -221,14 +198,10 @@ class Signal:
 
 
 def valid_area(extents: Sequence[int], size: Sequence[Any]) -> tuple[slice, ...]:
-    """Where a stored signal is more than padding, along each axis but the channel's.
+    """The part of a stored signal that is not padding, along each axis except the channel's.
 
-    Padding is on both sides, half of it rounded down in front; that of short volumes is behind
-    their slices.
-
-    Args:
-        extents: Of the stored signal, without its channels.
-        size: The valid ones, as `Record.valid_size`.
+    ``extents`` are the stored signal's, ``size`` the valid ones (`Record.valid_size`). Padding is
+    on both sides, half of it rounded down in front; that of short volumes is behind their slices.
     """
     starts = valid_starts(extents, size)
     return tuple(slice(start, start + valid) for start, valid in zip(starts, size, strict=True))
@@ -241,7 +214,7 @@ def valid_starts(extents: Sequence[int], size: Sequence[Any]) -> list[Any]:
 
 
 def differing_in(signal: Signal, other: Signal) -> str:
-    """How two signals of one name differ, for a message; empty where their names differ."""
+    """How two signals of one name differ, for a message; empty if their names differ."""
     if signal.name != other.name:
         return ""
     names = [f.name for f in fields(Signal) if getattr(signal, f.name) != getattr(other, f.name)]
@@ -249,7 +222,6 @@ def differing_in(signal: Signal, other: Signal) -> str:
 
 
 def _divisors_near(extent: int, size: int) -> str:
-    """Up to two divisors of an extent on either side of a size, for a message."""
     divisors = [d for d in range(1, extent + 1) if extent % d == 0]
     below = [d for d in divisors if d < size][-2:]
     return ", ".join(map(str, below + [d for d in divisors if d > size][:2]))

@@ -1,4 +1,4 @@
-"""Tasks: what is predicted of a signal, and what is scored as one."""
+"""Tasks: what is predicted of a signal, and the unit that is scored."""
 
 from __future__ import annotations
 
@@ -14,13 +14,11 @@ from benchmd_ray.errors import FieldError, same_form, shown
 TaskKind = Literal["single-label", "multi-label", "ordinal", "segmentation"]
 
 EXCLUSIVE = ("single-label", "ordinal")
-"""Kinds of task in which a record is of exactly one class."""
 SEGMENTATION: Literal["segmentation"] = "segmentation"
-"""Kind of task in which each voxel of a record is of exactly one class."""
 UNKNOWN = -1
-"""Target value of a class that is not known; it is masked in losses and metrics."""
+"""Target of a class that is not known; losses and metrics mask it."""
 MOST_LABELS = 255
-"""Classes of a segmentation, the background among them: masks are uint8."""
+"""Classes of a segmentation, with the background: masks are uint8."""
 
 
 @dataclass(frozen=True)
@@ -28,12 +26,11 @@ class Target:
     """Form of the ground truth that a catalog stores with a record."""
 
     shape: tuple[int, ...]
-    """Of one record: a value for each class; of a mask a label for each voxel, (z, y, x)."""
+    """A value for each class, or of a mask a label for each voxel (z, y, x)."""
     dtype: Literal["int8", "uint8"]
     exclusive: bool
-    """Whether exactly one class is positive."""
     classes: int = 0
-    """Number of labels of a mask, the background included; 0 where it is not a mask."""
+    """Labels of a mask, with the background; 0 if it is not a mask."""
 
     @property
     def is_mask(self) -> bool:
@@ -41,10 +38,9 @@ class Target:
         return self.classes > 0
 
     def present(self, values: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
-        """Which classes records are positive in, or show in a voxel or more: (records, classes).
+        """Classes that records have, in a mask in one voxel or more.
 
-        Args:
-            values: (records, *shape).
+        ``values`` are (records, *shape), the result (records, classes).
         """
         if not self.is_mask:
             return np.asarray(values == 1)
@@ -53,11 +49,7 @@ class Target:
         return np.reshape(counts, (len(values), self.classes)) > 0
 
     def fault(self, values: npt.NDArray[Any]) -> str | None:
-        """What is wrong with the targets of some records, None when nothing is.
-
-        Args:
-            values: (records, *shape).
-        """
+        """What is wrong with targets (records, *shape); None if nothing is."""
         if self.is_mask:
             if values.shape[1:] != self.shape or values.dtype != np.dtype(self.dtype):
                 return (
@@ -76,23 +68,19 @@ class Target:
 
 @dataclass(frozen=True)
 class Task:
-    """What is predicted."""
+    """A prediction task."""
 
     kind: TaskKind
-    """One of the classes; any of the labels; one of classes that have an order; or one of the
-    classes for each voxel."""
+    """One of the classes; any of the labels; one of ordered classes; one of the classes per voxel.
+    """
     classes: tuple[str, ...]
-    """Class (or label) names in the order of targets, scores and tables; ordinal: ascending;
-    segmentation: in the order of the masks' labels, the background first."""
+    """Names in the order of targets, scores and tables; ordinal: ascending; segmentation: in the
+    order of the masks' labels, the background first."""
     scored: str = "records"
-    """What is scored, each as one: records, or the scans that windows were cut from."""
+    """The unit that is scored: records, or the scans that windows were cut from."""
 
     def __post_init__(self) -> None:
-        """Refuse classes that cannot be told apart.
-
-        Raises:
-            FieldError: There are too few, or one appears twice.
-        """
+        """Raise `FieldError` for too few classes, or one that appears twice."""
         least = 2 if self.exclusive or self.segments else 1
         if self.segments and len(self.classes) > MOST_LABELS:
             raise FieldError(
@@ -115,30 +103,29 @@ class Task:
 
     @property
     def exclusive(self) -> bool:
-        """Whether a record is of exactly one class."""
+        """Whether a record has exactly one class."""
         return self.kind in EXCLUSIVE
 
     @property
     def segments(self) -> bool:
-        """Whether each voxel is of a class."""
+        """Whether each voxel has a class."""
         return self.kind == SEGMENTATION
 
     @property
     def foreground(self) -> tuple[str, ...]:
-        """Classes that are scored: all, of a segmentation those but the background."""
+        """Classes that are scored: all, of a segmentation those without the background."""
         return self.classes[1:] if self.segments else self.classes
 
     @property
     def selected_by(self) -> str:
-        """Name of the score on validation records by which an epoch is kept."""
+        """Validation score by which an epoch is kept."""
         return "dsc" if self.segments else "auroc"
 
     def target(self, classes: Sequence[str], extents: Sequence[int]) -> Target:
-        """Form of the ground truth that catalogs store with a record.
+        """Form of the ground truth in catalogs.
 
-        Args:
-            classes: The task's own, or those that merge them.
-            extents: Of the stored signal, without its channels.
+        ``classes`` are the task's, or those that merge them; ``extents`` the stored signal's
+        without channels.
         """
         if self.segments:
             return Target(tuple(extents), "uint8", exclusive=False, classes=len(classes))

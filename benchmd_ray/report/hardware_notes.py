@@ -8,7 +8,7 @@ from benchmd_ray.cluster.hardware import Hardware, from_json
 from benchmd_ray.report.pools import Pool
 from benchmd_ray.report.protocols import pretraining_of
 from benchmd_ray.report.scored import Scored
-from benchmd_ray.runs.sessions import trained_by
+from benchmd_ray.runs.history import trained_by
 from benchmd_ray.runs.store import Run
 
 COLUMNS = {"hardware": "model", "instructions": "instructions", "threads": "threads"}

@@ -9,9 +9,8 @@ from typing import Any
 from benchmd_ray.extensions.parts import older
 from benchmd_ray.report.frames import OF_RUN, VERSIONS
 from benchmd_ray.report.hardware_notes import hardware_columns
-from benchmd_ray.runs.history import seconds_worked
+from benchmd_ray.runs.history import read_metrics, seconds_worked
 from benchmd_ray.runs.store import Run
-from benchmd_ray.runs.training_log import read_metrics
 
 Row = dict[str, Any]
 LINES = 500

@@ -1,8 +1,4 @@
-"""What the folder of a run holds: the names of its files, wherever its store is.
-
-Metrics (`runs.training_log`), sessions (`sessions`) and the history (`runs.history`) are
-named where they are written.
-"""
+"""Names of the files in a run's folder, wherever its store is."""
 
 from __future__ import annotations
 
@@ -13,21 +9,16 @@ from typing_extensions import TypedDict
 from benchmd_ray.schema.typed import Finite
 
 RUN = "run.json"
-"""What the run is."""
 DONE = "done.json"
-"""That it is finished; see `Ended`."""
 MODEL = "model.safetensors"
-"""Its weights."""
 CHECKPOINTS = "checkpoints"
 """Folder of training states, each a folder ``step_000000100``."""
 CHECKPOINT = "checkpoint.json"
 """Written last into a checkpoint: a folder without it is not a checkpoint."""
 SEARCHES = "searches"
-"""Folder of a store that holds its searches."""
 INNER = "inner"
-"""Folder of a store that holds the inner catalogs that its searches share."""
+"""Folder of a store with the inner catalogs that its searches share."""
 SEARCH, TRIALS, RESULT, BEST = "search.json", "trials.parquet", "result.json", "best.yaml"
-"""Files of a search: see `tuning.records`."""
 PREDICTIONS = "predictions"
 """Folder of a folder for each evaluation, with a Parquet file for each dataset."""
 LOCK = ".lock"

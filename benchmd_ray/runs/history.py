@@ -1,24 +1,26 @@
-"""What happened to a run: one line per session that started, finished, failed or was killed.
+"""Logs in a run's folder: its history of sessions, metrics of training, hardware of each session.
 
-``history.jsonl`` in a run's folder. A session that was killed wrote no end; the next one writes it.
+``history.jsonl`` has each session's start, and its end once it is known.
 """
 
 from __future__ import annotations
 
+import os
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from benchmd_ray.cluster.hardware import Hardware, from_fields
 from benchmd_ray.files.atomic import append_text, replacing, without_home
-from benchmd_ray.files.integrity import line, read_lines
-from benchmd_ray.runs.training_log import METRICS
+from benchmd_ray.files.integrity import line, read_line, read_lines
 
 HISTORY = "history.jsonl"
 EVENTS = ("started", "finished", "failed", "killed", "pruned")
 INTERRUPTED = "interrupted"
-"""Reason of a session that a signal ended."""
 LONGEST_REASON = 300
-"""Characters of a failure's reason that are kept."""
 
 
 def now() -> str:
@@ -27,7 +29,7 @@ def now() -> str:
 
 
 def append(folder: Path, event: str, **values: Any) -> None:
-    """Write one line."""
+    """Append one event."""
     append_text(folder / HISTORY, line({"event": event, "time": now(), **values}))
 
 
@@ -36,9 +38,9 @@ def read_history(folder: Path) -> list[dict[str, Any]]:
 
     Each has ``event`` and ``time`` (ISO, UTC). ``started`` has ``device`` and ``from`` (steps or
     epochs done before); ``finished``, ``failed`` and ``killed`` have ``seconds``, ``failed`` its
-    ``reason``. A last line ``started`` is a session at work, or one killed that none followed.
+    ``reason``. A last line ``started`` is a session at work, or one that was killed.
     """
-    return [held for held in read_lines(folder / HISTORY) if _is_event(held)]
+    return list(filter(_is_event, read_lines(folder / HISTORY)))
 
 
 def _is_event(line: dict[str, Any]) -> bool:
@@ -50,17 +52,14 @@ def _is_event(line: dict[str, Any]) -> bool:
 
 
 def seconds_worked(folder: Path) -> float:
-    """Seconds of work in all sessions of a run.
-
-    A session without an end counts until training last wrote its metrics.
-    """
+    """Seconds of all sessions of a run; one without an end counts until its last metrics."""
     lines = read_history(folder)
-    ended = sum(float(held.get("seconds", 0.0)) for held in lines)
+    ended = sum(float(event.get("seconds", 0.0)) for event in lines)
     return ended + (_open_seconds(folder, lines[-1]) if _open(lines) else 0.0)
 
 
 def close_killed(folder: Path) -> None:
-    """Write the end of a session that was killed; called when it is known that nobody works."""
+    """Write the end of a session that was killed; the caller knows that nobody works on the run."""
     path, lines = folder / HISTORY, read_history(folder)
     if path.is_file() and not path.read_bytes().endswith(b"\n"):  # cut off within a line
         with replacing(path) as partial:
@@ -70,7 +69,7 @@ def close_killed(folder: Path) -> None:
 
 
 def reason(error: BaseException) -> str:
-    """First line of an error, without the home folder of who ran it."""
+    """First line of an error, without the user's home folder."""
     if isinstance(error, KeyboardInterrupt):
         return INTERRUPTED
     first = without_home((str(error).strip().splitlines() or [""])[0])
@@ -87,3 +86,76 @@ def _open_seconds(folder: Path, started: dict[str, Any]) -> float:
     if not path.is_file():
         return 0.0
     return max(0.0, path.stat().st_mtime - datetime.fromisoformat(started["time"]).timestamp())
+
+
+METRICS = "metrics.jsonl"
+TAIL_BYTES = 4096
+"""Bytes at the end of the file that hold its last line."""
+
+
+def read_metrics(folder: Path) -> list[dict[str, float]]:
+    """Lines of a run's metrics: ``done`` (steps or epochs) and values by name.
+
+    Damaged lines are skipped.
+    """
+    return list(filter(_is_metrics, read_lines(folder / METRICS)))
+
+
+def last_metrics(folder: Path) -> dict[str, float] | None:
+    """The last line of a run's metrics; None without one."""
+    path = folder / METRICS
+    try:
+        if not path.is_file():  # a pipe has no end
+            return None
+        with path.open("rb") as file:
+            file.seek(max(0, os.fstat(file.fileno()).st_size - TAIL_BYTES))
+            texts = file.read().decode("utf-8", "replace").splitlines()
+    except OSError:
+        return None
+    lines = (read_line(text) for text in reversed(texts))
+    return next((line for line in lines if line is not None and _is_metrics(line)), None)
+
+
+def _is_metrics(line: dict[str, Any]) -> bool:
+    done = line.get("done")
+    return all(map(_is_number, line.values())) and isinstance(done, int) and done >= 0
+
+
+def _is_number(value: object) -> bool:
+    """Whether a value is a number that fits arrays; a loss may be infinite or NaN."""
+    if isinstance(value, int):
+        return not isinstance(value, bool) and abs(value) < 2**53
+    return isinstance(value, float)
+
+
+SESSIONS = "hardware.jsonl"
+"""A line for each session whose work went into the result."""
+
+
+def record_session(folder: Path, workers: Sequence[Hardware], step: int) -> None:
+    """Record a session that begins at a checkpoint; sessions whose work is lost are dropped.
+
+    ``step``: steps or epochs of that checkpoint, 0 without one.
+    """
+    earlier = [session for session in _sessions(folder) if session[0] < step]
+    sessions = [*earlier, (step, tuple(dict.fromkeys(workers)))]
+    with replacing(folder / SESSIONS) as partial, partial.open("w", encoding="utf-8") as file:
+        for begin, distinct in sessions:
+            file.write(
+                line({"from": begin, "workers": [asdict(hardware) for hardware in distinct]})
+            )
+
+
+def trained_by(folder: Path) -> tuple[Hardware, ...]:
+    """Distinct hardware that trained a run, in order; empty if unknown or nothing was trained."""
+    return tuple(dict.fromkeys(hw for _, workers in _sessions(folder) for hw in workers))
+
+
+def _sessions(folder: Path) -> list[tuple[int, tuple[Hardware, ...]]]:
+    sessions = []
+    for fields in read_lines(folder / SESSIONS):
+        with suppress(KeyError, TypeError, ValueError, OverflowError):
+            sessions.append(
+                (int(fields["from"]), tuple(from_fields(worker) for worker in fields["workers"]))
+            )
+    return sessions

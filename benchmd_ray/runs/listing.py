@@ -1,4 +1,4 @@
-"""The runs of stores in a few words each: what they are and how far."""
+"""The state of runs, as ``benchmd runs`` lists them."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from benchmd_ray.errors import Busy, count_of
 from benchmd_ray.files.atomic import locked
 from benchmd_ray.runs import history
 from benchmd_ray.runs.files import LOCK
+from benchmd_ray.runs.history import last_metrics, read_metrics
 from benchmd_ray.runs.store import Run
-from benchmd_ray.runs.training_log import last_metrics, read_metrics
 
 State = Literal["done", "working", "interrupted", "failed", "waiting"]
 """``working``: a process of this machine is at it. ``interrupted``: its last session was stopped or
@@ -23,16 +23,14 @@ STATES: tuple[State, ...] = get_args(State)
 
 @dataclass(frozen=True)
 class Listed:
-    """One run."""
+    """A run with its state."""
 
     run: Run
     state: State
     at: int
     """Steps or epochs that its metrics reach."""
     seconds: float
-    """Worked in all sessions."""
     reason: str
-    """Why its last session failed; empty where it did not."""
 
     @property
     def unit(self) -> str:
@@ -41,12 +39,12 @@ class Listed:
 
     @cached_property
     def score(self) -> float:
-        """Of a transfer its best on the source's validation records so far; NaN without one."""
+        """A transfer's best validation score on its source so far; NaN without one."""
         if self.run.description["kind"] != "transfer":
             return math.nan
         name = f"validation_{self.run.modality.task.selected_by}"
-        found = (float(line.get(name, math.nan)) for line in read_metrics(self.run.folder))
-        return max((score for score in found if not math.isnan(score)), default=math.nan)
+        scores = (float(line.get(name, math.nan)) for line in read_metrics(self.run.folder))
+        return max((score for score in scores if not math.isnan(score)), default=math.nan)
 
     @property
     def line(self) -> str:
@@ -62,14 +60,16 @@ class Listed:
         """For programs; times in seconds."""
         about = self.run.description
         names = ("kind", "modality", "source", "policy", "technique", "setting", "protocol", "seed")
-        own = {name: getattr(self, name) for name in ("state", "at", "unit", "seconds", "reason")}
+        progress = {
+            name: getattr(self, name) for name in ("state", "at", "unit", "seconds", "reason")
+        }
         score = {"validation_score": self.score, "metric": self.run.modality.task.selected_by}
         folder = str(self.run.folder)
-        return {"run": folder, **{name: about[name] for name in names}, **own, **score}
+        return {"run": folder, **{name: about[name] for name in names}, **progress, **score}
 
 
 def listed(run: Run) -> Listed:
-    """What its folder says of a run."""
+    """The state of a run, from its folder."""
     if run.finished:
         done = run.done
         return Listed(run, "done", _reached(run), float(done.get("seconds", 0.0)), "")
@@ -84,13 +84,8 @@ def listed(run: Run) -> Listed:
 
 
 def counts(runs: Sequence[Listed], damaged: int = 0) -> str:
-    """``12 runs: 10 done, 1 failed, 1 damaged``.
-
-    Args:
-        runs: The runs that can be read.
-        damaged: How many cannot.
-    """
-    parts: dict[str, int] = {s: sum(each.state == s for each in runs) for s in STATES}
+    """``12 runs: 10 done, 1 failed, 1 damaged``; ``damaged`` runs are not among ``runs``."""
+    parts: dict[str, int] = {s: sum(run.state == s for run in runs) for s in STATES}
     parts["damaged"] = damaged
     states = ", ".join(f"{n:,} {state}" for state, n in parts.items() if n)
     number = count_of(len(runs) + damaged, "run")
@@ -103,7 +98,6 @@ def _reached(run: Run) -> int:
 
 
 def _held(run: Run) -> bool:
-    """Whether a process of this machine works on it."""
     if not (run.folder / LOCK).is_file():
         return False
     try:

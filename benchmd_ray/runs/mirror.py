@@ -1,8 +1,7 @@
-"""The local mirror of a store on S3: a folder like any store, filled from the bucket.
+"""The local mirror of a store on S3: a folder like that of any store, filled from the bucket.
 
-What is small is pulled when a run is opened; weights and checkpoints when they are needed. A hidden
-index in each run's folder says which state of the bucket each file has. See
-`runs.remote`.
+Small files are pulled when a run is opened; weights and checkpoints when they are needed. A hidden
+index in each run's folder says which ETag of the bucket each file has (see `runs.remote`).
 """
 
 from __future__ import annotations
@@ -50,27 +49,23 @@ from benchmd_ray.runs.files import (
 from benchmd_ray.storage.bucket import Bucket, Object
 
 PENDING = ".done.json"
-"""What ``done.json`` will say of a run that is done and could not be published."""
+"""``done.json`` of a run that is done and could not be published."""
 TRANSIENT = ("error.json", "failure.txt", "start.safetensors", f"start.safetensors{SUFFIX}")
-"""Files that only this machine needs."""
 LAST = (MODEL, RESULT)
-"""Files that are published last: they speak of the others."""
+"""Files that are published last: they refer to the others."""
 INDEX = ".published.json"
 STEP = ".checkpoint"
-"""In the index: name of the checkpoint that was pulled or published."""
+"""Key in the index of the checkpoint that was pulled or published."""
 SYNC = ".sync"
 LONGEST_NAME = 200
-"""Bytes of a file's name: file systems allow 255, of which a file that is being pulled has more."""
+"""Bytes of a file's name: file systems allow 255, of which the temporary prefix takes some."""
 PULLING = 8
-"""Runs and searches of a store that are pulled at once."""
 MOST_FILES = 10_000
-"""Small files of a run or a search; together they have `MAX_BYTES` at most."""
 TOGETHER = 100
-"""Files that are pulled before the index says so."""
 
 
 class NotPulled(BenchmdError):
-    """What a bucket has of a run or a search cannot be pulled."""
+    """A run or a search in a bucket that cannot be pulled."""
 
 
 @dataclass(frozen=True)
@@ -79,14 +74,12 @@ class Mirror:
 
     folder: Path
     bucket: Bucket
-    """Of the store, or of its searches."""
     what: str = "run"
     first: str = RUN
-    """File that says what it is."""
 
     @property
     def address(self) -> str:
-        """Its address, by which messages name it."""
+        """Its address, for messages."""
         return f"{self.bucket.address}/{self.folder.name}"
 
     def key(self, name: str) -> str:
@@ -94,25 +87,24 @@ class Mirror:
         return f"{self.folder.name}/{name}"
 
     def objects(self) -> dict[str, Object]:
-        """What is published of the run, by name within it."""
+        """Published objects of the run, by name within it."""
         start = self.key("")
-        found = self.bucket.objects(start)
-        return {key.removeprefix(start): value for key, value in found.items()}
+        objects = self.bucket.objects(start)
+        return {key.removeprefix(start): value for key, value in objects.items()}
 
     def index(self) -> dict[str, list[Any]]:
-        """For each file that was pulled or published: its ETag there, and its state here.
+        """ETag and local state of each file that was pulled or published; no state during a pull.
 
-        One whose pull was begun has no state. Empty where it is damaged: what is finished is then
-        pulled once more.
+        A damaged index is empty: finished files are then pulled once more.
         """
         try:
-            held = read_hashed_json(self.folder / INDEX, "")
+            content = read_hashed_json(self.folder / INDEX, "")
         except Damaged:
             return {}
-        return {name: value for name, value in held.items() if isinstance(value, list)}
+        return {name: value for name, value in content.items() if isinstance(value, list)}
 
     def note(self, changes: Mapping[str, list[Any] | None]) -> None:
-        """Change the index; None forgets a file."""
+        """Change the index; None removes a file from it."""
         if not changes:
             return
         with locked(self.folder / f"{INDEX}.lock", "the index", wait=True):
@@ -120,18 +112,14 @@ class Mirror:
             content = {name: value for name, value in kept.items() if value is not None}
             write_hashed_json(self.folder / INDEX, content)
 
-    def forget(self) -> None:
-        """Forget all that was published."""
-        self.note(dict.fromkeys(self.index()))
-
 
 def state(stat: os.stat_result) -> list[int]:
-    """What differs when a file was changed."""
+    """Size, time and inode of a file: they differ once it was changed."""
     return [stat.st_size, stat.st_mtime_ns, stat.st_ino]
 
 
 def is_light(name: str) -> bool:
-    """Whether a file of a run is pulled whenever it is opened."""
+    """Whether a file of a run is pulled whenever the run is opened."""
     *above, last = name.split("/")
     file = not above and last not in (PREDICTIONS, CHECKPOINTS)  # which are folders
     fits = file or (above[:1] == [PREDICTIONS] and len(above) == 2)
@@ -139,7 +127,7 @@ def is_light(name: str) -> bool:
 
 
 def _harmless(name: str) -> bool:
-    """Whether a name leads nowhere but into the run's folder, to a file that is seen there."""
+    """Whether a name stays within the run's folder and is not hidden."""
     parts = name.split("/")
     short = all(len(part.encode("utf-8", "replace")) <= LONGEST_NAME for part in parts)
     return (
@@ -148,72 +136,57 @@ def _harmless(name: str) -> bool:
 
 
 def local_files(folder: Path) -> Iterator[tuple[str, Path]]:
-    """Files of a run or a search that are published, but ``done.json`` and checkpoints."""
-    own = [path for path in folder.iterdir() if path.name not in (DONE, *TRANSIENT)]
-    for path in sorted([*own, *scores(folder)], key=lambda path: (path.name in LAST, path)):
+    """Files of a run or a search that are published, except ``done.json`` and checkpoints."""
+    paths = [path for path in folder.iterdir() if path.name not in (DONE, *TRANSIENT)]
+    for path in sorted([*paths, *scores(folder)], key=lambda path: (path.name in LAST, path)):
         if path.is_file() and not path.name.startswith("."):
             yield path.relative_to(folder).as_posix(), path
 
 
 def scores(folder: Path) -> list[Path]:
-    """Files of a run's predictions and of their hashes."""
-    found = sorted((folder / PREDICTIONS).glob("*/*.parquet*"))
-    return [path for path in found if not path.name.startswith(".")]
+    """Files of a run's predictions and their hashes."""
+    paths = sorted((folder / PREDICTIONS).glob("*/*.parquet*"))
+    return [path for path in paths if not path.name.startswith(".")]
 
 
 def refresh_store(store: Path, bucket: Bucket) -> dict[Path, str]:
-    """Pull what is small of all runs and searches of a store.
-
-    Returns:
-        By folder, why some could not be pulled; they are skipped.
-
-    Raises:
-        BucketError: The bucket cannot be reached, or refuses.
-        DiskFull: There is no space left.
-    """
+    """Pull the small files of all runs and searches of a store; by folder, why some are skipped."""
     searches = store / SEARCHES
     mirrors = {path.parent: Mirror(path.parent, bucket) for path in store.glob(f"*/{RUN}")}
     mirrors |= {p.parent: mirror_of_search(p.parent, bucket) for p in searches.glob(f"*/{SEARCH}")}
-    found: dict[Path, dict[str, Object]] = {folder: {} for folder in mirrors}
+    objects: dict[Path, dict[str, Object]] = {folder: {} for folder in mirrors}
     for key, value in bucket.objects().items():
         *above, name = key.split("/", 2) if key.startswith(f"{SEARCHES}/") else key.split("/", 1)
         other = above in ([], [INNER], [SEARCHES])
         if name and not other and all(map(_harmless, above)):
-            found.setdefault(store.joinpath(*above), {})[name] = value
-    for folder in found:
-        own = mirror_of_search if folder.parent == searches else Mirror
-        mirrors.setdefault(folder, own(folder, bucket))
+            objects.setdefault(store.joinpath(*above), {})[name] = value
+    for folder in objects:
+        mirror_type = mirror_of_search if folder.parent == searches else Mirror
+        mirrors.setdefault(folder, mirror_type(folder, bucket))
 
     def fault(folder: Path) -> str:
         try:
-            refresh(mirrors[folder], found[folder])
+            refresh(mirrors[folder], objects[folder])
         except NotPulled as error:
             return str(error)
         return ""
 
     with ThreadPoolExecutor(PULLING) as pool:
-        faults = zip(found, pool.map(fault, found), strict=True)
+        faults = zip(objects, pool.map(fault, objects), strict=True)
         return {folder: why for folder, why in faults if why}
 
 
 def mirror_of_search(folder: Path, bucket: Bucket) -> Mirror:
-    """The mirror of a search.
-
-    Args:
-        folder: Of the search.
-        bucket: Of the store.
-    """
+    """The mirror of a search, of which ``bucket`` is the store's."""
     below = replace(bucket, address=f"{bucket.address}/{SEARCHES}")
     return Mirror(folder, below, "search", SEARCH)
 
 
 def refresh(mirror: Mirror, objects: Mapping[str, Object]) -> None:
-    """Pull what is small of a run or a search, of which `objects` are published.
+    """Pull the small files of a run or a search whose published objects are ``objects``.
 
     Raises:
-        NotPulled: No run or search writes such objects, or they cannot be written here.
-        BucketError: The bucket cannot be reached.
-        DiskFull: There is no space left.
+        NotPulled: The objects are not those of a run or search, or cannot be written here.
     """
     with _explained(mirror):
         if mirror.first not in objects and not mirror.folder.is_dir():
@@ -228,7 +201,7 @@ def refresh(mirror: Mirror, objects: Mapping[str, Object]) -> None:
 
 
 def pulling(run: Path) -> AbstractContextManager[None]:
-    """The local lock of pulling into a run's or a search's folder."""
+    """Hold the local lock of pulling into a run's or a search's folder."""
     return locked(run / SYNC, "the mirror", wait=True)
 
 
@@ -242,7 +215,6 @@ def _idle(folder: Path) -> bool:
 
 @contextmanager
 def _explained(mirror: Mirror) -> Iterator[None]:
-    """Turn what the file system refuses into an error that says of which run it is."""
     try:
         yield
     except OSError as error:
@@ -259,11 +231,7 @@ def _explained(mirror: Mirror) -> Iterator[None]:
 
 
 def _light(mirror: Mirror, objects: Mapping[str, Object]) -> list[str]:
-    """Names of what is small of a run, ``done.json`` last.
-
-    Raises:
-        NotPulled: There is more of it than a run has.
-    """
+    """Names of a run's small files, ``done.json`` last."""
     light = sorted(filter(is_light, objects), key=lambda name: name in (DONE, RESULT))
     size = sum(objects[name].size for name in light)
     if len(light) > MOST_FILES or size > MAX_BYTES:
@@ -276,10 +244,10 @@ def _light(mirror: Mirror, objects: Mapping[str, Object]) -> list[str]:
 
 
 def _pull(mirror: Mirror, objects: Mapping[str, Object]) -> None:
-    """Bring what is small of a run up to date.
+    """Bring the small files of a run up to date.
 
-    Of an unfinished run, what this machine changed and has not published stays. A finished run is
-    as the bucket has it, and so is a search: but for its hours all follows from its journal.
+    Local changes of an unfinished run that are not published stay. A finished run becomes what the
+    bucket has, and so does a search, whose content follows from its journal.
     """
     light = _light(mirror, objects)
     search = mirror.first == SEARCH
@@ -290,40 +258,40 @@ def _pull(mirror: Mirror, objects: Mapping[str, Object]) -> None:
     for first in range(0, len(light), TOGETHER):
         wanted = []
         for name in light[first : first + TOGETHER]:
-            path, known = mirror.folder / name, index.get(name)
-            own = changed(path, known)
-            replaced = known is not None and known[0] != objects[name].etag and not own
-            if not path.is_file() or begun(known) or replaced or (done and own):
+            path, noted = mirror.folder / name, index.get(name)
+            is_changed = changed(path, noted)
+            replaced = noted is not None and noted[0] != objects[name].etag and not is_changed
+            if not path.is_file() or begun(noted) or replaced or (done and is_changed):
                 wanted.append(name)
         download(mirror, wanted, objects)
     gone = []
-    for name, known in index.items():
+    for name, noted in index.items():
         path = mirror.folder / name
-        other = name == MODEL and name in objects and objects[name].etag != known[0]
-        if name != STEP and (name not in objects or other) and (done or not changed(path, known)):
+        other = name == MODEL and name in objects and objects[name].etag != noted[0]
+        if name != STEP and (name not in objects or other) and (done or not changed(path, noted)):
             remove(path)
             gone.append(name)
     mirror.note(dict.fromkeys(gone))
     if done:
-        known = mirror.index().get(MODEL)
-        if known is None or begun(known):
+        noted = mirror.index().get(MODEL)
+        if noted is None or begun(noted):
             remove(mirror.folder / MODEL)  # of a session that did not finish the run
         remove(mirror.folder / CHECKPOINTS)
         remove(mirror.folder / PENDING)
 
 
-def begun(known: list[Any] | None) -> bool:
-    """Whether the pull of a file was begun and its end was not noted."""
-    return known is not None and len(known) == 1
+def begun(noted: list[Any] | None) -> bool:
+    """Whether the pull of a file was begun and not completed."""
+    return noted is not None and len(noted) == 1
 
 
-def changed(path: Path, known: list[Any] | None) -> bool:
-    """Whether a file is another than the one that was pulled or published."""
-    return path.is_file() and (known is None or known[1:] != state(path.stat()))
+def changed(path: Path, noted: list[Any] | None) -> bool:
+    """Whether a file differs from the one that was pulled or published."""
+    return path.is_file() and (noted is None or noted[1:] != state(path.stat()))
 
 
 def download(mirror: Mirror, names: Sequence[str], objects: Mapping[str, Object]) -> None:
-    """Pull files; one that is not there any more is removed here, too."""
+    """Pull files; one that is gone from the bucket is removed here, too."""
     # Noted before they are written: where the process is killed, they are pulled again.
     mirror.note({name: [objects[name].etag] for name in names})
     pulled: dict[str, list[Any] | None] = {}
@@ -341,17 +309,15 @@ def download(mirror: Mirror, names: Sequence[str], objects: Mapping[str, Object]
 
 
 def replace_by_published(mirror: Mirror) -> None:
-    """Make a run's folder what the bucket has, to resume from there: another machine was at it.
+    """Make a run's folder what the bucket has, as another machine has worked on it since.
 
     Raises:
-        NotPulled: No run or search writes such objects, or they cannot be written here.
-        BucketError: The bucket cannot be reached.
-        DiskFull: There is no space left.
+        NotPulled: The objects are not those of a run or search, or cannot be written here.
     """
     objects = mirror.objects()
     _light(mirror, objects)
     with _explained(mirror):
-        mirror.forget()
+        mirror.note(dict.fromkeys(mirror.index()))
         if mirror.first not in objects:
             return  # nothing is published yet: what is here is the run
         remove(mirror.folder / PENDING)
@@ -367,8 +333,8 @@ def replace_by_published(mirror: Mirror) -> None:
 def newest_checkpoint(names: Iterable[str]) -> str | None:
     """Name of the newest whole checkpoint: ``step_<step>.<session>``."""
     pattern = re.compile(rf"{CHECKPOINTS}/(step_\d+\.\w+)/{CHECKPOINT}")
-    found = sorted(match[1] for name in names if (match := pattern.fullmatch(name)))
-    return found[-1] if found else None
+    checkpoints = sorted(match[1] for name in names if (match := pattern.fullmatch(name)))
+    return checkpoints[-1] if checkpoints else None
 
 
 def _pull_checkpoint(mirror: Mirror, name: str, objects: Mapping[str, Object]) -> None:
@@ -390,8 +356,7 @@ def fetch_weights(mirror: Mirror) -> None:
     """Pull the weights of a finished run, if they are published and not here.
 
     Raises:
-        BenchmdError: They are not those that the run recorded, cannot be written here, or the
-            bucket cannot be reached.
+        Damaged: They are not those that the run recorded.
     """
     run = mirror.folder
     if not (run / DONE).is_file():

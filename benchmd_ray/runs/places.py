@@ -1,6 +1,6 @@
-"""Where stores are: the folder of a path or an address, its name, and what is behind it.
+"""Folders of stores: for a path or an address, and for messages.
 
-It is the only module that imports the client of stores on S3, and does so for such a store only.
+The only module that imports the client of stores on S3, and only for such a store.
 """
 
 from __future__ import annotations
@@ -25,9 +25,6 @@ def store_folder(text: str) -> Path:
     """The folder of a store or a run: the path itself, or the mirror of ``s3://bucket/prefix``.
 
     Asks nothing of the bucket.
-
-    Raises:
-        BenchmdError: The address is not valid.
     """
     if not text.startswith(SCHEME):
         return Path(text)
@@ -42,7 +39,7 @@ def store_folder(text: str) -> Path:
 
 
 def shown(folder: Path) -> str:
-    """How commands name a store, a run or a search: its path, or its address on S3."""
+    """The name of a store, a run or a search in messages: its path, or its address on S3."""
     for store in (folder, *folder.parents[:2]):
         if (store / MARKER).is_file():
             return "/".join([_address(store), *folder.relative_to(store).parts])
@@ -50,12 +47,12 @@ def shown(folder: Path) -> str:
 
 
 def location_of(store: Path) -> Location:
-    """Where a store is for all machines: its folder, or its address on S3."""
+    """Where all machines find a store: its folder, or its address on S3."""
     return Address(_address(store)) if (store / MARKER).is_file() else store
 
 
 def backing_of(store: Path) -> Backing:
-    """What is behind a store, which its folder says.
+    """The backing of a store in this folder.
 
     Raises:
         BenchmdError: The folder is named like a mirror but is not one, or S3 cannot be used here.

@@ -1,7 +1,7 @@
-"""Predictions of a finished transfer run, as data: every number in a table comes from them.
+"""Predictions of a finished transfer run: every number in a table is computed from them.
 
-Those of an evaluation for a dataset are ``predictions/<evaluation>/<dataset>.parquet`` in the run's
-folder. Their metadata name the evaluation and its version; a reader refuses another's.
+An evaluation's predictions for a dataset are ``predictions/<evaluation>/<dataset>.parquet`` in the
+run's folder. Their metadata name the evaluation and its version; a reader refuses another's.
 """
 
 from __future__ import annotations
@@ -67,22 +67,20 @@ class Outdated(BenchmdError):
 
 @dataclass(frozen=True)
 class Predictions:
-    """What a model says of one dataset's evaluation splits."""
+    """A model's predictions on one dataset's evaluation splits."""
 
     table: pa.Table
-    """Of a classification: record_id, unit_id, group_id, split, scores, target and the metadata
-    columns."""
+    """A classification has record_id, unit_id, group_id, split, scores, target and the metadata."""
     description: dict[str, str]
-    """What `DESCRIPTION` names.
+    """The metadata that `DESCRIPTION` names.
 
-    ``version`` is the evaluation's, ``catalog`` the digest, ``also`` those of other catalogs that
-    were read, by name (`also_of`), ``options`` are `Catalog.options`,
-    ``hardware`` is what scored, ``of`` the run.
-    """
+    ``version`` is the evaluation's, ``catalog`` a digest, ``also`` the digests of other catalogs
+    that were read (`also_of`), ``options`` are `Catalog.options`, ``hardware`` scored, ``of`` is
+    the run."""
 
     @property
     def splits(self) -> list[str]:
-        """Splits in the table, in order of name."""
+        """Splits in the table, sorted."""
         return sorted(set(self.table["split"].to_pylist()))
 
     def of_split(
@@ -102,19 +100,18 @@ class Predictions:
         )
 
     def units_of_split(self, split: str) -> pd.DataFrame:
-        """What is known of each unit of a split, in the order of `of_split`.
+        """Metadata of each unit of a split, in the order of `of_split`.
 
-        Columns: unit_id, group_id (the patient) and those of `PERSON`: age in years, sex, site,
-        device, view; null where the source does not say. A unit of several rows has its first
-        row's.
+        Columns: unit_id, group_id (the patient) and those of `PERSON` (age in years, sex, site,
+        device, view); null where the source does not say. Of several rows of a unit the first
+        counts.
         """
         table, units = self._of_split(split)
-        known = table.select(["unit_id", "group_id", *PERSON])
-        found: pd.DataFrame = known.take(units.first).to_pandas()
-        return found
+        metadata = table.select(["unit_id", "group_id", *PERSON])
+        frame: pd.DataFrame = metadata.take(units.first).to_pandas()
+        return frame
 
     def _of_split(self, split: str) -> tuple[pa.Table, Units]:
-        """Rows of a split, and which unit each belongs to."""
         table = self.table.filter(pc.equal(self.table["split"], split))
         return table, Units(table["unit_id"].to_pylist())
 
@@ -125,21 +122,18 @@ class Predictions:
 
     @property
     def task(self) -> Task:
-        """What was predicted; of the dataset's classes."""
+        """The task, with the dataset's classes."""
         task: Task = typed(Task, parse_json(self.description["task"]), "task")
         return task
 
 
 @dataclass(frozen=True)
 class Form:
-    """Which predictions are an evaluation's."""
+    """Name, version and schema of an evaluation's predictions."""
 
     evaluation: str
-    """Its name."""
     version: int
-    """Raised whenever its predictions change."""
     fault: Callable[[Predictions], str]
-    """What is wrong with a table; empty where nothing is."""
 
 
 def predictions_path(run: Path, dataset: str, evaluation: str = "classification") -> Path:
@@ -155,21 +149,10 @@ def write_predictions(
     form: Form,
     also: Sequence[Catalog] = (),
 ) -> Path:
-    """Write predictions with what `DESCRIPTION` names, and their hash.
+    """Write predictions, their metadata (`DESCRIPTION`) and their hash.
 
-    Args:
-        table: The predictions.
-        run: Folder of the run.
-        catalog: What was scored.
-        hardware: What scored it.
-        form: Whose they are.
-        also: Other catalogs that were read.
-
-    Returns:
-        The file.
-
-    Raises:
-        BenchmdError: They are not of the evaluation's form; nothing is written.
+    ``catalog`` is what was scored, ``also`` are other catalogs that were read. A table that is not
+    of the evaluation's form is an error, and nothing is written.
     """
     raw = catalog.manifest["raw"]
     description = {
@@ -183,7 +166,7 @@ def write_predictions(
         "also": also_of(also),
         "raw_records": str(raw["records"]),
         "raw_expected": str(raw["expected"]),
-        "provenance": together(*(each.provenance for each in (catalog, *also))),
+        "provenance": together(*(other.provenance for other in (catalog, *also))),
         "options": json.dumps(catalog.options),
         "warnings": json.dumps(catalog.manifest.get("warnings", {})),
         "task": json.dumps(asdict(replace(catalog.task, classes=catalog.card.classes))),
@@ -202,20 +185,14 @@ def write_predictions(
 
 
 def also_of(catalogs: Sequence[Catalog]) -> str:
-    """Digests of catalogs by name of their datasets, as `DESCRIPTION` states them."""
-    return json.dumps({each.dataset: each.digest for each in catalogs}, sort_keys=True)
+    """Digests of catalogs by dataset, as in `DESCRIPTION`."""
+    return json.dumps({catalog.dataset: catalog.digest for catalog in catalogs}, sort_keys=True)
 
 
 def fault_of_columns(
     table: pa.Table, kinds: Mapping[str, pa.DataType], may_be_null: Collection[str]
 ) -> str:
-    """What is wrong with the columns of a table; empty where nothing is.
-
-    Args:
-        table: Of predictions.
-        kinds: Columns that it has, with their types.
-        may_be_null: Those that may have missing values.
-    """
+    """What is wrong with the columns of a table, given their types by name; empty if nothing is."""
     for name, kind in kinds.items():
         if name not in table.column_names:
             return f"it lacks the column {name}"
@@ -227,7 +204,6 @@ def fault_of_columns(
 
 
 def _fault(predictions: Predictions) -> str:
-    """What is wrong with a table of predictions; empty where nothing is."""
     table, classes = predictions.table, predictions.classes
     kinds = {
         **dict.fromkeys(IDENTIFIERS, pa.string()),
@@ -253,7 +229,6 @@ def _fault(predictions: Predictions) -> str:
 
 
 CLASSIFIED = Form("classification", 3, _fault)
-"""Of the classification of a dataset's splits."""
 
 
 def read_predictions(path: Path, form: Form = CLASSIFIED) -> Predictions:
@@ -268,10 +243,10 @@ def read_predictions(path: Path, form: Form = CLASSIFIED) -> Predictions:
 
 
 def parsed_predictions(path: Path, form: Form = CLASSIFIED) -> Predictions:
-    """Predictions without a look at their hash; whatever the file holds, it is such a table.
+    """Read predictions without comparing their hash; everything else is validated.
 
     Raises:
-        Damaged: It is not.
+        Damaged: The file has another form.
         Outdated: It is of another version of the evaluation.
     """
     remedy = _remedy(path)
@@ -283,10 +258,10 @@ def parsed_predictions(path: Path, form: Form = CLASSIFIED) -> Predictions:
 
 
 def read_description(path: Path, form: Form = CLASSIFIED) -> tuple[dict[str, str], pa.Schema]:
-    """What `DESCRIPTION` names of predictions, and their columns, without reading or hashing them.
+    """Metadata and schema of predictions, without reading or hashing the rows.
 
     Raises:
-        Damaged: The file is no such table.
+        Damaged: The file has another form.
         Outdated: It is of another version of the evaluation.
     """
     with opened(path, path, _remedy(path)) as file:
@@ -304,17 +279,11 @@ def _remedy(path: Path) -> str:
 
 
 def _description(schema: pa.Schema, path: Path, form: Form) -> dict[str, str]:
-    """What `DESCRIPTION` names, each of the form that `write_predictions` writes.
-
-    Raises:
-        Damaged: Something is missing or of another form.
-        Outdated: It is of another version of the evaluation.
-    """
-    held = schema.metadata or {}
+    metadata = schema.metadata or {}
     try:
-        description = {key: held[key.encode()].decode() for key in DESCRIPTION}
-        for key, kind in (("options", dict), ("warnings", dict), ("also", dict)):
-            if not isinstance(parse_json(description[key]), kind):
+        description = {key: metadata[key.encode()].decode() for key in DESCRIPTION}
+        for key in ("options", "warnings", "also"):
+            if not isinstance(parse_json(description[key]), dict):
                 raise ValueError(f"{key} is of another type")
         if not all(type(count) is int for count in parse_json(description["warnings"]).values()):
             raise ValueError("a count of its warnings is not one")

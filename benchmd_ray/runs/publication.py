@@ -1,6 +1,6 @@
-"""What a session publishes of a run of a store on S3, while it works and at its end.
+"""Publishing a run of a store on S3, while a session works on it and at its end.
 
-Everything is put under the run's lease. What must hold of it: see `runs.remote`.
+Everything is put under the run's lease; `runs.remote` states the invariants.
 """
 
 from __future__ import annotations
@@ -22,12 +22,11 @@ from benchmd_ray.storage.lease import Lease, LeaseLost
 
 PUBLISH_SECONDS = 30.0
 SNAPSHOT = ".publishing"
-"""In a run's folder: the checkpoint that is being published."""
 logger = logging.getLogger(__name__)
 
 
 class Publication:
-    """What a session publishes of a run while it works on it."""
+    """Publishes a run while a session works on it."""
 
     def __init__(self, mirror: Mirror, lease: Lease) -> None:
         self._mirror, self._lease = mirror, lease
@@ -38,12 +37,12 @@ class Publication:
         """Whether the work has ended well, whatever became of its publication."""
 
     def start(self) -> None:
-        """Publish what is there, and from now on every `PUBLISH_SECONDS`."""
+        """Publish what is there, and then every `PUBLISH_SECONDS`."""
         self.push()
         self._thread.start()
 
     def stop(self) -> None:
-        """Publish no more by itself."""
+        """End the regular publishing."""
         self._stop.set()
         if self._thread.is_alive():
             self._thread.join()
@@ -53,7 +52,6 @@ class Publication:
 
         Raises:
             LeaseLost: One has.
-            BucketError: The bucket cannot be reached.
         """
         self._lease.require()
 
@@ -62,7 +60,6 @@ class Publication:
 
         Raises:
             LeaseLost: Another machine has taken over.
-            BucketError: The bucket cannot be reached.
         """
         self._lease.require()
         snapshot = self._mirror.folder / SNAPSHOT
@@ -87,16 +84,12 @@ class Publication:
             etag = mirror.bucket.upload(file, stat.st_size, mirror.key(name))
         mirror.note({name: [etag, *state(stat)]})
 
-    def finish(self, done: dict[str, Any], *, keep_checkpoint: bool) -> None:
+    def finish(self, done: dict[str, Any], keep_checkpoint: bool) -> None:
         """Publish the rest and then ``done.json``, there and here.
 
-        Args:
-            done: Content of ``done.json``.
-            keep_checkpoint: Publish the last checkpoint too, instead of deleting it.
-
         Raises:
-            Transient: Another machine has taken over, or the bucket cannot be reached: what was
-                done stays here, and is published when the run is opened again.
+            Transient: Another machine has taken over, or the bucket cannot be reached: the work
+                stays here and is published when the run is opened again.
         """
         self.stop()
         self.ended = True
@@ -134,7 +127,7 @@ class Publication:
                 return
 
     def try_push(self) -> bool:
-        """Publish what has changed, if it can be; whether to keep trying."""
+        """Publish what has changed; an outage is logged once. Whether to keep trying."""
         place = self._mirror.address
         try:
             self.push()
@@ -152,13 +145,13 @@ class Publication:
         return True
 
     def _snapshot(self, folder: Path) -> str | None:
-        """Hold the newest checkpoint, if it is not published, while training replaces it."""
+        """Link the newest checkpoint, unless it is published, as training may replace it."""
         remove(folder)
-        found = sorted(self._mirror.folder.glob(f"{CHECKPOINTS}/step_*/{CHECKPOINT}"))
+        paths = sorted(self._mirror.folder.glob(f"{CHECKPOINTS}/step_*/{CHECKPOINT}"))
         published = self._mirror.index().get(STEP, [""])[0].partition(".")[0]
-        if not found or found[-1].parent.name == published:
+        if not paths or paths[-1].parent.name == published:
             return None
-        newest = found[-1].parent
+        newest = paths[-1].parent
         try:
             shutil.copytree(newest, folder, copy_function=_link)
         except (OSError, shutil.Error):
@@ -184,11 +177,10 @@ class Publication:
         self.delete([n for n in names if but is None or not n.startswith(f"{start}{but}/")])
 
     def delete(self, names: list[str]) -> None:
-        """Delete published files: what makes a checkpoint whole first.
+        """Delete published files; of a checkpoint, first the file that makes it whole.
 
         Raises:
             LeaseLost: Another machine has taken over.
-            BucketError: The bucket cannot be reached.
         """
         for name in sorted(names, key=lambda name: not name.endswith(f"/{CHECKPOINT}")):
             self._lease.require()
@@ -198,7 +190,7 @@ class Publication:
 
 
 def _link(source: str, target: str) -> None:
-    """Hold a file under another name: its content is never changed, only its name removed."""
+    """Link a file, whose content is never changed, or copy it where links are not supported."""
     try:
         os.link(source, target)
     except FileNotFoundError:

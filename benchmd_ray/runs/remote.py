@@ -33,7 +33,7 @@ from typing import ClassVar
 
 from benchmd_ray.errors import BucketError, Busy, Transient
 from benchmd_ray.files.integrity import SUFFIX, made_again, read_hashed_json
-from benchmd_ray.runs.backing import Backing, RunWork, lock_of_run
+from benchmd_ray.runs.backing import Backing, Finish, lock_of_run
 from benchmd_ray.runs.files import CHECKPOINTS, DONE, MODEL, Ended
 from benchmd_ray.runs.history import HISTORY
 from benchmd_ray.runs.mirror import (
@@ -55,29 +55,28 @@ from benchmd_ray.storage.bucket import Bucket, open_bucket
 from benchmd_ray.storage.lease import Lease, require_free, wait_for
 
 KEEPS = "keeps-weights-"
-"""Beginning of the keys of leases of plans and searches at work, at the top of a store."""
+"""Prefix of the leases of plans and searches that keep weights, at the top of a store."""
 PRUNES = "pruning.json"
-"""Key of the lease of who removes weights."""
 
 
 @dataclass(frozen=True)
 class Mirrored(Backing):
-    """What is behind a store on S3: its bucket, which the store's folder mirrors."""
+    """A store on S3: a bucket and the local folder that mirrors it."""
 
     bucket: Bucket
     on_s3: ClassVar[bool] = True
 
     def mirror(self, run: Path) -> Mirror:
-        """The mirror that a run's folder is."""
+        """The mirror in a run's folder."""
         return Mirror(run, self.bucket)
 
     def refresh(self, run: Path) -> None:
-        """Pull what is small of a run."""
+        """Pull the small files of a run."""
         mirror = self.mirror(run)
         refresh(mirror, mirror.objects())
 
     def refresh_store(self) -> dict[Path, str]:
-        """Pull what is small of all runs and searches."""
+        """Pull the small files of all runs and searches."""
         return refresh_store(self.store, self.bucket)
 
     def fetch_weights(self, run: Path) -> None:
@@ -89,16 +88,16 @@ class Mirrored(Backing):
         return {key.split("/")[0] for key in self.bucket.objects() if key.endswith(f"/{MODEL}")}
 
     @contextlib.contextmanager
-    def working(self, run: Path) -> Iterator[RunWork]:
-        """Work on a run under its lease, publishing it; nothing is pulled into its folder."""
+    def working(self, run: Path) -> Iterator[Finish]:
+        """Work on a run under its lease and publish it; nothing is pulled into its folder."""
         with contextlib.ExitStack() as stack:
             with pulling(run):
                 stack.enter_context(lock_of_run(run))
-            yield stack.enter_context(_published(self.mirror(run)))
+            yield stack.enter_context(_published(self.mirror(run))).finish
 
     @contextlib.contextmanager
     def scoring(self, run: Path, dataset: str, evaluation: str) -> Iterator[None]:
-        """Write a dataset's predictions under their lease; they are published at the end."""
+        """Write a dataset's predictions under their lease and publish them at the end."""
         mirror, name = self.mirror(run), f"lease-{evaluation}.{dataset}.json"
         what = f"the predictions of {mirror.address} for {dataset} ({evaluation})"
         with super().scoring(run, dataset, evaluation):
@@ -112,7 +111,7 @@ class Mirrored(Backing):
 
     @contextlib.contextmanager
     def searching(self, search: Path) -> Iterator[Callable[[], None]]:
-        """Work on a search under its lease, publishing what is small of it."""
+        """Work on a search under its lease and publish its small files."""
         mirror = mirror_of_search(search, self.bucket)
         refresh(mirror, mirror.objects())  # one that was removed there is not brought back
         with contextlib.ExitStack() as stack:
@@ -133,25 +132,25 @@ class Mirrored(Backing):
         """Publish an end and predictions that could not be published when they were made."""
         with contextlib.suppress(Busy):  # another process is at it
             if (run / PENDING).is_file() and not (run / DONE).is_file():
-                with self.working(run) as publication:
+                with self.working(run) as finish:
                     if (run / PENDING).is_file():
                         remedy = made_again(self.mirror(run).address)
                         done = read_hashed_json(run / PENDING, remedy, Ended, of=run)
                         kept = keep_checkpoint and (run / CHECKPOINTS).is_dir()
-                        publication.finish(done, keep_checkpoint=kept)
+                        finish(done, kept)
             for path in _unpublished_predictions(self.mirror(run)):
                 with self.scoring(run, path.stem, path.parent.name):
                     pass
 
     @contextlib.contextmanager
     def unused(self, run: Path) -> Iterator[None]:
-        """Hold all local locks of a run, that of pulling too."""
+        """Hold all local locks of a run, including that of pulling."""
         with pulling(run), super().unused(run):
             yield
 
     @contextlib.contextmanager
     def keeping_weights(self) -> Iterator[None]:
-        """Have all weights of the store stay, for other machines too."""
+        """Keep all weights of the store, for other machines too."""
         key = f"{KEEPS}{uuid.uuid4().hex}.json"
         with super().keeping_weights():
             record = self.store / f".lease-{key}"
@@ -181,9 +180,9 @@ class Mirrored(Backing):
         return Lease(self.bucket, PRUNES, self.store / f".lease-{PRUNES}", what)
 
     def _keepers(self) -> int:
-        """How many plans and searches keep weights, on any machine.
+        """The number of plans and searches that keep weights, on any machine.
 
-        One of another machine that has not reached the bucket for `LEASE_SECONDS` is not seen.
+        Another machine that has not reached the bucket for `LEASE_SECONDS` is not counted.
         """
         here, count = super()._keepers(), 0
         for key in self.bucket.objects(KEEPS):
@@ -199,16 +198,16 @@ class Mirrored(Backing):
 
     def sizes(self, run: Path, names: Sequence[str]) -> dict[str, int]:
         """Bytes of those of these files and folders of a run that are published."""
-        found: dict[str, int] = {}
+        sizes: dict[str, int] = {}
         for key, value in self.mirror(run).objects().items() if names else ():
             name = key.partition("/")[0]
             if name in names:
-                found[name] = found.get(name, 0) + value.size
-        return found
+                sizes[name] = sizes.get(name, 0) + value.size
+        return sizes
 
     @contextlib.contextmanager
     def pruning(self, run: Path, names: Sequence[str]) -> Iterator[None]:
-        """Remove published files of a finished run; its history is published after.
+        """Remove published files of a finished run, then publish its history.
 
         Raises:
             Busy: Another machine works on the run or scores a dataset with it.
@@ -230,28 +229,19 @@ class Mirrored(Backing):
             publication.push_file(HISTORY, run / HISTORY)
 
     def has_copy_of(self, path: Path) -> bool:
-        """Whether a file of a run is the one that is published."""
-        known = self.mirror(path.parent).index().get(path.name)
-        return path.is_file() and known is not None and not changed(path, known)
+        """Whether a file of a run is the published one."""
+        noted = self.mirror(path.parent).index().get(path.name)
+        return path.is_file() and noted is not None and not changed(path, noted)
 
 
 def mirrored(store: Path, address: str) -> Mirrored:
-    """What is behind a store on S3; nothing is asked of the bucket yet.
-
-    Raises:
-        BenchmdError: boto3 is not installed or its configuration is wrong.
-    """
+    """The store on S3 at an address; nothing is asked of the bucket yet."""
     return Mirrored(store, open_bucket(address))
 
 
 @contextlib.contextmanager
 def _published(mirror: Mirror) -> Iterator[Publication]:
-    """Hold the lease of a run or a search and publish what is done, under its local lock.
-
-    Raises:
-        Busy: Another machine works on it.
-        BucketError: The bucket cannot be reached.
-    """
+    """Hold the lease of a run or a search and publish the work, under its local lock."""
     lease = _lease(mirror)
     current = lease.acquire()
     with lease.renewing():
@@ -282,10 +272,7 @@ def _lease(mirror: Mirror) -> Lease:
 def _publish_predictions(publication: Publication, run: Path, path: Path, what: str) -> None:
     """Publish a file of predictions, after its hash and the files that it names, such as masks.
 
-    Those files are published for whoever fetches them; no mirror pulls them.
-
-    Raises:
-        Transient: The bucket cannot be reached: the predictions stay here.
+    Mirrors do not pull the named files. `Transient` if the bucket cannot be reached.
     """
     try:
         folders = (path.stem, f"{path.stem}.*")  # of a method of its own, such as a baseline
@@ -300,10 +287,9 @@ def _publish_predictions(publication: Publication, run: Path, path: Path, what: 
 
 
 def _unpublished_predictions(mirror: Mirror) -> list[Path]:
-    """Files of predictions that are here and not in the bucket."""
     if not (mirror.folder / DONE).is_file():
         return []
     index, run = mirror.index(), mirror.folder
-    known = {file: index.get(file.relative_to(run).as_posix()) for file in scores(run)}
-    files = [file for file, state in known.items() if changed(file, state) and not begun(state)]
+    noted = {file: index.get(file.relative_to(run).as_posix()) for file in scores(run)}
+    files = [file for file, state in noted.items() if changed(file, state) and not begun(state)]
     return list(dict.fromkeys(f.with_name(f.name.removesuffix(SUFFIX)) for f in files))

@@ -1,7 +1,7 @@
-"""What stays of runs on disk and in a bucket, and what is removed to free space.
+"""Pruning: which files of runs may be removed to free space.
 
 Predictions, metrics, settings and histories always stay: every table and figure can be made again.
-An unfinished run keeps its checkpoint. What anybody works on or scores with is left alone.
+An unfinished run keeps its checkpoint. Runs that somebody works on or scores with are skipped.
 """
 
 from __future__ import annotations
@@ -26,23 +26,21 @@ KINDS: tuple[Kind, ...] = ("weights", "checkpoints", "leftovers")
 
 @dataclass(frozen=True)
 class Removal:
-    """Something of a run that is removed."""
+    """Files of a run that are removed."""
 
     run: str
-    """Name of its folder."""
     kind: Kind
     bytes: int
     names: tuple[str, ...]
-    """Files and folders, within the run's."""
 
 
 @dataclass(frozen=True)
 class Pruned:
-    """What was removed of a store, or would be."""
+    """What was removed from a store, or would be."""
 
     removals: tuple[Removal, ...]
     left: tuple[str, ...]
-    """Runs whose weights or files stay although they are not to be kept, each with the reason."""
+    """Runs that keep weights or files that need not stay, each with the reason."""
 
     def bytes_of(self, kind: Kind) -> int:
         """Bytes freed of one kind."""
@@ -50,13 +48,11 @@ class Pruned:
 
 
 def prune(store: Path, keep: Keep, *, dry_run: bool = False) -> Pruned:
-    """Remove from a store what need not stay.
+    """Remove files that need not stay from a store.
 
-    Args:
-        store: A store of runs.
-        keep: ``models``: checkpoints of finished runs go. ``predictions``: their weights too,
-            unless an unfinished run needs them or nothing was made from them yet.
-        dry_run: Only say what would be removed.
+    With ``keep`` ``models``, checkpoints of finished runs go; with ``predictions`` their weights
+    too, unless an unfinished run needs them or nothing was made from them yet. ``dry_run`` only
+    reports.
 
     Raises:
         BenchmdError: The folder is not a store, its bucket cannot be reached, or another machine
@@ -74,26 +70,21 @@ def prune(store: Path, keep: Keep, *, dry_run: bool = False) -> Pruned:
                     require = stack.enter_context(backing.removing_weights(of_own=False))
             except Busy as error:
                 reason = str(error)
-        found, left = _runs_of(store)
+        runs, left = _runs_of(store)
         if left and keep == "predictions" and not reason:
             reason = "which of them a damaged run needs is not known"
         if reason:
             left.append(f"all weights stay: {reason}")
             keep = "models"
-        return _prune(found, left, keep, require, dry_run=dry_run)
+        return _prune(runs, left, keep, require, dry_run=dry_run)
 
 
 def _prune(
-    found: Sequence[Run],
-    left: list[str],
-    keep: Keep,
-    require: Callable[[], None],
-    *,
-    dry_run: bool,
+    runs: Sequence[Run], left: list[str], keep: Keep, require: Callable[[], None], *, dry_run: bool
 ) -> Pruned:
-    needed = needed_weights(found) if keep == "predictions" else {}
+    needed = needed_weights(runs) if keep == "predictions" else {}
     removals: list[Removal] = []
-    for run in found:
+    for run in runs:
         reason = needed.get(run.folder.name)
         if reason:
             left.append(f"{run.folder.name}: its weights stay: {reason}")
@@ -106,13 +97,9 @@ def _prune(
 
 
 def release(run: Run, keep: Keep) -> int:
-    """Remove what need not stay of a finished run that its own plan needs no more.
+    """Remove files of a finished run that its plan no longer needs; bytes freed.
 
-    Returns:
-        Bytes freed; 0 while somebody works with it, or another plan or search in its store.
-
-    Raises:
-        BenchmdError: Its bucket cannot be reached.
+    0 while somebody works with it, or another plan or search in its store.
     """
     with suppress(Busy), backing_of(run.folder.parent).removing_weights(of_own=True):
         return sum(removal.bytes for removal in _prune_run(run, keep, dry_run=False))
@@ -123,14 +110,14 @@ def drop_copies(store: Path, *, dry_run: bool = False) -> Pruned:
     """Remove this machine's copies of weights that a store on S3 has; they are pulled again.
 
     Raises:
-        BenchmdError: The store is not on S3, or its bucket cannot be reached.
+        BenchmdError: The store is not on S3.
     """
     backing = backing_of(store)
     if not backing.on_s3:
         raise BenchmdError(f"{store} has no mirror: name a store on S3, s3://BUCKET/PREFIX.")
     removals: list[Removal] = []
-    found, left = _runs_of(store)
-    for run in found:
+    runs, left = _runs_of(store)
+    for run in runs:
         path = run.folder / MODEL
         if not run.finished or not backing.has_copy_of(path):
             continue
@@ -145,10 +132,10 @@ def drop_copies(store: Path, *, dry_run: bool = False) -> Pruned:
 
 
 def needed_weights(runs: Sequence[Run]) -> dict[str, str]:
-    """Finished runs whose weights somebody will want, by name, with the reason.
+    """Finished runs whose weights are still needed, by name, with the reason.
 
-    A pretraining's are while a transfer from it is not finished, and until there is one; a
-    transfer's until anything is scored with them.
+    A pretraining's weights are needed while a transfer from it is not finished, and until there is
+    one; a transfer's until something is scored with them.
     """
     needed: dict[str, str] = {}
     transfers: dict[str, list[Run]] = {}
@@ -171,11 +158,6 @@ def needed_weights(runs: Sequence[Run]) -> dict[str, str]:
 
 
 def _runs_of(store: Path) -> tuple[list[Run], list[str]]:
-    """Runs of a store, and why others cannot be read.
-
-    Raises:
-        BenchmdError: It is not a store of runs, for example a single run.
-    """
     _require_store(store)
     stored = read_stores([store])
     return stored.found, list(stored.damaged.values())
@@ -190,11 +172,6 @@ def _require_store(store: Path) -> None:
 
 
 def _prune_run(run: Run, keep: Keep, *, dry_run: bool) -> list[Removal]:
-    """Remove what need not stay of one run.
-
-    Raises:
-        Busy: Somebody works on it or scores with it.
-    """
     folder, backing = run.folder, backing_of(run.folder.parent)
     with backing.unused(folder):
         leftovers, unkept = _leftovers(folder, backing.leftovers(folder)), _unkept(run, keep)
@@ -206,23 +183,17 @@ def _prune_run(run: Run, keep: Keep, *, dry_run: bool) -> list[Removal]:
         ]
         if not dry_run:
             with backing.pruning(folder, tuple(sizes)):
-                for name in (*unkept, *(name for one in leftovers for name in one.names)):
+                for name in (*unkept, *(name for rest in leftovers for name in rest.names)):
                     remove(folder / name)
-                _note(folder, removals)
+                if removals:
+                    kinds, size = {r.kind for r in removals}, sum(r.bytes for r in removals)
+                    history.append(folder, "pruned", removed=sorted(kinds), bytes=size)
     return [*leftovers, *removals]
 
 
-def _note(folder: Path, removals: Sequence[Removal]) -> None:
-    """Write into a run's history what was removed of it."""
-    if removals:
-        kinds = sorted({removal.kind for removal in removals})
-        history.append(folder, "pruned", removed=kinds, bytes=sum(r.bytes for r in removals))
-
-
 def _leftovers(folder: Path, others: Sequence[Path]) -> list[Removal]:
-    """What killed processes left half-written in a run's folder."""
-    found = [*sorted(folder.rglob(f"{TEMPORARY}*")), *others]
-    tops = [path for path in found if not any(parent in found for parent in path.parents)]
+    paths = [*sorted(folder.rglob(f"{TEMPORARY}*")), *others]
+    tops = [path for path in paths if not any(parent in paths for parent in path.parents)]
     names = tuple(path.relative_to(folder).as_posix() for path in tops)
     size = sum(map(bytes_of, tops))
     return [Removal(folder.name, "leftovers", size, names)] if names else []

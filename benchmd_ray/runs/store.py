@@ -1,12 +1,9 @@
 """A store of runs: one folder each, named by the hash of what determines it.
 
-A run folder holds ``run.json`` (what it is), what training and evaluation write, ``history.jsonl``
-(its sessions) and ``done.json`` once it is finished. A finished run is never done twice; an
-unfinished one is resumed. What is read back is compared with its hash, and the folder's name with
-what determines the run.
-
-Where a store is makes no difference here: `runs.backing` is all that is asked of it. A
-store in a folder needs nothing of S3; of one on S3 the folder is a mirror, and all here holds too.
+A run folder holds ``run.json``, what training and evaluation write, ``history.jsonl`` and
+``done.json`` once it is finished. A finished run is never done twice; an unfinished one is resumed.
+Files are compared with their hash when they are read, and the folder's name with the determinants.
+`runs.backing` is the only interface to the place of a store; a store on S3 has a local mirror.
 """
 
 from __future__ import annotations
@@ -44,9 +41,8 @@ from benchmd_ray.schema.typed import Count, typed
 from benchmd_ray.settings.definition import Settings, updated
 
 Keep = Literal["checkpoints", "models", "predictions"]
-"""What stays of a finished run, see `ExecutionSettings.keep`."""
+"""Files that stay of a finished run, see `ExecutionSettings.keep`."""
 CONFIG_BYTES = 2**20
-"""How much of a ``config.json`` is looked at."""
 
 
 class Determinants(TypedDict):
@@ -85,28 +81,23 @@ class Run:
 
     folder: Path
     description: dict[str, Any]
-    """kind, technique, setting, modality, source with its raw records and options, policy, seed,
-    fixed, settings, determinants."""
 
     def __repr__(self) -> str:
-        """Its folder's name, what it is, and whether it is finished."""
         names = ("kind", "technique", "setting", "source")
         about = ", ".join(str(self.description[n]) for n in names if self.description.get(n))
         return f"<run {self.folder.name}: {about}, {'' if self.finished else 'not '}finished>"
 
     @property
     def finished(self) -> bool:
-        """Whether its work is done."""
+        """Whether ``done.json`` is there."""
         return (self.folder / DONE).is_file()
 
     @property
     def done(self) -> dict[str, Any]:
-        """What ``done.json`` says; empty for a run that is not finished.
-
-        ``finished`` (ISO time, UTC), ``seconds`` worked and ``model_sha256`` of the weights.
+        """``finished`` (ISO time, UTC), ``seconds``, ``model_sha256``; empty until it is finished.
 
         Raises:
-            Damaged: It is not what was written.
+            Damaged: ``done.json`` is not what was written.
         """
         if not self.finished:
             return {}
@@ -114,11 +105,7 @@ class Run:
 
     @property
     def model_sha256(self) -> str:
-        """Hash of its weights, also of those that were pruned.
-
-        Raises:
-            BenchmdError: It has none.
-        """
+        """Hash of its weights, even after they were pruned."""
         stated = self.done.get("model_sha256")
         if stated is None:
             raise BenchmdError(f"{self.folder} has no weights: it is not finished.")
@@ -126,41 +113,37 @@ class Run:
 
     @property
     def remedy(self) -> str:
-        """What to do where a file of it is damaged."""
+        """What to do if one of its files is damaged."""
         return made_again(shown(self.folder))
 
     @functools.cached_property
     def settings(self) -> Settings:
-        """Its settings."""
+        """Settings of the run."""
         return updated(Settings(), self.description["settings"])
 
     @functools.cached_property
     def modality(self) -> Modality:
-        """What its records are, and what is predicted of them."""
-        held: Modality = typed(Modality, self.description["modality_card"], f"{self.folder / RUN}")
-        return held
+        """Modality as the run's own card states it."""
+        card: Modality = typed(Modality, self.description["modality_card"], f"{self.folder / RUN}")
+        return card
 
     @property
     def digest(self) -> str:
-        """Hash of what determines it."""
+        """Hash of its determinants."""
         return digest(self.description["determinants"])
 
 
 def run_folder(store: Path, name: str, description: dict[str, Any]) -> Path:
-    """Folder of the run with these determinants, whether it is there or not; see `open_run`."""
+    """Folder of the run with these determinants, which may not exist; see `open_run`."""
     return store / f"{name}-{digest(description['determinants'])[:12]}"
 
 
 def open_run(
     store: Path, name: str, description: dict[str, Any], check: Callable[[], object] | None = None
 ) -> Run:
-    """The run with these determinants: the one there is, or a new folder.
+    """The run with these determinants: the existing one, or a new folder.
 
-    Args:
-        store: Folder of all runs.
-        name: Human-readable beginning of the folder's name.
-        description: What ``run.json`` says; its ``determinants`` are hashed.
-        check: Called before a folder is made: a run that it refuses leaves none.
+    ``check`` is called before a folder is made: a run that it refuses leaves none.
     """
     folder = run_folder(store, name, description)
     backing_of(store).refresh(folder)
@@ -175,36 +158,33 @@ def open_run(
 
 @contextmanager
 def working(run: Run, device: str | None = None, keep: Keep = "models") -> Iterator[None]:
-    """Work on a run, alone; it is marked finished when the work ends without an error.
+    """Work on a run; it is finished when the work ends without an error.
 
-    Args:
-        run: A run that is not finished.
-        device: Where it works, for its history; None takes the one it was made for.
-        keep: With ``checkpoints``, its last checkpoint stays; else its weights are what it leaves.
+    ``device`` is recorded in its history. With ``keep`` ``checkpoints`` its last checkpoint stays,
+    else only its weights.
 
     Raises:
         Busy: Another process works on it, or has just finished it.
         BenchmdError: Its store is on S3 and cannot be reached when the work begins or ends.
     """
     folder = run.folder
-    with backing_of(folder.parent).working(folder) as work:
+    with backing_of(folder.parent).working(folder) as finish:
         if run.finished:
             raise Busy(f"another process has just finished the run {folder}: look again.")
         remove_partial(folder)
         with _session(run, device):
             yield
-        work.finish(_done(run), keep_checkpoint=keep == "checkpoints")
+        finish(_done(run), keep == "checkpoints")
         if keep != "checkpoints":
             remove(folder / CHECKPOINTS)
 
 
 @contextmanager
 def scoring(run: Run, dataset: str, evaluation: str = CLASSIFIED.evaluation) -> Iterator[None]:
-    """Write an evaluation's predictions, alone; look within whether they are there by now.
+    """Lock an evaluation's predictions to write them; check within whether they exist by now.
 
     Raises:
         Busy: Another process scores that dataset with this run.
-        BenchmdError: Its store is on S3 and cannot be reached.
     """
     with backing_of(run.folder.parent).scoring(run.folder, dataset, evaluation):
         yield
@@ -214,7 +194,7 @@ def require_weights(run: Run) -> None:
     """Make sure that a finished run's weights are here; those of a store on S3 are pulled.
 
     Raises:
-        Damaged: They are not those that the run ended with.
+        Damaged: They are not those that the run recorded.
         BenchmdError: They were pruned, or the run is not finished.
     """
     backing_of(run.folder.parent).fetch_weights(run.folder)
@@ -234,11 +214,12 @@ def require_weights(run: Run) -> None:
 
 @contextmanager
 def _session(run: Run, device: str | None) -> Iterator[None]:
-    """Write a session's start and end into the run's history."""
     folder, start = run.folder, time.monotonic()
     history.close_killed(folder)
     device = device or run.description.get("device")
-    history.append(folder, "started", device=device, **{"from": _units_done(folder)})
+    steps = sorted(path.name for path in (folder / CHECKPOINTS).glob("step_*"))
+    done = int(steps[-1].removeprefix("step_")) if steps else 0
+    history.append(folder, "started", device=device, **{"from": done})
     try:
         yield
     except BaseException as error:
@@ -248,14 +229,7 @@ def _session(run: Run, device: str | None) -> Iterator[None]:
     history.append(folder, "finished", seconds=round(time.monotonic() - start, 3))
 
 
-def _units_done(folder: Path) -> int:
-    """Steps or epochs of the newest checkpoint."""
-    found = sorted((folder / CHECKPOINTS).glob("step_*"))
-    return int(found[-1].name.removeprefix("step_")) if found else 0
-
-
 def _done(run: Run) -> dict[str, Any]:
-    """Content of ``done.json``."""
     model = run.folder / MODEL
     return {
         "finished": history.now(),
@@ -268,9 +242,8 @@ def read_run(folder: Path) -> Run:
     """Read a run's folder; an unfinished one of a store on S3 as the bucket has it now.
 
     Raises:
-        Damaged: Its description or its end is not what was written, or the folder is named for
-            another run.
-        BenchmdError: The folder is not a run, or the bucket cannot be reached.
+        Damaged: A file is not what was written, or the folder is named for another run.
+        BenchmdError: The folder is not a run.
     """
     backing = backing_of(folder.parent)
     if not (folder / DONE).is_file():
@@ -303,7 +276,6 @@ def _read(folder: Path) -> Run:
 
 
 def _of_transformers(folder: Path) -> bool:
-    """Whether a folder has a ``config.json`` as transformers writes it."""
     path = folder / "config.json"
     if not path.is_file():
         return False
@@ -315,8 +287,7 @@ def read_stores(paths: list[Path]) -> StoredItems[Run]:
     """Runs in these folders, each a run or a store of runs.
 
     Raises:
-        BenchmdError: A folder holds no run, a run that is named itself cannot be read, or a bucket
-            cannot be reached.
+        BenchmdError: A folder holds no run, or a run that is named itself cannot be read.
     """
     runs: dict[Path, Run] = {}
     damaged: dict[Path, str] = {}

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from benchmd_ray.console.progress import duration
 from benchmd_ray.evaluation.evaluation import CLASSIFICATION
-from benchmd_ray.runs.training_log import last_metrics
+from benchmd_ray.runs.history import last_metrics
 from benchmd_ray.service.plan import Item
 from benchmd_ray.ssl.brought import technique_label
 

@@ -10,9 +10,9 @@ from pathlib import Path
 import pyarrow.compute as pc
 
 from benchmd_ray.errors import BenchmdError
+from benchmd_ray.runs.history import read_metrics
 from benchmd_ray.runs.predictions import predictions_path, read_predictions
 from benchmd_ray.runs.store import Run, read_stores
-from benchmd_ray.runs.training_log import read_metrics
 from benchmd_ray.service.cost import Inputs, Workload
 from benchmd_ray.service.datasets import PlannedDataset
 from benchmd_ray.service.steps import pretrain_step, transfer_step

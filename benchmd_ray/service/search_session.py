@@ -36,8 +36,8 @@ from benchmd_ray.tuning.racing import steps_within
 from benchmd_ray.tuning.records import STATES, read_plan, read_trials
 from benchmd_ray.tuning.sampling import sampled
 from benchmd_ray.tuning.search import search
+from benchmd_ray.tuning.stages import Arm, TrialContext
 from benchmd_ray.tuning.study import Study
-from benchmd_ray.tuning.trial import Arm, TrialContext
 from benchmd_ray.tuning.trial_files import MOST_SECONDS, TRIALS, leave_only
 from benchmd_ray.tuning.written import (
     SearchOutcome,

@@ -50,7 +50,7 @@ from benchmd_ray.tuning.portfolio import (
 from benchmd_ray.tuning.racing import usual_evaluations
 from benchmd_ray.tuning.records import FORMAT, read_searches
 from benchmd_ray.tuning.spaces import PRETRAIN, SETTINGS, Space, shared, space_for, starting_at
-from benchmd_ray.tuning.trial import Stage, stage_of, with_linear
+from benchmd_ray.tuning.stages import Stage, stage_of, with_linear
 
 Inner = Mapping[int, Catalog]
 """The inner catalogs of a source by the number of the evaluation."""

@@ -41,7 +41,7 @@ from benchmd_ray.ssl import SCRATCH, technique_named
 from benchmd_ray.storage.location import Address, Location, entries, put_file
 from benchmd_ray.storage.patience import patiently
 from benchmd_ray.training.weights import write_weights
-from benchmd_ray.tuning.trial import Arm
+from benchmd_ray.tuning.stages import Arm
 
 MONITOR = "RAY_memory_monitor_refresh_ms"
 """Variable that sets how often Ray looks for processes to end for their memory; 0 is never."""

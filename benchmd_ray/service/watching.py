@@ -13,9 +13,9 @@ from benchmd_ray.errors import BenchmdError, Transient, count_of
 from benchmd_ray.files.atomic import digest
 from benchmd_ray.files.integrity import StoredItems
 from benchmd_ray.runs.files import RESULT, TRIALS, predictions_of
+from benchmd_ray.runs.history import read_metrics
 from benchmd_ray.runs.listing import Listed, counts, listed
 from benchmd_ray.runs.store import Run, read_stores
-from benchmd_ray.runs.training_log import read_metrics
 from benchmd_ray.tuning.records import SearchRecord, read_searches
 
 BARS = "▁▂▃▄▅▆▇█"

@@ -1,7 +1,4 @@
-"""Addresses on S3 as text, ``s3://bucket/prefix``: told apart from paths, checked, and named here.
-
-Nothing is asked of a server; a process that only sees folders needs no more of S3 than this.
-"""
+"""Addresses on S3 as text, ``s3://bucket/prefix``; nothing is asked of a server."""
 
 from __future__ import annotations
 
@@ -14,15 +11,11 @@ from benchmd_ray.errors import BenchmdError
 SCHEME = "s3://"
 ADDRESS = re.compile(r"s3://([a-z0-9][a-z0-9.-]{1,61}[a-z0-9])(?:/+(.*))?")
 ENDPOINTS = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL")
-"""Variables that name the server; a bucket of the same name on another one is another one."""
+"""Variables that name the server: a bucket of the same name on another server is another bucket."""
 
 
 def split_address(address: str) -> tuple[str, str]:
-    """Bucket and prefix of ``s3://bucket/prefix``.
-
-    Raises:
-        BenchmdError: The address is not valid.
-    """
+    """Bucket and prefix of ``s3://bucket/prefix``; `BenchmdError` if it is not valid."""
     match = ADDRESS.fullmatch(address)
     parts = [part for part in (match[2] or "").split("/") if part] if match else [".."]
     if not match or any(part in (".", "..") for part in parts):
@@ -34,21 +27,17 @@ def split_address(address: str) -> tuple[str, str]:
 
 
 def without_key(address: str) -> str:
-    """An address for a message: what stands before an @ may be a key."""
+    """An address for a message: text before an @ may be a key."""
     return re.sub("//.*@", "//…@", address)
 
 
 def normal(address: str) -> str:
-    """The one form of an address: no slash twice or at its end.
-
-    Raises:
-        BenchmdError: The address is not valid.
-    """
+    """The one form of an address, without double or trailing slashes; `BenchmdError` if invalid."""
     name, prefix = split_address(address)
     return f"{SCHEME}{name}/{prefix}".rstrip("/")
 
 
 def local_name(address: str) -> str:
-    """Name of the folder in which a machine keeps what belongs to an address and its server."""
+    """Name of the local folder for an address and its server."""
     endpoint = next(filter(None, map(os.environ.get, ENDPOINTS)), "")
     return f"s3-{hashlib.sha256(f'{endpoint} {address}'.encode()).hexdigest()[:16]}"

@@ -1,7 +1,7 @@
-"""A prefix of an S3 bucket: its objects listed, read, written and deleted, with clear errors.
+"""The only client of S3: objects below a prefix are listed, read, written and deleted.
 
 Address, region and credentials come from the standard AWS environment and configuration; they are
-kept in memory by boto3 only. It is the only client of S3: whatever is read or written passes here.
+kept in memory by boto3 only. Failing calls raise `BucketError`, which says what to check.
 """
 
 from __future__ import annotations
@@ -24,16 +24,15 @@ from benchmd_ray.storage.address import normal, split_address, without_key
 CONNECT_SECONDS = 5
 READ_SECONDS = 60
 ATTEMPTS = 3
-"""Of one request: an error is reported instead of tried without end."""
 SMALL = 8 * 2**20
-"""Bytes up to which a file is read whole first: it may grow while it is sent."""
+"""Bytes up to which a file is read whole before it is sent, as it may grow meanwhile."""
 ENVIRONMENT = ("AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3", "AWS_PROFILE", "AWS_ACCESS_KEY_ID")
 REFUSED = ("PreconditionFailed", "ConditionalRequestConflict", "NoSuchKey", "412", "409", "404")
-"""Codes of a conditional write whose condition does not hold."""
+"""Error codes of a conditional write whose condition does not hold."""
 MISSING = ("NoSuchKey", "404", "NotFound")
 SAME = ("304", "NotModified")
 LATER = ("RequestTimeout", "SlowDown", "Throttling", "TooManyRequests", "429")
-"""Codes of answers that ask for another try, in addition to those of HTTP from 500 on."""
+"""Error codes that ask for another try, in addition to HTTP from 500 on."""
 DENIED = {
     "AccessDenied",
     "AllAccessDisabled",
@@ -61,13 +60,11 @@ NO_BUCKET = (
 
 @dataclass(frozen=True)
 class Object:
-    """What a listing says of an object."""
+    """An object in a listing."""
 
     etag: str
     size: int
-    """Bytes."""
     modified: float
-    """Seconds since 1970, by the server's clock."""
 
 
 @dataclass(frozen=True)
@@ -91,7 +88,7 @@ def open_bucket(address: str) -> Bucket:
 
 @functools.lru_cache(maxsize=4)
 def _client(environment: tuple[str | None, ...]) -> Any:
-    """An S3 client for what the environment says now; it may be shared by threads."""
+    """An S3 client for this environment, which threads may share."""
     with importing("boto3", "S3"):
         boto3 = importlib.import_module("boto3")
         config = importlib.import_module("botocore.config").Config
@@ -107,11 +104,6 @@ def _client(environment: tuple[str | None, ...]) -> Any:
 
 @contextmanager
 def _explained(what: str, address: str) -> Iterator[None]:
-    """Turn what boto3 raises into one error that says what to look at.
-
-    Raises:
-        BucketError: A call failed.
-    """
     from boto3.exceptions import Boto3Error
     from botocore import exceptions
     from botocore.exceptions import BotoCoreError, ClientError
@@ -127,15 +119,14 @@ def _explained(what: str, address: str) -> Iterator[None]:
     try:
         yield
     except (Boto3Error, BotoCoreError, ClientError, *torn) as error:
-        said = without_key(str(error)).rstrip(".")
-        explained = BucketError(f"cannot {what} {address}: {said}. {_advice(error)}")
+        message = without_key(str(error)).rstrip(".")
+        explained = BucketError(f"cannot {what} {address}: {message}. {_advice(error)}")
         explained.away = isinstance(error, lost) or _status(error) >= 500
         explained.away |= _status(error) == 429 or _code(error) in LATER
         raise explained from error
 
 
 def _advice(error: Exception) -> str:
-    """What to look at after an error of boto3."""
     from botocore.exceptions import NoCredentialsError, PartialCredentialsError
 
     code = _code(error)
@@ -147,12 +138,10 @@ def _advice(error: Exception) -> str:
 
 
 def _code(error: Exception) -> str:
-    """What a server's answer is called; empty for an error of another kind."""
     return str(_answer(error).get("Error", {}).get("Code", ""))
 
 
 def _status(error: Exception) -> int:
-    """HTTP's code of a server's answer; 0 without one."""
     return int(_answer(error).get("ResponseMetadata", {}).get("HTTPStatusCode", 0))
 
 
@@ -177,71 +166,60 @@ class Bucket:
         name, prefix = self._place
         return {"Bucket": name, "Key": prefix + key}
 
-    def objects(self, below: str = "") -> dict[str, Object]:
-        """All objects whose key starts with ``below``, by key, without markers of folders.
-
-        Raises:
-            BucketError: The bucket cannot be listed.
-        """
-        name, prefix = self._place
-        found = {}
+    def _pages(self, **asked: str) -> Iterator[dict[str, Any]]:
+        """Pages of a listing, without the markers of folders that consoles write."""
         with _explained("list", self.address):
-            pages = self._client.get_paginator("list_objects_v2")
-            for page in pages.paginate(Bucket=name, Prefix=prefix + below):
-                for item in _files(page):
-                    key = item["Key"].removeprefix(prefix)
-                    modified = item["LastModified"].timestamp()
-                    found[key] = Object(item["ETag"], item["Size"], modified)
-        return found
+            paginator = self._client.get_paginator("list_objects_v2")
+            for page in paginator.paginate(Bucket=self._place[0], **asked):
+                files = [item for item in page.get("Contents", ()) if item["Key"][-1:] != "/"]
+                yield {**page, "Contents": files}
+
+    def objects(self, below: str = "") -> dict[str, Object]:
+        """All objects whose key starts with ``below``, by key."""
+        _, prefix = self._place
+        items = [item for page in self._pages(Prefix=prefix + below) for item in page["Contents"]]
+        return {
+            item["Key"].removeprefix(prefix): Object(
+                item["ETag"], item["Size"], item["LastModified"].timestamp()
+            )
+            for item in items
+        }
 
     def entries(self) -> tuple[dict[str, int], list[str]]:
-        """What lies directly at the address: bytes of the objects by key, and names of folders.
-
-        Raises:
-            BucketError: The bucket cannot be listed.
-        """
-        name, prefix = self._place
+        """Objects and folders directly at the address: bytes by key, and names of folders."""
+        _, prefix = self._place
         sizes: dict[str, int] = {}
         folders: list[str] = []
-        with _explained("list", self.address):
-            pages = self._client.get_paginator("list_objects_v2")
-            for page in pages.paginate(Bucket=name, Prefix=prefix, Delimiter="/"):
-                for item in _files(page):
-                    sizes[item["Key"].removeprefix(prefix)] = item["Size"]
-                below = [item["Prefix"] for item in page.get("CommonPrefixes", ())]
-                folders += [path.removeprefix(prefix).rstrip("/") for path in below]
+        for page in self._pages(Prefix=prefix, Delimiter="/"):
+            sizes |= {item["Key"].removeprefix(prefix): item["Size"] for item in page["Contents"]}
+            below = [item["Prefix"] for item in page.get("CommonPrefixes", ())]
+            folders += [path.removeprefix(prefix).rstrip("/") for path in below]
         return sizes, folders
 
     def read(
-        self, key: str, held: Content | None = None, *, beginning: int | None = None
+        self, key: str, earlier: Content | None = None, *, beginning: int | None = None
     ) -> Content | None:
         """An object that fits into memory; None if it does not exist.
 
-        Args:
-            key: Its key.
-            held: What an earlier call gave; given again, unread, while the object is the same.
-            beginning: Bytes to read of a longer one.
-
-        Raises:
-            BucketError: It cannot be read.
-            BenchmdError: It is to be read whole and has more than `MAX_BYTES`.
+        ``earlier``, the result of an earlier call, is returned unread while the object is
+        unchanged. Only the ``beginning`` is read of a longer object.
         """
         from botocore.exceptions import ClientError
 
-        condition = {"IfNoneMatch": held.etag} if held else {}
+        condition = {"IfNoneMatch": earlier.etag} if earlier else {}
         with _explained("read from", self.address):
             try:
                 answer, data = self._fetch(self._named(key) | condition, beginning)
             except ClientError as error:
                 if _code(error) in MISSING:
                     return None
-                if held and _code(error) in SAME:
-                    return held
+                if earlier and _code(error) in SAME:
+                    return earlier
                 raise
         return Content(data, answer["ETag"], _age(answer))
 
     def _fetch(self, asked: dict[str, str], beginning: int | None) -> tuple[dict[str, Any], bytes]:
-        """An answer with its body. The client tries requests again, but not bodies cut off."""
+        """An answer with its body; boto3 retries requests, but not bodies that were cut off."""
         from botocore.exceptions import HTTPClientError, IncompleteReadError
 
         for attempt in range(1, ATTEMPTS + 1):
@@ -264,19 +242,9 @@ class Bucket:
     def write(
         self, key: str, data: bytes, *, replaces: str | None = None, new: bool = False
     ) -> str | None:
-        """Write a small object, whole or not at all.
+        """Write a small object, whole or not at all; its ETag, None if a condition does not hold.
 
-        Args:
-            key: Its key.
-            data: Its content.
-            replaces: Write only while the object there has this ETag.
-            new: Write only if the object does not exist.
-
-        Returns:
-            Its ETag; None where the condition does not hold, and nothing was written.
-
-        Raises:
-            BucketError: It cannot be written.
+        Conditions: the object there has the ETag ``replaces``, or does not exist (``new``).
         """
         from botocore.exceptions import ClientError
 
@@ -291,14 +259,7 @@ class Bucket:
         return str(answer["ETag"])
 
     def upload(self, file: BinaryIO, size: int, key: str) -> str:
-        """Write an object from an opened file of ``size`` bytes, whole or not at all.
-
-        Returns:
-            Its ETag.
-
-        Raises:
-            BucketError: It cannot be written.
-        """
+        """Write an object from an opened file of ``size`` bytes, whole or not at all; its ETag."""
         if size <= SMALL:
             return str(self.write(key, file.read()))
         named = self._named(key)
@@ -307,18 +268,10 @@ class Bucket:
             return str(self._client.head_object(**named)["ETag"])
 
     def download(self, key: str, path: Path, size: int) -> bool:
-        """Write an object's content into a file, whole or not at all.
-
-        Args:
-            key: Its key.
-            path: The file.
-            size: Bytes that a listing gave it: it may have become another, but no longer.
-
-        Returns:
-            Whether there is such an object.
+        """Write an object into a file, whole or not at all; whether it exists.
 
         Raises:
-            BucketError: It cannot be read, or is longer.
+            BucketError: It is longer than ``size``, the bytes that a listing gave it.
         """
         from botocore.exceptions import ClientError
 
@@ -333,29 +286,21 @@ class Bucket:
         return True
 
     def delete(self, keys: Iterable[str]) -> None:
-        """Delete objects, in this order.
-
-        Raises:
-            BucketError: One cannot be deleted.
-        """
+        """Delete objects, in this order."""
         with _explained("delete from", self.address):
             for key in keys:  # one by one: not every server knows to delete several
                 self._client.delete_object(**self._named(key))
 
 
 class _Listed(io.BufferedWriter):
-    """A file that becomes as long as a listing said, and no longer."""
+    """A file that refuses to become longer than listed."""
 
     def __init__(self, path: Path, size: int, named: Mapping[str, str]) -> None:
         super().__init__(io.FileIO(path, "wb"))
         self._size, self._address = size, f"s3://{named['Bucket']}/{named['Key']}"
 
     def write(self, data: Any) -> int:
-        """Write at the place of the file.
-
-        Raises:
-            BucketError: It would become longer.
-        """
+        """Write; `BucketError` if the file would become longer."""
         if self.tell() + len(data) > self._size:
             raise BucketError(
                 f"{self._address} is longer than the {self._size:,} bytes that were listed: it was "
@@ -364,13 +309,8 @@ class _Listed(io.BufferedWriter):
         return super().write(data)
 
 
-def _files(page: dict[str, Any]) -> list[dict[str, Any]]:
-    """Objects of a page of a listing, but those by which consoles mark a folder, ``folder/``."""
-    return [item for item in page.get("Contents", ()) if not item["Key"].endswith("/")]
-
-
 def _age(answer: dict[str, Any]) -> float:
-    """Seconds since an object was written, both times from the answer that holds it."""
+    """Seconds since an object was written, both times by the server's clock."""
     from email.utils import parsedate_to_datetime
 
     now = parsedate_to_datetime(answer["ResponseMetadata"]["HTTPHeaders"]["date"])

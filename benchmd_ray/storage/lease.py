@@ -1,9 +1,8 @@
-"""The right to work on a run in a bucket, held by one session at a time.
+"""The exclusive right to work on a run in a bucket.
 
 A lease is one small object, written by conditional puts only: who sees its ETag may replace it
-while nobody else has. It is renewed while work continues and free once it has not been for
-`LEASE_SECONDS` by the server's clock. A holder counts by its own clock and stops `MARGIN_SECONDS`
-before that.
+while nobody else has. It is renewed while work continues and expires `LEASE_SECONDS` later by the
+server's clock. A holder counts by its own clock and stops `MARGIN_SECONDS` before that.
 """
 
 from __future__ import annotations
@@ -15,53 +14,37 @@ import time
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from benchmd_ray.console.repeating import repeating
 from benchmd_ray.errors import BenchmdError, BucketError, Busy, Transient
 from benchmd_ray.files.atomic import parse_json, write_json
-from benchmd_ray.storage.bucket import Content
+from benchmd_ray.storage.bucket import Bucket, Content
 
 LEASE_SECONDS = 180.0
-"""Without a renewal for so long, a lease is free."""
+"""A lease that was not renewed for this long is free."""
 RENEW_SECONDS = 30.0
 MARGIN_SECONDS = 45.0
-"""A holder trusts its lease for so much less than `LEASE_SECONDS`."""
+"""A holder stops trusting its lease this long before it expires."""
 LOOK_SECONDS = 1.0
-"""Between two looks at one that is waited for."""
 LONGEST = 4096
-"""Bytes that are read of it; it has some hundred, and a longer one is damaged."""
+"""Bytes that are read; a lease has some hundred, and a longer one is damaged."""
 
 
 class LeaseLost(Transient):
     """Another machine has taken over."""
 
 
-class Objects(Protocol):
-    """What a lease needs of a bucket (`bucket.Bucket`)."""
-
-    def read(self, key: str, *, beginning: int) -> Content | None:
-        """A small object; of a longer one, so many bytes."""
-
-    def write(
-        self, key: str, data: bytes, *, replaces: str | None = None, new: bool = False
-    ) -> str | None:
-        """Write it if the condition holds."""
-
-
 class Lease:
-    """The lease of one object, as one session sees it.
+    """The lease of one object, for one session.
 
-    Args:
-        objects: Where it lies.
-        key: Its key.
-        record: File in which this copy of the run notes its sessions: a session that was killed
-            is known again by it, and whether the copy holds all that was published.
-        what: For messages: what is worked on.
+    ``record`` is a local file in which this copy of the run notes its sessions: it tells a killed
+    session of this copy from those of others, and whether the copy holds all that was published.
+    ``what`` names the work in messages.
     """
 
-    def __init__(self, objects: Objects, key: str, record: Path, what: str) -> None:
-        self._objects, self._key, self._record, self._what = objects, key, record, what
+    def __init__(self, bucket: Bucket, key: str, record: Path, what: str) -> None:
+        self._bucket, self._key, self._record, self._what = bucket, key, record, what
         self._session = uuid.uuid4().hex
         self._etag = ""
         self._renewed = 0.0
@@ -71,7 +54,7 @@ class Lease:
 
     @property
     def session(self) -> str:
-        """Name of this session, like no other's."""
+        """Unique name of this session."""
         return self._session
 
     @property
@@ -80,9 +63,9 @@ class Lease:
         return not self.lost and clock() - self._renewed < LEASE_SECONDS - MARGIN_SECONDS
 
     def acquire(self) -> bool:
-        """Take it, if it is free or was held by a killed session of this copy.
+        """Take the lease, if it is free or was held by a killed session of this copy.
 
-        The caller holds the local lock of this copy, so that no other session of it is alive.
+        The caller holds the local lock of this copy, so no other session of it is alive.
 
         Returns:
             Whether this copy was the last to be worked on, and so holds all that was published.
@@ -90,18 +73,18 @@ class Lease:
         Raises:
             Busy: Another machine holds it.
             BenchmdError: The server ignores the conditions of a put.
-            BucketError: The bucket cannot be reached.
         """
-        found, noted = self._objects.read(self._key, beginning=LONGEST), self._noted()
-        session = None if found is None else _content(found.data).get("session")
+        content = self._bucket.read(self._key, beginning=LONGEST)
+        noted = _content(self._record.read_bytes()) if self._record.is_file() else {}
+        session = None if content is None else _content(content.data).get("session")
         ours = session is not None and session in (noted.get("session"), noted.get("next"))
-        if found is not None and not ours and _held(found):
-            raise _busy(self._what, found.age)
+        if content is not None and not ours and _held(content):
+            raise _busy(self._what, content.age)
         current = ours and bool(noted.get("current"))
         # Noted before it is written: who is killed in between still knows the session as its own.
         self._note(noted.get("session"), following=self._session, current=current)
         began = clock()
-        etag = self._put("held", found)
+        etag = self._put("held", content)
         if etag is None:
             raise _busy(self._what, 0.0)
         self._etag, self._renewed = etag, began
@@ -114,33 +97,23 @@ class Lease:
         self._note(self._session, following=None, current=True)
 
     def renew(self) -> None:
-        """Hold it for another `LEASE_SECONDS`.
-
-        Raises:
-            LeaseLost: Another machine has taken it.
-            BucketError: The bucket cannot be reached.
-        """
+        """Extend the lease by `LEASE_SECONDS`; `LeaseLost` if another machine has taken it."""
         with self._lock:
             self._replace("held")
 
     def release(self) -> None:
-        """Free it, if it is held."""
+        """Free the lease, if it is held."""
         with self._lock, contextlib.suppress(BucketError, LeaseLost):
             self._replace("free")
 
     def require(self) -> None:
-        """Make sure that it is held.
-
-        Raises:
-            LeaseLost: Another machine has taken it.
-            BucketError: The bucket cannot be reached.
-        """
+        """Raise `LeaseLost` if another machine has taken the lease."""
         if not self.trusted:
             self.renew()
 
     @contextlib.contextmanager
     def renewing(self) -> Iterator[None]:
-        """Renew it every `RENEW_SECONDS` and free it at the end."""
+        """Renew the lease every `RENEW_SECONDS` and free it at the end."""
 
         def renew() -> None:
             with contextlib.suppress(BucketError, LeaseLost):  # said by who needs it
@@ -166,31 +139,24 @@ class Lease:
         self._count += 1  # no two writes are alike, nor their ETags
         content = {"session": self._session, "state": state, "count": self._count}
         data = json.dumps(content).encode()
-        if over is None:
-            etag = self._objects.write(self._key, data, new=True)
-        else:
-            etag = self._objects.write(self._key, data, replaces=over.etag)
+        replaces = None if over is None else over.etag
+        etag = self._bucket.write(self._key, data, replaces=replaces, new=over is None)
         if etag is None:  # perhaps written by an earlier try, whose answer did not arrive
-            found = self._objects.read(self._key, beginning=LONGEST)
-            if found is not None and _content(found.data).get("session") == self._session:
-                return found.etag
+            there = self._bucket.read(self._key, beginning=LONGEST)
+            if there is not None and _content(there.data).get("session") == self._session:
+                return there.etag
         return etag
 
     def _require_conditions(self) -> None:
         """Try two puts whose conditions do not hold."""
         content = json.dumps({"session": self._session, "state": "free", "count": 0}).encode()
-        new = self._objects.write(self._key, content, new=True)
-        other = self._objects.write(self._key, content, replaces='"0"')
+        new = self._bucket.write(self._key, content, new=True)
+        other = self._bucket.write(self._key, content, replaces='"0"')
         if new is not None or other is not None:
             raise BenchmdError(
                 f"the server of {self._what} ignores the conditions If-None-Match and If-Match of "
                 "a put, without which two machines may work on one run: use one that honours them."
             )
-
-    def _noted(self) -> dict[str, Any]:
-        if not self._record.is_file():
-            return {}
-        return _content(self._record.read_bytes())
 
     def _note(self, session: str | None, *, following: str | None, current: bool) -> None:
         write_json(self._record, {"session": session, "next": following, "current": current})
@@ -204,11 +170,7 @@ class Lease:
 
 
 def wait_for(lease: Lease) -> None:
-    """Wait until nobody holds a lease; one whose holder is silent for too long is taken from it.
-
-    Raises:
-        BucketError: The bucket cannot be reached.
-    """
+    """Wait until nobody holds a lease, or until it expires."""
     while True:
         try:
             lease.acquire()
@@ -219,24 +181,19 @@ def wait_for(lease: Lease) -> None:
             return
 
 
-def require_free(objects: Objects, key: str, what: str) -> None:
-    """Make sure that nobody holds a lease now.
-
-    Raises:
-        Busy: Somebody does.
-    """
-    found = objects.read(key, beginning=LONGEST)
-    if found is not None and _held(found):
-        raise _busy(what, found.age)
+def require_free(bucket: Bucket, key: str, what: str) -> None:
+    """Raise `Busy` if somebody holds a lease now."""
+    content = bucket.read(key, beginning=LONGEST)
+    if content is not None and _held(content):
+        raise _busy(what, content.age)
 
 
 def _held(content: Content) -> bool:
-    """Whether somebody holds a lease; of one that is damaged it is not known, so it is held."""
+    """Whether somebody holds a lease; a damaged one counts as held until it expires."""
     return _content(content.data).get("state") != "free" and content.age < LEASE_SECONDS
 
 
 def _content(data: bytes) -> dict[str, Any]:
-    """What a lease or a note of one says; nothing where it is damaged."""
     try:
         content = parse_json(data)
     except (ValueError, RecursionError):
@@ -252,7 +209,7 @@ def _busy(what: str, age: float) -> Busy:
 
 
 def clock() -> float:
-    """Seconds that also pass while the machine sleeps, where the system has such a clock."""
+    """Seconds, including those while the machine sleeps where the system counts them."""
     if hasattr(time, "CLOCK_BOOTTIME"):
         return time.clock_gettime(time.CLOCK_BOOTTIME)
     return time.monotonic()

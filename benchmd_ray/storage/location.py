@@ -1,10 +1,9 @@
-"""Locations: a path of a file system or an address on S3, and what can be done at either.
+"""Locations: a path or an address on S3, and what can be done at either.
 
-A location can be handed to any process on any machine: an address stays one, whatever that machine
-keeps of it. Files are small enough for memory, and whole or not there. Reading and writing them on
-S3 outlasts two minutes without a server; what comes first in a piece of work, opening, listing
-and locking, says soon that there is none. The client of S3 and its leases are imported
-for an address only.
+A location can be sent to any process on any machine. Files are small enough for memory, and whole
+or absent. Reading and writing on S3 waits up to two minutes for a server; opening, listing and
+locking, which begin a piece of work, fail at once. All raise `BucketError` when the bucket cannot
+be reached, and writing a file raises `DiskFull`. The client of S3 is imported for an address only.
 """
 
 from __future__ import annotations
@@ -33,22 +32,19 @@ if TYPE_CHECKING:
     from benchmd_ray.storage.segments import JournalSegments
 
 LEASE = "lease.json"
-"""Object in addition to what is worked on in a bucket."""
+"""Name of the lease of a folder in a bucket."""
 
 
 @dataclass(frozen=True)
 class Address:
-    """An address on S3, ``s3://bucket/prefix``, which stands where a path may stand."""
+    """An address on S3, ``s3://bucket/prefix``, in place of a path."""
 
     text: str
-    """In its `normal` form."""
 
     def __str__(self) -> str:
-        """The address."""
         return self.text
 
     def __truediv__(self, name: str) -> Address:
-        """What lies below it under that name."""
         return Address(f"{self.text}/{name}")
 
     @property
@@ -58,34 +54,24 @@ class Address:
 
     @property
     def parent(self) -> Address:
-        """Where it lies."""
+        """The address above it."""
         return Address(self.text.rpartition("/")[0])
 
     def resolve(self) -> Address:
-        """The address itself: it is the same from everywhere."""
+        """The address itself, like `Path.resolve`."""
         return self
 
 
 Location = Path | Address
-"""Where a file or a folder lies."""
 
 
 def location(text: str) -> Location:
-    """The location that a text names.
-
-    Raises:
-        BenchmdError: It begins like an address but is not valid.
-    """
+    """The location that a text names; `BenchmdError` for an invalid address."""
     return Address(normal(text)) if text.startswith(SCHEME) else Path(text)
 
 
 def read(file: Location) -> bytes | None:
-    """Content of a file; None if it does not exist.
-
-    Raises:
-        BucketError: The bucket cannot be reached.
-        BenchmdError: The file has more than `MAX_BYTES`.
-    """
+    """Content of a file, `MAX_BYTES` at most; None if it does not exist."""
     if isinstance(file, Address):
         bucket, name = _bucket(file.parent), file.name
         content = patiently(lambda: bucket.read(name))
@@ -98,31 +84,21 @@ def read(file: Location) -> bytes | None:
 
 
 _held: dict[Address, Content] = {}
-"""Objects that this process has read by `read_again`."""
 
 
 def read_again(file: Location) -> bytes | None:
-    """Like `read`, for what is read often: on S3 it is fetched where it has changed since.
-
-    Raises:
-        BucketError: The bucket cannot be reached.
-        BenchmdError: The file has more than `MAX_BYTES`.
-    """
+    """Like `read`, for frequent reads: from S3 it is fetched only when it has changed."""
     if isinstance(file, Path):
         return read(file)
-    found = _bucket(file.parent).read(file.name, _held.get(file))
-    if found is None:
+    content = _bucket(file.parent).read(file.name, _held.get(file))
+    if content is None:
         return None
-    _held[file] = found
-    return found.data
+    _held[file] = content
+    return content.data
 
 
 def write(file: Location, data: bytes) -> None:
-    """Write a file, whole or not at all.
-
-    Raises:
-        BenchmdError: The disk is full, or the bucket cannot be reached.
-    """
+    """Write a file, whole or not at all."""
     if isinstance(file, Address):
         bucket, name = _bucket(file.parent), file.name
         patiently(lambda: bucket.write(name, data))
@@ -132,11 +108,7 @@ def write(file: Location, data: bytes) -> None:
 
 
 def delete(files: Iterable[Location]) -> None:
-    """Delete files, if they are there.
-
-    Raises:
-        BucketError: The bucket cannot be reached.
-    """
+    """Delete files, if they are there."""
     for file in files:
         if isinstance(file, Address):
             patiently(partial(_bucket(file.parent).delete, [file.name]))
@@ -145,40 +117,30 @@ def delete(files: Iterable[Location]) -> None:
 
 
 def put_file(path: Path, to: Address) -> None:
-    """Copy a file, which does not change meanwhile, to an address.
-
-    Raises:
-        BucketError: The bucket cannot be reached, which is not tried again.
-    """
+    """Copy a file, which does not change meanwhile, to an address; there is no second try."""
     with path.open("rb") as file:
         _bucket(to.parent).upload(file, path.stat().st_size, to.name)
 
 
 def get_file(file: Address, path: Path, size: int = MAX_BYTES) -> bool:
-    """Copy what is at an address, of the listed size, into a file; whether there is something.
+    """Copy an object into a file; False if there is none.
 
     Raises:
-        BenchmdError: The disk is full, the bucket cannot be reached, or the object is longer.
+        BenchmdError: The object is longer than ``size``, which a listing gave.
     """
     bucket, name = _bucket(file.parent), file.name
     return patiently(lambda: bucket.download(name, path, size))
 
 
 def log_at(address: Address, most: int) -> JournalSegments:
-    """The log whose objects lie at an address, of which so many bytes are read at most."""
+    """The log at an address, of which at most ``most`` bytes are read."""
     from benchmd_ray.storage.segments import JournalSegments
 
     return JournalSegments(_bucket(address), most)
 
 
 def entries(folder: Location) -> tuple[dict[str, int], list[str]]:
-    """What lies directly in a folder: bytes of its files by name, and names of folders.
-
-    Both are empty where there is no such folder.
-
-    Raises:
-        BucketError: The bucket cannot be reached.
-    """
+    """Content of a folder: bytes of its files by name, and names of folders; empty without it."""
     if isinstance(folder, Address):
         return _bucket(folder).entries()
     sizes: dict[str, int] = {}
@@ -193,24 +155,19 @@ def entries(folder: Location) -> tuple[dict[str, int], list[str]]:
 
 @contextmanager
 def alone(folder: Location, what: str, inside: Iterable[str]) -> Iterator[Callable[[], None]]:
-    """Work on a folder, alone among all machines that see it.
+    """Work on a folder, exclusively among all machines that see it.
 
-    Args:
-        folder: The folder.
-        what: For messages: what is worked on.
-        inside: Its folders; what an interrupted process left half-written there is removed.
-
-    Yields:
-        Makes sure that nobody else has taken over, and raises `LeaseLost` otherwise.
+    Half-written files are removed from it and the folders ``inside``. Yields a function that raises
+    `LeaseLost` if another machine has taken over.
 
     Raises:
-        Busy: Somebody else is at it.
-        BenchmdError: The file system has no locks, or the bucket cannot be reached.
+        Busy: Somebody else is working on it.
+        BenchmdError: The file system has no locks.
     """
     if isinstance(folder, Path):
         with locked(folder / ".lock", what):
-            for own in (folder, *(folder / name for name in inside)):
-                remove_partial(own)
+            for place in (folder, *(folder / name for name in inside)):
+                remove_partial(place)
             yield lambda: None
         return
     from benchmd_ray.storage.lease import Lease

@@ -10,16 +10,11 @@ from typing import TypeVar
 from benchmd_ray.errors import BucketError
 
 PATIENCE_SECONDS = 120.0
-"""For which reading and writing wait for a server that is away."""
 Result = TypeVar("Result")
 
 
 def patiently(ask: Callable[[], Result]) -> Result:
-    """What a call gives, tried again for `PATIENCE_SECONDS` while the server is away.
-
-    Raises:
-        BucketError: It is away for longer, or refuses.
-    """
+    """Call, retrying for `PATIENCE_SECONDS` while the server is away (`BucketError.away`)."""
     start, pause = time.monotonic(), 0.25
     while True:
         try:

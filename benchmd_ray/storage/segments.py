@@ -1,8 +1,8 @@
-"""A log on S3, which knows no append: numbered objects, written by conditional puts alone.
+"""An append-only log on S3: numbered objects, written by conditional puts.
 
 The newest object is replaced by a longer one until it has `FULL` bytes; then the next is begun.
-Whoever appends names the ETag of the object that it knows as the newest, or that there is none of
-the next number: of two writers, the one that does not know what the other wrote is refused.
+An append names the ETag of the newest object, or that there is none of the next number: a writer
+that has not seen another's append is refused.
 """
 
 from __future__ import annotations
@@ -16,24 +16,17 @@ from benchmd_ray.storage.lease import LeaseLost
 from benchmd_ray.storage.patience import patiently
 
 FULL = 2**16
-"""Bytes of an object from which on the next one is begun."""
+"""Bytes of an object after which the next one is begun."""
 FETCHED = 8
-"""Objects that are read at once."""
 TRIES, PAUSE_SECONDS = 10, 0.5
-"""Of a write that is refused though nothing was written."""
+"""For a write that is refused although nothing else was written."""
 NAME = re.compile(r"[0-9]{6}\.log")
 
 
 class JournalSegments:
-    """A log in a bucket, of which one process knows the end."""
+    """A log in a bucket with one writer; at most ``most`` bytes are read."""
 
     def __init__(self, bucket: Bucket, most: int) -> None:
-        """Nothing is asked of the bucket yet.
-
-        Args:
-            bucket: What the objects lie in.
-            most: Bytes of a log that is read at most.
-        """
         self._bucket, self._most = bucket, most
         self._number, self._newest = 0, Content(b"", "", 0.0)
 
@@ -42,19 +35,18 @@ class JournalSegments:
 
         Raises:
             ValueError: An object is missing, or there is more than is read.
-            BucketError: The bucket cannot be reached.
         """
-        found = patiently(self._bucket.objects)
-        names = sorted(name for name in found if NAME.fullmatch(name))
+        objects = patiently(self._bucket.objects)
+        names = sorted(name for name in objects if NAME.fullmatch(name))
         if names != [_name(number) for number in range(len(names))]:
             raise ValueError(f"one of its {len(names) + 1} objects is missing")
-        if sum(found[name].size for name in names) > self._most:
+        if sum(objects[name].size for name in names) > self._most:
             raise ValueError(f"it has more than {self._most:,} bytes")
         with ThreadPoolExecutor(FETCHED) as pool:
-            held = [*pool.map(self._read, names)]
+            contents = [*pool.map(self._read, names)]
         self._number = max(0, len(names) - 1)
-        self._newest = held[-1] if held else Content(b"", "", 0.0)
-        return b"".join(content.data for content in held)
+        self._newest = contents[-1] if contents else Content(b"", "", 0.0)
+        return b"".join(content.data for content in contents)
 
     def _read(self, name: str) -> Content:
         content = patiently(lambda: self._bucket.read(name))
@@ -63,11 +55,10 @@ class JournalSegments:
         return content
 
     def append(self, data: bytes) -> None:
-        """Write at the end of what was read and appended, whole or not at all.
+        """Append to what was read and appended, whole or not at all.
 
         Raises:
-            LeaseLost: Somebody else has written since.
-            BucketError: The bucket cannot be reached.
+            LeaseLost: Another process has written since.
         """
         number, before = self._number, self._newest
         if len(before.data) >= FULL:

@@ -27,10 +27,9 @@ from typing import Any, Literal
 
 from benchmd_ray.files.atomic import append_text, digest
 from benchmd_ray.runs.files import DONE, RUN
+from benchmd_ray.runs.history import read_metrics, trained_by
 from benchmd_ray.runs.predictions import CLASSIFIED
-from benchmd_ray.runs.sessions import trained_by
 from benchmd_ray.runs.store import read_run
-from benchmd_ray.runs.training_log import read_metrics
 from benchmd_ray.tracking.dashboard import Dashboard
 from benchmd_ray.tracking.values import (
     named,

@@ -16,7 +16,7 @@ from benchmd_ray.data.sizes import streams
 from benchmd_ray.errors import BenchmdError, NoRoom, Stopped, Transient, count_of, first_line
 from benchmd_ray.files.atomic import remove
 from benchmd_ray.files.integrity import read_hashed_json
-from benchmd_ray.runs.training_log import METRICS
+from benchmd_ray.runs.history import METRICS
 from benchmd_ray.settings.definition import ExecutionSettings
 from benchmd_ray.training.checkpoints import checkpoint_step
 from benchmd_ray.training.engine import choose_device

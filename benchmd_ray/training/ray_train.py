@@ -26,8 +26,7 @@ from benchmd_ray.data.batches import Worker
 from benchmd_ray.errors import BenchmdError, Stopped, Transient, count_of, first_line
 from benchmd_ray.files.atomic import append_text
 from benchmd_ray.files.integrity import write_hashed_json
-from benchmd_ray.runs.sessions import record_session
-from benchmd_ray.runs.training_log import last_metrics
+from benchmd_ray.runs.history import last_metrics, record_session
 from benchmd_ray.training.checkpoints import checkpoint_step
 from benchmd_ray.training.engine import choose_device, gather
 from benchmd_ray.training.jobs import PretrainJob, TransferJob

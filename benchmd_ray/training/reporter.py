@@ -15,7 +15,7 @@ from benchmd_ray.console.progress import Display, progress
 from benchmd_ray.errors import BenchmdError
 from benchmd_ray.files.atomic import append_text, replacing
 from benchmd_ray.files.integrity import line
-from benchmd_ray.runs.training_log import METRICS, read_metrics
+from benchmd_ray.runs.history import METRICS, read_metrics
 
 
 class Reporter(Protocol):

@@ -1,21 +1,19 @@
 """The choice at the end of a search, which the start can win.
 
 The best trial and the start are evaluated again, on cuts and with seeds that the search did not
-use; where it is not above the start on the first cut, which can only keep the start, it gets no
-more, and the next best has its turn. A trial takes the start's place only where the lower bound of
-its mean difference to it is above 0, and at once where it is so clearly after the first cut; of
-several such trials the one with the largest difference does.
+use. A trial that is not above the start on the first cut gets no more, and the next best has its
+turn. A trial takes the start's place only if the lower bound of its mean difference is above 0,
+after the first cut if it is that clear; of several, the one with the largest difference does.
 
-The variance of a mean difference has a part that is due to which patients there are, which stays
-however often they are cut, and one of seeds and cuts, which falls with the number of evaluations.
-Where scores of records are there the first is DeLong's (`tuning.sampling`), and the second what the
-evaluations vary beyond it, those of the race around a mean of their own among them. Else it is
-(1/n + validation/training records) times the variance of the differences (Nadeau & Bengio,
-Inference for the Generalization Error, Machine Learning 52, 2003). The bound is one-sided by
-Student's t. Of `LEVEL`, the chance of a wrong choice over all looks, `EARLY` is for the one after
-the first of two cuts; of both the first trial that is compared has the most (`share`), and each
-further one a fixed part of what is left, so that it holds however many are compared, in extended
-searches, too.
+The variance of a mean difference has a part due to the sample of patients, which stays however
+often they are cut, and one of seeds and cuts, which falls with the number of evaluations. With
+scores of records the first is DeLong's (`tuning.sampling`), and the second what evaluations vary
+beyond it, those of the race around their own mean. Without, it is (1/n + validation/training
+records) times the variance of the differences (Nadeau & Bengio, Inference for the Generalization
+Error, Machine Learning 52, 2003). The bound is one-sided by Student's t. Of `LEVEL`, `EARLY` is for
+the look after the first of two cuts; of both the first compared trial has the share `FIRST`, and
+each further one the same share of the rest. So the level holds however many trials are compared,
+in extended searches, too.
 """
 
 from __future__ import annotations
@@ -30,57 +28,49 @@ from scipy.stats import norm
 from scipy.stats import t as student
 
 FINALISTS = 3
-"""Trials that are evaluated again, at most."""
 LEVEL = 0.05
-"""Chance that a trial takes the start's place where none is better, all looks at all trials
-together; finalists are picked on the same patients, which simulated searches allow for."""
+"""Chance that a trial takes the start's place although none is better, all looks at all trials
+together. Finalists are picked on the same patients, which simulated searches allow for."""
 EARLY = 0.01
-"""Of that, for the look after the first of two cuts."""
+"""Part of it for the look after the first of two cuts."""
 FIRST = 0.7
-"""Share of a level that the first trial has, and each further one of what is left."""
+"""Share of a level for the first trial, and for each further one of the rest."""
 CUTS = 2
-"""Whole cuts that a finalist is evaluated on, unless one settles it; one where trials have one
-evaluation."""
+"""Whole cuts that a finalist is evaluated on, unless one decides."""
 
 
 @dataclass(frozen=True)
 class SamplingVariance:
-    """Variance of the difference between two trials that is due to which patients there are."""
+    """Variance of the difference between two trials that is due to the sample of patients."""
 
     of_mean: float
     """Of the mean over evaluations."""
     of_each: float
-    """Of a single evaluation, the mean over them."""
 
 
 @dataclass(frozen=True)
 class Finalist:
-    """What fresh evaluations say of a trial."""
+    """A trial's fresh evaluations, compared with the start's."""
 
     number: int
     score: float
-    """Mean of the fresh evaluations."""
     error: float
     """Standard error of the mean difference to the start."""
     difference: float
-    """Mean difference to the start."""
     low: float
-    """One-sided lower bound of the difference."""
 
 
 @dataclass(frozen=True)
 class Decision:
-    """What was chosen, and by what."""
+    """The chosen trial, and the comparisons that decided."""
 
     number: int
     """The trial; 0 is the start."""
     finalists: tuple[Finalist, ...]
-    """Without the start, the largest difference first."""
     start: float
     """Mean of the start's fresh evaluations, of those that the chosen trial has."""
     expected: float
-    """What to expect of the trial that is chosen: the start's mean, and what it gains by
-    `corrected`."""
+    """Expected score of the chosen trial: the start's mean and the `corrected` gain."""
 
 
 def cuts(evaluations: int) -> int:
@@ -89,12 +79,12 @@ def cuts(evaluations: int) -> int:
 
 
 def share(place: int) -> float:
-    """Share of a level that the first, second, … trial has that is compared; all add up to 1."""
+    """Share of a level for the first, second, … compared trial; all add up to 1."""
     return FIRST * (1 - FIRST) ** (place - 1)
 
 
 def level_of(place: int, seen: int, most: int) -> float:
-    """Chance that a look at a trial may have to choose it where it is no better than the start."""
+    """Chance that a look at a trial chooses it although it is no better than the start."""
     early = EARLY if most > 1 else 0.0
     return (early if seen < most else LEVEL - early) * share(place)
 
@@ -107,16 +97,10 @@ def decided(
     sampling: Mapping[int, SamplingVariance] | None = None,
     race: Mapping[int, Sequence[float]] | None = None,
 ) -> Decision:
-    """Choose by fresh evaluations.
+    """Choose by fresh evaluations of the start, two or more, and of finalists at some of these.
 
-    Args:
-        start: The start's score by evaluation, two or more.
-        finalists: By trial likewise, of evaluations that the start has.
-        ratio: Validation records over training records of an evaluation.
-        levels: By trial, see `level_of`.
-        sampling: By trial, where it is known.
-        race: By trial, its differences to the start in the race: of how much they vary, and not of
-            how large they are, by which the finalists were picked.
+    ``ratio``: validation records over training records of an evaluation. Only the spread of the
+    differences to the start in the ``race`` is used: the finalists were picked by their size.
     """
     compared, bounds = [], {}
     for number, scores in sorted(finalists.items()):
@@ -144,24 +128,19 @@ def decided(
 
 
 def _spread(*phases: np.ndarray) -> tuple[float, int]:
-    """Variance of differences around the mean of their own phase, and its degrees of freedom."""
+    """Variance of differences around the mean of their phase, and its degrees of freedom."""
     squares = sum(float(((phase - phase.mean()) ** 2).sum()) for phase in phases if len(phase))
-    freedom = sum(len(own) - 1 for own in phases if len(own))
+    freedom = sum(len(phase) - 1 for phase in phases if len(phase))
     return squares / freedom, freedom
 
 
 def corrected(difference: float, error: float, bound: float) -> float:
-    """A difference that is known because it was above a bound, as it would be without that.
+    """A difference that is reported because it exceeded a bound, corrected for that selection.
 
-    Of a normal distribution that is cut off below the bound, the mean without the cut that makes
-    what was seen the likeliest (as Zhong and Prentice, Biostatistics 9, 2008,
-    https://doi.org/10.1093/biostatistics/kxn001, correct effects that were reported for being
-    significant); 0 where that is below.
-
-    Args:
-        difference: What was seen, above the bound.
-        error: Its standard error.
-        bound: What it had to be above.
+    The maximum-likelihood mean of a normal distribution that is truncated below the bound, 0 if it
+    is negative (Zhong and Prentice, Biostatistics 9, 2008,
+    https://doi.org/10.1093/biostatistics/kxn001). ``error`` is the standard error of the
+    difference.
     """
     if error == 0:
         return difference

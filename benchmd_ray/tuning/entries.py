@@ -1,4 +1,4 @@
-"""Entries of a search space's file: read, and checked against the settings that they vary."""
+"""Entries of a search space's file, validated against the settings that they vary."""
 
 from __future__ import annotations
 
@@ -15,12 +15,7 @@ from benchmd_ray.modality.modalities import Modality
 from benchmd_ray.models.encoder import require_signals
 from benchmd_ray.models.networks import network_source
 from benchmd_ray.settings.definition import EncoderSettings, Settings, default_settings, updated
-from benchmd_ray.settings.in_use import (
-    AUGMENTATION,
-    BUILT_IN,
-    METHOD_SETTINGS,
-    finetunes,
-)
+from benchmd_ray.settings.in_use import AUGMENTATION, BUILT_IN, METHOD_SETTINGS, finetunes
 from benchmd_ray.training.augmentation import require_applicable
 from benchmd_ray.tuning.parameters import (
     KINDS,
@@ -40,7 +35,7 @@ from benchmd_ray.tuning.parameters import (
 CHOICE = ("kind", "values", "default", "when")
 RANGE = ("kind", "low", "high", "step", "default", "when")
 DROPOUT = ("encoder.dropout", "encoder.embedding_dropout")
-"""Settings of the encoder that change nothing in its weights' shapes."""
+"""Encoder settings that do not affect the shapes of its weights."""
 NEVER = {
     "seed": "seeds show how much a result varies, they are not chosen by it",
     "tuned": "it names the search that found the settings",
@@ -48,7 +43,7 @@ NEVER = {
     "transfer.labels": "--setting names what is searched",
     "transfer.shuffle_labels": "it is a sanity check",
 }
-"""Settings that no search varies, and why."""
+"""Settings that no search varies, with the reason."""
 
 
 @dataclass(frozen=True)
@@ -60,11 +55,11 @@ class Scope:
     setting: str
     modality: Modality
     built_in: bool
-    """Whether the file is the benchmark's: then its defaults are the fixed protocol."""
+    """Whether the file is the benchmark's: its defaults are then the fixed protocol."""
 
     @property
     def where(self) -> str:
-        """The file in words."""
+        """The file, for messages."""
         return f"the search space {self.file}"
 
     @cached_property
@@ -75,11 +70,7 @@ class Scope:
 
 
 def read_entries(entries: Mapping[str, Any], scope: Scope) -> tuple[Parameter, ...]:
-    """Parameters of a file's entries.
-
-    Raises:
-        BenchmdError: An entry is not valid.
-    """
+    """Parameters of a file's entries."""
     parameters: dict[str, Parameter] = {}
     for name, entry in entries.items():
         kind = _setting_type(name, scope)
@@ -89,7 +80,7 @@ def read_entries(entries: Mapping[str, Any], scope: Scope) -> tuple[Parameter, .
 
 
 def _setting_type(name: str, scope: Scope) -> Any:
-    """Type of a setting that the search may vary; Any for an option of a user's own method."""
+    """Type of a setting that the search may vary; Any for an option of a custom method."""
     types = setting_types()
     option = any(name.startswith(f"{group}.") for group in OPTIONS)
     if option or name in types:
@@ -108,7 +99,6 @@ def _setting_type(name: str, scope: Scope) -> Any:
 
 
 def _barred(name: str, scope: Scope) -> str | None:
-    """Why the search may not vary a setting, or None."""
     if name in NEVER:
         return NEVER[name]
     if name in OPTIONS:
@@ -151,8 +141,6 @@ def _barred_in_transfer(name: str, group: str, scope: Scope) -> str | None:
 
 @dataclass(frozen=True)
 class _Reader:
-    """Reads the entry of one setting."""
-
     name: str
     type: Any
     scope: Scope
@@ -163,9 +151,10 @@ class _Reader:
     def parameter(
         self, entry: Any, earlier: Mapping[str, Parameter], names: Mapping[str, Any]
     ) -> Parameter:
-        """The entry as a parameter."""
         kind = self._kind(entry)
-        default = entry["default"] if "default" in entry else self._protocol()
+        default = entry.get("default", value_of(self.scope.fixed, self.name))
+        if default is None and "default" not in entry:
+            raise self.error("an option needs a default.")
         default = self._value(default, kind, "default")
         if kind == "choice":
             parameter = Parameter(self.name, kind, default, values=self._values(entry["values"]))
@@ -177,10 +166,8 @@ class _Reader:
                     f"the default {shown(default)} is outside, expected {parameter.range}."
                 )
             # A search starts at its settings, see `spaces.starting_at`.
-            parameter = replace(
-                parameter, default=parameter.values[0] if parameter.values else parameter.low
-            )
-            default = parameter.default
+            default = parameter.values[0] if parameter.values else parameter.low
+            parameter = replace(parameter, default=default)
         fixed = value_of(self.scope.fixed, self.name, default)  # options are not part of it
         if self.scope.built_in and default != fixed:
             raise self.error(
@@ -190,12 +177,6 @@ class _Reader:
             )
         when = self._conditions(entry["when"], earlier, names) if "when" in entry else {}
         return replace(parameter, when=when)
-
-    def _protocol(self) -> Any:
-        value = value_of(self.scope.fixed, self.name)
-        if value is None:
-            raise self.error("an option needs a default.")
-        return value
 
     def _kind(self, entry: Any) -> Kind:
         if not isinstance(entry, Mapping):
@@ -235,7 +216,6 @@ class _Reader:
         return ("int", "log int", "choice") if self.type is int else ("choice",)
 
     def _value(self, value: Any, kind: Kind, key: str) -> Any:
-        """A value of the entry as its setting takes it."""
         if kind != "choice":
             value = self._number(value, kind, key)
         base = self.scope.fixed

@@ -1,7 +1,7 @@
-"""Trials that need no training and no study: values drawn at random, tried by Ray Tune.
+"""Independent random trials without training, executed by Ray Tune.
 
-For what takes seconds, such as a detector that is fitted to stored features. Nothing is proposed by
-earlier results, so that what is chosen for one set of data was not shaped by another.
+For evaluations of seconds, such as a detector that is fitted to stored features. No proposal
+depends on earlier results.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from benchmd_ray.cluster.connection import connected
@@ -21,19 +20,19 @@ if TYPE_CHECKING:
     from optuna.trial import BaseTrial
 
 RESULT = "result"
-"""Metric with all that a trial gave, as JSON."""
+"""Metric with a trial's values as JSON."""
 TrialFunction = Callable[[Mapping[str, Any], Any], Mapping[str, Any]]
-"""From values by name, and what all trials read, to plain values."""
+"""Maps values by name, and data that all trials read, to plain values."""
 
 
 def tried(
-    work: TrialFunction, given: Any, parameters: Sequence[Parameter], trials: int
+    work: TrialFunction, data: Any, parameters: Sequence[Parameter], trials: int
 ) -> list[dict[str, Any]]:
-    """What each trial gave; the first has the parameters' defaults.
+    """Results of all trials, that of the parameters' defaults first.
 
     Raises:
-        BenchmdError: This is a Ray task, in which trials have no room, or all of them failed, or
-            the one of the defaults.
+        BenchmdError: This is a Ray task, in which trials have no room, or all trials failed, or the
+            one of the defaults.
     """
     import ray
 
@@ -42,47 +41,39 @@ def tried(
             "trials have no room in a task of a plan: search by the benchmark's own command, not "
             "with --evaluate."
         )
-    with connected(cpus=2), quiet_tune(), tempfile.TemporaryDirectory() as folder:
-        return _tune(work, given, parameters, trials, folder)
 
-
-def _tune(
-    work: TrialFunction, given: Any, parameters: Sequence[Parameter], trials: int, folder: str
-) -> list[dict[str, Any]]:
-    import optuna
-    from ray import tune
-    from ray.tune.search import ConcurrencyLimiter
-    from ray.tune.search.optuna import OptunaSearch
+    def suggest(trial: BaseTrial) -> None:
+        for parameter in parameters:
+            parameter.suggest(trial)
 
     defaults = {parameter.name: parameter.default for parameter in parameters}
-    optuna.logging.set_verbosity(optuna.logging.WARNING)
-    search = OptunaSearch(
-        partial(_suggest, parameters),
-        metric="number",
-        mode="max",
-        sampler=optuna.samplers.RandomSampler(seed=0),
-        points_to_evaluate=[defaults],
-    )
-    results = tune.Tuner(
-        tune.with_resources(tune.with_parameters(_trial, work=work, given=given), {"cpu": 1}),
-        tune_config=tune.TuneConfig(
-            search_alg=ConcurrencyLimiter(search, max_concurrent=2),
-            num_samples=trials,
-            reuse_actors=True,
-        ),
-        run_config=tune.RunConfig(name="trials", storage_path=folder, verbose=0),
-    ).fit()
-    return in_order([each.metrics for each in results if each.metrics], defaults)
+    with connected(cpus=2), quiet_tune(), tempfile.TemporaryDirectory() as folder:
+        import optuna
+        from ray import tune
+        from ray.tune.search import ConcurrencyLimiter
+        from ray.tune.search.optuna import OptunaSearch
+
+        optuna.logging.set_verbosity(optuna.logging.WARNING)
+        search = OptunaSearch(
+            suggest,
+            metric="number",
+            mode="max",
+            sampler=optuna.samplers.RandomSampler(seed=0),
+            points_to_evaluate=[defaults],
+        )
+        limited = ConcurrencyLimiter(search, max_concurrent=2)
+        results = tune.Tuner(
+            tune.with_resources(tune.with_parameters(_trial, work=work, data=data), {"cpu": 1}),
+            tune_config=tune.TuneConfig(search_alg=limited, num_samples=trials, reuse_actors=True),
+            run_config=tune.RunConfig(name="trials", storage_path=folder, verbose=0),
+        ).fit()
+    return in_order([result.metrics for result in results if result.metrics], defaults)
 
 
 def in_order(
     results: Sequence[Mapping[str, Any]], defaults: Mapping[str, Any]
 ) -> list[dict[str, Any]]:
-    """What trials gave, the one of the defaults first.
-
-    Raises:
-        BenchmdError: All failed, or that one did.
-    """
+    """Results of trials, that of the defaults first."""
     ended = [metrics for metrics in results if RESULT in metrics]
     ended.sort(key=lambda metrics: bool(metrics["config"] != defaults))
     if not ended:
@@ -92,12 +83,7 @@ def in_order(
     return [json.loads(metrics[RESULT]) for metrics in ended]
 
 
-def _suggest(parameters: Sequence[Parameter], trial: BaseTrial) -> None:
-    for parameter in parameters:
-        parameter.suggest(trial)
-
-
-def _trial(config: dict[str, Any], work: TrialFunction, given: Any) -> None:
+def _trial(config: dict[str, Any], work: TrialFunction, data: Any) -> None:
     from ray import tune
 
-    tune.report({"number": 0.0, RESULT: json.dumps(work(config, given))})
+    tune.report({"number": 0.0, RESULT: json.dumps(work(config, data))})

@@ -1,7 +1,7 @@
-"""Optuna's journal, which holds all that a search knows: a file, or a log on S3.
+"""Optuna's journal of a search: a file, or a log on S3, each line with a checksum.
 
-Each line has a checksum. One process at a time writes: who holds the search's lock, or on S3 its
-lease. There, whoever lost the lease without knowing is refused by the log itself.
+One process at a time writes: the holder of the search's lock, or on S3 of its lease. A process that
+lost the lease without noticing is refused by the log itself.
 """
 
 from __future__ import annotations
@@ -12,11 +12,7 @@ from collections.abc import Generator, Iterator
 from pathlib import Path
 from typing import Any
 
-from optuna.storages.journal import (
-    BaseJournalBackend,
-    JournalFileBackend,
-    JournalFileOpenLock,
-)
+from optuna.storages.journal import BaseJournalBackend, JournalFileBackend, JournalFileOpenLock
 
 from benchmd_ray.errors import Transient
 from benchmd_ray.files.atomic import remove
@@ -28,15 +24,14 @@ FAULTS = (
     *(ValueError, KeyError, IndexError, TypeError, AttributeError, AssertionError),
     *(OverflowError, RecursionError),
 )
-"""What Optuna raises of lines that it did not write."""
+"""Errors of Optuna for lines that it did not write."""
 
 
 def journal_at(place: Location) -> Journal | LoggedJournal:
-    """A journal, which may not be there yet.
+    """The journal at a location, which may not exist yet.
 
     Raises:
         Damaged: It is not a regular file, too long, or not what was written.
-        BucketError: The bucket cannot be reached.
     """
     if isinstance(place, Address):
         return LoggedJournal(place)
@@ -52,15 +47,11 @@ class Journal(JournalFileBackend):
         self.path: Location = path
 
     def append_logs(self, logs: list[dict[str, Any]]) -> None:
-        """Write lines."""
+        """Append lines."""
         super().append_logs([checked(log) for log in logs])
 
     def read_logs(self, log_number_from: int) -> Generator[dict[str, Any], None, None]:
-        """Lines from a number on.
-
-        Raises:
-            Damaged: One is not what was written.
-        """
+        """Lines from a number on; `Damaged` if one is not what was written."""
         for number, log in enumerate(super().read_logs(log_number_from), log_number_from + 1):
             if (entry := unchecked(log)) is None:
                 why = f"line {number} is not what was written"
@@ -68,20 +59,14 @@ class Journal(JournalFileBackend):
             yield entry
 
     def together(self) -> contextlib.AbstractContextManager[None]:
-        """Lines that are appended within are written one by one: a file takes them at once."""
+        """Nothing: a file takes every line at once."""
         return contextlib.nullcontext()
 
 
 class LoggedJournal(BaseJournalBackend):
-    """A journal on S3: read once, and known from then on, as nobody else writes to it."""
+    """A journal on S3, read once, as nobody else writes to it."""
 
     def __init__(self, address: Address) -> None:
-        """Read it.
-
-        Raises:
-            Damaged: It is not what was written.
-            BucketError: The bucket cannot be reached.
-        """
         self.path: Location = address
         self._log = log_at(address, MAX_LOG_BYTES)
         try:
@@ -96,7 +81,7 @@ class LoggedJournal(BaseJournalBackend):
         """Why lines that are known here are not there: from then on nothing is known."""
 
     def append_logs(self, logs: list[dict[str, Any]]) -> None:
-        """Write lines, at once or at the end of `together`."""
+        """Append lines, now or at the end of `together`."""
         self._require_written()
         lines = [line(log) for log in logs]
         with self.together():
@@ -119,7 +104,7 @@ class LoggedJournal(BaseJournalBackend):
 
     @contextlib.contextmanager
     def together(self) -> Iterator[None]:
-        """Lines that are appended within are written by one request, all of them or none."""
+        """Write the lines that are appended within by one request, all or none."""
         self._deep += 1
         try:
             yield
@@ -142,7 +127,7 @@ class LoggedJournal(BaseJournalBackend):
 
 
 def mend(path: Path) -> None:
-    """Remove what a killed process left of a journal: its lock, and a line that was cut off."""
+    """Remove a killed process's lock and the line that it cut off."""
     for leftover in path.parent.glob(f"{path.name}.lock*"):
         remove(leftover)
     if path.is_symlink() or (path.exists() and not path.is_file()):

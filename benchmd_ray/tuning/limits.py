@@ -1,4 +1,4 @@
-"""What a search may use, and whether it is to end."""
+"""Budget of a search, and when it ends."""
 
 from __future__ import annotations
 
@@ -13,31 +13,32 @@ from benchmd_ray.data.inner import FOLDS
 from benchmd_ray.errors import BenchmdError, shown
 from benchmd_ray.tuning.known import Trial
 from benchmd_ray.tuning.parameters import MOST_TRIALS
-from benchmd_ray.tuning.study import Job, Study
+from benchmd_ray.tuning.study import Study
+from benchmd_ray.tuning.trial_log import Job
 
 LOSSES, LOST_NODES = 2, 20
-"""A trial whose process was lost so often, without a newer step between, has failed; where it went
-with its node, so often."""
+"""A trial fails after losing its process, or its process with the node, this often without a newer
+step in between."""
 CONFIRMING_AT_ONCE = 2
-"""Jobs of the choice that work at once: the start's and a finalist's."""
+"""Parallel jobs of the choice: the start's and a finalist's."""
 MOST_WANTED, MORE = 1000, 8
-"""Jobs that a cluster is asked to make room for at once, at most, and how many more than there are
-where nothing says how many trials there will be."""
+"""Jobs that a cluster is asked to make room for at most, and how many more than running ones if the
+number of trials is open."""
 RESERVED = 0.5
-"""Share of the hours that is kept for the evaluations of finalists, at most, unless one needs more:
-of few hours half finds next to nothing in simulated searches (`studies.search_price`)."""
+"""Largest share of the hours that is kept for finalists, unless one needs more: with half of few
+hours, simulated searches find next to nothing (`studies.search_price`)."""
 
 
 @dataclass(frozen=True)
 class Budget:
-    """What a search may use; None sets no limit. What ends first ends the search."""
+    """Limits of a search; None is no limit. The first that is reached ends it."""
 
     trials: int | None = 50
-    """Trials in all, those of earlier sessions too."""
+    """Including those of earlier sessions."""
     hours: float | None = None
-    """By the clock, of all sessions, evaluations of finalists included."""
+    """Wall-clock hours of all sessions, with the evaluations of finalists."""
     device_hours: float | None = None
-    """Of GPUs, or of CPUs where there is none, over all sessions, likewise."""
+    """Hours of GPUs, or of CPUs without any, likewise."""
 
     def __post_init__(self) -> None:
         for name in ("trials", "hours", "device_hours"):
@@ -56,29 +57,29 @@ class Budget:
 
     @property
     def numbers(self) -> tuple[float | None, ...]:
-        """All three, which a study notes."""
+        """All three, as a study notes them."""
         return self.trials, self.hours, self.device_hours
 
 
 @dataclass(frozen=True)
 class Place:
-    """What a trial holds while it works, and how many work at once."""
+    """Resources of a trial, and the number of parallel trials."""
 
     cpus: float
     gpus: float
     at_once: int
-    """When the search begins: a cluster may grow or shrink."""
+    """At the beginning: a cluster may grow or shrink."""
     workers: int = 1
-    """Of a trial; several hold its CPUs and GPUs, and its own process only waits for them."""
+    """Of a trial; several hold its CPUs and GPUs, while its own process waits for them."""
 
     @property
     def devices(self) -> float:
-        """GPUs of a trial, or CPUs where it has none: what device hours count."""
+        """GPUs of a trial, or CPUs if it has none: the unit of device hours."""
         return self.gpus or self.cpus
 
 
 class Limits:
-    """Whether the search is to end, and what it shows meanwhile."""
+    """Decides when a search ends and what it starts next."""
 
     def __init__(
         self,
@@ -91,18 +92,11 @@ class Limits:
         lost: Callable[[int, str], None] = lambda number, reason: None,
         room: Callable[[int], int] | None = None,
     ) -> None:
-        """Look at the study.
+        """``shown`` displays the progress; ``worked`` are wall-clock seconds of earlier sessions.
 
-        Args:
-            study: The trials.
-            budget: What may be used.
-            place: What a trial holds.
-            halted: Whether a signal came.
-            shown: Shows how far the search is.
-            worked: Seconds by the clock of earlier sessions.
-            lost: Receives the number of a trial whose process was lost, and why, as far as known.
-            room: Says how many trials may work at once now, given how many would if they could;
-                None: as many as the place says.
+        ``lost`` receives the number of a trial whose process was lost, and the reason. ``room`` is
+        the number of trials that may run in parallel now, given the number that could; None: as
+        many as the place says.
         """
         self.study, self.budget, self.place = study, budget, place
         self.halted, self.shown, self.lost = halted, shown, lost
@@ -124,7 +118,7 @@ class Limits:
         self.look()
 
     def look(self) -> None:
-        """Take what the study knows now."""
+        """Update from the study."""
         trials = self.study.trials()
         self.device_hours = sum(trial.device_hours for trial in trials)
         ended = {
@@ -142,9 +136,9 @@ class Limits:
             gauge("benchmd_search_trials", number, state=state)
 
     def _compared(self, trials: Sequence[Trial]) -> tuple[float, int]:
-        """Device hours of an evaluation of what is compared, and how many are to come, about.
+        """Device hours per evaluation of the compared trials, and the expected number to come.
 
-        Nothing where there is nothing to compare so far.
+        Zero if there is nothing to compare so far.
         """
         method = self.study.method
         finalists = self.study.finalists(self._budget)
@@ -157,12 +151,12 @@ class Limits:
 
     @property
     def hours(self) -> float:
-        """By the clock, of all sessions."""
+        """Wall-clock hours of all sessions."""
         return (time.monotonic() - self.start) / 3600
 
     @property
     def out_of_time(self) -> bool:
-        """Whether running trials must end: a signal or trouble came, or the hours are over."""
+        """Whether running trials must end: a signal or an error came, or the hours are over."""
         if self.trouble is not None:
             return True
         return self.halted() or (self.budget.hours is not None and self.hours >= self.budget.hours)
@@ -175,59 +169,54 @@ class Limits:
 
     @property
     def used(self) -> bool:
-        """Whether no trial may begin any more: the race is over, or what is left is kept.
+        """Whether no trial may begin any more: the race is over, or the rest is reserved.
 
-        Of hours so many are kept as the evaluations of finalists will take, at most `RESERVED` or
-        what one finalist takes; none where they are not enough to begin with.
+        The evaluations of finalists are expected to take the reserved hours, at most `RESERVED` or
+        what one finalist takes; nothing is reserved if they do not suffice to begin.
         """
         if self._over:
             return True
         least, most = (n * self.each for n in (self.study.method.comparing, self.to_come))
         kept = ((left, min(most, max(RESERVED * whole, least))) for whole, left, _ in self._hours)
-        return self._cuts() > 0 and any(left <= own for left, own in kept)
+        return self._cuts() > 0 and any(left <= reserve for left, reserve in kept)
 
     @property
     def _over(self) -> bool:
-        """Whether the race is: once the choice has begun, it stays over."""
+        """Whether the race is over, which it stays once the choice has begun."""
         return self.spent or self.study.race_is_over(self._budget)
 
     @property
     def _hours(self) -> list[tuple[float, float, int]]:
-        """Device hours of the budget, and what those at work will leave, by each of its limits.
+        """For each limit: its device hours, those left when running jobs end, and a tolerance.
 
-        By the clock they are those of the jobs of the choice that work at once. The third number
-        is of evaluations by which they may be exceeded: half a cut, and none by the clock.
+        The wall clock's are those of the parallel jobs of the choice. The tolerance, in
+        evaluations, is half a cut for device hours and none for the wall clock.
         """
         budget, working = self.budget, [len(job.evaluations) for job in self.study.unfinished()]
-        found = []
+        limits = []
         if budget.device_hours is not None:
             left = budget.device_hours - self.device_hours - sum(working) * self.each
-            found.append((budget.device_hours, left, FOLDS))
+            limits.append((budget.device_hours, left, FOLDS))
         if budget.hours is not None:
-            held = self.place.devices * max(1, min(self.at_once, CONFIRMING_AT_ONCE))
+            devices = self.place.devices * max(1, min(self.at_once, CONFIRMING_AT_ONCE))
             longest = max(working, default=0) * self.each / self.place.devices
-            found.append((budget.hours * held, (budget.hours - self.hours - longest) * held, 0))
-        return found
+            left = (budget.hours - self.hours - longest) * devices
+            limits.append((budget.hours * devices, left, 0))
+        return limits
 
     @property
     def _left(self) -> float:
-        """Evaluations that may be begun, about."""
+        """Expected number of evaluations that may begin."""
         if not self.each:
             return math.inf
-        found = (left / self.each + more for _, left, more in self._hours)
-        return max(0.0, min(found, default=math.inf))
+        evaluations = (left / self.each + more for _, left, more in self._hours)
+        return max(0.0, min(evaluations, default=math.inf))
 
     def _cuts(self, before: int = 0) -> int:
-        """Cuts of a finalist and the start that may be begun after other evaluations."""
+        """Cuts of a finalist and the start that may begin after other evaluations."""
         most = len(self.study.method.batches)
         left = min(self._left - before, 2.0 * FOLDS * most)
         return max(0, int(left // (2 * FOLDS)))
-
-    @property
-    def _promoting(self) -> int:
-        """Evaluations of the race that the start lacks, and those that a trial may earn."""
-        every = self.study.method.evaluations
-        return every - self.study.granted(0) + every - 1
 
     @property
     def begun(self) -> bool:
@@ -235,27 +224,28 @@ class Limits:
         return self.budget.trials is not None and self.study.begun >= self.budget.trials
 
     def look_around(self) -> None:
-        """See how many trials may work at once by now."""
+        """Update the number of trials that may run in parallel."""
         self.at_once = self.room(self.wanted)
 
     @property
     def wanted(self) -> int:
-        """How many jobs would work now if there was room for all."""
-        known = len(self.running) + len(self.waiting)
+        """The number of jobs that would run if there was room."""
+        jobs = len(self.running) + len(self.waiting)
         if self.used:
             choice = not self.spent and self.study.undecided(self._budget)
-            return max(known, CONFIRMING_AT_ONCE * choice)
+            return max(jobs, CONFIRMING_AT_ONCE * choice)
         left = MORE if self.budget.trials is None else self.budget.trials - self.study.begun
-        return min(MOST_WANTED, known + max(0, left))
+        return min(MOST_WANTED, jobs + max(0, left))
 
     def start_next(self) -> Job | None:
-        """What is to be begun now; None: nothing, as there is no room or nothing to do."""
+        """The job to begin now; None without room or work."""
         if not self.running:
             self.look_around()  # nobody else does while nothing works
         if self.out_of_time or self.full:
             return None
-        if self.waiting and not self._fits(self.waiting[0].number):
-            return None  # until those that work leave it a whole GPU
+        if self.waiting and self.running:
+            if self._occupied + self._slots(self.waiting[0].number) > self.at_once:
+                return None  # until those that work leave it a whole GPU
         job = self.waiting.pop(0) if self.waiting else self.next_job()
         if job is not None:
             self.running.add(job.number)
@@ -264,33 +254,27 @@ class Limits:
 
     @property
     def full(self) -> bool:
-        """Whether there is no room for another job; without nodes there is none at all."""
-        return self.draining or self._held >= self.at_once
+        """Whether there is no room for another job, as without nodes."""
+        return self.draining or self._occupied >= self.at_once
 
     @property
-    def _held(self) -> int:
+    def _occupied(self) -> int:
         return sum(map(self._slots, self.running))
 
     def _slots(self, number: int) -> int:
-        """How many jobs could work in the place of one of a trial."""
         return max(1, round(1 / self.place.gpus)) if number in self.study.whole else 1
 
-    def _fits(self, number: int) -> bool:
-        return not self.running or self._held + self._slots(number) <= self.at_once
-
     def next_job(self) -> Job | None:
-        """What is to be worked on next.
-
-        None: nothing, as long as nothing else ends; and nothing at all where nothing is running.
-        """
+        """The next job; None until a running one ends, or at all if none is running."""
         study = self.study
         if study.hopeless:
             return None
         if not self._over:
-            used = self.used
-            if not used or self._cuts(self._promoting) == self._cuts():  # it costs no comparison
-                job = study.promote()
-                if job is not None:
+            used, every = self.used, study.method.evaluations
+            # What the start lacks of the race, and what a trial may earn.
+            promoting = every - study.granted(0) + every - 1
+            if not used or self._cuts(promoting) == self._cuts():  # it costs no comparison
+                if (job := study.promote()) is not None:
                     return job
             if not used and not self.begun:
                 return study.propose()
@@ -300,4 +284,3 @@ class Limits:
 
 
 Ended = Callable[[int], None]
-"""Receives the number of a trial that ended."""

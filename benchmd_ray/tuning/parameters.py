@@ -1,4 +1,4 @@
-"""What a search varies: settings, each with a kind, a range and the value that it starts at."""
+"""Parameters of a search space: kind, range and default of a setting."""
 
 from __future__ import annotations
 
@@ -18,45 +18,42 @@ if TYPE_CHECKING:
 
 Kind = Literal["float", "log float", "int", "log int", "choice"]
 KINDS: tuple[Kind, ...] = typing.get_args(Kind)
-"""A number on a linear or a logarithmic scale, a whole number likewise, or one of some values."""
+"""Numbers or whole numbers on a linear or logarithmic scale, or a choice."""
 
 OPTIONS = ("pretrain.options", "encoder.options")
-"""Settings that hold what a user's own method or encoder network reads, by name."""
+"""Settings with the options of a custom method or encoder network."""
 NETWORK = "encoder.network"
-"""Setting that names the encoder network."""
 INHERITED = {
     "transfer.dropout": "encoder.dropout",
     "transfer.embedding_dropout": "encoder.embedding_dropout",
 }
 """Settings that take the value of another while they are null."""
 LARGEST = 2**53
-"""Numbers of a space are smaller: floats hold all whole ones below."""
+"""Bound of numbers in a space: floats hold all smaller whole ones."""
 MOST_VALUES, MOST_STEPS, MOST_TRIALS = 1000, 1_000_000, 100_000
-"""Values of a choice, steps of a range, and trials of a search, at most."""
+"""Limits of a choice, a range and a search."""
 
 
 @dataclass(frozen=True)
 class Parameter:
-    """One setting that a search varies."""
+    """A setting that a search varies."""
 
     name: str
-    """Name of the setting, such as ``transfer.optimiser.lr``."""
     kind: Kind
     default: Any
-    """The value that the search starts at; it keeps it where the parameter is not active."""
+    """The start's value, and that of an inactive parameter."""
     low: float | None = None
     high: float | None = None
     """Ends of a range, both included."""
     step: float | None = None
     """Distance of the values of a range, counted from ``low``; None: any value, or any integer."""
     values: tuple[Any, ...] = ()
-    """Values of a choice."""
     when: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
-    """Searched only while each of these other settings has one of its values."""
+    """Active only while each of these other settings has one of its values."""
 
     @property
     def range(self) -> str:
-        """Its range in words, for messages."""
+        """Its range, for messages."""
         if self.kind == "choice":
             return f"one of {', '.join(map(str, self.values))}"
         steps = "" if self.step is None else f" in steps of {self.step:g}"
@@ -75,17 +72,17 @@ class Parameter:
         return math.isfinite(steps) and abs(steps - round(steps)) < 1e-8
 
     def taken(self, value: Any) -> Any:
-        """A value that it holds, of its own type: one of the choice, else a float or an integer."""
+        """A valid value in the parameter's own type."""
         if self.kind == "choice":
             return self.values[self.values.index(value)]
         return round(value) if self.kind.endswith("int") else float(value)
 
     def active(self, values: Mapping[str, Any]) -> bool:
-        """Whether it is searched while the other parameters have these values."""
+        """Whether it is searched given the values of the other parameters."""
         return all(values[other] in allowed for other, allowed in self.when.items())
 
     def suggest(self, trial: BaseTrial) -> Any:
-        """A value that the trial's sampler proposes."""
+        """A proposal of the trial's sampler."""
         if self.kind == "choice":
             return trial.suggest_categorical(self.name, self.values)
         assert self.low is not None  # a range has both ends, which mypy cannot know
@@ -113,30 +110,29 @@ class Parameter:
 
 @dataclass(frozen=True)
 class Space:
-    """What a search varies."""
+    """A search space."""
 
     name: str
-    """Name in messages: of its file and of the modality."""
     parameters: tuple[Parameter, ...]
-    """In order: a parameter comes after those that it depends on."""
+    """In order: a parameter follows those that it depends on."""
 
     @property
     def start(self) -> dict[str, Any]:
-        """What the first trial takes, by name; parameters that are not active are excluded."""
+        """Values of the first trial by name, active parameters only."""
         return self._chosen(lambda parameter: parameter.default)
 
-    def filled(self, given: Mapping[str, Any]) -> dict[str, Any]:
-        """Values that are given where the space holds them, else those of the start."""
+    def filled(self, preferred: Mapping[str, Any]) -> dict[str, Any]:
+        """The given values that the space holds, and the start's for the rest."""
 
         def choose(parameter: Parameter) -> Any:
-            value = given.get(parameter.name)
+            value = preferred.get(parameter.name)
             fits = value is not None and parameter.holds(value)
             return parameter.taken(value) if fits else parameter.default
 
         return self._chosen(choose)
 
     def suggest(self, trial: BaseTrial) -> dict[str, Any]:
-        """What the trial's sampler proposes, by name; parameters not active are excluded."""
+        """Proposals of the trial's sampler by name, active parameters only."""
         return self._chosen(lambda parameter: parameter.suggest(trial))
 
     def _chosen(self, choose: Callable[[Parameter], Any]) -> dict[str, Any]:
@@ -155,17 +151,17 @@ class Space:
 def applied(settings: Settings, values: Mapping[str, Any]) -> Settings:
     """``settings`` with other values.
 
-    Options of an encoder network belong to it: another network begins without them, unless both
-    are ResNets, whose options are the same.
-
-    Raises:
-        BenchmdError: A setting does not exist or refuses its value.
+    A new encoder network starts without the options of the old one, unless both are ResNets.
     """
-    return updated(_with_network(settings, values.get(NETWORK)), nested(values))
+    before, network = settings.encoder.network, values.get(NETWORK)
+    if network not in (None, before) and {*map(network_part, (network, before))} != {"resnet"}:
+        encoder = replace(settings.encoder, network=network, options={})
+        settings = replace(settings, encoder=encoder)
+    return updated(settings, nested(values))
 
 
 def nested(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Values by the full names of settings, by group: ``{"a.b": 1}`` as ``{"a": {"b": 1}}``."""
+    """Full names as nested groups: ``{"a.b": 1}`` → ``{"a": {"b": 1}}``."""
     groups: dict[str, Any] = {}
     for name, value in values.items():
         *path, last = name.split(".", 2)
@@ -176,20 +172,8 @@ def nested(values: Mapping[str, Any]) -> dict[str, Any]:
     return groups
 
 
-def _with_network(settings: Settings, network: str | None) -> Settings:
-    """``settings`` with a network, and of their options those that it reads."""
-    before = settings.encoder.network
-    if network in (None, before) or {*map(network_part, (network, before))} == {"resnet"}:
-        return settings
-    return replace(settings, encoder=replace(settings.encoder, network=network, options={}))
-
-
 def value_of(settings: Settings, name: str, default: Any = None) -> Any:
-    """Value of a setting; ``default`` for an option that is not set.
-
-    Raises:
-        BenchmdError: There is no such setting.
-    """
+    """Value of a setting; ``default`` for an option that is not set."""
     value: Any = settings
     for part in name.split(".", 2):
         if isinstance(value, Mapping):
@@ -207,7 +191,7 @@ def fitting_step(low: float, high: float, step: float) -> bool:
 
 @functools.cache
 def setting_types(group: type = Settings, prefix: str = "") -> Mapping[str, Any]:
-    """Types of all settings by name; `OPTIONS` are among them as dictionaries."""
+    """Types of all settings by name; `OPTIONS` are dictionaries."""
     types: dict[str, Any] = {}
     for name, kind in typing.get_type_hints(group).items():
         if is_dataclass(kind):
@@ -218,7 +202,7 @@ def setting_types(group: type = Settings, prefix: str = "") -> Mapping[str, Any]
 
 
 def without(parameters: tuple[Parameter, ...], fixed: Mapping[str, Any]) -> tuple[Parameter, ...]:
-    """Parameters but those that keep one value, with the conditions on these settled."""
+    """The parameters that are not fixed, with conditions on fixed ones resolved."""
     settled = dict(fixed)
     left: list[Parameter] = []
     for p in parameters:

@@ -1,16 +1,13 @@
-"""A portfolio: settings that scored above the start on other datasets, which a search tries early.
+"""A portfolio: settings that beat the start on other datasets, which a search tries early.
 
-It is learned from finished searches. Each gives a few candidates, the trials above its start, and
-an estimate of what any settings would have gained on its dataset (a random forest over its trials
-that have a score).
-So each candidate has a gain on each dataset, and the first settings of a search are those that
-together gain most: each time the one that adds most, on average, to the best of the start and those
-before it (as in Feurer et al., Auto-sklearn 2.0, https://arxiv.org/abs/2007.04074).
-What was learned on the dataset that is tuned, or on one of the same origin, is excluded before,
-also where it was learned by a search that began with such settings.
+It is learned from finished searches. Each gives a few candidates, its trials above the start, and a
+random forest over its trials that estimates the gain of any settings on its dataset. The portfolio
+of a search is chosen greedily from the candidates: each next one adds most, on average over
+datasets, to the best of the start and those before it (as in Feurer et al., Auto-sklearn 2.0,
+https://arxiv.org/abs/2007.04074). Everything learned on the tuned dataset or one of the same origin
+is excluded first, including what a search learned that began with such settings.
 
-A file holds names of settings and plain values. A value is taken only where the search space holds
-it, so that a file can name nothing that the space does not.
+A file holds names of settings and plain values, of which only those in the search space are used.
 """
 
 from __future__ import annotations
@@ -35,45 +32,37 @@ from benchmd_ray.tuning.records import NUMERIC, SearchRecord
 from benchmd_ray.tuning.spaces import Space
 
 VERSION = 5
-"""Of the format and of how gains are estimated."""
 SHIPPED = "portfolio.json"
 MOST = 6
-"""Settings of a portfolio that a search tries."""
 CANDIDATES = 3
-"""Settings that one search gives."""
 MOST_CANDIDATES, MOST_DATASETS = 3000, 300
-"""Of one file."""
 FEWEST = 8
-"""Trials with a score that a search needs to say what other settings would gain."""
+"""Scored trials that a search needs to estimate gains."""
 TREES = 200
 MOST_NUMBERS = 5_000_000
-"""Trials times what a forest knows of each, at most; a search with more is not learned from."""
+"""Trials times inputs of a forest; larger searches are skipped."""
 
 
 @dataclass(frozen=True)
 class SearchKind:
-    """What searches must have in common for one to learn from the other."""
+    """Searches of one kind can learn from each other."""
 
     axes: int
-    """Of the signal, but the channel's."""
     pretrained: bool
     mode: str
-    """``linear``, ``finetune`` or ``pretrain``."""
     metric: str
-    """What trials are compared by: ``auroc``, or ``dsc`` of masks."""
+    """``auroc``, or ``dsc`` of masks."""
 
 
 @dataclass(frozen=True)
 class Candidate:
-    """Settings that scored above the start of a search."""
+    """Settings that beat the start of a search."""
 
     dataset: str
-    """Of the search."""
     kind: SearchKind
     values: dict[str, PlainValue]
-    """By the full name of a setting."""
     gains: dict[str, float]
-    """By dataset: what it gains over the start of the searches there."""
+    """Estimated gain over the start, by dataset."""
 
 
 @dataclass(frozen=True)
@@ -82,7 +71,6 @@ class PortfolioSettings:
 
     values: dict[str, PlainValue]
     datasets: tuple[str, ...]
-    """That they come from."""
 
 
 @dataclass(frozen=True)
@@ -92,20 +80,15 @@ class Portfolio:
     version: int = VERSION
     candidates: tuple[Candidate, ...] = ()
     after: dict[str, tuple[str, ...]] = field(default_factory=dict)
-    """By dataset: those of the settings that a portfolio gave its searches, near which they then
-    looked."""
+    """By dataset, the origins of the settings that a portfolio gave its searches."""
 
     def origins(self, dataset: str) -> tuple[str, ...]:
-        """All that what was learned on a dataset comes from."""
+        """All datasets that settings learned on this one come from."""
         return tuple(sorted({dataset, *self.after.get(dataset, ())}))
 
 
 def read_portfolio(path: Path | None = None) -> Portfolio:
-    """The portfolio of a file; None takes the one that ships with the package.
-
-    Raises:
-        BenchmdError: It is not a portfolio, or of another version.
-    """
+    """Read a portfolio; None takes the one that ships with the package."""
     path = path or resource_folder("search_spaces") / SHIPPED
     where, remedy = f"the portfolio {path}", "Learn it anew by `benchmd tune --learn STORE`."
     content = read_json(path, remedy)
@@ -118,7 +101,6 @@ def read_portfolio(path: Path | None = None) -> Portfolio:
 
 
 def _require_bounded(portfolio: Portfolio, where: str, remedy: str) -> None:
-    """Refuse what is too large to be ordered soon, and names that messages cannot show."""
     candidates = portfolio.candidates
     names = {name for candidate in candidates for name in (candidate.dataset, *candidate.gains)}
     names |= {name for datasets in portfolio.after.values() for name in datasets}
@@ -134,11 +116,7 @@ def _require_bounded(portfolio: Portfolio, where: str, remedy: str) -> None:
 
 
 def write_portfolio(place: Location, portfolio: Portfolio) -> None:
-    """Write a portfolio, whole or not at all.
-
-    Raises:
-        BenchmdError: It is larger than one that can be read, or the bucket cannot be reached.
-    """
+    """Write a portfolio, whole or not at all."""
     _require_bounded(portfolio, "the portfolio", "Learn from fewer searches.")
     text = json.dumps(asdict(portfolio), indent=1, sort_keys=True, allow_nan=False) + "\n"
     if len(text) > MAX_JSON_BYTES:
@@ -152,33 +130,33 @@ def write_portfolio(place: Location, portfolio: Portfolio) -> None:
 def chosen_settings(
     portfolio: Portfolio, kind: SearchKind, space: Space, usable: Callable[[str], bool]
 ) -> tuple[PortfolioSettings, ...]:
-    """What a search tries right after its start, in this order.
+    """Settings that a search tries right after its start, in order.
 
-    ``usable`` says whether what was learned on a dataset may be used.
+    ``usable``: whether settings learned on a dataset may be used.
     """
 
     def allowed(dataset: str) -> bool:
         return all(map(usable, portfolio.origins(dataset)))
 
-    own = [each for each in portfolio.candidates if each.kind == kind and allowed(each.dataset)]
-    names = sorted({name for each in own for name in each.gains if allowed(name)})
-    if not own or not names:
+    candidates = [c for c in portfolio.candidates if c.kind == kind and allowed(c.dataset)]
+    names = sorted({name for c in candidates for name in c.gains if allowed(name)})
+    if not candidates or not names:
         return ()
-    gains = np.array([[each.gains.get(name, 0.0) for name in names] for each in own])
-    found: list[PortfolioSettings] = []
+    gains = np.array([[c.gains.get(name, 0.0) for name in names] for c in candidates])
+    chosen: list[PortfolioSettings] = []
     for number in complementary(gains):
-        values = space.filled(own[number].values)
-        if values not in (space.start, *(given.values for given in found)):
-            found.append(PortfolioSettings(values, portfolio.origins(own[number].dataset)))
-        if len(found) == MOST:
+        values = space.filled(candidates[number].values)
+        if values not in (space.start, *(settings.values for settings in chosen)):
+            chosen.append(PortfolioSettings(values, portfolio.origins(candidates[number].dataset)))
+        if len(chosen) == MOST:
             break
-    return tuple(found)
+    return tuple(chosen)
 
 
 def complementary(gains: np.ndarray) -> Iterator[int]:
-    """Numbers of candidates, each of which adds most to the best of those before it.
+    """Indices of candidates, each adding most to the best of those before it.
 
-    The gains are (candidates, datasets); what gains nothing anywhere is excluded.
+    ``gains`` is (candidates, datasets); candidates without a gain are excluded.
     """
     reached = np.zeros(gains.shape[1])
     while True:
@@ -211,40 +189,38 @@ def learned(records: Sequence[SearchRecord], kinds: Mapping[str, SearchKind]) ->
                     gains.setdefault(name, []).append(model.gain(values))
             means = {name: round(math.fsum(g) / len(g), 5) for name, g in sorted(gains.items())}
             candidates.append(Candidate(dataset, kind, values, means))
-    learned_after = {name: tuple(sorted(own)) for name, own in sorted(after.items())}
+    learned_after = {name: tuple(sorted(names)) for name, names in sorted(after.items())}
     return Portfolio(VERSION, _that_can_be_tried(candidates), learned_after)
 
 
 def _that_can_be_tried(candidates: Sequence[Candidate]) -> tuple[Candidate, ...]:
-    """Without those that gain nowhere, or nowhere more than another of the same searches."""
-    found: list[Candidate] = []
-    for one in sorted(candidates, key=lambda each: -math.fsum(each.gains.values())):
-        rivals = [each.gains for each in found if _alike(each, one)]
-        beaten = any(all(gains[name] >= own for name, own in one.gains.items()) for gains in rivals)
-        if max(one.gains.values()) > 0 and not beaten:
-            found.append(one)
-    return tuple(found)
-
-
-def _alike(one: Candidate, other: Candidate) -> bool:
-    return (one.dataset, one.kind) == (other.dataset, other.kind)
+    """Drop candidates that gain nothing, or nowhere more than another of the same searches."""
+    kept: list[Candidate] = []
+    for candidate in sorted(candidates, key=lambda c: -math.fsum(c.gains.values())):
+        search = candidate.dataset, candidate.kind
+        rivals = [rival.gains for rival in kept if (rival.dataset, rival.kind) == search]
+        gains = candidate.gains.items()
+        beaten = any(all(rival[name] >= gain for name, gain in gains) for rival in rivals)
+        if max(candidate.gains.values()) > 0 and not beaten:
+            kept.append(candidate)
+    return tuple(kept)
 
 
 def _above_the_start(record: SearchRecord) -> list[dict[str, Any]]:
-    """Settings of a search that scored above its start: the chosen ones, then the best others.
+    """Settings of a search that beat its start: the chosen ones, then the best others.
 
-    Not those that it was given by a portfolio, which are of other datasets, perhaps of the one that
-    is tuned next; and where fresh evaluations refuted a trial, none that scored less in the race
-    and was not evaluated again.
+    Settings that a portfolio gave are excluded, as they come from other datasets. If fresh
+    evaluations refuted a trial, so are trials that scored less in the race and were not evaluated
+    again.
     """
     trials = record.trials
     least = min(REDUCTION, record.evaluations)
     start = trials.loc[trials["number"] == 0, "value"].iloc[0]
-    own = (trials["number"] > record.given) & (trials["state"] != "failed")
+    eligible = (trials["number"] > record.given) & (trials["state"] != "failed")
     refuted, confirmed = trials["difference"] <= 0, trials["difference"] > 0
     bar = trials["value"].where(refuted, start).max()
     high = (trials["value"] > bar) | (confirmed & (trials["value"] > start))
-    above = trials[high & (trials["evaluations"] >= least) & own & ~refuted]
+    above = trials[high & (trials["evaluations"] >= least) & eligible & ~refuted]
     above = above.sort_values("value", ascending=False, kind="stable")
     chosen = above["number"] == record.best
     ordered = pd.concat([above[chosen], above[~chosen]]).head(CANDIDATES)
@@ -267,19 +243,19 @@ def _missing(value: object) -> bool:
 
 
 def _as_searched(value: Any, about: Mapping[str, Any]) -> Any:
-    """A value of a table, whose whole numbers are floats where some are missing."""
+    """A value of a table, in which integers with missing values are floats."""
     if about["kind"] == "choice":
         if value not in about["values"]:
             raise BenchmdError(
                 f"a search has a trial with {shown(value)}, expected one of {about['values']}: "
                 "move the search's folder out of its store."
             )
-        return next(one for one in about["values"] if one == value)
+        return about["values"][about["values"].index(value)]
     return int(value) if about["kind"].endswith("int") else float(value)
 
 
 class _Model:
-    """What any settings would score in a search, from its trials."""
+    """Estimates the score of any settings in a search from its trials."""
 
     def __init__(self, record: SearchRecord, rows: pd.DataFrame) -> None:
         from sklearn.ensemble import RandomForestRegressor
@@ -292,35 +268,33 @@ class _Model:
 
     @classmethod
     def of(cls, record: SearchRecord) -> _Model | None:
-        """None where there are too few trials or too many, no start, or several sources."""
+        """None for too few or too many trials, without a start, or for several sources."""
         rows = record.trials[np.isfinite(record.trials["value"])]
         width = sum(len(about.get("values", "1")) for about in record.space.values())
         enough = len(rows) >= FEWEST and 0 in set(rows["number"]) and len(record.sources) == 1
         return cls(record, rows) if enough and len(rows) * width <= MOST_NUMBERS else None
 
     def _point(self, values: Mapping[str, Any]) -> list[float]:
-        """Settings as numbers: a range from 0 to 1, a choice as the number of its value."""
-        found = []
+        """Settings as numbers: a range as 0 to 1, a choice as indicators."""
+        numbers = []
         for name, about in self._space.items():
             value: Any = values.get(name)
             if _missing(value):
                 value = about["default"]
             if about["kind"] == "choice":
-                each = list(about["values"])
-                found += [float(value == one) for one in each]
+                numbers += [float(value == choice) for choice in about["values"]]
             elif about["kind"] in NUMERIC:
                 low, high = float(about["low"]), float(about["high"])
                 place = min(max(float(value), low), high)
                 if about["kind"].startswith("log"):
                     low, high, place = math.log(low), math.log(high), math.log(place)
-                found.append((place - low) / (high - low) if low < high else 0.0)
-        return found
+                numbers.append((place - low) / (high - low) if low < high else 0.0)
+        return numbers
 
     def gain(self, values: Mapping[str, Any]) -> float:
-        """Score minus the start's, both as the forest has them.
+        """Estimated score minus the start's estimated score.
 
-        Against the start's own score, all that the forest has drawn to the mean would lose where
-        the start is above it, and gain where it is below.
+        The start's own score would be biased against a forest that shrinks toward the mean.
         """
         reached, begun = self._forest.predict([self._point(values), self._start])
         return float(reached - begun)

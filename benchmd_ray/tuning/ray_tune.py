@@ -1,6 +1,6 @@
-"""What Ray Tune asks of a search: what to do next, what to make of a result, when to end.
+"""Ray Tune's interfaces to a search: what is next, what a result leads to, when to end.
 
-What Ray Tune calls a trial is a job here: some evaluations of a trial of the study.
+A trial of Ray Tune is a job here: some evaluations of a trial of the study.
 """
 
 from __future__ import annotations
@@ -19,26 +19,26 @@ from ray.tune.search import Searcher
 from benchmd_ray.errors import Transient
 from benchmd_ray.files.atomic import remove
 from benchmd_ray.tuning.limits import LOSSES, LOST_NODES, Ended, Limits
-from benchmd_ray.tuning.study import Job
-from benchmd_ray.tuning.trial import TrialContext
+from benchmd_ray.tuning.stages import TrialContext
+from benchmd_ray.tuning.trial_log import Job
 
 
 class _NotKept:
-    """Ray Tune writes its objects away now and then, and nothing is ever read back from that."""
+    """Ray Tune pickles its objects now and then; nothing is ever restored from that."""
 
     def __getstate__(self) -> dict[str, Any]:
         return {}
 
 
 class Jobs(_NotKept, Searcher):  # type: ignore[misc]
-    """The study's jobs, those first that another process was at."""
+    """The study's jobs, interrupted ones first."""
 
     def __init__(self, limits: Limits) -> None:
         super().__init__()
         self._limits = limits
 
     def suggest(self, trial_id: str) -> Any:
-        """The next job as a configuration, the word that there is none, or None: ask later."""
+        """The next job as a configuration, FINISHED, or None to be asked again later."""
         limits = self._limits
         with _noted(limits):
             job = limits.start_next()
@@ -59,7 +59,7 @@ class Jobs(_NotKept, Searcher):  # type: ignore[misc]
         """Nothing: `Judge` has reported to the study."""
 
     def save(self, checkpoint_path: str) -> None:
-        """Nothing: the study is kept by itself."""
+        """Nothing: the study is stored by itself."""
         open(checkpoint_path, "wb").close()
 
     def restore(self, checkpoint_path: str) -> None:
@@ -67,9 +67,9 @@ class Jobs(_NotKept, Searcher):  # type: ignore[misc]
 
 
 class Judge(_NotKept, FIFOScheduler):  # type: ignore[misc]
-    """Tells the study what trials report, and stops those that ended or that it gives up.
+    """Reports results to the study, and stops trials that ended or fall behind.
 
-    A job whose process was lost comes again as another one: Ray Tune itself starts none again.
+    A lost job is restarted as another job: Ray Tune itself restarts none.
     """
 
     def __init__(self, limits: Limits, ended: Ended, work: TrialContext) -> None:
@@ -83,13 +83,14 @@ class Judge(_NotKept, FIFOScheduler):  # type: ignore[misc]
         """Of each trial at work, what Ray Tune calls so."""
 
     def on_trial_add(self, tune_controller: Any, trial: Any) -> None:
-        """A job begins."""
+        """Note the job of a trial."""
         self._jobs[int(trial.config["number"])] = trial
 
     def choose_trial_to_run(self, tune_controller: Any) -> Any:
-        """The next one; Ray Tune tells nobody of a job that it could not begin in a warm process.
+        """The next job; also finds jobs that Ray Tune failed to begin in a warm process.
 
-        The process before had not let go of its last job in time.
+        That happens without any other notice when the process did not let go of its last job in
+        time.
         """
         for number in sorted(self._limits.running):
             job = self._jobs.get(number)
@@ -98,7 +99,7 @@ class Judge(_NotKept, FIFOScheduler):  # type: ignore[misc]
         return super().choose_trial_to_run(tune_controller)
 
     def on_trial_result(self, tune_controller: Any, trial: Any, result: dict[str, Any]) -> str:
-        """Take a result; flat, as Ray Tune flattens nested values with slashes."""
+        """Take a result; nested values are flat, their names joined by slashes."""
         goes_on = False
         with _noted(self._limits):
             number = int(trial.config["number"])
@@ -114,7 +115,7 @@ class Judge(_NotKept, FIFOScheduler):  # type: ignore[misc]
         return str(TrialScheduler.CONTINUE if goes_on else TrialScheduler.STOP)
 
     def _takes_whole(self, trial: Any) -> bool:
-        """Let a trial that ran out of memory next to others work again on a GPU of its own."""
+        """Restart a trial that ran out of memory next to others on a GPU of its own."""
         if trial.config["whole"] or not 0 < self._limits.place.gpus < 1:
             return False
         number = int(trial.config["number"])
@@ -162,9 +163,9 @@ class Judge(_NotKept, FIFOScheduler):  # type: ignore[misc]
             self._lost(trial, "its process was lost", by_node=False)
 
     def _lost(self, trial: Any, reason: str, *, by_node: bool) -> None:
-        """Let another process go on, unless it was too often.
+        """Restart a trial in another process, unless it was lost too often.
 
-        ``by_node``: whether its node, or what it works on, went away.
+        ``by_node``: whether its node or storage failed.
         """
         number, limits = int(trial.config["number"]), self._limits
         with _noted(limits):
@@ -180,11 +181,9 @@ class Judge(_NotKept, FIFOScheduler):  # type: ignore[misc]
 
     @staticmethod
     def _seconds(trial: Any) -> float:
-        """Worked on a trial so far, as far as it was reported."""
         return max(float(trial.config["seconds"]), float(last_reported(trial).get("seconds", 0.0)))
 
     def _again(self, trial: Any) -> None:
-        """Let another process do what is left of a job."""
         limits, number = self._limits, int(trial.config["number"])
         limits.running.discard(number)
         left = limits.study.left(number)
@@ -207,18 +206,17 @@ OFTEN = "more than once"
 GONE = re.compile(
     "node (has died|was terminated|died|went away)|NodeDied|unavailable", re.IGNORECASE
 )
-"""What Ray says where a process went with its node, or cannot be reached."""
+"""Ray's words for a process that was lost with its node or cannot be reached."""
 LAST_CHARACTERS = 10_000
-"""Of what Ray Tune wrote of a trial's errors."""
 
 
 def last_reported(trial: Any) -> dict[str, Any]:
-    """What a trial reported last; empty before it has."""
+    """A trial's last report; empty before it has any."""
     return dict(trial.run_metadata.last_result or {})
 
 
 def last_error(trial: Any) -> str:
-    """What Ray Tune wrote of a trial's last error."""
+    """Ray Tune's text of a trial's last error."""
     path = trial.error_file
     if path is None or not Path(path).is_file():
         return ""
@@ -227,7 +225,7 @@ def last_error(trial: Any) -> str:
 
 
 def dead_nodes() -> set[str]:
-    """Ray's identifiers of the nodes that are gone."""
+    """Ray's identifiers of lost nodes."""
     import ray
 
     if not ray.is_initialized():
@@ -237,7 +235,7 @@ def dead_nodes() -> set[str]:
 
 @contextmanager
 def _noted(limits: Limits) -> Iterator[None]:
-    """An error in here ends the search as what it is; Ray Tune would take it for a lost trial."""
+    """Let an error end the search; Ray Tune would count it as a lost trial."""
     try:
         yield
     except Exception as error:
@@ -245,17 +243,17 @@ def _noted(limits: Limits) -> Iterator[None]:
 
 
 class Watch(_NotKept, Stopper):  # type: ignore[misc]
-    """Ends the search when it is halted or its hours are over, and shows how far it is."""
+    """Ends the search when it is halted or its hours are over, and shows the progress."""
 
     def __init__(self, limits: Limits) -> None:
         self._limits = limits
 
     def __call__(self, trial_id: str, result: dict[str, Any]) -> bool:
-        """Never by a single trial's result."""
+        """No single result ends the search."""
         return False
 
     def stop_all(self) -> bool:
-        """Whether to end all trials; those at work stay unfinished."""
+        """Whether to end all trials; running ones stay unfinished."""
         limits = self._limits
         with _noted(limits):
             limits.look_around()

@@ -1,12 +1,13 @@
-"""What the folder of a search says: its plan, its trials and, once one is complete, its result.
+"""Files of a search: its plan, its trials and, once one is complete, its result.
 
 A search is stored in ``<store>/searches/<name>/``: ``search.json`` (what is searched),
 ``trials.parquet`` (one row per trial, see `trials_schema`) and ``result.json``, which is missing
-while no trial has a score. `read_search` reads it and refuses what is damaged.
+until a trial has a score. `read_search` validates them.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -34,11 +35,10 @@ from benchmd_ray.tuning.record_form import Plan, plan_fault, result_fault, trial
 
 FORMAT = 4
 STATES = ("complete", "stopped", "failed", "unfinished")
-"""Of a trial; ``complete``: it has all evaluations; ``stopped``: it earned no more."""
+"""``complete``: the trial has all evaluations; ``stopped``: it earned no more."""
 NUMERIC = ("float", "log float", "int", "log int")
-"""Kinds of settings that have an order."""
 COST = "device_hours"
-"""The objective next to the score, of searches for both."""
+"""The second objective, of searches that minimise it."""
 CURVE = pa.list_(pa.struct([("step", pa.int64()), ("value", pa.float64())]))
 COLUMNS: dict[str, pa.DataType] = {
     "number": pa.int64(),
@@ -62,29 +62,26 @@ COLUMNS: dict[str, pa.DataType] = {
 }
 """Columns of ``trials.parquet`` that every search has.
 
-``reason``: why a trial failed. ``value``: mean score of its ``evaluations`` on the search's
-validation records, made comparable with the start's (`racing.paired`), ``error`` the standard error
-of its mean difference to the start, and for the start of its own mean.
-``fresh_value``: mean of a finalist's ``fresh_evaluations`` after the race; ``difference`` and
-``difference_low``: its mean difference to the start there, and the lower bound that decides
-(`confirm`). ``last_value``, ``step``: what was reported last
-of the first evaluation; ``steps``: what that goes to (epochs, pretraining steps, or modalities).
-``seconds``, ``device_hours``: worked, all attempts. ``started``, ``finished``: ISO time, UTC.
-"""
+``reason``: why a trial failed. ``value``: mean score of its ``evaluations`` on the validation
+records, paired with the start's (`racing.paired`), ``error`` the standard error of its mean
+difference to the start, and for the start of its own mean. ``fresh_value``: mean of a finalist's
+``fresh_evaluations`` after the race; ``difference``, ``difference_low``: its mean difference to the
+start there, and the lower bound that decides (`confirm`). ``last_value``, ``step``: the last report
+of the first evaluation, of ``steps`` (epochs, pretraining steps, or modalities). ``seconds``,
+``device_hours``: of all attempts. ``started``, ``finished``: ISO time, UTC."""
 REQUIRED = (
     *("number", "state", "evaluations", "fresh_evaluations"),
     *("seconds", "device_hours", "started"),
 )
-"""Columns without a missing value."""
 SCORE_OF = "score:"
-"""Beginning of the columns with the score of one modality, of a search over several."""
+"""Prefix of the columns with the score of one modality, of a search over several."""
 RULE = (
     "a trial takes the start's place where the one-sided lower bound of its mean difference to the "
     f"start over fresh evaluations is above 0 (level {LEVEL:g} over all trials that are compared "
     "and all looks at them, by patients, seeds and cuts); of several the one with the largest "
     "difference"
 )
-"""How a search chooses by fresh evaluations (`tuning.confirm`), for readers of results."""
+"""How fresh evaluations decide (`tuning.confirm`), for readers of results."""
 OVERLAP = (
     "Under the policy released some patients have records in the training split and in a scored "
     "one, so that a search has seen records of patients who are scored later, and its gains on the "
@@ -94,11 +91,11 @@ ALL_LABELS = (
     "A search of a few-label setting trains on few labels, but scores its trials with the labels "
     "of all records of a fold: it uses more labels than the setting names."
 )
-"""What is not as decisions D21 and D22 ask, for readers of searches and their results."""
+"""Departures from decisions D21 and D22, for readers of searches and their results."""
 
 
 def limits_of(policies: Iterable[str], settings: Iterable[str]) -> list[str]:
-    """What a reader must know of searches under these policies and of these settings."""
+    """Limitations of searches under these policies and of these settings, for readers."""
     names = {name.strip() for text in policies for name in text.split(",")}
     few = {f"-{name}" for name, count in LABEL_SETTINGS.items() if count is not None}
     lines = [OVERLAP] if "released" in names else []
@@ -112,33 +109,29 @@ class SearchRecord:
     folder: Path
     technique: str
     setting: str
-    """``pretrain``, or the transfer setting that is searched."""
     sources: tuple[Mapping[str, Any], ...]
-    """modality, source, policy, digests of catalog and inner catalog, and records and patients of
-    the inner catalog's two splits; several of a universal search."""
+    """modality, source, policy, digests of catalog and inner catalog, records and patients of the
+    inner catalog's two splits; several of a universal search."""
     objectives: tuple[str, ...]
     """``auroc`` or ``dsc``, and maybe ``device_hours``."""
     sampler: str
     stopping: str
     evaluations: int
-    """Of a trial that goes to the end."""
     choosing: str
-    """``confirmed`` by fresh evaluations, or the ``highest`` value."""
     seed: int
     space: Mapping[str, Mapping[str, Any]]
-    """By the full name of a setting: kind, range and default, the value of trial 0."""
+    """By setting: kind, range and default, the value of trial 0."""
     settings: tuple[Mapping[str, Any], ...]
-    """Settings of trial 0, which the search starts from, one per source."""
+    """Settings of trial 0, the start, one per source."""
     device: str
     given: int
     """Trials after the first that a portfolio gave."""
     taught: tuple[str, ...]
-    """Datasets that these come from."""
     trials: pd.DataFrame
     """One row per trial in order of number: `COLUMNS`, each searched setting, and of a universal
     search the score of each modality. ``curve`` holds tuples of (step, value)."""
     result: Mapping[str, Any] | None
-    """What ``result.json`` says; None while there is nothing to choose."""
+    """``result.json``; None before there is one."""
 
     @property
     def name(self) -> str:
@@ -150,72 +143,74 @@ class SearchRecord:
         """Trials by state, all of `STATES`."""
         return {state: int((self.trials["state"] == state).sum()) for state in STATES}
 
+    def _stated(self, name: str, default: Any) -> Any:
+        return default if self.result is None else self.result[name]
+
     @property
     def best(self) -> int | None:
-        """Number of the trial that was chosen; 0 where the search keeps its start."""
-        return None if self.result is None else int(self.result["best"])
+        """Number of the chosen trial; 0 if the start is kept."""
+        return self._stated("best", None)  # type: ignore[no-any-return]
 
     @property
     def value(self) -> float:
-        """Objective of the chosen trial, NaN while there is none."""
-        return float("nan") if self.result is None else float(self.result["value"])
+        """Objective of the chosen trial; NaN without a result."""
+        return float(self._stated("value", math.nan))
 
     @property
     def first_value(self) -> float:
-        """Objective of trial 0, NaN where it is not complete."""
-        value = None if self.result is None else self.result["first_value"]
-        return float("nan") if value is None else float(value)
+        """Objective of the start; NaN if it is not complete."""
+        value = self._stated("first_value", None)
+        return math.nan if value is None else float(value)
 
     @property
     def decision(self) -> Mapping[str, Any] | None:
-        """`tuning.confirm.Decision` as plain values; None where no fresh evaluation decided."""
-        return None if self.result is None else self.result["decision"]
+        """`tuning.confirm.Decision` as plain values; None if no fresh evaluation decided."""
+        return self._stated("decision", None)  # type: ignore[no-any-return]
 
     @property
     def finalists(self) -> Sequence[Mapping[str, Any]]:
-        """`tuning.confirm.Finalist` of each trial that fresh evaluations compare with the start."""
+        """`tuning.confirm.Finalist` of each trial that was compared with the start."""
         return () if self.decision is None else self.decision["finalists"]
 
     @property
     def seconds(self) -> float:
-        """Wall-clock seconds of the search; NaN while there is no result."""
-        return float("nan") if self.result is None else float(self.result["seconds"])
+        """Wall-clock seconds of the search; NaN without a result."""
+        return float(self._stated("seconds", math.nan))
 
     @property
     def device_hours(self) -> float:
-        """Hours that devices worked for trials, all together."""
-        if self.result is not None:
-            return float(self.result["device_hours"])
-        return float(self.trials["device_hours"].sum())
+        """Device hours of all trials."""
+        return float(self._stated("device_hours", self.trials["device_hours"].sum()))
 
     @property
     def shared_seconds(self) -> float:
-        """Seconds of the pretrainings that all trials share; NaN while there is no result."""
-        return float("nan") if self.result is None else float(self.result.get("shared_seconds", 0))
+        """Seconds of the pretrainings that all trials share; NaN without a result."""
+        return math.nan if self.result is None else float(self.result.get("shared_seconds", 0))
 
     @property
     def first_reason(self) -> str:
-        """Why the first trial that failed did; empty where none has."""
+        """Why the first failed trial failed; empty if none did."""
         reasons = self.trials.loc[self.trials["state"] == "failed", "reason"].dropna()
         return "" if reasons.empty else str(reasons.iloc[0])
 
     @property
     def importance(self) -> dict[str, float]:
-        """Importance of each searched setting, the largest first; empty where it is not known."""
-        shares = {} if self.result is None else dict(self.result["importance"])
-        return dict(sorted(shares.items(), key=lambda pair: (-pair[1], pair[0])))
+        """Importance of each searched setting, the largest first; empty if unknown."""
+        return dict(
+            sorted(self._stated("importance", {}).items(), key=lambda pair: (-pair[1], pair[0]))
+        )
 
     @property
     def importance_reason(self) -> str:
-        """Why the importance is not known."""
+        """Why the importance is unknown."""
         if self.result is None:
             return "no trial is complete"
         return str(self.result.get("importance_reason", "the search gave none"))
 
     @property
     def front(self) -> tuple[int, ...]:
-        """Numbers of the trials that no other one beats in both score and device hours."""
-        return () if self.result is None else tuple(map(int, self.result["front"]))
+        """Trials that no other beats in both score and device hours."""
+        return tuple(self._stated("front", ()))
 
     def start(self, modality: str, source: str, policy: str) -> Settings | None:
         """Settings of trial 0 for a source; None for a source that was not searched on."""
@@ -230,13 +225,7 @@ def trials_schema(
 ) -> pa.Schema:
     """Columns of ``trials.parquet``.
 
-    Args:
-        space: What is searched, as ``search.json`` has it: name of a setting → ``kind`` and, of a
-            choice, ``values``.
-        modalities: Those of a universal search, which has a column of scores for each.
-
-    Raises:
-        BenchmdError: A setting is of a kind that is not known.
+    ``space`` is as in ``search.json``; a universal search has a column of scores per modality.
     """
     fields = [pa.field(name, kind, nullable=name not in REQUIRED) for name, kind in COLUMNS.items()]
     fields += [pa.field(name, _column_type(name, about)) for name, about in space.items()]
@@ -260,10 +249,7 @@ def _column_type(name: str, about: Mapping[str, Any]) -> pa.DataType:
 
 
 def read_searches(stores: Sequence[Path]) -> StoredItems[SearchRecord]:
-    """Searches of stores, each once; a store or run folder may have none.
-
-    Of copies of one search in several stores the one with the most trials is taken.
-    """
+    """Searches of stores or run folders; of copies of one, that with the most trials."""
     folders = {
         path.parent.resolve(): None
         for store in stores
@@ -289,11 +275,7 @@ def read_searches(stores: Sequence[Path]) -> StoredItems[SearchRecord]:
 
 
 def read_plan(folder: Path) -> dict[str, Any]:
-    """What ``search.json`` says of a search.
-
-    Raises:
-        BenchmdError: There is none, or it is damaged.
-    """
+    """``search.json``, validated."""
     if not (folder / SEARCH).is_file():
         raise BenchmdError(
             f"{folder} is not a search (no {SEARCH}). Name a folder that `benchmd tune` printed."
@@ -317,11 +299,7 @@ def read_plan(folder: Path) -> dict[str, Any]:
 
 
 def read_search(folder: Path) -> SearchRecord:
-    """Read the folder of a search, which may be running.
-
-    Raises:
-        BenchmdError: It is not a search, or a file is damaged.
-    """
+    """Read the folder of a search, which may be running."""
     plan = read_plan(folder)
     modalities = [about["modality"] for about in plan["sources"]]
     if len(modalities) == 1:  # its score is the objective
@@ -347,11 +325,7 @@ def read_search(folder: Path) -> SearchRecord:
 
 
 def read_trials(path: Path) -> pa.Table:
-    """``trials.parquet`` as it was written.
-
-    Raises:
-        Damaged: It is not.
-    """
+    """``trials.parquet``, compared with its hash and its search."""
     remedy = _remedy(path.parent)
     require_hash(path, remedy)
     table = read_table(path, path, remedy)
@@ -363,7 +337,7 @@ def read_trials(path: Path) -> pa.Table:
 def _read_trials(
     path: Path, space: Mapping[str, Mapping[str, Any]], modalities: Sequence[str]
 ) -> pd.DataFrame:
-    """Trials in order of number; none where the file is not there yet."""
+    """Trials in order of number; none without the file."""
     schema = trials_schema(space, modalities)
     if not path.is_file():
         return _frame(schema.empty_table())

@@ -1,9 +1,9 @@
-"""How much of a difference between two trials is due to which patients there are.
+"""Variance between two trials that is due to the sample of patients.
 
-Fresh evaluations hold each patient once in each cut. So their mean difference varies with the
-patients, however often they are cut, and with seeds and cuts, less the more evaluations there are.
-The first part follows from what each patient adds (DeLong), the rest from the spread of the
-evaluations beyond it.
+Fresh evaluations hold each patient once per cut. So their mean difference varies with the patients,
+however often they are cut, and with seeds and cuts, less the more evaluations there are. The first
+part follows from each patient's contribution (DeLong), the rest from the remaining spread of the
+evaluations.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from benchmd_ray.scores.units import Units
 from benchmd_ray.settings.definition import Settings
 from benchmd_ray.training.selection import transfer_data
 from benchmd_ray.tuning.confirm import SamplingVariance
-from benchmd_ray.tuning.trial import TrialContext
+from benchmd_ray.tuning.stages import TrialContext
 from benchmd_ray.tuning.trial_files import get_scores
 
 Floats = npt.NDArray[np.float64]
@@ -38,16 +38,16 @@ class ValidationRecords:
     """Validation records of an evaluation."""
 
     units: npt.NDArray[np.str_]
-    """What each row is scored as part of."""
+    """Unit that each row is scored in."""
     patients: npt.NDArray[np.str_]
     targets: npt.NDArray[np.int8]
     """(rows, classes)."""
     second_half: npt.NDArray[np.bool_]
-    """Rows that are scored by the epoch that was chosen on the others."""
+    """Rows scored by the epoch that was chosen on the others."""
 
     @classmethod
     def of(cls, catalog: Catalog, settings: Settings) -> ValidationRecords | None:
-        """Those of an inner catalog; None where there are no halves."""
+        """Those of an inner catalog; None without halves."""
         if catalog.task.segments:
             return None
         data = transfer_data(settings, catalog, halved=True)
@@ -59,7 +59,7 @@ class ValidationRecords:
         return cls(units, patients, data.validation_targets, data.second_half)
 
     def shares(self, start: Floats, trial: Floats) -> dict[str, float]:
-        """What each patient moves the difference of an evaluation by, see `delong_shares`."""
+        """Contribution of each patient to the difference of an evaluation, see `delong_shares`."""
         shares: dict[str, float] = {}
         for half in (~self.second_half, self.second_half):
             units = Units(self.units[half])
@@ -72,53 +72,44 @@ class ValidationRecords:
 
 
 def sampling_of(shares: Sequence[Mapping[str, float]]) -> SamplingVariance:
-    """Variance of differences that is due to the patients."""
+    """Variance of differences due to the patients, from their shares by evaluation."""
     together: dict[str, float] = {}
-    for evaluation_shares in shares:
-        for patient, share in evaluation_shares.items():
+    for by_patient in shares:
+        for patient, share in by_patient.items():
             together[patient] = together.get(patient, 0.0) + share / len(shares)
-    each = [sum(share**2 for share in one.values()) for one in shares]
-    return SamplingVariance(sum(share**2 for share in together.values()), float(np.mean(each)))
+    of_each = [
+        sum(share**2 for share in evaluation_shares2.values()) for evaluation_shares2 in shares
+    ]
+    return SamplingVariance(sum(share**2 for share in together.values()), float(np.mean(of_each)))
 
 
 def sampled(
     work: TrialContext, inner: Mapping[int, Catalog], number: int, evaluations: Sequence[int]
 ) -> SamplingVariance | None:
-    """What is due to the patients in the fresh evaluations of a trial and of the start.
+    """Variance due to the patients in the fresh evaluations of a trial and of the start.
 
-    Returns:
-        None where the scores of records were not kept: of several modalities, of trials of several
-        workers, of masks, and of few patients; and where they are not what was written, which is
-        logged.
-
-    Raises:
-        BucketError: They are on S3, which cannot be reached.
+    None if scores of records were not kept (several modalities or workers, masks, few patients) or
+    are damaged, which is logged.
     """
     try:
-        return _sampled(work, inner, number, evaluations)
+        shares = []
+        for evaluation in evaluations:
+            paths = [work.scores_file(trial, evaluation) for trial in (0, number)]
+            for path in paths:
+                get_scores(work.folder, path)
+            records = ValidationRecords.of(inner[evaluation], work.arms[0].settings)
+            if records is None or not all(path.is_file() for path in paths):
+                return None
+            scores = []
+            for path in paths:
+                require_hash(path, REMEDY)
+                array = mapped(path, "r", REMEDY)
+                fits = array.dtype.kind == "f" and array.shape == records.targets.shape
+                if not fits or not np.isfinite(array).all():
+                    raise Damaged(path, "it is not of the evaluation's records", REMEDY)
+                scores.append(np.asarray(array, np.float64))
+            shares.append(records.shares(*scores))
+        return sampling_of(shares)
     except Damaged as error:
         logger.warning("the choice does without scores of records: %s", error)
         return None
-
-
-def _sampled(
-    work: TrialContext, inner: Mapping[int, Catalog], number: int, evaluations: Sequence[int]
-) -> SamplingVariance | None:
-    shares = []
-    for evaluation in evaluations:
-        paths = [work.scores_file(trial, evaluation) for trial in (0, number)]
-        for path in paths:
-            get_scores(work.folder, path)
-        records = ValidationRecords.of(inner[evaluation], work.arms[0].settings)
-        if records is None or not all(path.is_file() for path in paths):
-            return None
-        scores = []
-        for path in paths:
-            require_hash(path, REMEDY)
-            array = mapped(path, "r", REMEDY)
-            fits = array.dtype.kind == "f" and array.shape == records.targets.shape
-            if not fits or not np.isfinite(array).all():
-                raise Damaged(path, "it is not of the evaluation's records", REMEDY)
-            scores.append(np.asarray(array, np.float64))
-        shares.append(records.shares(*scores))
-    return sampling_of(shares)

@@ -1,8 +1,8 @@
 """A search: Ray Tune executes the trials that a study proposes, until the budget is used.
 
-Ray Tune places trials, sees when their process is lost, and keeps processes warm between them. What
-is proposed, what is stopped early, what is tried again and how a trial ended is decided here and
-kept in the study, so a search that was killed continues without anything that Ray Tune knew.
+Ray Tune places trials, notices lost processes and keeps processes warm. Proposals, early stopping,
+retries and outcomes are decided here and stored in the study, so a killed search resumes without
+anything of Ray Tune.
 """
 
 from __future__ import annotations
@@ -22,14 +22,8 @@ from benchmd_ray.cluster.gpu_memory import is_exhausted, take_share
 from benchmd_ray.errors import DiskFull, Gone, NoRoom, Transient
 from benchmd_ray.files.atomic import is_disk_full, remove
 from benchmd_ray.tuning.limits import LOSSES, Ended, Limits
-from benchmd_ray.tuning.trial import (
-    Reached,
-    TrialContext,
-    on_workers,
-    out_of_memory,
-    run_trial,
-    why_failed,
-)
+from benchmd_ray.tuning.stages import TrialContext, on_workers
+from benchmd_ray.tuning.trial import Reached, out_of_memory, run_trial, why_failed
 from benchmd_ray.tuning.trial_files import leave_only
 
 ENVIRONMENT = {
@@ -43,19 +37,16 @@ ENVIRONMENT = {
 }
 """Read by Ray Tune when it is imported or started."""
 WAITING = {"memory": 1.0}
-"""What a trial holds that waits for its workers, for whom Ray Train reserves: a byte, as it cannot
-be nothing."""
+"""Resources of a trial that waits for its workers, for which Ray Train reserves: a byte, as nothing
+is not allowed."""
 AWAY_SECONDS = 5.0
-"""Pause of a trial that found no room or no storage, before it is tried again."""
+"""Pause of a trial that found no room or no storage, before it is retried."""
 
 
 def search(work: TrialContext, limits: Limits, ended: Ended) -> None:
-    """Work on trials until the budget is used: first on those that an earlier session was at.
+    """Run trials until the budget is used, those interrupted in an earlier session first.
 
-    Needs a Ray that this process is connected to.
-
-    Raises:
-        Transient: Ray Tune itself fails again and again.
+    Needs a connection to Ray; `Transient` if Ray Tune itself fails again and again.
     """
     limits.study.end_stopped()
     leave_only(work.folder, [trial.number for trial in limits.study.unfinished()])
@@ -67,8 +58,7 @@ def search(work: TrialContext, limits: Limits, ended: Ended) -> None:
             if limits.out_of_time:
                 break
             if not limits.waiting:
-                job = limits.next_job()
-                if job is None:
+                if (job := limits.next_job()) is None:
                     break
                 limits.waiting = [job]
             error: Exception | None = None
@@ -88,10 +78,9 @@ def search(work: TrialContext, limits: Limits, ended: Ended) -> None:
 
 
 def _after_crash(limits: Limits, error: Exception | None, ended: Ended) -> None:
-    """Fail the trials that were at work too often when Ray Tune gave up or forgot them."""
-    line = (str(error or "Ray Tune gave no reason").strip().splitlines() or [type(error).__name__])[
-        -1
-    ]
+    """Fail running trials that were lost too often when Ray Tune failed or forgot them."""
+    lines = str(error or "Ray Tune gave no reason").strip().splitlines()
+    line = lines[-1] if lines else type(error).__name__
     lost = [job for job in limits.study.unfinished() if job.number in limits.running]
     if error is not None and not lost:
         raise Transient(f"Ray Tune failed: {line}. Run the same command again.") from error
@@ -105,7 +94,7 @@ def _after_crash(limits: Limits, error: Exception | None, ended: Ended) -> None:
 
 @contextmanager
 def quiet_tune() -> Iterator[None]:
-    """Let Ray Tune write no logs of its own, on the terminal nor next to its results."""
+    """Let Ray Tune write no logs, on the terminal nor next to its results."""
     before = {name: os.environ.get(name) for name in ENVIRONMENT}
     os.environ.update(ENVIRONMENT)
     levels = {name: logging.getLogger(name).level for name in ("ray.tune", "ray.train")}
@@ -121,18 +110,17 @@ def quiet_tune() -> Iterator[None]:
 
 
 def _fit(work: TrialContext, limits: Limits, ended: Ended, storage: Path) -> None:
-    """Let Ray Tune work until nothing more is proposed."""
     from ray import tune
 
     from benchmd_ray.tuning.ray_tune import Jobs, Judge, Watch
 
     place = limits.place
 
-    def held(config: Mapping[str, Any]) -> Any:
+    def resources_of(config: Mapping[str, Any]) -> Any:
         resources = {"CPU": place.cpus, "GPU": config["gpus"]}
         return tune.PlacementGroupFactory([resources if place.workers == 1 else WAITING])
 
-    trainable = tune.with_resources(tune.with_parameters(trial_loop, work=work), held)
+    trainable = tune.with_resources(tune.with_parameters(trial_loop, work=work), resources_of)
     tune.Tuner(
         trainable,
         tune_config=tune.TuneConfig(
@@ -152,7 +140,6 @@ def _fit(work: TrialContext, limits: Limits, ended: Ended, storage: Path) -> Non
 
 
 def _failure_report(error: Exception, work: TrialContext) -> dict[str, Any]:
-    """What a trial reports about an error, and what happens to the trial."""
     from ray.exceptions import RayError
 
     away = isinstance(error, NoRoom | RayError) or getattr(error, "away", False)
@@ -171,7 +158,7 @@ def _failure_report(error: Exception, work: TrialContext) -> dict[str, Any]:
 
 
 def trial_loop(config: Mapping[str, Any], work: TrialContext) -> None:
-    """One trial, in a process of Ray Tune; whatever goes wrong in it is reported, not raised."""
+    """One trial in a process of Ray Tune; every error is reported, not raised."""
     import ray
     from ray import tune
 
@@ -184,16 +171,8 @@ def trial_loop(config: Mapping[str, Any], work: TrialContext) -> None:
     start = time.monotonic()
     try:
         take_share(config["gpus"])
-        run_trial(
-            work,
-            config["number"],
-            config["values"],
-            report,
-            config["seconds"],
-            evaluations=config["evaluations"],
-            resumed=config["resumed"],
-            unfinished=config["unfinished"],
-        )
+        job = {name: value for name, value in config.items() if name not in ("gpus", "whole")}
+        run_trial(work, report=report, **job)
     except Exception as error:
         seconds = config["seconds"] + time.monotonic() - start
         outcome = _failure_report(error, work)

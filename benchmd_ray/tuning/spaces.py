@@ -1,7 +1,7 @@
-"""Search spaces: what a search may vary, for a technique, a setting and a modality.
+"""Search spaces by technique, setting and modality.
 
-The built-in ones are the YAML files of ``search_spaces``, whose README has the format; a user's
-own file has the same. All that a file says is checked when it is read.
+Built-in ones are the YAML files of ``search_spaces``, whose README has the format; a user's own
+file has the same. Files are validated completely when they are read.
 """
 
 from __future__ import annotations
@@ -26,25 +26,22 @@ from benchmd_ray.tuning.parameters import NETWORK, Parameter, Space, applied, va
 __all__ = ["Parameter", "Space", "applied", "shared", "space_for", "starting_at"]
 
 PRETRAIN = "pretrain"
-"""The setting of a search of pretraining; the others are transfer settings as tables name them."""
+"""The setting of a search of pretraining; the others are transfer settings as in tables."""
 LINEAR = ("linear", *(f"linear-{labels}" for labels in LABEL_SETTINGS if labels != "full"))
 SETTINGS = (PRETRAIN, *LINEAR, *(f"finetune-{labels}" for labels in LABEL_SETTINGS))
-"""Valid settings of a search."""
 SPACES = {"e-mix": "e-mix", "shed": "shed", "mae": "mae", "imagenet+mae": "mae"}
 """File of the built-in space of each technique's pretraining."""
 UNTRAINED = (SCRATCH, "imagenet")
-"""Techniques that train nothing before transfer."""
 FROM_SCRATCH_OVER_TIME = "finetune-1d"
 """File of the built-in space of fine-tuning from random weights on signals over time.
 
-It varies the network, which changes for single techniques or signals cannot express: a pretrained
-technique must not, and images have other networks."""
+It varies the network, which a pretrained technique must not, and images have other networks."""
 OVERRIDES = ("signals", "settings", "techniques")
-"""Keys of a file that hold changes for some searches only, in the order of their application."""
+"""Keys with changes for some searches only, in the order of their application."""
 WARM_UP = "pretrain.optimiser.warmup_steps"
 STOCHASTIC_DEPTH = "transfer.stochastic_depth"
 MONAI = "monai-"
-"""Begins the names of networks whose blocks lie in no order."""
+"""Prefix of networks without ordered blocks."""
 
 
 def space_for(
@@ -55,14 +52,7 @@ def space_for(
     *,
     built_in: Path | None = None,
 ) -> Space:
-    """The space of a search.
-
-    Args:
-        technique: Name of the technique, built in or a user's own.
-        setting: ``pretrain``, ``linear``, ``finetune-small``, …
-        modality: Of the source.
-        path: A file of the user's own; None takes the built-in one.
-        built_in: That of a benchmark; None takes the technique's.
+    """The space of a search: a user's file, a benchmark's, or the technique's built-in one.
 
     Raises:
         BenchmdError: There is no such space or modality, or the file is not valid.
@@ -77,7 +67,7 @@ def space_for(
     file = path or built_in or _built_in(technique, setting, modality)
     scope = Scope(file if path else Path(file.name), technique, setting, modality, path is None)
     name = f"{path or file.stem} ({modality.signal.name})"
-    return Space(name, read_entries(_chosen_entries(_content(file), scope), scope))
+    return Space(name, read_entries(_chosen_entries(scope, file), scope))
 
 
 def _built_in(technique: str, setting: str, modality: Modality) -> Path:
@@ -94,19 +84,17 @@ def _built_in(technique: str, setting: str, modality: Modality) -> Path:
     return resource_folder("search_spaces") / f"{stem}.yaml"
 
 
-def _content(path: Path) -> Mapping[Any, Any]:
-    content = read_yaml_file(path, f"the search space {path}")
-    return _mapping(content if content is not None else {}, f"the search space {path}")
-
-
 def _mapping(content: Any, where: str) -> Mapping[Any, Any]:
     if not isinstance(content, Mapping):
         raise BenchmdError(f"{where} holds {shown(content)}, expected names with what they vary.")
     return content
 
 
-def _chosen_entries(content: Mapping[Any, Any], scope: Scope) -> dict[str, Any]:
+def _chosen_entries(scope: Scope, file: Path) -> dict[str, Any]:
     """Entries of a file with the changes for the scope's modality, setting and technique."""
+    where = f"the search space {file}"
+    content = read_yaml_file(file, where)
+    content = _mapping({} if content is None else content, where)
     written = {str(name): entry for name, entry in content.items() if name not in OVERRIDES}
     entries = dict(written)
     selected = (scope.modality.signal.groups, (scope.setting,), (scope.technique,))
@@ -129,33 +117,25 @@ def _chosen_entries(content: Mapping[Any, Any], scope: Scope) -> dict[str, Any]:
 
 
 def _applying(groups: Mapping[Any, Any], chosen: Sequence[str]) -> list[str]:
-    """The groups of a search, the widest first, so that a narrower one has the last word.
+    """The groups of a search, the widest first: a narrower one overrides it.
 
-    A pattern such as ``organ*`` is wider than a name and narrower than what the name is within.
+    A pattern such as ``organ*`` is narrower than a group and wider than a name.
     """
     *within, name = chosen
     patterns = (str(group) for group in groups if str(group).endswith("*"))
-    return [*within, *(each for each in patterns if name.startswith(each[:-1])), name]
+    return [*within, *(pattern for pattern in patterns if name.startswith(pattern[:-1])), name]
 
 
 def _require_group(key: str, group: str, scope: Scope) -> None:
-    known = {
-        group
-        for kind in (
-            *modalities().values(),
-            scope.modality,
-            *(card.modality for card in cards().values()),
-        )
-        for group in kind.signal.groups
-    }
+    kinds = *modalities().values(), scope.modality, *(card.modality for card in cards().values())
     valid: Collection[str] = {
-        "signals": known,
+        "signals": {group for kind in kinds for group in kind.signal.groups},
         "settings": SETTINGS,
         "techniques": {*UNTRAINED, *SPACES, scope.technique},
     }[key]
-    own = key == "techniques" and ":" in group  # another technique of the user's own
+    is_custom = key == "techniques" and ":" in group
     matches = group.endswith("*") and any(name.startswith(group[:-1]) for name in valid)
-    if group not in valid and not own and not (key == "signals" and matches):
+    if group not in valid and not is_custom and not (key == "signals" and matches):
         raise unknown_name(f"name in {scope.where}, {key}:", group, valid)
 
 
@@ -169,9 +149,7 @@ def _change(entries: dict[str, Any], name: str, change: Any, where: str) -> None
 
 
 def starting_at(space: Space, settings: Settings, held: Collection[str] = ()) -> Space:
-    """The space with the settings that a search starts from as its start.
-
-    Settings named in ``held`` keep their value.
+    """The space with a search's settings as its start, those in ``held`` fixed.
 
     Raises:
         BenchmdError: A held name is not in the space, nothing is left to search, or the search
@@ -192,37 +170,37 @@ def starting_at(space: Space, settings: Settings, held: Collection[str] = ()) ->
             "or searched only with another value of one that is. Leave one to be searched."
         )
     for parameter in left:
-        _require_start(parameter, space.name)
-    found = Space(space.name, left)
-    _require_options(found, settings)
-    _require_blocks(found, settings)
-    applied(settings, found.start)  # options of a method or network that the settings do not name
-    _require_warmed_up(found, settings)
-    return found
+        if not parameter.holds(parameter.default):
+            raise BenchmdError(
+                f"the search starts at {parameter.name} = {shown(parameter.default)}, which the "
+                f"search space {space.name} does not hold, expected {parameter.range}: "
+                f"{_HOLD.format(parameter.name)}"
+            )
+    remaining = Space(space.name, left)
+    _require_networks(remaining, settings)
+    applied(settings, remaining.start)  # refuses options that the settings do not name
+    _require_warmed_up(remaining, settings)
+    return remaining
 
 
 _HOLD = "hold it with --fix {}, or give a space of your own with --space FILE."
 
 
-def _require_start(parameter: Parameter, space: str) -> None:
-    if not parameter.holds(parameter.default):
-        raise BenchmdError(
-            f"the search starts at {parameter.name} = {shown(parameter.default)}, which the search "
-            f"space {space} does not hold, expected {parameter.range}: "
-            f"{_HOLD.format(parameter.name)}"
-        )
-
-
-def _require_options(space: Space, settings: Settings) -> None:
-    """Refuse options of an encoder that one of the networks would not read."""
-    networks = {p.name: p.values for p in space.parameters}.get(
-        NETWORK, (settings.encoder.network,)
-    )
+def _require_networks(space: Space, settings: Settings) -> None:
+    """Refuse options that a network does not read, and stochastic depth without blocks to skip."""
+    searched = {p.name: p.values for p in space.parameters}
+    networks = searched.get(NETWORK, (settings.encoder.network,))
     for parameter in space.parameters:
         group, _, option = parameter.name.rpartition(".")
-        if group != "encoder.options":
-            continue
         for network in parameter.when.get(NETWORK, networks):
+            if parameter.name == STOCHASTIC_DEPTH and str(network).startswith(MONAI):
+                raise BenchmdError(
+                    f"the search space {space.name} has {STOCHASTIC_DEPTH} with {NETWORK} "
+                    f"{network}, which has no blocks that may be skipped: "
+                    f"{_HOLD.format(STOCHASTIC_DEPTH)}"
+                )
+            if group != "encoder.options":
+                continue
             if network == TRANSFORMER:
                 raise BenchmdError(
                     f"setting {parameter.name} is searched in the search space {space.name} with "
@@ -233,28 +211,13 @@ def _require_options(space: Space, settings: Settings) -> None:
                 require_option(network, option, value)
 
 
-def _require_blocks(space: Space, settings: Settings) -> None:
-    """Refuse to search how many blocks are skipped with a network that has none to skip."""
-    held = {parameter.name: parameter for parameter in space.parameters}
-    depth = held.get(STOCHASTIC_DEPTH)
-    if depth is None:
-        return
-    networks = held[NETWORK].values if NETWORK in held else (settings.encoder.network,)
-    for network in depth.when.get(NETWORK, networks):
-        if str(network).startswith(MONAI):
-            raise BenchmdError(
-                f"the search space {space.name} has {STOCHASTIC_DEPTH} with {NETWORK} {network}, "
-                f"which has no blocks that may be skipped: {_HOLD.format(STOCHASTIC_DEPTH)}"
-            )
-
-
 def _require_warmed_up(space: Space, settings: Settings) -> None:
-    """Refuse a warm-up that may outlast pretraining: its learning rate would mean nothing."""
-    held = {parameter.name: parameter for parameter in space.parameters}
-    if WARM_UP not in held:
+    """Refuse a warm-up that may outlast pretraining."""
+    parameters = {parameter.name: parameter for parameter in space.parameters}
+    if WARM_UP not in parameters:
         return
-    longest = held[WARM_UP].high or max(held[WARM_UP].values, default=0)
-    steps = held.get("pretrain.steps")
+    longest = parameters[WARM_UP].high or max(parameters[WARM_UP].values, default=0)
+    steps = parameters.get("pretrain.steps")
     least = min(steps.values or (steps.low,)) if steps else settings.pretrain.steps
     if longest >= least:
         raise BenchmdError(
@@ -265,14 +228,11 @@ def _require_warmed_up(space: Space, settings: Settings) -> None:
 
 
 def shared(spaces: Sequence[Space]) -> Space:
-    """The space of one setting for several modalities.
+    """The common space of several modalities.
 
-    It has the settings that all have, each with the values that all allow. One that is left with a
-    single value is excluded, since every modality starts at it.
-
-    Raises:
-        BenchmdError: The spaces share nothing, or differ in how they vary a setting, in its values
-            or in its start.
+    It has the settings that all have, with the values that all allow; one with a single value left
+    is excluded, since every modality starts at it. Settings that are varied differently, or start
+    differently, are an error.
     """
     first, *others = spaces
     tables = [{p.name: p for p in space.parameters} for space in spaces]
@@ -293,14 +253,15 @@ def shared(spaces: Sequence[Space]) -> Space:
 
 
 def _merged(alike: Sequence[Parameter], spaces: Sequence[str]) -> Parameter:
-    """A parameter with the values that all modalities allow."""
     first = alike[0]
 
-    def differ(what: str, shown: Sequence[object]) -> BenchmdError:
-        each = ", ".join(f"{value} in {space}" for value, space in zip(shown, spaces, strict=True))
+    def differ(what: str, texts: Sequence[object]) -> BenchmdError:
+        differences = ", ".join(
+            f"{text} in {space}" for text, space in zip(texts, spaces, strict=True)
+        )
         return BenchmdError(
             f"one setting for several modalities cannot be searched: {what} {first.name} "
-            f"({each}). Hold it with --fix {first.name}, or give a space of your own with "
+            f"({differences}). Hold it with --fix {first.name}, or give a space of your own with "
             "--space FILE."
         )
 
@@ -308,21 +269,21 @@ def _merged(alike: Sequence[Parameter], spaces: Sequence[str]) -> Parameter:
         raise differ("they differ in the kind, step or condition of", [p.as_dict() for p in alike])
     if first.kind == "choice":
         values = tuple(v for v in first.values if all(p.holds(v) for p in alike))
-        found = replace(first, values=values)
+        merged = replace(first, values=values)
     else:
         low = max(p.low for p in alike if p.low is not None)
         high = min(p.high for p in alike if p.high is not None)
-        found = replace(first, low=low, high=high)
+        merged = replace(first, low=low, high=high)
         values = (low,) if low <= high and all(p.holds(low) for p in alike) else ()
     if not values:
         raise differ("no value is allowed by all of", [p.range for p in alike])
     if any(p.default != first.default for p in alike):
         raise differ("the search does not start at the same", [p.default for p in alike])
-    return found
+    return merged
 
 
 def _narrowed(parameter: Parameter, earlier: Mapping[str, Parameter]) -> Parameter:
-    """The parameter with the conditions that the values left of others can still meet."""
+    """The parameter with the conditions that the remaining values of others can meet."""
     when = {
         other: tuple(value for value in allowed if earlier[other].holds(value))
         for other, allowed in parameter.when.items()

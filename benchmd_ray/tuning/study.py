@@ -1,9 +1,6 @@
-"""The trials of a search, kept by Optuna in a journal: all that a search knows is in it.
+"""The decisions of a search: what is tried next, who earns evaluations, what is chosen.
 
-A trial is granted evaluations, more as it earns them (`tuning.racing`), and each is noted when it
-ends. So what a killed search was at is begun again, and nothing that ended is ever repeated; what a
-sampler proposes and what is stopped follows from the journal alone, so that a search resumes as if
-nothing had happened.
+They follow from the journal alone, so a resumed search does what an uninterrupted one would have.
 """
 
 from __future__ import annotations
@@ -12,83 +9,36 @@ import itertools
 import math
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from datetime import UTC, datetime
-from pathlib import Path
 from typing import Any
 
 import optuna
-from optuna.storages import JournalStorage
 from optuna.trial import FrozenTrial, TrialState, create_trial
 
 from benchmd_ray.data.inner import FOLDS
-from benchmd_ray.errors import first_line
-from benchmd_ray.files.integrity import OF, Damaged, name_of, require_of
 from benchmd_ray.storage.location import Location
 from benchmd_ray.training.seeds import derived_seed
-from benchmd_ray.tuning.confirm import (
-    FINALISTS,
-    Decision,
-    SamplingVariance,
-    decided,
-    level_of,
-)
-from benchmd_ray.tuning.importance import importance
-from benchmd_ray.tuning.journal import FAULTS, REMEDY, journal_at
+from benchmd_ray.tuning.confirm import FINALISTS, Decision, SamplingVariance, decided, level_of
 from benchmd_ray.tuning.known import (
-    CRASHES,
     CURVE,
-    EVALUATIONS,
-    FINISHED,
     GRANTED,
-    HOURS,
     OVER,
-    REASON,
-    SECONDS,
-    STARTED,
     TESTED,
     Numbers,
-    Over,
     Trial,
     evaluations_of,
-    known_trial,
     limits,
-    noted_fault,
-    noted_over,
 )
-from benchmd_ray.tuning.method import Method
-from benchmd_ray.tuning.racing import (
-    FEWEST,
-    HALF,
-    REDUCTION,
-    falls_behind,
-    promoted,
-    rungs,
-)
-from benchmd_ray.tuning.samplers import Direction, SamplerTrial, proposed
+from benchmd_ray.tuning.method import Method, importance, proposed
+from benchmd_ray.tuning.racing import FEWEST, HALF, REDUCTION, falls_behind, promoted, rungs
 from benchmd_ray.tuning.spaces import Space
+from benchmd_ray.tuning.trial_log import Job, TrialLog
 
 ASHA = (REDUCTION, REDUCTION - 1)
 """Asynchronous successive halving stops all but the best of so many trials, of so many or more."""
 
 
-@dataclass(frozen=True)
-class Job:
-    """Evaluations of a trial to work on."""
-
-    number: int
-    values: dict[str, Any]
-    """By the setting's name: what the search chose; a conditional one only where it is active."""
-    evaluations: tuple[int, ...]
-    """Numbers of the evaluations, in order."""
-    seconds: float = 0.0
-    """Worked on the trial before."""
-    resumed: bool = True
-    """Whether a process has been at them before."""
-
-
-class Study:
-    """The trials of one search. One process at a time may write."""
+class Study(TrialLog):
+    """The trials of one search, and its decisions; one process at a time may write."""
 
     def __init__(
         self,
@@ -98,150 +48,61 @@ class Study:
         devices: float = 1.0,
         first: Sequence[Mapping[str, Any]] = (),
     ) -> None:
-        """Open the journal, or begin it.
-
-        Args:
-            path: The journal, in the search's folder or below its address.
-            space: What is searched.
-            method: How.
-            devices: GPUs, or CPUs, that a trial of this session holds.
-            first: Values that are tried right after the start, each of the space.
-
-        Raises:
-            Damaged: The journal is, is another search's, or has values that the space does not
-                have.
-        """
-        optuna.logging.set_verbosity(optuna.logging.ERROR)
-        self.space, self.method, self.devices = space, method, devices
-        self.whole: set[int] = set()
-        """Trials that ran out of memory on a share of a GPU: they get a whole one."""
+        """Open the journal, or begin it; ``first`` values are tried right after the start."""
+        super().__init__(path, space, method, devices)
         self.judge: Callable[[], Decision | None] = lambda: None
-        """What fresh evaluations choose so far; who has the scores of records sets it."""
+        """What fresh evaluations choose so far; set by the owner of the records' scores."""
         self._first = (space.start, *first)
         self._turns: dict[tuple[int, int], bool] = {}
         """Whether a trial has had its turn, by its number and evaluations of all compared ones."""
-        self._path, of = path, Path(str(path)).parent
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            backend = journal_at(path)
-            self._together = backend.together
-            try:
-                self._study = optuna.create_study(
-                    storage=JournalStorage(backend),
-                    study_name="search",
-                    directions=self._directions,
-                    load_if_exists=True,
-                )
-                if self._study.trials:
-                    require_of(self._study.user_attrs.get(OF), of, path, REMEDY)
-                else:
-                    self._study.set_user_attr(OF, name_of(of))
-                self._require_sound()
-                self.trials()
-                self._over()
-            except FAULTS as error:
-                why = f"{type(error).__name__}: {first_line(error)}"
-                raise Damaged(path, why, REMEDY) from error
-
-    @property
-    def _directions(self) -> list[Direction]:
-        return ["maximize", "minimize"] if self.method.cost else ["maximize"]
-
-    def _require_sound(self) -> None:
-        """Refuse what no search notes of its trials.
-
-        Raises:
-            Damaged: It is noted of one.
-        """
-        for trial in self._frozen:
-            if fault := noted_fault(trial, self.space):
-                raise Damaged(self._path, f"trial {trial.number} has {fault}", REMEDY)
-
-    @property
-    def _frozen(self) -> list[FrozenTrial]:
-        return self._study.get_trials(deepcopy=False)
-
-    def _over(self) -> Over | None:
-        return noted_over(self._study.user_attrs, self.begun)
-
-    # What is to be done.
-
-    def unfinished(self) -> list[Job]:
-        """Evaluations that were begun and whose end is not noted, in the order of their trials."""
-        jobs = (self._job(trial) for trial in self._frozen)
-        return [job for job in jobs if job is not None]
-
-    def _job(self, trial: FrozenTrial) -> Job | None:
-        """What a trial was granted and has not done."""
-        done = evaluations_of(trial)
-        left = tuple(
-            evaluation for evaluation in trial.user_attrs[GRANTED] if evaluation not in done
-        )
-        if trial.state.is_finished() or not left:
-            return None
-        seconds = float(trial.user_attrs.get(SECONDS, 0.0))
-        return Job(trial.number, dict(trial.params), left, seconds)
-
-    def left(self, number: int) -> tuple[int, ...]:
-        """Evaluations that a trial was granted and has not done."""
-        job = self._job(self._frozen[number])
-        return () if job is None else job.evaluations
-
-    @property
-    def begun(self) -> int:
-        """Trials that were begun, however they ended."""
-        return len(self._frozen)
 
     def propose(self) -> Job:
-        """Begin another trial: the start, then what comes first, then what the sampler proposes."""
+        """Begin another trial: the start, then the given first ones, then proposals."""
         number = self.begun
         method = self.method
         seed = derived_seed(method.seed, number) % 2**32
         if number < len(self._first):
             proposal = fixed_trial(self.space, self._first[number])
         else:
-            proposal = proposed(self.space, method.sampler, seed, self._shown(), self._directions)
-        granted = self._rungs[0]
-        self._study.add_trial(
-            create_trial(
-                state=TrialState.RUNNING,
-                params=proposal.params,
-                distributions=proposal.distributions,
-                user_attrs={GRANTED: list(range(granted)), STARTED: _now()},
-            )
-        )
-        job = self._job(self._frozen[number])
-        assert job is not None  # it has just been granted
-        return replace(job, resumed=False)
+            proposal = proposed(self.space, method.sampler, seed, self._seen(), self.directions)
+        return self._begin(proposal, range(self._rungs[0]))
 
     @property
     def _rungs(self) -> tuple[int, ...]:
-        """Numbers of evaluations at which trials are compared."""
         every = self.method.evaluations
         return rungs(every) if self.method.stopping == "racing" else (every,)
 
-    def _shown(self) -> list[SamplerTrial]:
-        """All trials as a sampler is to see them now."""
-        visible = []
+    def _seen(self) -> list[FrozenTrial]:
+        """All trials as a sampler sees them: their scores change with those of others."""
+        seen = []
         for trial, summary in zip(self._frozen, self.trials(), strict=True):
             if summary.state == "failed" or not trial.params:
                 continue
-            score: tuple[float, ...] | None = None
+            progress: dict[str, Any] = {"state": TrialState.RUNNING}
             if summary.evaluations:
-                score = (summary.score, summary.cost) if self.method.cost else (summary.score,)
-            curve = dict(summary.curve) if trial.state is TrialState.PRUNED else None
-            visible.append(SamplerTrial(trial.params, trial.distributions, score, curve))
-        return visible
+                values = [summary.score, summary.cost] if self.method.cost else [summary.score]
+                progress = {"state": TrialState.COMPLETE, "values": values}
+            elif trial.state is TrialState.PRUNED and summary.curve:
+                finite = {step: score for step, score in summary.curve if math.isfinite(score)}
+                progress = {"state": TrialState.PRUNED, "intermediate_values": finite}
+            seen.append(
+                create_trial(params=trial.params, distributions=trial.distributions, **progress)
+            )
+        return seen
 
     def promote(self) -> Job | None:
-        """Grant more evaluations to a trial that has earned them; None: none has.
+        """Grant more evaluations to a trial that has earned them, if any.
 
-        The start, with which all are compared, gets them first, or once it has those before.
+        The start, with which all are compared, gets them first, or once a trial has them.
         """
         granted = {number: self.granted(number) for number in range(self.begun)}
         most = max(granted.values(), default=0)
         for rung, following in reversed(list(itertools.pairwise(self._rungs))):
-            at = {t.number: t for t in self._frozen if self._goes_on(t, rung)}
+            at = {
+                trial.number: trial
+                for trial in self._frozen
+                if not trial.state.is_finished() and {*range(rung)} <= evaluations_of(trial).keys()
+            }
             number = promoted(self._goodness(at, rung), granted, rung)
             if 0 in at and granted[0] <= rung and (number is not None or most > rung):
                 number = 0
@@ -252,19 +113,7 @@ class Study:
             return self._grant(number, range(following))
         return None
 
-    def granted(self, number: int) -> int:
-        """Evaluations of the race that a trial was granted; none before it begins."""
-        granted = self._frozen[number].user_attrs[GRANTED] if number < self.begun else ()
-        return sum(evaluation < self.method.evaluations for evaluation in granted)
-
-    @staticmethod
-    def _goes_on(trial: FrozenTrial, rung: int) -> bool:
-        """Whether a trial has all evaluations of a rung."""
-        done = evaluations_of(trial)
-        return not trial.state.is_finished() and all(number in done for number in range(rung))
-
     def _goodness(self, trials: Mapping[int, FrozenTrial], rung: int) -> dict[int, float]:
-        """Of trials at their first evaluations, so many as the rung has; the higher the better."""
         goodness = {}
         for number, trial in trials.items():
             done = evaluations_of(trial)
@@ -272,19 +121,10 @@ class Study:
             goodness[number] = math.fsum(scores) / len(scores)
         return goodness
 
-    def _grant(self, number: int, evaluations: Sequence[int]) -> Job | None:
-        """Grant evaluations to a trial next to those that it has; None: it has them all."""
-        trial = self._frozen[number]
-        granted = list(dict.fromkeys([*trial.user_attrs[GRANTED], *evaluations]))
-        if granted != trial.user_attrs[GRANTED]:
-            self._handle(number).set_user_attr(GRANTED, granted)
-        job = self._job(self._frozen[number])
-        return None if job is None else replace(job, resumed=False)
-
     def confirm(self, budget: Numbers = (), left: float = math.inf) -> Job | None:
         """Grant fresh evaluations, a cut at a time, to the start and to the finalists in turn.
 
-        None: all have those that they need, or there is nothing to choose between, or nothing left.
+        None if all have what they need, there is nothing to choose between, or nothing is left.
         """
         racing = (job.evaluations[0] < self.method.evaluations for job in self.unfinished())
         wanted = self._wanted(budget)
@@ -300,10 +140,10 @@ class Study:
         return self._grant(number, batch)
 
     def _wanted(self, budget: Numbers) -> tuple[int, range] | None:
-        """The trial that is to be evaluated again next, and on which cut.
+        """The next trial to evaluate again, and on which cut.
 
-        The next finalist has its turn where the one before is not above the start on the first
-        cut, and one that is chosen after a cut needs no other.
+        The next finalist has its turn if the one before is not above the start on the first cut; a
+        finalist that is chosen after a cut needs no other.
         """
         if self.method.choosing == "highest":
             return None
@@ -322,7 +162,7 @@ class Study:
         return None
 
     def _needed(self, number: int, batch: range) -> int:
-        """Evaluations that a cut takes: the start's is followed by that of a finalist."""
+        """Evaluations that a cut takes: a finalist's follows the start's."""
         if number == 0:
             return 2 * len(batch)
         others = (t.user_attrs[GRANTED] for t in self._frozen if t.number not in (0, number))
@@ -330,13 +170,13 @@ class Study:
         return len(batch) if is_begun else 0  # the start's was begun for this one
 
     def undecided(self, budget: Numbers = ()) -> bool:
-        """Whether finalists have not had all evaluations that they need."""
+        """Whether finalists lack evaluations that they need."""
         fresh = self.method.fresh
         begun = any(job.evaluations[-1] in fresh for job in self.unfinished())
         return begun or self._wanted(budget) is not None
 
     def _has_had_its_turn(self, finalist: int, trials: Sequence[Trial]) -> bool:
-        """Whether nothing more is to be evaluated of a trial that was compared with the start."""
+        """Whether a compared trial needs no more evaluations."""
         compared = [trial for trial in trials if trial.tested or trial.number == 0]
         turn = finalist, sum(len(trial.evaluations) + len(trial.fresh) for trial in compared)
         if turn not in self._turns:
@@ -355,10 +195,7 @@ class Study:
         return chosen is not None and chosen.number == finalist
 
     def _settled(self, budget: Numbers, trials: Sequence[Trial]) -> list[int]:
-        """Trials that had their turn in races before the one of this budget.
-
-        In a search that goes on with another budget, others have theirs.
-        """
+        """Trials that had their turn in races of earlier budgets, so that others have theirs."""
         over = self._over()
         before = [] if over is None else over.settled
         if self.race_is_over(budget):
@@ -367,35 +204,31 @@ class Study:
         return [*before, *(number for number in tested if self._has_had_its_turn(number, trials))]
 
     def _note_tested(self, number: int) -> None:
-        """Note the position of a trial in the order in which they are compared with the start."""
+        """Note a trial's position in the order of comparisons with the start."""
         tested = [int(trial.user_attrs.get(TESTED, 0)) for trial in self._frozen]
         if number and not tested[number]:
             self._handle(number).set_user_attr(TESTED, max(tested) + 1)
 
     def race_is_over(self, budget: Numbers) -> bool:
-        """Whether finalists were evaluated within this budget: then nothing else is begun in it.
-
-        Where a number of it is raised, or taken away, the race goes on.
-        """
+        """Whether finalists were evaluated within this budget; a higher limit reopens the race."""
         over, now = self._over(), limits(budget)
         if over is None or len(over.budget) != len(now):
             return False
         return all(new <= old for new, old in zip(now, over.budget, strict=True))
 
     def _above(self, number: int, evaluations: Sequence[int]) -> bool:
-        """Whether a trial is above the start on fresh evaluations that both have."""
         trials = self.trials()
         scores, start = dict(trials[number].fresh), dict(trials[0].fresh)
         return math.fsum(scores.get(e, 0.0) - start.get(e, 0.0) for e in evaluations) > 0
 
     @property
     def hopeless(self) -> bool:
-        """Whether the start failed, with which all that is evaluated again is compared."""
+        """Whether the start failed, with which finalists are compared."""
         failed = bool(self._frozen) and self._frozen[0].state is TrialState.FAIL
         return failed and self.method.choosing == "confirmed"
 
     def finalists(self, budget: Numbers = ()) -> tuple[int, ...]:
-        """Numbers of the best few trials above the start: those with the most evaluations first."""
+        """The best few trials above the start, those with the most evaluations first."""
         trials = self.trials()
         if not trials or not trials[0].evaluations or self.hopeless:
             return ()
@@ -422,11 +255,9 @@ class Study:
         return confirmed
 
     def decision(
-        self,
-        ratio: float,
-        sampling: Mapping[int, SamplingVariance] | None = None,
+        self, ratio: float, sampling: Mapping[int, SamplingVariance] | None = None
     ) -> Decision | None:
-        """What is chosen by fresh evaluations; None while there are none to choose by.
+        """Choose by fresh evaluations; None while there are none.
 
         ``ratio``: validation records over training records of an evaluation.
         """
@@ -453,12 +284,10 @@ class Study:
         }
         return decided(start, common, ratio, levels, sampling, race)
 
-    # What is reported.
-
     def reported(self, number: int, step: int, score: float, seconds: float) -> bool:
-        """Note what a trial has reached within its first evaluation; whether it should be stopped.
+        """Note a trial's score within its first evaluation; whether it should stop.
 
-        The first trial, which is what the others are compared with, never is.
+        The first trial, with which the others are compared, never is stopped.
         """
         with self._together():
             self.worked(number, seconds)
@@ -477,80 +306,17 @@ class Study:
             self._handle(number).set_user_attr(CURVE, [*curve, point])
             return stop
 
-    def evaluated(
-        self, number: int, evaluation: int, scores: Mapping[str, float], seconds: float
-    ) -> bool:
-        """Note the end of an evaluation; False if a score of NaN ends the trial."""
-        if not all(map(math.isfinite, scores.values())):
-            self.ended(number, seconds=seconds, reason="its score is NaN")
-            return False
-        with self._together():
-            self.worked(number, seconds)
-            trial, done = self._handle(number), self._frozen[number].user_attrs.get(EVALUATIONS, [])
-            if all(other != evaluation for other, _ in done):
-                trial.set_user_attr(EVALUATIONS, [*done, [evaluation, dict(scores)]])
-            trial.set_user_attr(FINISHED, _now())
-        return True
-
-    def ended(self, number: int, *, seconds: float, reason: str = "") -> None:
-        """Note that a trial failed or was stopped, and gets no further evaluation.
-
-        Without a reason it was stopped.
-        """
-        with self._together():
-            self.worked(number, seconds)
-            trial = self._handle(number)
-            trial.set_user_attr(FINISHED, _now())
-            if reason:
-                trial.set_user_attr(REASON, reason)
-            self._study.tell(number, state=TrialState.FAIL if reason else TrialState.PRUNED)
-
-    def end_stopped(self) -> None:
-        """End what was to stop when its process was lost, before it could be noted as ended."""
-        for trial in self._frozen:
-            curve = trial.user_attrs.get(CURVE, [])
-            if not trial.state.is_finished() and any(len(point) > 2 for point in curve):
-                self.ended(trial.number, seconds=float(trial.user_attrs.get(SECONDS, 0.0)))
-
-    def worked(self, number: int, seconds: float) -> None:
-        """Note how long a trial has worked; what is new of it on the devices of this session."""
-        trial, attributes = self._handle(number), self._frozen[number].user_attrs
-        before = float(attributes.get(SECONDS, 0.0))
-        more = max(0.0, seconds - before)
-        if more:
-            trial.set_user_attr(SECONDS, before + more)
-            devices = 1.0 if number in self.whole else self.devices
-            trial.set_user_attr(HOURS, float(attributes.get(HOURS, 0.0)) + more / 3600 * devices)
-
-    def crashed(self, number: int) -> int:
-        """Note that a trial's process was lost; how often it was so far."""
-        times = int(self._frozen[number].user_attrs.get(CRASHES, 0)) + 1
-        self._handle(number).set_user_attr(CRASHES, times)
-        return times
-
-    def _handle(self, number: int) -> optuna.Trial:
-        return optuna.Trial(self._study, self._frozen[number]._trial_id)
-
-    # What is known.
-
-    def trials(self) -> list[Trial]:
-        """All trials that were begun, in their order."""
-        trials = self._frozen
-        start = trials[0] if trials else None
-        return [known_trial(trial, start, self.method) for trial in trials]
-
     def best(self) -> Trial | None:
-        """The trial of the highest value, of those with the most evaluations; None: there is none.
+        """The earliest trial with the highest value among those with the most evaluations.
 
-        The earliest among equals. It is what the race has found; what a search chooses, `judge`
-        says.
+        The result of the race; `judge` gives the choice.
         """
         scored = [t for t in self.trials() if t.state in ("complete", "stopped") and t.evaluations]
         return max(scored, key=lambda t: (len(t.evaluations), t.score), default=None)
 
     def importance(self) -> tuple[dict[str, float], str]:
         """Share of each searched setting in the variance of the score; or why not."""
-        return importance(self._shown())
+        return importance(self._seen())
 
 
 def fixed_trial(space: Space, values: Mapping[str, Any]) -> FrozenTrial:
@@ -561,7 +327,3 @@ def fixed_trial(space: Space, values: Mapping[str, Any]) -> FrozenTrial:
         warnings.simplefilter("ignore")
         space.suggest(study.ask())
     return study.get_trials(deepcopy=False)[-1]
-
-
-def _now() -> str:
-    return datetime.now(UTC).isoformat(timespec="seconds")

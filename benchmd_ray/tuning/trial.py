@@ -1,158 +1,45 @@
-"""What one trial does: train with the values it was given, on the inner catalogs only."""
+"""One trial: training with its values on the inner catalogs."""
 
 from __future__ import annotations
 
 import math
 import os
 import resource
-import time
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
-import numpy as np
 import torch
 
 from benchmd_ray.cluster.gpu_memory import is_exhausted
-from benchmd_ray.console.repeating import repeating
-from benchmd_ray.data.catalog import confined, open_catalog
+from benchmd_ray.data.catalog import confined
 from benchmd_ray.errors import BenchmdError
-from benchmd_ray.files.atomic import locked, remove, replacing, without_home
-from benchmd_ray.files.integrity import copy_hashed, write_hash
-from benchmd_ray.runs.training_log import read_metrics
-from benchmd_ray.settings.definition import Settings
-from benchmd_ray.ssl import SCRATCH
-from benchmd_ray.storage.location import Location
-from benchmd_ray.training.checkpoints import checkpoint_step
-from benchmd_ray.training.jobs import PretrainJob, TransferJob, selected_by
-from benchmd_ray.training.launch import launch
-from benchmd_ray.training.reporter import Reporter, RunReporter, SilentReporter
+from benchmd_ray.files.atomic import locked, remove, without_home
+from benchmd_ray.files.integrity import write_hash
 from benchmd_ray.training.seeds import derived_seed
-from benchmd_ray.training.selection import crossed, crossing, transfer_data
-from benchmd_ray.training.weights import START
-from benchmd_ray.tuning.spaces import PRETRAIN, applied
-from benchmd_ray.tuning.trial_files import (
-    FRESH,
-    SECONDS,
-    TRIALS,
-    Archive,
-    local_folder,
-    put_scores,
-    remove_idle,
-    start_here,
-    weights_here,
-    worked_seconds,
-)
-
-
-@dataclass(frozen=True)
-class Arm:
-    """One modality of a search, as its trials see it."""
-
-    modality: str
-    catalogs: Mapping[int, Location]
-    """The inner catalog of each evaluation, by its number."""
-    settings: Settings
-    """What the search starts from, with device and precision settled."""
-    upstream: Location | None = None
-    """The pretraining on the source's training split that transfers start from."""
-    start: Location | None = None
-    """File of the weights that pretraining itself starts from, if it is ImageNet's."""
-
-
-@dataclass(frozen=True)
-class TrialContext:
-    """What the trials of a search have in common."""
-
-    technique: str
-    stage: Stage
-    """What is searched: a pretraining, which is scored by linear evaluation, or a transfer."""
-    arms: tuple[Arm, ...]
-    folder: Location
-    """Of the search, on storage that all nodes see."""
-    rungs: tuple[int, ...]
-    """Steps of the first evaluation at which a trial reports: pretraining steps or epochs; of
-    several arms, arms done."""
-    cpus: int = 1
-    """Threads of a trial."""
-    memory_bytes: int | None = None
-    """Memory that a trial's process may allocate; None sets no limit."""
-    metric: str = "auroc"
-    """Name of what trials are compared by."""
-    fresh_from: int | None = None
-    """Number of the first evaluation whose scores of records are kept; None keeps none."""
-
-    @property
-    def local(self) -> Path:
-        """Where this machine works for it."""
-        return local_folder(self.folder)
-
-    def trial_folder(self, number: int) -> Path:
-        """Folder of a trial while it is at work."""
-        return self.local / TRIALS / f"{number:05d}"
-
-    def scores_file(self, number: int, evaluation: int) -> Path:
-        """File of the scores of an evaluation's validation records, see `OUT_OF_SAMPLE`."""
-        return self.local / FRESH / f"{number:05d}-{evaluation:03d}.npy"
+from benchmd_ray.tuning.spaces import applied
+from benchmd_ray.tuning.stages import OUT_OF_SAMPLE, Clock, Setup, TrialContext, on_workers
+from benchmd_ray.tuning.trial_files import Archive, put_scores, remove_idle
 
 
 @dataclass(frozen=True)
 class Reached:
-    """What a trial has reached."""
+    """Progress of a trial."""
 
     evaluation: int
     step: int
     score: float
-    """On the evaluation's validation records so far, AUROC or DSC of masks; of several arms, the
-    mean over those done."""
+    """On the validation records so far, AUROC or DSC of masks; the mean over arms that are done."""
     scores: Mapping[str, float]
-    """By modality, of the arms that are done."""
     seconds: float
-    """Worked on the trial so far, also by processes before this one."""
     whole: bool = False
-    """Whether the evaluation ended."""
     complete: bool = False
-    """Whether it was the last that was asked for."""
+    """Whether it was the last one requested."""
 
 
 Report = Callable[[Reached], None]
-"""Takes what was reached; it raises where the trial is to stop."""
-
-
-NOTE_SECONDS = 2.0
-"""How often a trial notes how long it has worked, for a process that resumes after it."""
-TICK_SECONDS = 2.0
-"""How often its clock is looked at while it trains."""
-
-
-class _Clock:
-    """How long a trial has worked, in all processes that were at it."""
-
-    def __init__(self, folder: Path, before: float, archive: Archive) -> None:
-        self._path, self._start = folder / SECONDS, time.monotonic()
-        self._noted, self._archive = self._start, archive
-        self._before = max(before, worked_seconds(folder))
-        self.shared = False
-        """Whether what is done now is for all trials, and not to be noted."""
-
-    @property
-    def seconds(self) -> float:
-        return self._before + time.monotonic() - self._start
-
-    def tick(self) -> None:
-        """Note it now and then, and publish what was done so far where that is needed."""
-        if not self.shared and time.monotonic() - self._noted >= NOTE_SECONDS:
-            self._noted = time.monotonic()
-            with suppress(BenchmdError, OSError), replacing(self._path) as partial:
-                partial.write_text(f"{self.seconds:.3f}", "utf-8")
-        self._archive.tick()
-
-    def leave_out(self, seconds: float) -> None:
-        """Take off what all trials share."""
-        self._before -= seconds
 
 
 def run_trial(
@@ -166,17 +53,10 @@ def run_trial(
     resumed: bool = True,
     unfinished: Sequence[int] = (),
 ) -> None:
-    """Do evaluations of a trial, from what an interrupted process left of them.
+    """Run evaluations of a trial, resuming an interrupted process.
 
-    Args:
-        work: What all trials have in common.
-        number: Of the trial.
-        values: The searched settings' values.
-        report: Is notified of what was reached, at the end of the last with ``complete``.
-        seconds: Worked on the trial before.
-        evaluations: Numbers of the evaluations.
-        resumed: Whether another process may have been at them, on another machine.
-        unfinished: Numbers of the trials that may go on; see `trial_files.remove_idle`.
+    ``resumed``: whether a process may have begun them, here or on another machine; ``seconds``:
+    earlier work; ``unfinished``: trials that may continue (`trial_files.remove_idle`).
 
     Raises:
         BenchmdError: The trial cannot work with these values: its loss is NaN, it ran out of
@@ -185,7 +65,7 @@ def run_trial(
     torch.set_num_threads(max(1, work.cpus))
     # A process of a driver that was killed may still be at it for seconds.
     lock = locked(work.local / "locks" / f"{number:05d}", f"trial {number}", wait=True)
-    opened = (arm.catalogs[evaluation] for arm in work.arms for evaluation in evaluations)
+    opened = (arm.catalogs[n] for arm in work.arms for n in evaluations)
     archive = Archive(work.folder, number)
     with lock, confined(opened), limited(work.memory_bytes):
         remove_idle(work.folder, number, unfinished)
@@ -194,24 +74,20 @@ def run_trial(
         work.trial_folder(number).mkdir(parents=True, exist_ok=True)
         if resumed:
             archive.restore()
-        clock = _Clock(work.trial_folder(number), seconds, archive)
-        for each in evaluations:
-            folder = work.trial_folder(number) / f"{each:03d}"
-            step, scores = _evaluated(work, values, each, folder, report, clock)
-            scores_path = folder / "1" / OUT_OF_SAMPLE
-            if scores_path.is_file():
-                _keep(scores_path, work.scores_file(number, each))
-                put_scores(work.folder, work.scores_file(number, each))
-            last = each == evaluations[-1]
-            report(Reached(each, step, _mean(scores), scores, clock.seconds, True, last))
+        clock = Clock(work.trial_folder(number), seconds, archive)
+        for evaluation in evaluations:
+            folder = work.trial_folder(number) / f"{evaluation:03d}"
+            step, scores = _evaluated(work, values, evaluation, folder, report, clock)
+            if (folder / "1" / OUT_OF_SAMPLE).is_file():
+                path = work.scores_file(number, evaluation)
+                path.parent.mkdir(exist_ok=True)
+                os.replace(folder / "1" / OUT_OF_SAMPLE, path)
+                write_hash(path)
+                put_scores(work.folder, path)
+            last = evaluation == evaluations[-1]
+            report(Reached(evaluation, step, _mean(scores), scores, clock.seconds, True, last))
             if not last:  # with the last the whole trial's folder goes
                 remove(folder)
-
-
-def _keep(source: Path, path: Path) -> None:
-    path.parent.mkdir(exist_ok=True)
-    os.replace(source, path)
-    write_hash(path)
 
 
 def _evaluated(
@@ -220,9 +96,9 @@ def _evaluated(
     evaluation: int,
     folder: Path,
     report: Report,
-    clock: _Clock,
+    clock: Clock,
 ) -> tuple[int, dict[str, float]]:
-    """One evaluation: its last step, and the score by modality."""
+    """Run one evaluation; its last step, and the score by modality."""
     done: dict[str, float] = {}
 
     def reached(step: int, scores: Mapping[str, float]) -> None:
@@ -246,7 +122,7 @@ def _evaluated(
 
 
 def seed_of(seed: int, evaluation: int) -> int:
-    """Seed of an evaluation: that of the search for the first, others for the next ones."""
+    """Seed of an evaluation: the search's for the first, derived ones for the others."""
     return seed if evaluation == 0 else derived_seed(seed, evaluation) % 2**31
 
 
@@ -254,251 +130,17 @@ def _mean(done: Mapping[str, float]) -> float:
     return math.fsum(done.values()) / len(done)
 
 
-@dataclass(frozen=True)
-class Setup:
-    """What one modality of one evaluation trains."""
-
-    arm: Arm
-    settings: Settings
-    """With the trial's values and the evaluation's seed."""
-    catalog: Location
-    folder: Path
-    clock: _Clock
-    reached: Callable[[int, Mapping[str, float]], None] | None
-    """Takes a step and the score by modality; None: nobody looks at steps."""
-    kept: bool = False
-    """Whether the scores of records are kept."""
-
-    def tell(self, step: int, score: float) -> None:
-        """Tell what was reached before the end."""
-        if self.reached is not None:
-            self.reached(step, {self.arm.modality: score})
-
-
-class Stage(ABC):
-    """What is searched: a pretraining or a transfer."""
-
-    steps: ClassVar[str]
-    """Setting that says how long a trial trains."""
-    unit: ClassVar[str]
-    """What is counted by it."""
-    scored_by: ClassVar[str] = ""
-    """What follows the name of the score where people read it."""
-    pretrains: ClassVar[bool] = False
-    """Whether each trial pretrains; else all trials share one pretraining."""
-
-    @abstractmethod
-    def last_step(self, settings: Settings) -> int:
-        """Step at which a trial of one modality is complete."""
-
-    @abstractmethod
-    def train(self, work: TrialContext, setup: Setup) -> float:
-        """Train; the score on the validation records."""
-
-
-class Pretraining(Stage):
-    """Pretraining, scored by linear evaluation at each rung and at the end."""
-
-    steps, unit, scored_by = "pretrain.steps", "pretraining steps", " of linear evaluation"
-    pretrains = True
-
-    def last_step(self, settings: Settings) -> int:
-        """Steps of pretraining."""
-        return settings.pretrain.steps
-
-    def train(self, work: TrialContext, setup: Setup) -> float:
-        """The AUROC at the end."""
-        total, folder, score = setup.settings.pretrain.steps, setup.folder / "pretrain", math.nan
-        # Rungs before the checkpoint were reported by a process before this one.
-        done = checkpoint_step(folder)
-        looked = work.rungs if setup.reached is not None else ()
-        for until in (*(step for step in looked if done <= step < total), total):
-            folder.mkdir(parents=True, exist_ok=True)
-            if (start := start_here(setup.arm.start, work.folder)) is not None:
-                copy_hashed(start, folder / START)
-            job = PretrainJob(setup.settings, work.technique, setup.catalog, folder, until=until)
-            _launched(job, setup, _Ticking(setup.clock))
-            linear = setup.folder / f"linear-{until}"
-            alone = replace(setup.settings.execution, workers=1, least_workers=0)
-            settings = replace(with_linear(setup.settings), execution=alone)
-            score = _trained(TransferJob(settings, setup.catalog, linear, folder), setup)
-            remove(linear)
-            if until < total:
-                setup.tell(until, score)
-        return score
-
-
-class Transfer(Stage):
-    """Transfer of one pretraining that all trials share, or from scratch."""
-
-    steps, unit = "transfer.epochs", "epochs"
-
-    def last_step(self, settings: Settings) -> int:
-        """Epochs."""
-        return settings.transfer.epochs
-
-    def train(self, work: TrialContext, setup: Setup) -> float:
-        """The score over the epochs."""
-
-        def reached(epoch: int, score: float) -> None:
-            if epoch < setup.settings.transfer.epochs:
-                setup.tell(epoch, score)
-
-        upstream_run = None if work.technique == SCRATCH else setup.arm.upstream
-        upstream = weights_here(upstream_run, work.folder)
-        features, into = work.local / "features", setup.folder / "transfer"
-        job = TransferJob(setup.settings, setup.catalog, into, upstream, features=features)
-        scores = setup.folder / OUT_OF_SAMPLE if setup.kept else None
-        return _trained(job, setup, reached, scores)
-
-
-def stage_of(setting: str) -> Stage:
-    """The stage that a searched setting is of: `PRETRAIN` or a transfer setting."""
-    return Pretraining() if setting == PRETRAIN else Transfer()
-
-
-def with_linear(settings: Settings) -> Settings:
-    """The settings by which a pretraining is scored: linear evaluation on all labels."""
-    return replace(settings, transfer=replace(settings.transfer, mode="linear", labels="full"))
-
-
-def on_workers(settings: Settings) -> bool:
-    """Whether a trial trains on several workers, which are not its own process."""
-    return settings.execution.workers > 1
-
-
-def _launched(job: PretrainJob | TransferJob, setup: Setup, reporter: Reporter) -> None:
-    """Run a job, in this process or on workers: there nothing reports before the end.
-
-    Meanwhile its clock is looked at, too, as what is saved after an epoch has to be published
-    before the next one ends. Nobody waits for that: who stops a trial begins the next one.
-    """
-    with repeating(setup.clock.tick, TICK_SECONDS, wait=False):
-        if on_workers(setup.arm.settings):
-            launch(job, on_ray=True)
-        else:
-            launch(job, reporter=reporter)
-
-
-class _Ticking(SilentReporter):
-    """Notes how long the trial has worked."""
-
-    def __init__(self, clock: _Clock) -> None:
-        self._clock = clock
-
-    def report(self, done: int, values: Mapping[str, float]) -> None:
-        self._clock.tick()
-
-
-OUT_OF_SAMPLE = "out-of-sample.npy"
-"""Probabilities (rows, classes) of an evaluation's validation records, each of the epoch that was
-chosen on the other half of the patients."""
-
-
-def _trained(
-    job: TransferJob,
-    setup: Setup,
-    reached: Callable[[int, float], None] | None = None,
-    scores: Path | None = None,
-) -> float:
-    """Run a transfer; its score on the validation records, which a file gets by record."""
-    job.folder.mkdir(parents=True, exist_ok=True)
-    job = replace(job, halved=True, scores_into=job.folder / LAST if scores else None)
-    watch = _Scored(job, selected_by(open_catalog(job.catalog).task), setup.clock, reached)
-    _launched(job, setup, watch)
-    if on_workers(setup.arm.settings):
-        watch.take(read_metrics(job.folder))
-    if scores is not None:
-        watch.write_scores(scores)
-    return watch.score
-
-
-LAST = "scores.npy"
-"""Probabilities of the validation records after the newest epoch; behind a number, after that."""
-
-
-class _Scored(RunReporter):
-    """Tells the score so far after every epoch of a transfer.
-
-    It is that of `selection.crossed`, or the best of the epochs where there are no halves.
-    """
-
-    def __init__(
-        self,
-        job: TransferJob,
-        name: str,
-        clock: _Clock,
-        reached: Callable[[int, float], None] | None,
-    ) -> None:
-        super().__init__(job.folder, silent=True)
-        self._name, self._folder, self._job = name, job.folder, job
-        self._clock, self._reached, self._begun = clock, reached, clock.seconds
-        self._shares = job.features is not None and job.settings.transfer.mode == "linear"
-        self._lines: list[Mapping[str, float]] = []
-        clock.shared = self._shares
-
-    @property
-    def score(self) -> float:
-        """So far; NaN where no epoch could be scored."""
-        mean = crossed(self._lines)
-        if math.isfinite(mean):
-            return mean
-        scores = [line[self._name] for line in self._lines]
-        return max((score for score in scores if math.isfinite(score)), default=math.nan)
-
-    def _scores_of(self, place: int) -> Path:
-        return self._folder / f"{place:06d}-{LAST}"
-
-    def write_scores(self, path: Path) -> None:
-        """Write what `OUT_OF_SAMPLE` holds, where there are halves."""
-        places = crossing(self._lines)
-        if places is None:
-            return
-        catalog = open_catalog(self._job.catalog)
-        second = transfer_data(self._job.settings, catalog, halved=True).second_half
-        assert second is not None  # halves have been scored
-        first_best, second_best = (
-            np.load(self._scores_of(place), allow_pickle=False) for place in places
-        )
-        np.save(path, np.where(second[:, None], first_best, second_best), allow_pickle=False)
-
-    def start(self, what: str, total: int, unit: str, done: int) -> None:
-        """Take what an interrupted process reported before its checkpoint.
-
-        Features that are kept for all trials are not a trial's own work.
-        """
-        super().start(what, total, unit, done)
-        if self._shares:
-            self._clock.leave_out(self._clock.seconds - self._begun)
-            self._clock.shared = False
-        self._lines = list(read_metrics(self._folder))
-
-    def take(self, lines: Sequence[Mapping[str, float]]) -> None:
-        """Take what workers in other processes wrote of all epochs."""
-        self._lines = list(lines)
-
-    def report(self, done: int, values: Mapping[str, float]) -> None:
-        super().report(done, values)
-        self._lines.append(values)
-        keeps_scores = self._job.scores_into is not None
-        if keeps_scores and len(self._lines) - 1 in (crossing(self._lines) or ()):
-            os.replace(self._folder / LAST, self._scores_of(len(self._lines) - 1))
-        self._clock.tick()
-        if self._reached is not None and math.isfinite(self.score):
-            self._reached(done, self.score)
-
-
 OUT_OF_MEMORY = ("can't allocate memory", "cannot allocate memory", "bad_alloc", "out of memory")
 
 
 def out_of_memory(error: Exception) -> bool:
-    """Whether an error says that there was no memory left, of a GPU or of the machine."""
+    """Whether an error means that a GPU or the machine has no memory left."""
     words = any(word in str(error).lower() for word in OUT_OF_MEMORY)
     return isinstance(error, MemoryError) or words or is_exhausted(error)
 
 
 def why_failed(error: Exception) -> str:
-    """A trial's reason in one line: what the user can act on, without a path's content."""
+    """A trial's error in one line: what the user can act on, without the home folder."""
     text = without_home((str(error).strip().splitlines() or [type(error).__name__])[0])
     text = text.encode("utf-8", "replace").decode()  # of a path that is not UTF-8
     if out_of_memory(error):
@@ -508,7 +150,7 @@ def why_failed(error: Exception) -> str:
 
 @contextmanager
 def limited(memory_bytes: int | None) -> Iterator[None]:
-    """Let this process allocate so much memory and no more: an error in it, not its end.
+    """Limit this process's memory, so that exceeding it is an error.
 
     A process that takes all of a node's memory is killed, and others with it.
     """

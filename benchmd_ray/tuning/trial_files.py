@@ -1,10 +1,9 @@
 """Files of trials whose search is on S3: every machine works in its own folder.
 
-A trial of a search in a folder leaves its files where the next process finds them. On S3 the scores
-of records are put at the search's address as they are made, and now and then all that a trial has
-done so far, as one archive: a process on another machine resumes from it. Nobody needs to hold
-anything for that: what a process puts there that was given up is true of the trial as well, and at
-worst older.
+Trials of a search in a folder leave their files for the next process. On S3, scores of records are
+uploaded as they are made, and a trial's folder now and then as one archive, from which a process on
+another machine resumes. No lock is needed: an upload of a process that was given up is still true
+of the trial, at worst older.
 """
 
 from __future__ import annotations
@@ -39,28 +38,24 @@ from benchmd_ray.training.checkpoints import checkpoints
 from benchmd_ray.training.weights import DESCRIPTION, START
 
 TRIALS, FRESH = "trials", "fresh"
-"""Below a search's address: archives of trials at work, and scores of records."""
+"""Below a search's address: archives of running trials, and scores of records."""
 PUT_SECONDS = 30.0
-"""How often a trial's archive is put there at most."""
 SHARE, LONGEST_PAUSE = 0.05, 600.0
-"""Share of a trial's time that this may take, and the longest pause for that."""
+"""Share of a trial's time that uploads may take, and the longest interval for that."""
 IDLE_SECONDS = 3600.0
-"""After so long without a process a trial works elsewhere; before, it may only wait its turn."""
+"""A trial without a process for so long runs elsewhere; before, it may be waiting."""
 SECONDS = "seconds"
-"""In a trial's folder: how long all processes have worked on it."""
+"""In a trial's folder: time that all processes worked on it."""
 LONGEST_NUMBER, MOST_SECONDS = 64, 10 * 365 * 86400.0
-"""Bytes of it, and what it says at most: ten years."""
+"""Limits of that file: bytes, and ten years."""
 MOST_PARTS = 10
-"""Of the name of a file in an archive."""
 MOST_FILES = 10_000
-"""In an archive."""
 PIECE = 2**20
-"""Bytes that are copied at once."""
 logger = logging.getLogger(__name__)
 
 
 def local_folder(search: Location) -> Path:
-    """Where this machine works for a search: its folder, or one in the cache for an address."""
+    """Folder of a search on this machine: its own, or one in the cache for an address."""
     if isinstance(search, Path):
         return search
     # Ends like the search's own name, by which its files say what they are of.
@@ -69,24 +64,16 @@ def local_folder(search: Location) -> Path:
 
 
 class Archive:
-    """What a trial has done so far, at its search's address."""
+    """A trial's files at its search's address; does nothing for a search in a folder."""
 
     def __init__(self, search: Location, number: int) -> None:
-        """Nothing is asked of the bucket yet.
-
-        If the search is in a folder, nothing here does anything.
-        """
         self._folder = local_folder(search) / TRIALS / f"{number:05d}"
         self._at = search / TRIALS / _name(number) if isinstance(search, Address) else None
         self._next = time.monotonic() + PUT_SECONDS
         self._lock = Lock()
 
     def restore(self) -> None:
-        """Take what another machine has done, if it is more than what this one has.
-
-        Raises:
-            BenchmdError: The disk is full, or the bucket cannot be reached.
-        """
+        """Unpack another machine's archive if it has more work than the folder here."""
         if (at := self._at) is None:
             return
         self._folder.mkdir(parents=True, exist_ok=True)
@@ -112,7 +99,7 @@ class Archive:
             remove(unpacked)
 
     def tick(self) -> None:
-        """Put the trial's files there, if it is time; where that fails the trial continues."""
+        """Upload the trial's files, if it is time; if that fails the trial continues."""
         if self._at is None or not self._lock.acquire(blocking=False):
             return
         try:
@@ -142,7 +129,7 @@ def _name(number: int) -> str:
 
 
 def worked_seconds(folder: Path) -> float:
-    """How long a trial has been worked on, as its folder says; -1 where it says nothing of use."""
+    """How long a trial has been worked on, from its folder; -1 if unknown."""
     try:
         with (folder / SECONDS).open("rb") as file:
             seconds = float(file.read(LONGEST_NUMBER))
@@ -176,7 +163,7 @@ def _unpack(packed: Path, folder: Path) -> None:
     """Write an archive's files below a folder.
 
     Raises:
-        TarError: It is none.
+        TarError: It is not an archive.
         ValueError: It holds what `_pack` does not write.
     """
     remove(folder)
@@ -203,11 +190,7 @@ def _unpack(packed: Path, folder: Path) -> None:
 
 
 def _copy(source: BinaryIO, into: BinaryIO, size: int) -> None:
-    """Copy so many bytes.
-
-    Raises:
-        ValueError: There are fewer.
-    """
+    """Copy so many bytes; `ValueError` if there are fewer."""
     while size > 0:
         piece = source.read(min(size, PIECE))
         if not piece:
@@ -217,35 +200,23 @@ def _copy(source: BinaryIO, into: BinaryIO, size: int) -> None:
 
 
 def put_scores(search: Location, path: Path) -> None:
-    """Put a file of scores and its hash at a search's address, where it has one.
-
-    Raises:
-        BucketError: The bucket cannot be reached.
-    """
+    """Upload a file of scores and its hash, if the search is on S3."""
     if isinstance(search, Address):
         for file in (hash_path(path), path):
             patiently(partial(put_file, file, search / FRESH / file.name))
 
 
 def get_scores(search: Location, path: Path) -> None:
-    """Make sure that a file of scores is here with its hash, if the search's address has it.
-
-    Raises:
-        BucketError: The bucket cannot be reached.
-    """
+    """Download a file of scores and its hash, if it is missing here."""
     if isinstance(search, Address) and not path.is_file():
         for file in (hash_path(path), path):
             get_file(search / FRESH / file.name, file)
 
 
 def weights_here(run: Location | None, search: Location) -> Path | None:
-    """Folder with the weights of a run that trials start from.
+    """Folder with the weights of a run that trials start from; `Gone` if they no longer exist.
 
-    Those at an address are fetched once for all trials on this machine.
-
-    Raises:
-        Gone: They are not there any more.
-        BenchmdError: The disk is full, or the bucket cannot be reached.
+    Those at an address are downloaded once for all trials on this machine.
     """
     if run is None:
         return None
@@ -253,7 +224,7 @@ def weights_here(run: Location | None, search: Location) -> Path | None:
 
 
 def start_here(file: Location | None, search: Location) -> Path | None:
-    """The file of weights that pretraining starts from, with its hash; see `weights_here`."""
+    """The weights that pretraining starts from, with their hash; see `weights_here`."""
     if file is None:
         return None
     names = (hash_path(Path(file.name)).name, file.name)
@@ -261,36 +232,22 @@ def start_here(file: Location | None, search: Location) -> Path | None:
 
 
 def _here(place: Location, folder: Path, names: Collection[str]) -> Path:
-    """A folder with these files: their own, or that into which those of an address are fetched."""
+    """A folder with these files: their own, or the one that they are downloaded to."""
     if isinstance(place, Path):
-        for name in names:
-            if not (place / name).is_file():
-                raise _gone(place, name)
-        return place
-    with locked(folder.with_name(f".lock-{folder.name}"), f"the files of {place}", wait=True):
-        for name in names:
-            if not (folder / name).is_file() and not get_file(place / name, folder / name):
-                raise _gone(place, name)
+        missing = [name for name in names if not (place / name).is_file()]
+        folder = place
+    else:
+        lock = folder.with_name(f".lock-{folder.name}")
+        with locked(lock, f"the files of {place}", wait=True):
+            absent = [name for name in names if not (folder / name).is_file()]
+            missing = [name for name in absent if not get_file(place / name, folder / name)]
+    if missing:
+        raise Gone(f"{place} no longer has {missing[0]}, which trials start from")
     return folder
 
 
-def _gone(place: Location, name: str) -> Gone:
-    return Gone(f"{place} no longer has {name}, which trials start from")
-
-
-def _noted(folder: Path) -> float:
-    """When a process last noted how long it has worked on a trial; 0 where none has."""
-    with suppress(OSError):
-        return (folder / SECONDS).stat().st_mtime
-    return 0.0
-
-
 def leave_only(search: Location, numbers: Collection[int]) -> None:
-    """Remove the files of all trials but some, here and at the search's address.
-
-    Raises:
-        BenchmdError: The bucket cannot be reached.
-    """
+    """Remove the files of all other trials, here and at the search's address."""
     folder = local_folder(search) / TRIALS
     kept = {f"{number:05d}" for number in numbers}
     for path in folder.glob("*"):
@@ -303,9 +260,9 @@ def leave_only(search: Location, numbers: Collection[int]) -> None:
 
 
 def remove_idle(search: Location, number: int, unfinished: Collection[int]) -> None:
-    """Remove what other trials left on this machine for a search on S3: those that nobody needs.
+    """Remove files of other trials of a search on S3 that nobody needs on this machine.
 
-    An unfinished trial that nobody has worked on for long here works elsewhere.
+    An unfinished trial that nobody has worked on for long here runs elsewhere.
     """
     if isinstance(search, Path):
         return
@@ -313,6 +270,8 @@ def remove_idle(search: Location, number: int, unfinished: Collection[int]) -> N
     needed = {f"{other_number:05d}" for other_number in unfinished}
     for path in (folder / TRIALS).glob("*"):
         other = path.name != f"{number:05d}" and not path.name.startswith(".")
-        if other and (path.name not in needed or now - _noted(path) > IDLE_SECONDS):
+        noted = path / SECONDS
+        worked_at = noted.stat().st_mtime if noted.is_file() else 0.0
+        if other and (path.name not in needed or now - worked_at > IDLE_SECONDS):
             with suppress(Busy), locked(folder / "locks" / path.name, "a trial"):
                 remove(path)

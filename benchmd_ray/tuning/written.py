@@ -1,4 +1,4 @@
-"""What a search writes into its folder: its plan, its trials, its result, the chosen settings."""
+"""Writing a search's folder: its plan, trials, result and chosen settings."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from benchmd_ray.tuning.known import Trial
 from benchmd_ray.tuning.limits import Limits
 from benchmd_ray.tuning.parameters import applied, nested
 from benchmd_ray.tuning.records import SCORE_OF, STATES, trials_schema
+from benchmd_ray.tuning.stages import TrialContext
 from benchmd_ray.tuning.study import Study
-from benchmd_ray.tuning.trial import TrialContext
 
 AXES = {"seed", "tuned", "transfer.mode", "transfer.labels"}
 """Settings that a plan varies itself; a file of settings does not hold them."""
@@ -75,16 +75,15 @@ def write_trials(folder: Path, study: Study, work: TrialContext, chosen: Decisio
 
 @dataclass(frozen=True)
 class SearchOutcome:
-    """What a search chose."""
+    """The choice of a search."""
 
     trial: Trial
-    """The start where no other trial took its place."""
+    """The start if no other trial replaced it."""
     decision: Decision | None
-    """By fresh evaluations; None where the highest value decides."""
 
 
 def outcome(study: Study, decision: Decision | None) -> SearchOutcome | None:
-    """What a search chose so far; None while there is nothing to choose."""
+    """The choice so far; None while there is none."""
     if study.method.choosing == "highest":
         best = study.best()
         return None if best is None else SearchOutcome(best, None)
@@ -104,7 +103,7 @@ def write_result(
     spent: Mapping[str, float],
     decision: Decision | None = None,
 ) -> SearchOutcome | None:
-    """Write ``result.json`` and ``best.yaml`` once there is something to choose."""
+    """Write ``result.json`` and ``best.yaml`` once there is a choice."""
     study = limits.study
     chosen = outcome(study, decision)
     if chosen is None:
@@ -135,9 +134,9 @@ def write_result(
 def best_settings(
     folder: Path, work: TrialContext, bases: Sequence[Settings], best: Trial
 ) -> dict[str, Any]:
-    """What ``best.yaml`` says: by group, what differs from the fixed protocol.
+    """Content of ``best.yaml``: by group, the differences from the fixed protocol.
 
-    ``tuned`` names the search, unless it keeps its start: that is tuned by none.
+    ``tuned`` names the search, unless the start is kept, which is tuned by none.
     """
     tuned = folder.name if best.number else work.arms[0].settings.tuned
     changes: dict[str, Any] = {"tuned": tuned} if tuned else {}
@@ -157,10 +156,7 @@ def front(trials: Sequence[Trial]) -> list[int]:
 
 
 def differing(base: Settings, settings: Settings) -> dict[str, Any]:
-    """Settings by name that differ from the fixed protocol's and decide what is computed.
-
-    Without what a plan varies itself.
-    """
+    """Settings by name that differ from the fixed protocol's and affect results, without `AXES`."""
     before, now = _flat(as_dict(base)), _flat(as_dict(settings))
     return {
         name: value

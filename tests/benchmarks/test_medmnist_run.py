@@ -33,8 +33,9 @@ from benchmd_ray.settings.definition import (
     default_settings,
     updated,
 )
-from benchmd_ray.tuning import trial
+from benchmd_ray.tuning import stages
 from benchmd_ray.tuning.known import Trial
+from benchmd_ray.tuning.trial import run_trial
 from benchmd_ray.tuning.written import SearchOutcome
 
 SMALL = updated(
@@ -242,13 +243,13 @@ def test_trials_of_every_network_train_and_can_open_no_test_image(catalogs, tmp_
         launched.append(job.settings.encoder)
         real(job, **more)
 
-    real = trial.launch
-    monkeypatch.setattr(trial, "launch", launch)
+    real = stages.launch
+    monkeypatch.setattr(stages, "launch", launch)
     encoder = {"network": "resnet18", "options": {"width": 2, "resize": 14}}
     start = updated(SMALL, {"encoder": encoder, "transfer": {"epochs": 1}})
     start = updated(start, {"execution": {"device": "cpu", "precision": "float32"}})
-    arm = trial.Arm("breastmnist", {0: inner.path}, start)
-    work = trial.TrialContext("scratch", trial.Transfer(), (arm,), tmp_path, ())
+    arm = stages.Arm("breastmnist", {0: inner.path}, start)
+    work = stages.TrialContext("scratch", stages.Transfer(), (arm,), tmp_path, ())
     scores = []
     for number, values in enumerate(
         (
@@ -256,7 +257,7 @@ def test_trials_of_every_network_train_and_can_open_no_test_image(catalogs, tmp_
             {"encoder.network": "transformer", "encoder.depth": 1},
         )
     ):
-        trial.run_trial(work, number, values, scores.append)
+        run_trial(work, number, values, scores.append)
     assert [encoder.network for encoder in launched] == ["resnet18", "transformer"]
     assert [encoder.options for encoder in launched] == [
         {"width": 2, "resize": 14, "dropout": 0.25},

@@ -26,8 +26,8 @@ from benchmd_ray.settings.definition import (
 from benchmd_ray.tuning.limits import Budget, Limits, Place
 from benchmd_ray.tuning.method import Method
 from benchmd_ray.tuning.spaces import applied, starting_at
+from benchmd_ray.tuning.stages import Arm, Transfer, TrialContext
 from benchmd_ray.tuning.study import Study
-from benchmd_ray.tuning.trial import Arm, Transfer, TrialContext
 from benchmd_ray.tuning.written import write_result
 
 SEARCH = ("scratch", "finetune-full")

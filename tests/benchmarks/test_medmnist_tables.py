@@ -23,7 +23,7 @@ from benchmd_ray.data.cards import kind_of
 from benchmd_ray.errors import BenchmdError
 from benchmd_ray.report.analysis import analyse
 from benchmd_ray.report.table import plain
-from benchmd_ray.runs.sessions import record_session
+from benchmd_ray.runs.history import record_session
 from benchmd_ray.settings.definition import as_dict
 
 ROWS = 40

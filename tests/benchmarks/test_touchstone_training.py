@@ -63,7 +63,8 @@ from benchmd_ray.service.searches import Tuning, planned_searches
 from benchmd_ray.settings.definition import updated
 from benchmd_ray.training.segmented import BASELINE, COLUMNS, fault, mask_folder
 from benchmd_ray.tuning.method import Method
-from benchmd_ray.tuning.trial import Arm, Transfer, TrialContext, run_trial
+from benchmd_ray.tuning.stages import Arm, Transfer, TrialContext
+from benchmd_ray.tuning.trial import run_trial
 
 pytest.importorskip("monai")
 

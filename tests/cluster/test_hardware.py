@@ -18,7 +18,7 @@ import torch
 
 from benchmd_ray.cluster import hardware as module
 from benchmd_ray.cluster.hardware import Hardware, from_json, hardware
-from benchmd_ray.runs.sessions import SESSIONS, record_session, trained_by
+from benchmd_ray.runs.history import SESSIONS, record_session, trained_by
 
 CPU = torch.device("cpu")
 A = Hardware("Intel(R) Xeon(R) (family 6, model 85)", "PyTorch AVX512, NumPy X86_V4", "2")

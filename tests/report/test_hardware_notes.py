@@ -20,7 +20,7 @@ from stores import (
 
 from benchmd_ray.report import tables as page_sections
 from benchmd_ray.report.analysis import Analysis, analyse
-from benchmd_ray.runs.sessions import SESSIONS, record_session, trained_by
+from benchmd_ray.runs.history import SESSIONS, record_session, trained_by
 
 OTHER = replace(HARDWARE, model="AMD EPYC (family 25, model 17)")
 GPU = replace(HARDWARE, model="NVIDIA H100", instructions="compute capability 9.0", threads="")

@@ -388,7 +388,7 @@ def test_a_machine_that_lost_its_lease_stops_publishing_while_it_works(
     work = begin(run)
     data = json.dumps({"session": "another", "state": "held", "count": 1}).encode()
     s3.write(f"{run.folder.name}/lease.json", data)
-    publication = work.gen.gi_frame.f_locals["work"]
+    publication = work.gen.gi_frame.f_locals["finish"].__self__
     until("the end of its publishing", lambda: not publication._thread.is_alive())
     before = s3.objects()
     checkpoint(run, 7, b"mine")
@@ -622,7 +622,7 @@ def test_a_checkpoint_that_was_not_put_whole_does_not_count(s3, machine, monkeyp
 
 def publishing(run, work):
     """A publication besides that of the work that continues, under the same lease."""
-    lease = work.gen.gi_frame.f_locals["work"]._lease
+    lease = work.gen.gi_frame.f_locals["finish"].__self__._lease
     return Publication(backing_of(run.folder.parent).mirror(run.folder), lease)
 
 

@@ -17,8 +17,8 @@ from benchmd_ray.cluster.hardware import from_json, hardware
 from benchmd_ray.data.catalog import Catalog, open_catalog
 from benchmd_ray.errors import BenchmdError
 from benchmd_ray.files.integrity import read_hashed_json, write_hashed_json
+from benchmd_ray.runs.history import SESSIONS, trained_by
 from benchmd_ray.runs.predictions import predictions_path, read_predictions
-from benchmd_ray.runs.sessions import SESSIONS, trained_by
 from benchmd_ray.service.execute import evaluate_run, pretrain_run, transfer_run
 from benchmd_ray.settings.definition import ENCODERS, Settings, updated
 

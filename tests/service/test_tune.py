@@ -38,7 +38,8 @@ from benchmd_ray.tuning.limits import Budget, Place
 from benchmd_ray.tuning.method import Method
 from benchmd_ray.tuning.racing import expected_evaluations
 from benchmd_ray.tuning.records import read_search
-from benchmd_ray.tuning.trial import Arm, Transfer, TrialContext, run_trial
+from benchmd_ray.tuning.stages import Arm, Transfer, TrialContext
+from benchmd_ray.tuning.trial import run_trial
 from benchmd_ray.tuning.written import SearchOutcome
 
 SMALL = """

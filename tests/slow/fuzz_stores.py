@@ -48,12 +48,17 @@ from benchmd_ray.report.kept import kept
 from benchmd_ray.report.page import page
 from benchmd_ray.report.report_figures import figures
 from benchmd_ray.report.scored import read_scored
-from benchmd_ray.runs.history import close_killed, read_history, seconds_worked
+from benchmd_ray.runs.history import (
+    close_killed,
+    last_metrics,
+    read_history,
+    read_metrics,
+    seconds_worked,
+    trained_by,
+)
 from benchmd_ray.runs.listing import listed
 from benchmd_ray.runs.retention import prune
-from benchmd_ray.runs.sessions import trained_by
 from benchmd_ray.runs.store import read_stores, require_weights
-from benchmd_ray.runs.training_log import last_metrics, read_metrics
 from benchmd_ray.service.rates import measured_runs
 from benchmd_ray.training.checkpoints import _undamaged_step
 from benchmd_ray.training.jobs import transfer_result

@@ -33,7 +33,7 @@ from benchmd_ray.errors import BenchmdError
 from benchmd_ray.files.atomic import append_text
 from benchmd_ray.files.integrity import line, name_of, write_hash
 from benchmd_ray.runs.files import RUN
-from benchmd_ray.runs.sessions import trained_by
+from benchmd_ray.runs.history import trained_by
 from benchmd_ray.service import tracked
 from benchmd_ray.service.execute import pretrain_run, transfer_run
 from benchmd_ray.settings.definition import ENCODERS, Settings, updated

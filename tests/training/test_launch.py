@@ -9,7 +9,7 @@ from safetensors.torch import load_file
 from benchmd_ray.cluster.hardware import hardware
 from benchmd_ray.errors import BenchmdError, NoRoom
 from benchmd_ray.runs.files import MODEL
-from benchmd_ray.runs.sessions import SESSIONS, trained_by
+from benchmd_ray.runs.history import SESSIONS, trained_by
 from benchmd_ray.ssl import METHODS
 from benchmd_ray.training import launch as module
 from benchmd_ray.training import ray_train

@@ -12,7 +12,7 @@ from benchmd_ray.data.batches import ResidentFeed, Worker
 from benchmd_ray.files.atomic import sha256
 from benchmd_ray.files.integrity import line
 from benchmd_ray.runs.files import MODEL
-from benchmd_ray.runs.training_log import METRICS, read_metrics
+from benchmd_ray.runs.history import METRICS, read_metrics
 from benchmd_ray.training.checkpoints import CHECKPOINT, latest_checkpoint
 from benchmd_ray.training.jobs import RESULT, PretrainJob, TransferJob, transfer_result
 from benchmd_ray.training.pretrain import pretrain

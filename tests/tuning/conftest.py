@@ -10,7 +10,7 @@ import pytest
 from benchmd_ray.data.catalog import Catalog
 from benchmd_ray.data.inner import inner_catalog
 from benchmd_ray.settings.definition import Settings, load_settings
-from benchmd_ray.tuning.trial import Arm
+from benchmd_ray.tuning.stages import Arm
 
 
 @pytest.fixture(scope="session")

@@ -17,8 +17,8 @@ from benchmd_ray.tuning.method import Method
 from benchmd_ray.tuning.ray_tune import LOST_NODES, Jobs, Judge, Watch
 from benchmd_ray.tuning.search import _after_crash, _failure_report
 from benchmd_ray.tuning.spaces import Parameter, Space
+from benchmd_ray.tuning.stages import Arm, Transfer, TrialContext
 from benchmd_ray.tuning.study import Study
-from benchmd_ray.tuning.trial import Arm, Transfer, TrialContext
 
 SPACE = Space("made", (Parameter("transfer.optimiser.lr", "log float", 1e-3, low=1e-5, high=0.1),))
 

@@ -25,8 +25,8 @@ from benchmd_ray.tuning.limits import Budget, Limits, Place
 from benchmd_ray.tuning.method import Method
 from benchmd_ray.tuning.records import FORMAT, read_search
 from benchmd_ray.tuning.spaces import Parameter, Space, applied
+from benchmd_ray.tuning.stages import Arm, Pretraining, Transfer, TrialContext
 from benchmd_ray.tuning.study import Study
-from benchmd_ray.tuning.trial import Arm, Pretraining, Transfer, TrialContext
 from benchmd_ray.tuning.written import differing, nested, write_result, write_trials
 
 LR, SCHEDULE = "transfer.optimiser.lr", "transfer.optimiser.schedule"

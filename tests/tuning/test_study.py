@@ -9,8 +9,7 @@ from forging import log_lines
 
 from benchmd_ray.errors import BenchmdError
 from benchmd_ray.files.integrity import Damaged, line, unchecked
-from benchmd_ray.tuning.method import Method
-from benchmd_ray.tuning.samplers import STARTUP_TRIALS
+from benchmd_ray.tuning.method import STARTUP_TRIALS, Method
 from benchmd_ray.tuning.spaces import Parameter, Space
 from benchmd_ray.tuning.study import Study
 from benchmd_ray.tuning.written import front

@@ -23,16 +23,8 @@ from benchmd_ray.training.reporter import SilentReporter, read_metrics
 from benchmd_ray.training.selection import crossed
 from benchmd_ray.tuning.sampling import ValidationRecords, sampled
 from benchmd_ray.tuning.spaces import applied
-from benchmd_ray.tuning.trial import (
-    Pretraining,
-    Transfer,
-    TrialContext,
-    limited,
-    run_trial,
-    seed_of,
-    why_failed,
-    with_linear,
-)
+from benchmd_ray.tuning.stages import Pretraining, Transfer, TrialContext, with_linear
+from benchmd_ray.tuning.trial import limited, run_trial, seed_of, why_failed
 
 LR = "transfer.optimiser.lr"
 FINETUNE = ("transfer.mode=finetune", "transfer.labels=full")
@@ -266,7 +258,7 @@ def test_a_pretraining_that_ended_between_rungs_goes_on(work, arm, monkeypatch):
 
     pieces = work(arm(often, upstream=None), name="pieces", **PRETRAIN)
     with monkeypatch.context() as patch:
-        patch.setattr("benchmd_ray.tuning.trial._Ticking", Ends)
+        patch.setattr("benchmd_ray.tuning.stages._Ticking", Ends)
         with pytest.raises(Interrupted):
             run_trial(pieces, 0, {}, told)
     held = pieces.trial_folder(0) / "000" / "1" / "pretrain"
@@ -328,7 +320,7 @@ def test_a_job_of_a_trial_cannot_open_the_source_itself(work, arm, searched_sour
     def of_the_source(settings, catalog, *rest, **named):
         return real(settings, searched_source.path, *rest, **named)
 
-    monkeypatch.setattr("benchmd_ray.tuning.trial.TransferJob", of_the_source)
+    monkeypatch.setattr("benchmd_ray.tuning.stages.TransferJob", of_the_source)
     with pytest.raises(BenchmdError, match=f"{searched_source.path} must not be opened"):
         run_trial(work(), 0, {}, Told())
     assert open_catalog(searched_source.path) == searched_source

@@ -17,8 +17,9 @@ from benchmd_ray.runs.places import store_folder
 from benchmd_ray.storage.bucket import open_bucket
 from benchmd_ray.storage.location import Address
 from benchmd_ray.training.checkpoints import checkpoint_step
-from benchmd_ray.tuning import trial, trial_files
-from benchmd_ray.tuning.trial import Pretraining, Transfer, TrialContext, run_trial
+from benchmd_ray.tuning import stages, trial_files
+from benchmd_ray.tuning.stages import Pretraining, Transfer, TrialContext
+from benchmd_ray.tuning.trial import run_trial
 from benchmd_ray.tuning.trial_files import (
     Archive,
     get_scores,
@@ -56,7 +57,7 @@ def often(monkeypatch):
     """Trials are published after every report."""
     monkeypatch.setattr(trial_files, "PUT_SECONDS", 0.0)
     monkeypatch.setattr(trial_files, "SHARE", 1e9)
-    monkeypatch.setattr(trial, "NOTE_SECONDS", 0.0)
+    monkeypatch.setattr(stages, "NOTE_SECONDS", 0.0)
 
 
 @pytest.mark.slow
