@@ -154,15 +154,15 @@ def run(
 
 def _show(choice: Choice, store: Path, options: dict[str, Any]) -> None:
     """Print the plan."""
-    from benchmd_ray.service.dry_run import dry_run
+    from benchmd_ray.service.dry_run import estimate_run, print_estimates, resources_of
 
-    asked = {name: options[name] for name in ("address", "cpus", "gpus", "tflops", "items")}
-    output = dry_run(choice, store, **asked, as_data=options["as_json"])
+    resources = resources_of(options["address"], options["cpus"], options["gpus"])
+    estimate = estimate_run(choice, store, resources, tflops=options["tflops"])
     if options["as_json"]:
-        print_json(output)
-    else:
-        for line in output:
-            echo(line)
+        print_json(estimate.data)
+        return
+    to_run = "To run it, build catalogs (`benchmd catalog build`) and name them with --catalog."
+    print_estimates([estimate], to_run, items=options["items"])
 
 
 def _execute(choice: Choice, store: Path, options: dict[str, Any]) -> None:

@@ -171,7 +171,6 @@ def tune(store: Path, address: str | None, dashboard: Dashboard, **options: Any)
     """
     from benchmd_ray.runs.store import shown
     from benchmd_ray.service.tune_and_train import search_and_train
-    from benchmd_ray.service.tune_dry_run import tuning_dry_run
 
     asked = ("cpus", "tflops", "search_only")
     if options["learned"]:
@@ -194,11 +193,13 @@ def tune(store: Path, address: str | None, dashboard: Dashboard, **options: Any)
         raise click.UsageError("--gpus goes with --dry-run: nothing was started.")
     tuning = _tuning(options)
     if options["dry_run"]:
-        used = {name: options[name] for name in ("cpus", "gpus", "tflops")}
-        for line in tuning_dry_run([tuning], store, address=address, **used):
-            echo(line)
-        if not options["catalogs"]:
-            echo("To search, build catalogs (`benchmd catalog build`): --catalog names them.")
+        print_searches(
+            [tuning],
+            store,
+            "To search, build catalogs (`benchmd catalog build`): --catalog names them.",
+            address=address,
+            **{name: options[name] for name in ("cpus", "gpus", "tflops")},
+        )
         return
     chosen = {name: options[name] for name in asked}
     whole = search_and_train(
@@ -208,6 +209,24 @@ def tune(store: Path, address: str | None, dashboard: Dashboard, **options: Any)
         sys.exit(1)
     following = "watch" if options["search_only"] else "report"  # which shows what runs scored
     echo(f"next: benchmd {following} {shown(store)}")
+
+
+def print_searches(
+    tunings: Sequence[Tuning],
+    store: Path,
+    to_run: str,
+    *,
+    address: str | None,
+    cpus: int | None,
+    gpus: int | None,
+    tflops: float | None,
+) -> None:
+    """Print what searches would do and take; `to_run` as in `print_estimates`."""
+    from benchmd_ray.service.dry_run import print_estimates, resources_of
+    from benchmd_ray.service.tune_dry_run import estimate_searches
+
+    resources = resources_of(address, cpus, gpus)
+    print_estimates(estimate_searches(tunings, store, resources, tflops=tflops), to_run)
 
 
 def _learn(stores: Sequence[Path]) -> None:

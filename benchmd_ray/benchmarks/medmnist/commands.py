@@ -12,6 +12,7 @@ from benchmd_ray.cli.allowed import ALLOW
 from benchmd_ray.cli.group import Commands
 from benchmd_ray.cli.options import CPUS, FILE, FOLDER, GPUS, HELD, STORE, TFLOPS
 from benchmd_ray.cli.report import RESAMPLES, print_report, print_table
+from benchmd_ray.cli.tune import print_searches
 from benchmd_ray.console.terminal import echo
 
 if TYPE_CHECKING:
@@ -117,7 +118,6 @@ def tune_files(
         usual_cards,
     )
     from benchmd_ray.service.tune_and_train import search_and_train
-    from benchmd_ray.service.tune_dry_run import tuning_dry_run
 
     if not files and not dry_run:
         raise click.UsageError("name a FILE, or add --dry-run.")
@@ -130,8 +130,8 @@ def tune_files(
     if dry_run:
         asked_for = [tuning for _, tuning in tunings]
         used: dict[str, Any] = {"cpus": cpus, "gpus": gpus, "tflops": tflops}
-        for line in tuning_dry_run(asked_for, store, address=address, **used):
-            echo(line)
+        to_run = "To search, name a FILE and leave --dry-run out."
+        print_searches(asked_for, store, to_run, address=address, **used)
         return
     # All catalogs first, which takes minutes: a file that is refused ends it before any search.
     for name in dict.fromkeys(card.name for card, _ in tunings):
