@@ -97,7 +97,7 @@ def cluster_capacity(cpus: float | None = None, leaving: Collection[str] = ()) -
 
     Args:
         cpus: Keep only so many CPUs busy; None takes all.
-        leaving: Nodes that hold nothing new, as they are about to go away.
+        leaving: Nodes that take nothing new, as they are about to go away.
     """
     import ray
 

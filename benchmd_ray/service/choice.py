@@ -125,11 +125,7 @@ class Choice:
 
 
 def require_known(choice: Choice) -> None:
-    """Refuse names that do not exist.
-
-    Raises:
-        BenchmdError: One does not, a seed is below 0, or the settings choose what a plan varies.
-    """
+    """Refuse names that do not exist, seeds below 0 and settings of what a plan varies."""
     # Those of catalogs are what their cards say, which need not be here.
     kinds = choice.modalities if choice.catalogs else known_modalities()
     for kind, names, valid in (
@@ -245,11 +241,7 @@ def _architecture(encoder: EncoderSettings) -> EncoderSettings:
 
 
 def _require_free(choice: Choice) -> None:
-    """Refuse settings of what the plan itself varies, even where they state the default.
-
-    Raises:
-        BenchmdError: They choose the seed, the mode or the labels.
-    """
+    """Refuse settings of what the plan itself varies, even where they state the default."""
     for name, option in (
         ("seed", "--seed"),
         ("transfer.mode", "--setting"),

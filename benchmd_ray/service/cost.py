@@ -103,7 +103,7 @@ def training_records(inputs: Inputs) -> int:
 
 
 def labelled_rows(transfer: TransferSettings, source: PlannedDataset) -> int:
-    """Training records of a label setting, at most; the classes of a record are not known here."""
+    """Training records of a label setting, at most: the classes of a record are not known here."""
     whole, wanted = source.rows.get("train", 0), transfer.labels_per_class
     if wanted is None:
         return max(1, whole)
@@ -112,7 +112,7 @@ def labelled_rows(transfer: TransferSettings, source: PlannedDataset) -> int:
 
 
 def forward_flops(signal: Signal, encoder: EncoderSettings) -> float:
-    """Operations of encoding one example; another network than ours is run once to count them."""
+    """Operations of encoding one example; networks other than ours are run once to count them."""
     if encoder.network != NETWORK:
         counted = _counted(signal, encoder)
         return counted.flops * counted.windows
@@ -138,7 +138,7 @@ def blocks_flops(signal: Signal, encoder: EncoderSettings) -> float:
 def training_flops(signal: Signal, encoder: EncoderSettings) -> float:
     """Operations of training on one example: the backward pass costs two forward passes.
 
-    But for the patch embedding, whose input takes no gradient.
+    The patch embedding costs one less: its input takes no gradient.
     """
     if encoder.network != NETWORK:  # one that segments is trained on one window of each example
         return 3 * _counted(signal, encoder).flops
@@ -183,13 +183,7 @@ def features_width(signal: Signal, encoder: EncoderSettings) -> int:
 
 
 def head_parameters(signal: Signal, encoder: EncoderSettings, head: str | int) -> int:
-    """Parameters that the encoder lacks: of a technique's head, or of the classifier.
-
-    Args:
-        signal: What the encoder sees.
-        encoder: Its settings.
-        head: The technique, or the number of classes.
-    """
+    """Parameters of the head of a technique, or of a classifier for so many classes."""
     width, signal = features_width(signal, encoder), signal.with_patch(encoder.patch_size)
     if isinstance(head, int):
         return (width + 1) * head
@@ -212,7 +206,6 @@ class _Counted(NamedTuple):
 
 
 def _counted(signal: Signal, encoder: EncoderSettings) -> _Counted:
-    """What another network than the transformer is."""
     return _counted_once(signal, json.dumps(as_dict(encoder), sort_keys=True))
 
 
@@ -220,9 +213,7 @@ def _counted(signal: Signal, encoder: EncoderSettings) -> _Counted:
 def _counted_once(signal: Signal, settings: str) -> _Counted:
     """Count on tensors without values; with values where the network needs them.
 
-    Args:
-        signal: What is encoded.
-        settings: The encoder's, as JSON: they are not a key for a cache themselves.
+    The settings are JSON, as a key of the cache.
     """
     encoder = updated(EncoderSettings(), json.loads(settings))
     try:
@@ -271,8 +262,8 @@ def disk_of_run(inputs: Inputs, *, head: str | int, copies: int = 0, lines: int 
     Args:
         inputs: What is run.
         head: As in `head_parameters`.
-        copies: How often a checkpoint holds the weights: with AdamW's two moments 3 times, with
-            those of the best epoch 4 times; 0 writes no checkpoint.
+        copies: How often a checkpoint has the weights: with AdamW's two moments 3 times, with those
+            of the best epoch 4 times; 0 writes no checkpoint.
         lines: Lines of metrics.
     """
     encoder, keep = inputs.settings.encoder, inputs.settings.execution.keep

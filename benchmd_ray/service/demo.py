@@ -60,21 +60,15 @@ def demo(
 ) -> bool:
     """Write data, build catalogs, execute one plan of all runs, and search; what is done stays.
 
-    Of the first modality other benchmarks evaluate a run, too, and settings are searched.
-
     Args:
         folder: Everything is written below it; the runs to ``runs``.
         say: Takes a line for the user at each stage.
         address: Ray cluster; None works embedded.
-        modalities: Names of modalities; none takes all.
+        modalities: None takes all; the first is also searched, and evaluated by other benchmarks.
         on_ray: Whether a pretraining is shared by two workers (`ON_RAY`).
 
     Returns:
         Whether all of it was done.
-
-    Raises:
-        BenchmdError: A modality does not exist, what reads its data is not installed, or a catalog
-            could not be built or searched.
     """
     chosen = chosen_modalities(modalities)
     cpus, runs = own_cpus() if embedded(address) else None, folder / "runs"
@@ -121,11 +115,9 @@ def demo_plan(catalogs: Sequence[Catalog], *, on_ray: bool) -> Plan:
 
 
 def with_evaluations(plan: Plan, catalogs: Sequence[Catalog]) -> Plan:
-    """The plan, with what other benchmarks ask of the fine-tuning of random weights.
+    """The plan with other benchmarks' evaluations of the fine-tuning of random weights.
 
-    Args:
-        plan: Of the demo.
-        catalogs: Of a modality, the source first; the others are read.
+    The first catalog is the source's; the others are read.
     """
     items = {item.name: item for item in plan.items}
     for evaluation in (named_by(each.demo) for each in benchmarks().values() if each.demo):
@@ -142,7 +134,6 @@ def with_evaluations(plan: Plan, catalogs: Sequence[Catalog]) -> Plan:
 
 
 def _on_two_workers(item: Item) -> Item:
-    """The item, on two workers where the demo shows that."""
     if (item.modality, item.technique) != ON_RAY or not is_installed("deepspeed"):
         return item
     execution = replace(item.settings.execution, workers=2)
@@ -150,11 +141,7 @@ def _on_two_workers(item: Item) -> Item:
 
 
 def chosen_modalities(modalities: Sequence[str]) -> list[str]:
-    """The modalities, each once; all that have synthetic data where none is named.
-
-    Raises:
-        BenchmdError: One of them has none, or what reads its data is not installed.
-    """
+    """The modalities, each once; all that have synthetic data where none is named."""
     for name in modalities:
         if name not in WRITERS:
             raise unknown_name("modality", name, WRITERS)
@@ -180,9 +167,9 @@ def catalogs_of(
         modality: Its name.
         folder: Raw data go to ``raw`` below it, catalogs to ``catalogs``.
         say: Takes a line for each catalog that is built.
-        sizes: What its writer is given; by default it decides.
+        sizes: Arguments of its writer.
         hold_out: From the source's name and raw folder to the conditions that its catalog holds
-            out; None holds out none.
+            out.
     """
     out = folder / "catalogs"
     listed = out / f"{modality}.txt"  # written when all are built

@@ -53,12 +53,7 @@ class Estimator:
         return self.tflops is None and self.spot is None and not _computing(self.here)
 
     def seconds(self, work: Workload, share: float = 1.0) -> float:
-        """Seconds of work.
-
-        Args:
-            work: The work.
-            share: Share of a device that it has, others working next to it.
-        """
+        """Seconds of work that has a share of a device, others working next to it."""
         start = self._start_seconds(work) if work.starts else 0.0
         units, source = self._unit_seconds(work, share)
         once, other = self._forward_seconds(work, share)
@@ -66,10 +61,8 @@ class Estimator:
         return start + work.units * units + once
 
     def speedup(self, work: Workload) -> float | None:
-        """How many times as fast as a single worker those of some work are, by measured runs.
-
-        Returns:
-            None where one of the two is not measured.
+        """How much faster the workers are than one, by measured runs; None where one is not
+        measured.
         """
         rates = []
         for workers in (work.workers, 1):

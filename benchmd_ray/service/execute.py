@@ -46,16 +46,7 @@ from benchmd_ray.training.weights import START, export_model, write_weights
 def base_settings(
     catalog: Location, technique: str, encoder: EncoderSettings | None = None
 ) -> Settings:
-    """The fixed protocol for a catalog's modality and a technique, for settings to change.
-
-    Args:
-        catalog: The source's.
-        technique: Of the pretraining; scratch for none.
-        encoder: Instead of the technique's.
-
-    Raises:
-        BenchmdError: There is no such catalog.
-    """
+    """The fixed protocol for a catalog's modality and a technique, or another encoder."""
     base = benchmark().starts[0].settings(open_catalog(catalog).card.modality, technique, "")
     return replace(base, encoder=encoder or base.encoder)
 
@@ -72,16 +63,8 @@ def pretrain_run(
 ) -> Run:
     """Pretrain, unless it is done.
 
-    Args:
-        technique: One of the pretraining techniques.
-        catalog: The source's catalog.
-        store: Folder of all runs.
-        settings: The run's settings.
-        address: Ray cluster to work on; None works embedded.
-        weights: File of ImageNet weights, for the techniques that start from them; None
-            downloads them.
-        within: This is a Ray task that holds what the run needs: work in this process, unless
-            there are several workers.
+    With `within` this is a Ray task that has what the run needs: it works in this process, unless
+    there are several workers.
 
     Raises:
         Busy: Another process works on it.
@@ -115,11 +98,7 @@ def pretrain_resolved(
         store: Folder of all runs, absolute.
         weights: File of ImageNet weights; None downloads them where they are needed.
         on_cluster: Compute on the cluster that this process is connected to.
-        start: What the technique starts from, where it was read before.
-
-    Raises:
-        Busy: Another process works on it.
-        BenchmdError: It cannot work as it is resolved, or the work failed.
+        start: The weights of the technique, where they were read before.
     """
     execution = resolved.settings.execution
     if not on_cluster:
@@ -136,7 +115,7 @@ def pretrain_resolved(
 
 
 def _start_of(resolved: ResolvedRun, path: Path | None) -> StartWeights | None:
-    """The weights that a pretraining starts from: those that it was resolved with."""
+    """The weights that a pretraining starts from, with the hash that it was resolved with."""
     technique = resolved.technique
     path = path if technique_named(technique).imagenet else None
     start = start_weights(technique, path, resolved.source.signal, resolved.settings.encoder)
@@ -167,15 +146,7 @@ def _pretrain(
 
 
 def transfer_settings(catalog: Location, upstream: Path | str | None) -> Settings:
-    """The fixed protocol for a transfer, for settings to change.
-
-    Args:
-        catalog: The source's.
-        upstream: As `transfer_run` takes it.
-
-    Raises:
-        BenchmdError: There is no such catalog, run or folder.
-    """
+    """The fixed protocol for a transfer; `upstream` as in `transfer_run`."""
     if isinstance(upstream, str):
         return base_settings(catalog, upstream, own_encoder(upstream))
     technique = SCRATCH if upstream is None else str(read_run(upstream).description["technique"])
@@ -192,19 +163,18 @@ def transfer_run(
     address: str | None = None,
     within: bool = False,
 ) -> Run:
-    """Transfer, unless it is done, and evaluate the source and the targets.
+    """Transfer, unless it is done, and evaluate the source and the targets zero-shot.
 
     Args:
         catalog: The source's catalog.
         store: Folder of all runs.
-        settings: The run's settings; the encoder's architecture is the upstream's, where there
-            is one, its dropout these settings' (the technique's, where they are the default's).
+        settings: The encoder's architecture is the upstream's, where there is one; its dropout is
+            that of these settings (the technique's, where they have the default).
         upstream: Folder of a finished pretraining run, or the name of a technique that takes an
             encoder from elsewhere (`ssl.brought`); None starts from scratch.
-        targets: Catalogs to evaluate zero-shot.
+        targets: Their catalogs.
         address: Ray cluster to work on; None works embedded.
-        within: This is a Ray task that holds what the run needs: work in this process, unless
-            there are several workers.
+        within: As in `pretrain_run`.
 
     Raises:
         Busy: Another process works on it.
@@ -227,17 +197,7 @@ def transfer_run(
 
 
 def transfer_resolved(resolved: ResolvedRun, store: Path, *, on_cluster: bool) -> Run:
-    """Transfer what was resolved, unless it is done, and evaluate the source.
-
-    Args:
-        resolved: The run.
-        store: Folder of all runs, absolute.
-        on_cluster: Compute on the cluster that this process is connected to.
-
-    Raises:
-        Busy: Another process works on it.
-        BenchmdError: It cannot work as it is resolved, or the work failed.
-    """
+    """Transfer what was resolved, unless it is done, and evaluate the source."""
     settings, source = resolved.settings, resolved.source
     if not on_cluster:
         choose_device(settings.execution.device)  # refused before a run's folder is made
@@ -253,7 +213,6 @@ def transfer_resolved(resolved: ResolvedRun, store: Path, *, on_cluster: bool) -
 
 
 def _require_ready(resolved: ResolvedRun, store: Path) -> None:
-    """Refuse a transfer that cannot work, before anything starts."""
     if resolved.upstream is not None:
         require_weights(resolved.upstream)
     job = resolved.job(store)
@@ -278,9 +237,9 @@ def evaluate_run(
         catalog: The source's own or a target's.
         settings: Device, precision and feed.
         address: Ray cluster to work on; None works embedded.
-        evaluation: What is asked of the run; None for the usual one of the catalog's task.
+        evaluation: None takes the usual one of the catalog's task.
         also: Other catalogs that the evaluation reads.
-        within: This is a Ray task that holds what the run needs: work in this process.
+        within: As in `pretrain_run`.
 
     Returns:
         The file with the predictions.
@@ -307,15 +266,9 @@ def _place(
 ) -> Iterator[tuple[Settings, bool]]:
     """Join the cluster where one is named, and settle device and precision for where it runs.
 
-    Args:
-        settings: The settings.
-        address: Ray cluster to work on.
-        within: This is a Ray task that holds what the run needs. One of several workers holds
-            nothing itself: all computing belongs on the cluster.
-
     Yields:
-        The settings without ``auto`` for device and precision, and whether all computing belongs
-        on the cluster instead of in this process.
+        The settings without ``auto`` for device and precision, and whether all computing belongs on
+        the cluster instead of in this process.
     """
     on_cluster = bool(address or os.environ.get("RAY_ADDRESS"))
     if within:
@@ -360,10 +313,7 @@ def _evaluate(
 
 
 def _require_trained_on(run: Run, source: Catalog) -> None:
-    """Refuse a run of another catalog of the dataset, which may have learned what is held out.
-
-    A pretraining that a transfer starts from is always of the same catalog.
-    """
+    """Refuse a run of another catalog of the dataset, which may have learned what is held out."""
     if run.description["determinants"]["catalog"] != source.digest:
         held_out = ", ".join(source.held_out) or "nothing"
         raise BenchmdError(

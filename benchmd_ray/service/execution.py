@@ -76,7 +76,7 @@ class Execution:
     ) -> None:
         """Look at the cluster that this process is connected to; see `schedule.run_plan`.
 
-        One that is attached, not embedded, has nodes that come and go.
+        An attached one, not an embedded, has nodes that come and go.
         """
         self.say, self.observers, self.shown = say, observers, shown
         self.nodes = Nodes(cpus, attached=attached, say=self._note)
@@ -180,7 +180,6 @@ class Execution:
             left.append(item)
 
     def _ready(self, item: Item) -> bool:
-        """Whether an item could start if there was room."""
         if item.after is not None and item.after not in self.folders:
             return False
         when = max(self.look.get(item.name, (0.0, 0.0))[0], self.later.get(item.name, 0.0))
@@ -251,7 +250,7 @@ class Execution:
             self._settle(task, *self._report(reference, task))
 
     def _report(self, reference: Any, task: RunningItem) -> tuple[ItemReport, str]:
-        """What a task says, or what Ray says of it; and its node, where that is known."""
+        """The report of a task, or of Ray on it; and its node, where that is known."""
         import ray
 
         try:
@@ -279,7 +278,6 @@ class Execution:
             return ItemReport(error=line, lost=leaves, again=not leaves), node
 
     def _settle(self, task: RunningItem, report: ItemReport, node: str) -> None:
-        """Note how the work on an item ended."""
         item = task.item
         if report.run is not None:
             self.took.append((item.seconds, task.shown.seconds))
@@ -344,7 +342,6 @@ class Execution:
         self._release(item)
 
     def _release(self, item: Item) -> None:
-        """Free what need not stay, now that an item is done."""
         try:
             release_unneeded(item, self.items, self.folders)
         except (BenchmdError, OSError) as error:
@@ -367,7 +364,6 @@ class Execution:
             self.say(line)
 
     def _show(self) -> None:
-        """Show how far everything is."""
         ended = sum(len(self.ends[name]) for name in ("done", "before", "elsewhere"))
         minutes = (time.monotonic() - self.start) / 60
         rate = len(self.ends["done"]) / minutes if minutes > 0 else 0.0

@@ -1,8 +1,8 @@
-"""The log of a store: one JSON line for each thing that happened to a plan or a search.
+"""The log of a store: one JSON line for each event of a plan or a search.
 
 ``log.jsonl`` in the store; several commands may write it at the same time, and each line names its
-command's session. With ``BENCHMD_LOG=json`` the same lines are printed on standard error, in the
-place of progress and prose. Of a store on S3 it is in this machine's mirror.
+command's session. With ``BENCHMD_LOG=json`` the same lines are printed on standard error, instead
+of progress and prose. Of a store on S3 it is in this machine's mirror.
 """
 
 from __future__ import annotations
@@ -54,10 +54,7 @@ class Log:
         self._printed, self._broken = wants_json(), False
 
     def write(self, event: str, level: str = "info", **about: Any) -> None:
-        """Write a line with time (UTC), level, session and what is known of the event.
-
-        Texts are cut, and name the home folder of who runs this as ``~``.
-        """
+        """Write a line; empty values are left out, texts cut, and the home folder is ``~``."""
         known = {key: _plain(value) for key, value in about.items() if value not in ("", None)}
         content = {"time": now(), "level": level, "event": event, "session": self.session, **known}
         line = json_text(content)
@@ -174,12 +171,7 @@ class LoggedSearch:
         self._ended(search, "")
 
     def trial_ended(self, search: str, trial: Mapping[str, Any]) -> None:
-        """A trial ended.
-
-        Args:
-            search: Name of the search.
-            trial: The trial's row of the search's ``trials.parquet``.
-        """
+        """A trial ended; its row is that of ``trials.parquet``."""
         state = str(trial["state"])
         about = {name: trial[name] for name in ("step", "seconds", "reason")}
         about |= {"trial": trial["number"], "score": trial["value"]}

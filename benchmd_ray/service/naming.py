@@ -131,16 +131,10 @@ def finished_upstream(folder: Path, source: Catalog) -> Run:
 def _adopted(
     chosen: EncoderSettings, held: EncoderSettings, technique: str, whose: str
 ) -> EncoderSettings:
-    """The architecture ``held`` with the chosen dropout.
-
-    Args:
-        chosen: The settings' encoder; the default stands for no choice.
-        held: The encoder whose weights are taken.
-        technique: Its fixed protocol has the dropout where nothing is chosen.
-        whose: What has that encoder, for the message.
+    """The architecture that `whose` has, with the chosen dropout, or else that of the technique.
 
     Raises:
-        BenchmdError: Another architecture was chosen, neither the default nor ``held``.
+        BenchmdError: Another architecture was chosen, not the default.
     """
     default = EncoderSettings()
     source = ENCODERS[protocol_encoder(technique)] if chosen == default else chosen
@@ -159,15 +153,15 @@ def _adopted(
 
 
 def file_name(technique: str) -> str:
-    """A technique's name as part of a folder's: that of a user's own may be an import path."""
+    """A technique's name as part of a folder's name; it may be an import path."""
     return re.sub("[^A-Za-z0-9.]+", "-", technique)
 
 
 def _determinants(settings: Settings, source: Catalog, stage: str) -> dict[str, Any]:
     """What decides a run's result.
 
-    The number of workers, the engine and ZeRO's stage are excluded: they change rounding and
-    which values dropout draws. With a streaming feed the workers decide the order.
+    The number of workers, the engine and ZeRO's stage are excluded: they change rounding and which
+    values dropout draws. With a streaming feed the workers decide the order.
     """
     everything, execution = as_dict(settings), settings.execution
     network = network_source(settings.encoder)

@@ -34,8 +34,7 @@ class Nodes:
 
         Args:
             cpus: Keep only so many CPUs busy; None takes all.
-            attached: Whether it is a running cluster, whose nodes change; an embedded Ray is this
-                machine.
+            attached: Whether its nodes change; those of an embedded Ray do not.
             say: Takes a line for the user where nodes come or go.
         """
         self._cpus, self._attached, self._say = cpus, attached, say
@@ -49,11 +48,7 @@ class Nodes:
         """Until when nodes count as about to go away."""
 
     def look(self, needs: Callable[[], Iterable[Need]]) -> None:
-        """See which nodes there are by now, and ask for those that could be used.
-
-        Args:
-            needs: What works or could start.
-        """
+        """See which nodes there are by now, and ask for those that what works or could start needs."""
         now = time.monotonic()
         if not self._attached or now < self._next:
             return
@@ -86,10 +81,8 @@ class Nodes:
         return {node for node, end in self._leaving.items() if time.monotonic() < end}
 
     def refusal(self, need: Need) -> str | None:
-        """Whether something fits the cluster.
-
-        Returns:
-            None where it does, empty while the cluster may still grow, else why it never will.
+        """None where something fits the cluster, empty while it may still grow, else why it never
+        will.
         """
         refusal = self.capacity.refusal(need)
         if not refusal:
@@ -116,7 +109,7 @@ class Nodes:
         self._ask([])
 
     def _ask(self, needs: Iterable[Need]) -> None:
-        """Tell the autoscaler, where there is one; else nobody listens.
+        """Tell the autoscaler, where there is one.
 
         It starts nodes for tasks that wait within Ray, and a plan hands over only what fits.
         """

@@ -109,17 +109,17 @@ def make_plan(
     """Everything that a choice asks for, with estimates of time and disk.
 
     Args:
-        choice: What is chosen. Without catalogs the plan is for the paper's datasets as their
-            cards state them; it shows what there is to do and cannot be run.
+        choice: Without catalogs the plan is for the datasets as their cards state them; it cannot
+            be run.
         store: Folder of all runs, whose measured speeds are used; it need not be there.
-        device: ``cpu`` or ``cuda``, what there is where the plan will run; None takes what this
-            machine has. The settings' own choice comes first.
+        device: ``cpu`` or ``cuda`` of where the plan will run, unless the settings choose; None
+            takes what this machine has.
         tflops: Sustained TFLOP/s of one device, for another machine than the store's.
         measure: Measure this machine for a few seconds; None does so where nothing else is known.
 
     Raises:
-        BenchmdError: A name does not exist, a catalog or the settings cannot be used, or nothing
-            is left to run.
+        BenchmdError: A name does not exist, a catalog or the settings cannot be used, or nothing is
+            left to run.
     """
     require_known(choice)
     _require_read(choice)
@@ -138,11 +138,7 @@ def make_plan(
 
 
 def _require_read(choice: Choice) -> None:
-    """Refuse catalogs that nothing would read.
-
-    Raises:
-        BenchmdError: No evaluation that is asked for reads others than what it scores.
-    """
+    """Refuse ``also`` where no evaluation reads other catalogs than what it scores."""
     name = choice.evaluated or choice.bench
     if choice.also and all(each.also is None for each in evaluations_asked(name)):
         raise BenchmdError(
@@ -276,7 +272,6 @@ def _device(settings: Settings, there: str | None) -> str:
 
 
 def _own_device() -> str:
-    """Kind of device of this machine."""
     return "cuda" if own_gpus() else "cpu"
 
 
@@ -295,11 +290,6 @@ def _estimator(
     tflops: float | None,
     measure: bool | None,
 ) -> Estimator:
-    """What estimates times on a kind of device.
-
-    Raises:
-        BenchmdError: The stated speed is not above 0.
-    """
     if tflops is not None and not 0 < tflops < float("inf"):
         raise BenchmdError(f"--tflops is {tflops:g}, expected a number above 0.")
     measured = () if store is None or measure else tuple(measured_runs(store, known))
@@ -316,7 +306,7 @@ def _estimator(
 
 
 def _of_workers(drafts: Sequence[_Draft], estimator: Estimator) -> list[str]:
-    """Where several workers of a run do less than as many runs would next to each other."""
+    """Notes on runs whose workers are slower than as many runs next to each other."""
     notes = {}
     for draft in drafts:
         work = draft.work

@@ -52,10 +52,8 @@ class Spot:
 def measured_runs(store: Path, known: Sequence[PlannedDataset] = ()) -> list[Measured]:
     """Speeds of the runs of a store that reported any, in order of name.
 
-    Args:
-        store: Folder of all runs; it need not be there.
-        known: Datasets whose catalogs say how many records a run had. Other runs' records are
-            counted in what they wrote; transfers that wrote nothing yet are excluded.
+    Records of a run are counted in the catalogs of these datasets, else in what it wrote; transfers
+    that wrote nothing yet are excluded.
     """
     try:
         speeds = read_stores([store]).found
@@ -81,8 +79,8 @@ def _measured(run: Run, known: Sequence[PlannedDataset]) -> Measured | None:
 def units_per_second(lines: Iterable[dict[str, float]]) -> float | None:
     """Mean speed over the lines of ``metrics.jsonl``, None where there is none.
 
-    The first line is excluded where there are others: it holds what is done once, such as
-    compiling kernels. Lines are weighted by their units, so that slow ones count for their time.
+    The first line is excluded where there are others: it has what is done once, such as compiling
+    kernels. Lines are weighted by their units, so that slow ones count for their time.
     """
     held = [(line["done"], line["per_second"]) for line in lines if line.get("per_second", 0) > 0]
     before = [0.0, *(done for done, _ in held)][: len(held)]
@@ -122,9 +120,9 @@ def _rows(run: Run, known: Sequence[PlannedDataset]) -> dict[str, int]:
 
 
 def median_start(measured: Iterable[Measured]) -> float:
-    """Seconds that runs take on top of their units: the median of finished runs, or 0.
+    """Seconds that runs take in addition to their units: the median of finished runs, or 0.
 
-    Linear evaluation is skipped: in addition to its epochs it encodes the records.
+    Linear evaluation is excluded: in addition to its epochs it encodes the records.
     """
     held = [m.start_seconds for m in measured if m.start_seconds is not None and m.work.unit_flops]
     return statistics.median(held) if held else 0.0

@@ -21,13 +21,7 @@ def elsewhere(leaving: Collection[str]) -> Any:
 
 @cache
 def task_of(cpus: float, gpus: float, calls: int) -> Any:
-    """The one task for all items that hold as much: each further one would be sent out anew.
-
-    Args:
-        cpus: CPUs.
-        gpus: GPUs.
-        calls: Items that a process serves.
-    """
+    """The one task for all items with the same needs; a process serves so many calls."""
     import ray
 
     return ray.remote(num_cpus=cpus, num_gpus=gpus, max_retries=0, max_calls=calls)(_on_node)

@@ -1,4 +1,4 @@
-"""After the search: what it started from and what it found, trained on the whole training split.
+"""After a search: its start and its choice, trained on the whole training split.
 
 Both are ordinary runs of the store, scored on the source's own splits and on the targets.
 """
@@ -25,18 +25,7 @@ def retraining_plan(
     device: str,
     tflops: float | None = None,
 ) -> Plan | None:
-    """The runs of searches that have ended: of their start, and of what took its place, if any.
-
-    Args:
-        tuning: What was asked for; each of its seeds gives a run.
-        searched: The searches.
-        store: Folder of all runs.
-        device: ``cpu`` or ``cuda``.
-        tflops: As in `make_plan`.
-
-    Returns:
-        One plan of all; None where no search has anything to choose.
-    """
+    """The runs of start and choice of searches that have ended; None where nothing is chosen."""
     items: dict[str, Item] = {}
     notes: list[str] = []
     basis = ""
@@ -80,7 +69,7 @@ def of_sources(plan: Plan, search: SearchPlan) -> list[Item]:
 
 
 def _tuned(best: Sequence[Item], start: Sequence[Item], search: Searched) -> list[Item]:
-    """Items of the best settings, under names of their own, without those that the start has."""
+    """Items of the best settings, under other names, without those that the start has."""
     by_name = {item.name: item for item in start}
     named: dict[str, str] = {}
     items = []

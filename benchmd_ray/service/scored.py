@@ -14,11 +14,7 @@ from benchmd_ray.storage.location import Location
 
 
 def open_also(paths: Iterable[Location]) -> tuple[Catalog, ...]:
-    """Catalogs that an evaluation reads in addition, in order of name.
-
-    Raises:
-        BenchmdError: Two are of one dataset.
-    """
+    """Catalogs that an evaluation reads in addition, one of each dataset, in order of name."""
     opened = [open_catalog(path.resolve()) for path in paths]
     require_one_each((catalog.dataset, catalog.path) for catalog in opened)
     return tuple(sorted(opened, key=lambda catalog: catalog.dataset))
@@ -37,8 +33,8 @@ def is_scored(
     Args:
         run: The run.
         catalog: What is scored.
-        evaluation: Whose predictions; those of another version of it are none.
-        also: Other catalogs that it reads; predictions that were made of others are none.
+        evaluation: Whose predictions; those of another version of it do not count.
+        also: Other catalogs that it reads; predictions from others do not count.
         whole: Compare the file with its hash, too: a damaged one is made again.
     """
     path = predictions_path(run.folder, catalog.dataset, evaluation.name)

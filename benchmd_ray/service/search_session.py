@@ -52,9 +52,11 @@ class TrialObserver(Protocol):
 
     def trial_ended(self, search: str, about: Mapping[str, Any], trial: Mapping[str, Any]) -> None:
         """A trial ended."""
+        pass
 
     def closed(self) -> None:
         """Nothing more will be reported."""
+        pass
 
 
 @dataclass(frozen=True)
@@ -95,7 +97,6 @@ class Searched:
         return [*lines, f"    written: {shown(self.folder)}"]
 
     def _choice(self, chosen: SearchOutcome) -> list[str]:
-        """What was chosen, and why."""
         name, best, decision = self.plan.metric.upper(), chosen.trial, chosen.decision
         values = [f"        {name}: {value}" for name, value in best.values.items()]
         if self.plan.method.choosing == "highest":
@@ -165,7 +166,7 @@ class Session:
             observer: Is notified of each trial that ended.
             say: Takes a line for the user.
             log: The store's log of searches.
-            alone: Makes sure that no other process works on this search, or raises.
+            alone: Raises if another process works on this search.
         """
         self.tuning, self.plan, self.store = tuning, plan, store
         self.folder = folder = store / SEARCHES / plan.name
@@ -244,13 +245,13 @@ class Session:
         )
 
     def _working(self) -> AbstractContextManager[None]:
-        """Let nobody clear this machine's folder of a search on S3 meanwhile."""
+        """Keep others from clearing this machine's folder of a search on S3."""
         if isinstance(self.work.folder, Path):
             return nullcontext()
         return locked(self.work.local / "locks" / "search", f"the search {self.plan.name}")
 
     def _note(self, limits: Limits) -> SearchOutcome | None:
-        """Write what is known by now: the trials and, where it is settled, what was chosen."""
+        """Write the trials and, where it is settled, the choice."""
         limits.look()
         decision = limits.study.judge()
         write_trials(self.folder, limits.study, self.work, decision)
@@ -261,7 +262,7 @@ class Session:
         return chosen
 
     def _tidy(self, study: Study) -> None:
-        """Remove what trials left, but of those that are not finished."""
+        """Remove the files of finished trials."""
         unfinished = [job.number for job in study.unfinished()]
         with suppress(Transient, OSError):  # where a process still ends, the next session does it
             self.alone()
@@ -276,7 +277,7 @@ class Session:
                 remove(self.work.local)
 
     def _begin(self, inner: Sequence[Inner]) -> None:
-        """Write what is searched, or make sure that it is what was searched before."""
+        """Write what is searched, or require that it is what was searched before."""
         if isinstance(self.work.folder, Path) or self.place.workers > 1:
             self.work.local.mkdir(parents=True, exist_ok=True)
             require_shared(self.work.local)
@@ -293,11 +294,7 @@ class Session:
             )
 
     def _require_whole(self, study: Study) -> None:
-        """Refuse a journal that has fewer trials than were written of it: it has lost some.
-
-        Raises:
-            BenchmdError: It has.
-        """
+        """Refuse a journal that has lost trials: it has fewer than were written of it."""
         try:
             written = read_trials(self.folder / TABLE).num_rows
         except Damaged:  # or not there: it is written anew
@@ -311,7 +308,7 @@ class Session:
             )
 
     def _ended(self, limits: Limits, number: int) -> None:
-        """Write the trials anew, and tell of one that is over."""
+        """Write the trials, and notify of one that is over."""
         write_trials(self.folder, limits.study, self.work, None)
         self.clock.note()
         if time.monotonic() > self._swept + SWEEP_SECONDS and self.work.folder != self.folder:
@@ -324,7 +321,7 @@ class Session:
             self._tell(trial)  # one that was stopped may earn more until the race is over
 
     def _tell(self, trial: Trial) -> None:
-        """Tell the log and the observer of a trial, once in each of its states."""
+        """Notify log and observer of a trial, once in each of its states."""
         if self._told.get(trial.number) == trial.state:
             return
         self._told[trial.number] = trial.state
@@ -346,14 +343,13 @@ class Session:
 
     @property
     def _bases(self) -> list[Settings]:
-        """The fixed protocol of each source."""
         return [
             default_settings(source.kind, protocol_encoder(self.plan.technique))
             for source in self.plan.sources
         ]
 
     def _decision(self, study: Study) -> Decision | None:
-        """What fresh evaluations say, as far as they are whole cuts."""
+        """What the fresh evaluations of start and finalists decide."""
         confirmed = study.confirmed()
         start = confirmed.get(0, {})
         sampling = {}
@@ -373,7 +369,6 @@ class Session:
         return interrupted and self.plan.method.choosing == "confirmed"
 
     def _result(self, limits: Limits, decision: Decision | None) -> SearchOutcome | None:
-        """Write what the search has found so far."""
         names = [arm.upstream.name for arm in self.work.arms if arm.upstream is not None]
         upstream = [read_run(self.store / name) for name in names]
         shared = sum(float(run.done.get("seconds", 0.0)) for run in upstream)
@@ -401,7 +396,6 @@ class _Worked:
             self._before = float(content["seconds"])
 
     def note(self) -> float:
-        """Note them for the next session; how many they are so far."""
         seconds = round(self._before + time.monotonic() - self._start, 3)
         write_hashed_json(self._path, {"seconds": seconds})
         return seconds

@@ -130,7 +130,6 @@ class SearchPlan:
 
     @property
     def _parts(self) -> set[str]:
-        """Names of the parts that its trials use."""
         searched = [p.values for p in self.space.parameters if p.name == NETWORK]
         used = {network_part(str(name)) for names in searched for name in names}
         for settings in self.starts:
@@ -168,11 +167,7 @@ class SearchPlan:
         return (*range(self.method.evaluations), *fresh)
 
     def describe(self, inner: Sequence[Inner]) -> dict[str, Any]:
-        """Content of ``search.json``.
-
-        Args:
-            inner: The inner catalogs of each source.
-        """
+        """Content of ``search.json``, with the inner catalogs of each source."""
         return {
             "format": FORMAT,
             "technique": self.technique,
@@ -208,22 +203,13 @@ def inner_digest(catalogs: Inner) -> str:
 
 
 def of_splits(catalog: Catalog, name: str) -> dict[str, int]:
-    """A count of an inner catalog's two splits.
-
-    Args:
-        catalog: The inner catalog.
-        name: ``records`` or ``patients``.
-    """
+    """``records`` or ``patients`` of an inner catalog's two splits."""
     splits = catalog.manifest["splits"]
     return {split: int(splits[split][name]) for split in ("train", "validation")}
 
 
 def planned_searches(tuning: Tuning, *, gpu: bool) -> list[SearchPlan]:
     """The searches that were asked for, in order of modality, technique and setting.
-
-    Args:
-        tuning: What was asked for.
-        gpu: Whether there is a GPU where the trials will work.
 
     Raises:
         BenchmdError: A name does not exist, a space or the settings cannot be used, or nothing is
@@ -281,11 +267,7 @@ def _require_known(tuning: Tuning) -> None:
 
 
 def space_of(technique: str, setting: str, kind: Modality, path: Path | None = None) -> Space:
-    """The space of a search: the user's, else that of a benchmark, else the technique's.
-
-    Raises:
-        BenchmdError: See `tuning.spaces.space_for`.
-    """
+    """The user's space, else that of a benchmark, else the technique's."""
     built_in = None if path else built_in_space(technique, setting, kind)
     return space_for(technique, setting, kind, path, built_in=built_in)
 
@@ -338,10 +320,10 @@ def _planned(
 def _given(
     portfolio: Portfolio, plan: SearchPlan, targets: Sequence[PlannedDataset]
 ) -> tuple[PortfolioSettings, ...]:
-    """Of a portfolio, what a search on one source tries.
+    """Settings of a portfolio that a search on one source tries.
 
-    Not what was learned on its source, or on a target that its choice is scored on, or on another
-    dataset of their origins.
+    Those learned on its source, on a target that its choice is scored on, or on another dataset of
+    their origins are excluded.
     """
     if len(plan.sources) > 1:
         return ()
@@ -370,7 +352,7 @@ def learned_in(
 
     Args:
         stores: The stores.
-        say: Is told what is skipped.
+        say: Takes a line for each that is skipped.
         wanted: Whether to learn from a search, by its name.
 
     Raises:
@@ -410,17 +392,13 @@ def learned_in(
 
 
 def _signal_of(modality: str) -> Signal:
-    """Signals of a modality, of one that cards of datasets state by themselves, too.
-
-    Raises:
-        BenchmdError: There is none of that name.
-    """
+    """Signals of a modality, also of one that only a dataset's card states."""
     stated = (card.signal for card in cards().values() if card.modality.name == modality)
     return next(stated, None) or modality_named(modality).signal
 
 
 def _patients(source: PlannedDataset) -> int:
-    """Patients of a source that a search sees; by its card alone, as many as records."""
+    """Patients of a source that a search sees; from cards, as many as records."""
     if source.catalog is None:
         return sum(source.rows[split] for split in splits_seen(source.rows, source.scored))
     catalog = open_catalog(source.catalog)

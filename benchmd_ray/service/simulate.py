@@ -33,7 +33,7 @@ class Resources:
         return Resources(self.cpus - item.cpus, self.gpus - item.gpus)
 
     def along(self, item: Item) -> Resources:
-        """What there is when an item ends."""
+        """What is free when an item ends."""
         return Resources(self.cpus + item.cpus, self.gpus + item.gpus)
 
 
@@ -58,10 +58,10 @@ def simulate(
     done: Collection[str] = frozenset(),
     first: Collection[str] = (),
 ) -> Schedule:
-    """Start each item as soon as its run before is done and it fits in.
+    """Start each item as soon as its predecessor is done and it fits in.
 
-    Of those that could start, the one with the longest chain of items behind it comes first, as
-    when the plan is executed.
+    Of those that could start, the one with the longest chain of items behind it comes first, as in
+    an execution.
 
     Args:
         items: Each after the one that it starts from.
@@ -115,12 +115,10 @@ class _Ready:
         heapq.heappush(self._queues[item.cpus, item.gpus], (rank, item))
 
     def release(self, name: str) -> None:
-        """The items behind one that is done can start."""
         for rank, item in self._behind.pop(name, []):
             self._put(rank, item)
 
     def take(self, free: Resources) -> Item | None:
-        """The first that fits into what is free."""
         fitting = [queue for queue in self._queues.values() if queue and free.holds(queue[0][1])]
         if not fitting:
             return None
@@ -128,11 +126,7 @@ class _Ready:
 
 
 def require_fitting(item: Item, resources: Resources) -> None:
-    """Refuse an item that can never start.
-
-    Raises:
-        BenchmdError: It needs more CPUs or GPUs than there are.
-    """
+    """Refuse an item that needs more CPUs or GPUs than there are."""
     for name, needed, held in (
         ("CPUs", item.cpus, resources.cpus),
         ("GPUs", item.gpus, resources.gpus),
@@ -155,15 +149,11 @@ def time_left(
     """Seconds until all is done.
 
     Args:
-        waiting: Items that have not started, each after the one that it starts from; an item whose
-            run before is neither waiting nor running can start at once.
+        waiting: Items that have not started, in order of dependency.
         running: Seconds that each running item still needs, by name; see `seconds_needed`.
         resources: CPUs and GPUs, those of the running items among them.
-        items: The running items themselves, for what they hold.
+        items: The running items themselves.
         pace: Seconds that an estimated second has taken so far; see `pace_of`.
-
-    Raises:
-        BenchmdError: An item needs more than all resources.
     """
     now = [replace(i, seconds=running[i.name], after=None) for i in items if i.name in running]
     later = [replace(item, seconds=item.seconds * pace) for item in waiting]
@@ -176,7 +166,7 @@ def seconds_needed(item: Item, worked: float, share: float = 0.0, pace: float = 
     Args:
         item: The item.
         worked: Seconds that it has worked.
-        share: Share of its work that it did in them, as far as it reports; 0 where it does not.
+        share: Share of its work that it did in them; 0 where it does not report.
         pace: As in `time_left`.
     """
     if share > 0:

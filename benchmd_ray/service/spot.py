@@ -40,13 +40,9 @@ def _threads(count: int) -> Iterator[None]:
 def measure_here(
     modality: Modality, settings: Settings, device: str, seconds: float = SECONDS
 ) -> Spot:
-    """Train and run the encoder of the settings on noise for a few seconds.
+    """Train and run the encoder of the settings on noise for a few seconds, half of them each.
 
-    Args:
-        modality: What is encoded.
-        settings: Encoder, precision, and CPUs of a worker.
-        device: ``cpu`` or ``cuda``; on a CPU as many threads work as a worker has CPUs.
-        seconds: About how long to measure, half of it each.
+    On a CPU as many threads work as a worker has CPUs.
     """
     signal, place = modality.signal, torch.device(device)
     most = FLOPS[device] // training_flops(signal, settings.encoder)

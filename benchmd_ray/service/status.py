@@ -19,16 +19,13 @@ def find_run(
     *,
     weights: Path | None = None,
 ) -> Progress | None:
-    """The run of an item in a store.
+    """The run of an item in a store; None while its weights' run is not finished, which names it.
 
     Args:
         item: An item of a plan, with a catalog.
         store: Folder of all runs.
         upstream: Run of the item that it comes after; it need not be finished.
         weights: File of ImageNet weights; None takes the hub's, which are downloaded once.
-
-    Returns:
-        None while it comes after a run that is not finished: its weights name this one.
 
     Raises:
         BenchmdError: The catalog or the weights cannot be read, or do not fit.
@@ -48,11 +45,8 @@ def find_runs(
 ) -> dict[str, Progress | None]:
     """The runs of a plan's items by name of the item; see `find_run`.
 
-    An item whose run cannot be named, as its catalog is damaged or its weights are missing, has
-    None: executing it will tell.
-
-    Raises:
-        BenchmdError: The store is on S3 and cannot be reached.
+    None where a run cannot be named, as its catalog is damaged or weights are missing: executing it
+    will tell.
     """
     backing_of(store).refresh_store()
     progress: dict[str, Progress | None] = {}

@@ -1,7 +1,6 @@
 """What an item of a plan does: its work, its size, what it needs, how it is found and run.
 
-A plan, its estimates, its execution and all that follows them ask the step instead of comparing
-names: another step is one more class here.
+Plan, estimates and execution ask the step; another step is one more class here.
 """
 
 from __future__ import annotations
@@ -99,7 +98,7 @@ class Step(ABC):
 
     @abstractmethod
     def run(self, request: Request) -> Run:
-        """Do it in this process, where it is not done yet.
+        """Do it in this process, unless it is done.
 
         Raises:
             Busy: Another process works on it.
@@ -121,7 +120,7 @@ class Step(ABC):
         return settings.execution.gpu_share if small else float(workers)
 
     def placed(self, settings: Settings) -> Settings:
-        """Settings as it is executed: on as many workers, and on the device, that it uses."""
+        """Settings with the workers and the device that it uses."""
         execution = replace(settings.execution, workers=self.workers(settings))
         return replace(settings, execution=execution)
 
@@ -130,7 +129,6 @@ class _OfEncoder:
     """What makes a run that holds an encoder's weights."""
 
     def find(self, request: Request) -> Progress:
-        """Its run."""
         resolved = self._resolved(request)
         run = resolved.run(request.store.resolve())
         return Progress(run, run.finished, resolved)
@@ -141,7 +139,6 @@ class _OfEncoder:
         return pretraining(request.technique, catalog, settings, start)
 
     def run(self, request: Request) -> Run:
-        """Pretrain, or write the weights as they are."""
         from benchmd_ray.service.execute import pretrain_resolved
 
         resolved = request.resolved or self._resolved(request)
@@ -155,11 +152,9 @@ class _OnLabels:
     evaluation: Evaluation
 
     def total(self, settings: Settings) -> int:
-        """Its epochs."""
         return settings.transfer.epochs
 
     def find(self, request: Request) -> Progress:
-        """The transfer's run."""
         resolved = self._resolved(request)
         run = resolved.run(request.store.resolve())
         done = run.finished and is_scored(run, resolved.source, self.evaluation)
@@ -171,7 +166,6 @@ class _OnLabels:
         return transferring(catalog, request.settings, upstream)
 
     def run(self, request: Request) -> Run:
-        """Transfer and score."""
         from benchmd_ray.service.execute import transfer_resolved
 
         resolved = request.resolved or self._resolved(request)

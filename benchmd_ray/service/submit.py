@@ -53,11 +53,7 @@ RESOURCES = ("data_catalog", "search_spaces")
 
 
 def job_server(address: str | None) -> str:
-    """The address of the cluster's job server, its dashboard.
-
-    Raises:
-        BenchmdError: It is not a URL.
-    """
+    """The address of the cluster's job server, its dashboard."""
     address = address or os.environ.get(ADDRESS_VARIABLE) or DEFAULT_ADDRESS
     if not re.match(r"https?://[^/]+", address):
         raise BenchmdError(
@@ -69,7 +65,7 @@ def job_server(address: str | None) -> str:
 
 @contextmanager
 def asking(address: str | None, job: str = "") -> Iterator[Any]:
-    """A client of the cluster's job server, whose failures are reported as what to do about them.
+    """A client of the cluster's job server; its failures are errors that say what to do.
 
     Args:
         address: URL of the dashboard; None takes ``RAY_API_SERVER_ADDRESS``, else this machine's.
@@ -118,26 +114,22 @@ def submit(
     nodes: str = "",
     name: str | None = None,
 ) -> str:
-    """Submit a command of ours to a cluster.
+    """Submit a command of ours to a cluster; gives the id of the job.
 
-    The job carries this very package, so that nothing but what it depends on must be installed on
-    the cluster, and nothing is sent again that the cluster has.
+    The job carries this very package, so that the cluster needs only its dependencies.
 
     Args:
         arguments: The command, without ``benchmd``.
         address: URL of the dashboard.
         files: Files to take along, by the path in the job's folder.
-        variables: Names of variables of this process that the job's processes get. Only the names
-            are part of what the cluster shows of the job.
+        variables: Names of variables of this process that the job's processes get. The cluster
+            shows only the names.
         nodes: Nodes that the cluster is asked for, as `cluster.asked_nodes` reads.
         name: Part of the job's id; None takes the command's.
 
-    Returns:
-        The id of the job.
-
     Raises:
-        BenchmdError: A variable is not set here or its value is in the command, the cluster
-            has another version of Ray, or `asking` fails.
+        BenchmdError: A variable is not set here or its value is in the command, the cluster has
+            another version of Ray, or `asking` fails.
     """
     ray_constants = private_part("ray._private", "ray_constants")
     values = _values(variables, arguments)
@@ -171,7 +163,7 @@ def submit(
 
 
 def _values(variables: Sequence[str], arguments: Sequence[str]) -> dict[str, str]:
-    """The values of variables, none of which may be seen in the command."""
+    """Values of variables, none of which may be part of the command."""
     if any("=" in name for name in variables):
         raise BenchmdError("--env takes only the name of a variable: set its value here before.")
     missing = [name for name in variables if name not in os.environ]
@@ -203,10 +195,7 @@ def _require_same_ray(client: Any) -> None:
 
 
 def _stage(folder: Path, files: Mapping[str, Path], variables: dict[str, str]) -> None:
-    """Put together a job's folder: the package as it is in its wheel, files, variables.
-
-    Its metadata comes along, where the benchmarks are found by their entry points.
-    """
+    """Fill a job's folder: the package with its entry points, files, variables."""
     source = Path(benchmd_ray.__file__).parent
     package = folder / source.name
     unwanted = shutil.ignore_patterns("__pycache__")
@@ -248,9 +237,6 @@ def follow(job: str, say: Callable[[str], None], address: str | None = None) -> 
 
     Returns:
         Its exit code; 143 where it was stopped, as of a command that SIGTERM ended.
-
-    Raises:
-        BenchmdError: The connection broke, or as `asking`.
     """
 
     async def hand_on() -> None:
@@ -276,14 +262,7 @@ def follow(job: str, say: Callable[[str], None], address: str | None = None) -> 
 
 
 def stop(job: str, address: str | None = None) -> Any:
-    """Ask a job to stop and wait until it has; Ray kills it after `STOP_SECONDS`.
-
-    Returns:
-        Its details.
-
-    Raises:
-        BenchmdError: It continues, or as `asking`.
-    """
+    """Ask a job to stop and wait until it has; Ray kills it after `STOP_SECONDS`."""
     with asking(address, job) as client:
         client.stop_job(job)
         return ended(client, job)

@@ -41,7 +41,7 @@ def place_of(
         plan: The search.
         capacity: What there is.
         at_once: As many as the user wants at most.
-        inner: Its inner catalogs, where they are known: one that streams needs a CPU beside.
+        inner: Its inner catalogs, where they are known: one that streams needs a spare CPU.
 
     Raises:
         BenchmdError: Not even one fits.
@@ -68,7 +68,7 @@ def place_of(
 
 
 def fitting(capacity: Capacity, place: Place, spare: int) -> int:
-    """How many trials fit at once that hold as much each, with so many CPUs beside."""
+    """Trials that fit at once with so many spare CPUs."""
     each = capacity.places(place.cpus / place.workers, place.gpus / place.workers)
     return min(int((capacity.cpus - spare) / place.cpus + SLACK), each // place.workers)
 
@@ -92,13 +92,6 @@ class Room:
         stop: Stopping,
     ) -> None:
         """Wait until there is room for one.
-
-        Args:
-            plan: The search.
-            nodes: The cluster's.
-            at_once: As many as the user wants at most.
-            inner: Its inner catalogs.
-            stop: Says whether a signal asked to stop.
 
         Raises:
             BenchmdError: Not even one fits, and nothing that came made room.
@@ -143,14 +136,7 @@ def _small(plan: SearchPlan) -> bool:
 def memory_of(tuning: Tuning, plan: SearchPlan, place: Place, *, own: bool) -> int | None:
     """Bytes that a trial may allocate; None sets no limit, as for workers.
 
-    Args:
-        tuning: What was asked for.
-        plan: The search.
-        place: How many trials work at once.
-        own: Whether Ray is embedded, so that no other rule bounds the memory of trials.
-
-    Raises:
-        BenchmdError: A limit was asked for, for trials of several workers.
+    An embedded Ray (`own`) leaves the limit to this; on a cluster there is other protection.
     """
     if tuning.memory_gib is not None:
         if place.workers > 1:

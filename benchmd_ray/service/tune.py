@@ -1,10 +1,8 @@
 """Execute searches: inner catalogs, what trials share, trials, and the winner as a run.
 
-A search is stored in ``<store>/searches/<name>``, in a folder or on S3. What all searches on a
-source share, its inner catalogs, is stored in ``<store>/inner``; pretrainings that trials start
-from are runs of the store.
 Trials work within `confined`: neither a split that is scored nor a target can be opened before the
-search has ended.
+search has ended. A search is in ``<store>/searches/<name>``; what searches on a source share, its
+inner catalogs, in ``<store>/inner``.
 """
 
 from __future__ import annotations
@@ -74,7 +72,7 @@ def run_searches(
 
     Raises:
         Stopped: A signal asked to stop; the same call resumes.
-        Busy: Another process is at one of these searches.
+        Busy: Another process works on one of these searches.
         BenchmdError: A source cannot be cut, or what trials share cannot be made.
     """
     store = store.resolve()
@@ -131,13 +129,10 @@ def run_searches(
 
 @contextmanager
 def tuning_cluster(tuning: Tuning, address: str | None, cpus: int | None) -> Iterator[bool]:
-    """The Ray that searches work on; an embedded one leaves memory to the trials' own limits.
+    """The Ray that searches work on; yields whether it is embedded.
 
-    A trial that Ray ends for its memory would interrupt the whole search. An embedded one offers
-    as many CPUs as the workers of one trial need.
-
-    Yields:
-        Whether it is embedded.
+    An embedded one does not end processes for their memory: that would interrupt the whole search.
+    It offers as many CPUs as the workers of one trial need.
     """
     if not embedded(address):
         with connected(address):
@@ -161,7 +156,6 @@ def _cpus_of_workers(tuning: Tuning) -> int:
 
 
 def _inner(path: Location | None, store: Path, plan: SearchPlan, stop: Stopping) -> Inner:
-    """The inner catalogs of a source."""
     assert path is not None  # `planned_searches` is given catalogs
     source, folder = open_catalog(path), location_of(store) / INNER / "catalogs"
     return {
@@ -170,7 +164,6 @@ def _inner(path: Location | None, store: Path, plan: SearchPlan, stop: Stopping)
 
 
 def _counts(plan: SearchPlan, inner: Sequence[Inner]) -> str:
-    """Records of inner catalogs, in words."""
     each = "; ".join(
         f"trains on {catalogs[0].rows('train'):,} records of {catalogs[0].dataset} and is scored "
         f"on {catalogs[0].rows('validation'):,}"
@@ -190,8 +183,8 @@ def _upstream(
 ) -> dict[str, Path]:
     """Folder by source of the pretraining that all trials of a transfer start from.
 
-    It is the run that the chosen settings start from later, too: of the source's whole training
-    split, of which it reads no label.
+    The chosen settings start from it, too: it is of the source's whole training split, and reads no
+    label.
     """
     if plan.stage.pretrains or plan.technique == SCRATCH:
         return {}
@@ -233,7 +226,6 @@ def _arms(
     upstream: Mapping[str, Path],
     store: Path,
 ) -> tuple[Arm, ...]:
-    """What trials work on."""
     return tuple(
         Arm(
             source.modality,
@@ -247,7 +239,6 @@ def _arms(
 
 
 def _everywhere(run: Path | None, store: Path) -> Location | None:
-    """Where all machines find a run of the store."""
     return None if run is None else location_of(store) / run.name
 
 
@@ -272,5 +263,4 @@ def _start_weights(
 
 
 def _keeping(settings: Settings) -> Settings:
-    """Settings of a run whose weights must stay."""
     return replace(settings, execution=replace(settings.execution, keep="models"))

@@ -26,7 +26,7 @@ def search_and_train(
     tflops: float | None = None,
     search_only: bool = False,
 ) -> bool:
-    """Search, and train what was found unless asked not to.
+    """Search, and train what was found unless asked not to; gives whether all of it was done.
 
     Args:
         tuning: What is searched.
@@ -38,12 +38,9 @@ def search_and_train(
         tflops: Speed of a device, for the time that is left.
         search_only: Whether to stop after the search.
 
-    Returns:
-        Whether all of it was done.
-
     Raises:
         BenchmdError: A source cannot be searched.
-        Busy: Another process is at one of these searches.
+        Busy: Another process works on one of these searches.
         Stopped: A signal asked to stop; the same call resumes.
     """
     dashboard = dashboard or Dashboard()
