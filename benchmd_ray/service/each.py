@@ -1,4 +1,4 @@
-"""Independent calls as Ray tasks, each with its memory, such as the cases that a benchmark scores."""
+"""Independent calls as Ray tasks, each with its memory, such as cases that a benchmark scores."""
 
 from __future__ import annotations
 

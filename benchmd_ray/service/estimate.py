@@ -61,9 +61,7 @@ class Estimator:
         return start + work.units * units + once
 
     def speedup(self, work: Workload) -> float | None:
-        """How much faster the workers are than one, by measured runs; None where one is not
-        measured.
-        """
+        """How much faster the workers are than one; None where one of the two is not measured."""
         rates = []
         for workers in (work.workers, 1):
             wanted = replace(work, workers=workers)

@@ -18,8 +18,7 @@ from benchmd_ray.service.steps import Progress
 
 
 def release_unneeded(ended: Item, items: Iterable[Item], folders: Mapping[str, Path]) -> int:
-    """Remove what need not stay of an item's run and of the one it comes after; gives the bytes
-    freed.
+    """Remove what need not stay of an item's run and its predecessor's; gives the bytes freed.
 
     A run's weights are needed until all items that come after it are done. What failed or was not
     run keeps them.

@@ -48,7 +48,7 @@ class Nodes:
         """Until when nodes count as about to go away."""
 
     def look(self, needs: Callable[[], Iterable[Need]]) -> None:
-        """See which nodes there are by now, and ask for those that what works or could start needs."""
+        """See which nodes there are by now, and ask for those that work needs or could use."""
         now = time.monotonic()
         if not self._attached or now < self._next:
             return
@@ -81,9 +81,7 @@ class Nodes:
         return {node for node, end in self._leaving.items() if time.monotonic() < end}
 
     def refusal(self, need: Need) -> str | None:
-        """None where something fits the cluster, empty while it may still grow, else why it never
-        will.
-        """
+        """None where it fits, empty while the cluster may still grow, else why it never will."""
         refusal = self.capacity.refusal(need)
         if not refusal:
             self._short.pop(need, None)
