@@ -54,16 +54,13 @@ def named_plugins(params: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _read_back(path: Path) -> bool:
-    """Whether a file is in a store, a run, a search or a catalog: its names are not the user's own.
-
-    It is also where it is named by a link that is there.
+    """Whether a file, or a link to it, is in a store, run, search or catalog: not the user's own.
     """
     folders = {*Path(os.path.abspath(path)).parents, *path.resolve().parents}
     return any(_written(folder) for folder in folders)
 
 
 def _written(folder: Path) -> bool:
-    """Whether a folder is a store, a run, a search or a catalog."""
     from benchmd_ray.data.catalog import MANIFEST
     from benchmd_ray.data.manifest_form import SHARDS
     from benchmd_ray.runs.files import RUN, SEARCH, SEARCHES

@@ -40,7 +40,6 @@ def bench_list(*, as_json: bool) -> None:
 
 
 def _data(each: Benchmark) -> dict[str, Any]:
-    """For programs; starts with the names of their variants."""
     from benchmd_ray.data.cards import dataset_card
 
     names = map(dataset_card, each.datasets())

@@ -54,6 +54,7 @@ CARRIED_BYTES = 64 * 2**20
 @click.pass_context
 def submit(
     ctx: click.Context,
+    *,
     address: str | None,
     variables: tuple[str, ...],
     nodes: str,
@@ -140,7 +141,6 @@ def _found(words: Sequence[str]) -> tuple[click.Command, list[str], list[str]]:
 
 
 def _paths(value: Any) -> Iterator[Path]:
-    """The paths in the value of a parameter."""
     for each in value if isinstance(value, tuple) else (value,):
         if isinstance(each, Path):
             yield each
@@ -151,11 +151,7 @@ def _named(param: click.Parameter) -> str:
 
 
 def _carried(param: click.Parameter, path: Path) -> str:
-    """Where a file of this machine is in the job's folder; empty for weights that nodes have.
-
-    Raises:
-        BenchmdError: There is no such file, or it is too large.
-    """
+    """Where a file of this machine is in the job's folder; empty for weights that nodes have."""
     nodes_have_it = param.name == "weights" and path.is_absolute()
     if path.is_file() and path.stat().st_size <= CARRIED_BYTES:
         return f"files/{param.name}-{path.name}"
@@ -281,7 +277,6 @@ def jobs_stop(address: str | None, job: str) -> None:
 
 
 def _state(job: Any) -> str:
-    """Status, begin and duration of a job, in one line."""
     if not job.start_time:
         return f"{job.status.lower():9}"
     began = job.start_time / 1000

@@ -7,12 +7,15 @@ import math
 import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
 from benchmd_ray.cli.allowed import ALLOW
 from benchmd_ray.console.terminal import echo, json_text
+
+if TYPE_CHECKING:
+    from benchmd_ray.service.choice import Choice
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -31,12 +34,12 @@ class Real(click.FloatRange):
 
 
 class FolderType(click.Path):
-    """A folder, or what an address on S3 stands for; a file only where that is said."""
+    """A folder, or an address on S3 where that is possible; a file only where that is said."""
 
     def __init__(
         self, on_s3: Callable[[str], Any] | None = None, *, file_okay: bool = False
     ) -> None:
-        """What makes a location of an address; where nothing does, an address is refused."""
+        """`on_s3` turns an address into a location; without it an address is refused."""
         super().__init__(path_type=Path, file_okay=file_okay)
         self._on_s3 = on_s3
 
@@ -103,7 +106,7 @@ LONGEST_TAG = 64
 
 
 def wandb_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Options of a command that can be followed in W&B; it is given a ``dashboard``."""
+    """Options of a command that can be followed in W&B; they become its ``dashboard``."""
 
     @functools.wraps(command)
     def given(
@@ -285,17 +288,28 @@ def execution_options(command: F) -> F:
     return command
 
 
+def chosen(options: Mapping[str, Any], **more: Any) -> Choice:
+    """The choice of a command with the options for catalogs, settings and a benchmark."""
+    from benchmd_ray.evaluation.registry import benchmark
+    from benchmd_ray.service.choice import Choice
+
+    names = ("catalogs", "modalities", "techniques", "seeds", "policies", "weights", "start")
+    return Choice(
+        **{name: options[name] for name in names},
+        **more,
+        bench=benchmark(options["bench"]).name,
+        file=options["settings_file"],
+        assignments=options["assignments"],
+    )
+
+
 def or_runs(ctx: click.Context, param: click.Parameter, paths: tuple[Path, ...]) -> Any:
-    """Stores and runs as an argument names them; where it names none, the usual store."""
+    """The default store where an argument names none."""
     return paths or (RUNS,)
 
 
 def print_json(value: Any) -> None:
-    """Print a value as JSON; NaN and infinity become null.
-
-    Args:
-        value: Plain values, or lists and mappings of such; others are printed as text.
-    """
+    """Print plain values as JSON, others as text; NaN and infinity become null."""
 
     def finite(part: Any) -> Any:
         if isinstance(part, Mapping):

@@ -50,17 +50,17 @@ RESAMPLES = click.option(
 @wandb_options
 def report(
     paths: tuple[Path, ...],
+    *,
     out: Path,
     resamples: int,
     figures: Which,
     follow: bool,
     dashboard: Dashboard,
-    *,
     as_json: bool,
 ) -> None:
     """Report on RUNS (run folders or stores): print the main table and write all that it rests on.
 
-    Without RUNS it is of the folder runs. The folder gets report.html, which needs nothing else,
+    If RUNS is omitted, ./runs is used. The folder gets report.html, which needs nothing else,
     the tables as CSV, Markdown and LaTeX, and the figures. Searches of the stores are reported too,
     with tuned runs next to the others.
 
@@ -108,7 +108,7 @@ def print_report(
         out: The folder.
         resamples: Of the patients, for the intervals.
         figures: Which figures are drawn.
-        as_json: Print the main table, the notes and where the page is as JSON, and nothing else.
+        as_json: Print only the main table, the notes and where the page is, as JSON.
         brief: Print the main table, and how many notes the page has.
         sent: A folder for what of the report may be sent to W&B.
 
@@ -148,7 +148,6 @@ def print_report(
 
 
 def _follow(paths: list[Path], out: Path, *, resamples: int, figures: Which) -> NoReturn:
-    """Write the report whenever what it is of has changed."""
     from benchmd_ray.errors import BenchmdError
     from benchmd_ray.report.analysis import analyse_stores
     from benchmd_ray.report.write import write_report
@@ -199,7 +198,7 @@ def print_table(table: Table | None) -> None:
 def compare(paths: tuple[Path, ...], out: Path | None, everything: bool, resamples: int) -> None:
     """Compare RUNS (run folders or stores) with the numbers that the paper gives.
 
-    Without RUNS it is of the folder runs.
+    If RUNS is omitted, ./runs is used.
 
     Each cell that both have is shown with the paper's AUROC, ours with its interval, and whether
     the paper's lies inside. Not comparable are runs with other settings than the fixed protocol's,

@@ -27,7 +27,7 @@ LEAVE = "Ctrl-C ends this view, and nothing else."
 def list_runs(stores: tuple[Path, ...], states: tuple[str, ...], *, as_json: bool) -> None:
     """List the runs of each STORE: state, steps or epochs, seconds worked, score, name.
 
-    Without STORE they are those of the folder runs.
+    If STORE is omitted, ./runs is used.
 
     The score is the best on the source's validation records, by which an epoch is kept.
 

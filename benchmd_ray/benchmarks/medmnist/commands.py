@@ -87,10 +87,10 @@ def medmnist() -> None:
 @CPUS
 def tune_files(
     files: tuple[Path, ...],
+    *,
     out: Path,
     address: str | None,
     cpus: int | None,
-    *,
     dry_run: bool,
     gpus: int | None,
     tflops: float | None,
@@ -129,9 +129,9 @@ def tune_files(
     tunings = file_tunings(chosen, None if dry_run else out / "catalogs", **asked)
     if dry_run:
         asked_for = [tuning for _, tuning in tunings]
-        used: dict[str, Any] = {"cpus": cpus, "gpus": gpus, "tflops": tflops}
+        machine = {"address": address, "cpus": cpus, "gpus": gpus, "tflops": tflops}
         to_run = "To search, name a FILE and leave --dry-run out."
-        print_searches(asked_for, store, to_run, address=address, **used)
+        print_searches(asked_for, store, machine, to_run)
         return
     # All catalogs first, which takes minutes: a file that is refused ends it before any search.
     for name in dict.fromkeys(card.name for card, _ in tunings):
