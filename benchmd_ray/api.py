@@ -249,10 +249,9 @@ def pretrain(
     from benchmd_ray.service.execute import base_settings, pretrain_run
 
     place = as_location(catalog)
-    made = _changed(base_settings(place, technique), settings)
-    return pretrain_run(
-        technique, place, as_store(store), made, address, weights=folder_or_none(weights)
-    )
+    changed = _changed(base_settings(place, technique), settings)
+    used: dict[str, Any] = {"address": address, "weights": folder_or_none(weights)}
+    return pretrain_run(technique, place, as_store(store), changed, **used)
 
 
 def transfer(
@@ -287,10 +286,10 @@ def transfer(
         start = brought_name(str(upstream)) or as_store(upstream)
     elif upstream is not None:
         start = upstream.folder
-    made = _changed(transfer_settings(place, start), settings)
+    changed = _changed(transfer_settings(place, start), settings)
     others = tuple(as_location(each) for each in several(targets))
     return transfer_run(
-        place, as_store(store), made, upstream=start, targets=others, address=address
+        place, as_store(store), changed, upstream=start, targets=others, address=address
     )
 
 

@@ -54,8 +54,7 @@ def named_plugins(params: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _read_back(path: Path) -> bool:
-    """Whether a file, or a link to it, is in a store, run, search or catalog: not the user's own.
-    """
+    """Whether a file, or a link to it, is in a store, run, search or catalog."""
     folders = {*Path(os.path.abspath(path)).parents, *path.resolve().parents}
     return any(_written(folder) for folder in folders)
 

@@ -68,7 +68,7 @@ def pretrain(
     technique_named(technique)
     base = base_settings(path, technique, own_encoder(technique))
     settings = load_settings(settings_file, assignments, base)
-    run = pretrain_run(technique, path, store, settings, address, weights=weights)
+    run = pretrain_run(technique, path, store, settings, address=address, weights=weights)
     if file := run.description.get("weights"):
         skipped = ", ".join(file["skipped"]) or "nothing"
         echo(f"from {file['file']}, without: {skipped}", err=True)
@@ -135,7 +135,7 @@ def evaluate(
     opened = read_run(run)
     settings = load_settings(assignments=assignments, base=opened.settings)
     for path in paths:
-        echo(evaluate_run(opened, path, settings, address))
+        echo(evaluate_run(opened, path, settings, address=address))
 
 
 @main.command()

@@ -217,7 +217,7 @@ def print_searches(
 
 def _learn(stores: Sequence[Path]) -> None:
     from benchmd_ray.runs.places import location_of
-    from benchmd_ray.service.searches import learned_in
+    from benchmd_ray.service.learning import learned_in
     from benchmd_ray.storage.location import Address
     from benchmd_ray.tuning.portfolio import SHIPPED, write_portfolio
 

@@ -16,17 +16,11 @@ from benchmd_ray.data.batches import Worker
 from benchmd_ray.data.catalog import Catalog, open_catalog
 from benchmd_ray.data.sizes import streams
 from benchmd_ray.errors import BenchmdError
-from benchmd_ray.evaluation.evaluation import (
-    Asked,
-    Evaluation,
-    usual_evaluation,
-)
+from benchmd_ray.evaluation.evaluation import Asked, Evaluation, usual_evaluation
 from benchmd_ray.evaluation.registry import benchmark
 from benchmd_ray.files.integrity import remove_hashed, write_hash
 from benchmd_ray.models.imagenet import StartWeights
-from benchmd_ray.runs.predictions import (
-    predictions_path,
-)
+from benchmd_ray.runs.predictions import predictions_path
 from benchmd_ray.runs.store import Run, open_run, read_run, require_weights, scoring, working
 from benchmd_ray.service.naming import finished_upstream, pretraining, transferring
 from benchmd_ray.service.resolved import ResolvedRun, resolve_settings
@@ -56,8 +50,8 @@ def pretrain_run(
     catalog: Location,
     store: Path,
     settings: Settings,
-    address: str | None = None,
     *,
+    address: str | None = None,
     weights: Path | None = None,
     within: bool = False,
 ) -> Run:
@@ -141,7 +135,7 @@ def _pretrain(
     if start is not None:
         write_weights(folder / START, start.tensors)
         write_hash(folder / START)
-    launch(job, on_ray=on_cluster)
+    launch(job, on_ray=on_cluster, catalog=source)
     remove_hashed(folder / START)
 
 
@@ -183,7 +177,9 @@ def transfer_run(
     catalog, store = catalog.resolve(), store.resolve()
     source = open_catalog(catalog)
     if isinstance(upstream, str):
-        upstream = pretrain_run(upstream, catalog, store, settings, address, within=within).folder
+        upstream = pretrain_run(
+            upstream, catalog, store, settings, address=address, within=within
+        ).folder
     pretrained = None if upstream is None else finished_upstream(upstream.resolve(), source)
     opened = [open_catalog(target.resolve()) for target in targets]
     for target in opened:
@@ -192,7 +188,7 @@ def transfer_run(
         resolved = transferring(source, settings, pretrained)
         run = transfer_resolved(resolved, store, on_cluster=on_cluster)
         for target in opened:
-            _evaluate(run, target, settings, on_cluster, usual_evaluation(source.task))
+            _evaluate(run, target, usual_evaluation(source.task), settings, on_cluster=on_cluster)
     return run
 
 
@@ -207,8 +203,8 @@ def transfer_resolved(resolved: ResolvedRun, store: Path, *, on_cluster: bool) -
         if resolved.upstream is not None:
             require_weights(resolved.upstream)
         with working(run, settings.execution.device, settings.execution.keep):
-            launch(resolved.job(run.folder), on_ray=on_cluster)
-    _evaluate(run, source, settings, on_cluster, usual_evaluation(source.task))
+            launch(resolved.job(run.folder), on_ray=on_cluster, catalog=source)
+    _evaluate(run, source, usual_evaluation(source.task), settings, on_cluster=on_cluster)
     return run
 
 
@@ -224,8 +220,8 @@ def evaluate_run(
     run: Run,
     catalog: Location,
     settings: Settings,
-    address: str | None = None,
     *,
+    address: str | None = None,
     evaluation: Evaluation | None = None,
     also: tuple[Location, ...] = (),
     within: bool = False,
@@ -257,7 +253,8 @@ def evaluate_run(
     asked = evaluation or usual_evaluation(opened.task)
     alone = replace(settings, execution=replace(settings.execution, workers=1))
     with _place(alone, address, within=within) as (settings, on_cluster):
-        return _evaluate(run, opened, settings, on_cluster, asked, also)
+        others = open_also(also)
+        return _evaluate(run, opened, asked, settings, on_cluster=on_cluster, also=others)
 
 
 @contextlib.contextmanager
@@ -288,27 +285,28 @@ def _has_gpu(on_cluster: bool) -> bool:
 def _evaluate(
     run: Run,
     opened: Catalog,
-    settings: Settings,
-    on_cluster: bool,
     evaluation: Evaluation,
-    also: tuple[Location, ...] = (),
+    settings: Settings,
+    *,
+    on_cluster: bool,
+    also: tuple[Catalog, ...] = (),
 ) -> Path:
-    others = open_also(also)
     _require_same_policy(opened, run.description["policy"])
     path = predictions_path(run.folder, opened.dataset, evaluation.name)
     if evaluation.also is not None:
         _require_trained_on(run, opened)
-    if is_scored(run, opened, evaluation, others, whole=True):
+    if is_scored(run, opened, evaluation, also, whole=True):
         return path
-    for each in (opened, *others):
-        for split in each.evaluation_splits:
-            each.require_split(split)
-            each.require_unaltered(split)
+    for catalog in (opened, *also):
+        for split in catalog.evaluation_splits:
+            catalog.require_split(split)
+            catalog.require_unaltered(split)
     with scoring(run, opened.dataset, evaluation.name):
         # Another process may have scored it in between.
-        if not is_scored(run, opened, evaluation, others, whole=True):
+        if not is_scored(run, opened, evaluation, also, whole=True):
             require_weights(run)
-            _score(run.folder, opened, others, settings, evaluation, on_cluster=on_cluster)
+            asked = Asked(run.folder, opened, settings, Worker(), also)
+            _score(asked, evaluation, on_cluster=on_cluster)
     return path
 
 
@@ -323,44 +321,31 @@ def _require_trained_on(run: Run, source: Catalog) -> None:
         )
 
 
-def _score(
-    folder: Path,
-    opened: Catalog,
-    also: tuple[Catalog, ...],
-    settings: Settings,
-    evaluation: Evaluation,
-    *,
-    on_cluster: bool,
-) -> None:
+def _score(asked: Asked, evaluation: Evaluation, *, on_cluster: bool) -> None:
     """Write predictions, in this process or by a task of the cluster."""
-    execution = settings.execution
+    execution, catalog = asked.settings.execution, asked.catalog
     if on_cluster:
         import ray
 
-        require_shared(folder)
+        require_shared(asked.run)
         gpus = int(execution.device == "cuda")
         task = ray.remote(num_cpus=1, num_gpus=gpus)(_predict)
         try:
-            ray.get(task.remote(folder, opened, also, settings, evaluation))
+            ray.get(task.remote(asked, evaluation))
         except ray.exceptions.RayTaskError as error:
             if isinstance(error.cause, BenchmdError):
                 raise error.cause from error
             raise
         return
-    streaming = any(streams(opened, split, execution) for split in opened.evaluation_splits)
+    streaming = any(streams(catalog, split, execution) for split in catalog.evaluation_splits)
     with connected(cpus=2) if streaming else contextlib.nullcontext():
-        _predict(folder, opened, also, settings, evaluation)
+        _predict(asked, evaluation)
 
 
-def _predict(
-    folder: Path,
-    catalog: Catalog,
-    also: tuple[Catalog, ...],
-    settings: Settings,
-    evaluation: Evaluation,
-) -> Path:
-    worker = Worker(device=choose_device(settings.execution.device))
-    return evaluation.predict(Asked(folder, catalog, settings, worker, also))
+def _predict(asked: Asked, evaluation: Evaluation) -> Path:
+    """Predict on the device of this process."""
+    worker = Worker(device=choose_device(asked.settings.execution.device))
+    return evaluation.predict(replace(asked, worker=worker))
 
 
 def _require_target(target: Catalog, source: Catalog) -> None:

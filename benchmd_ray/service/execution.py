@@ -372,7 +372,7 @@ class Execution:
         states = {"waiting": len(self.waiting), "running": len(shown), "done": ended}
         for state, runs in (states | {"failed": failed}).items():
             gauge("benchmd_plan_runs", runs, state=state)
-        self.shown.show(ended, status_text(shown, failed, len(self.look), rate, self._left()))
+        self.shown.show(ended, status_text(shown, failed, len(self.look), rate, left=self._left()))
 
     def _left(self) -> float:
         """Seconds left; estimated anew only now and then, as that takes time itself."""

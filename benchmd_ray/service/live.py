@@ -61,7 +61,12 @@ def units_done(folder: Path) -> float | None:
 
 
 def status_text(
-    running: Sequence[Progressing], failed: int, elsewhere: int, done_per_minute: float, left: float
+    running: Sequence[Progressing],
+    failed: int,
+    elsewhere: int,
+    done_per_minute: float,
+    *,
+    left: float,
 ) -> str:
     """``2 running (ptb-xl mae pretrain 45 %, …), 0 failed, 1.2 runs/min, 23 min left``.
 

@@ -89,7 +89,7 @@ def transferring(source: Catalog, settings: Settings, pretrained: Run | None) ->
         "setting": setting,
         "upstream": None if pretrained is None else pretrained.folder.name,
     }
-    description = _description(settings, source, about, determinants, pretrained)
+    description = _description(settings, source, about, determinants, pretrained=pretrained)
     name = f"transfer-{source.signal.name}-{file_name(technique)}-{setting}"
     return ResolvedRun(settings, technique, source, pretrained, name, description)
 
@@ -188,6 +188,7 @@ def _description(
     source: Catalog,
     about: dict[str, Any],
     determinants: dict[str, Any],
+    *,
     pretrained: Run | None = None,
 ) -> dict[str, Any]:
     """Content of ``run.json``."""

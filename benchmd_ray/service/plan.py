@@ -131,7 +131,7 @@ def make_plan(
             "nothing is left to run of what was chosen: " + " ".join(notes or ["no technique."])
         )
     kind = _device(drafts[0].settings, device)
-    estimator = _estimator(drafts, chosen.datasets, store, kind, tflops, measure)
+    estimator = _estimator(drafts, chosen.datasets, store, kind, tflops=tflops, measure=measure)
     items = tuple(_item(draft, estimator, kind == "cuda") for draft in drafts)
     notes += _of_workers(drafts, estimator)
     return Plan(items, estimator.basis(), tuple(notes))
@@ -194,7 +194,7 @@ def _drafts(choice: Choice, chosen: Found, notes: list[str]) -> list[_Draft]:
             else:
                 unfit.setdefault(f"{name}: skipped, {reason}", []).append(source.modality)
         others = (*(d for d in datasets if d.policy == source.policy), *chosen.also)
-        drafts += _drafts_of_source(choice, source, targets, others, fitting)
+        drafts += _drafts_of_source(choice, source, targets, others, techniques=fitting)
     reasons = {why: ", ".join(dict.fromkeys(where)) for why, where in unfit.items()}
     notes += [f"{why} ({where})." for why, where in reasons.items()]
     used = {draft.technique for draft in drafts}
@@ -210,7 +210,8 @@ def _drafts_of_source(
     choice: Choice,
     source: PlannedDataset,
     targets: Sequence[PlannedDataset],
-    found: Sequence[PlannedDataset],
+    datasets: Sequence[PlannedDataset],
+    *,
     techniques: Mapping[str, Settings],
 ) -> Iterator[_Draft]:
     exported: dict[str, str] = {}
@@ -226,25 +227,25 @@ def _drafts_of_source(
                 if step.total(seeded) is None:  # one for all seeds: nothing is drawn
                     exported[technique] = upstream
             for setting in dict.fromkeys(choice.settings or settings_for(source.kind.task)):
-                own = with_setting(seeded, setting)
+                tuned = with_setting(seeded, setting)
                 draft = _Draft(
                     f"{name}/{setting}",
-                    transfer_step(own, usual_evaluation(source.kind.task)),
+                    transfer_step(tuned, usual_evaluation(source.kind.task)),
                     technique,
                     setting,
-                    own,
+                    tuned,
                     source,
                     after=upstream,
                 )
                 yield draft
-                yield from _evaluations(choice, draft, targets, found)
+                yield from _evaluations(choice, draft, targets, datasets)
 
 
 def _evaluations(
     choice: Choice,
     transfer: _Draft,
     targets: Sequence[PlannedDataset],
-    found: Sequence[PlannedDataset],
+    datasets: Sequence[PlannedDataset],
 ) -> Iterator[_Draft]:
     """What is asked of a transfer, but the usual evaluation of its source, which it does itself."""
     task = transfer.source.kind.task
@@ -257,7 +258,7 @@ def _evaluations(
                 continue
             yield replace(
                 transfer,
-                also=read_also(evaluation, dataset, found),
+                also=read_also(evaluation, dataset, datasets),
                 name=f"{transfer.name}/{dataset.name}" + ("" if usual else f"/{evaluation.name}"),
                 step=Evaluate(evaluation),
                 target=dataset,
@@ -287,6 +288,7 @@ def _estimator(
     known: Sequence[PlannedDataset],
     store: Path | None,
     device: str,
+    *,
     tflops: float | None,
     measure: bool | None,
 ) -> Estimator:

@@ -79,7 +79,9 @@ class Searched:
     def lines(self) -> list[str]:
         """What a user reads of it."""
         counts = {state: sum(t.state == state for t in self.trials) for state in STATES}
-        states = ", ".join(f"{n} {TOLD.get(state, state)}" for state, n in counts.items() if n)
+        states = ", ".join(
+            f"{n} {STATE_WORDS.get(state, state)}" for state, n in counts.items() if n
+        )
         lines = [
             f"{self.plan.name}: {states or 'no trial'}; {self.device_hours:.3g} {self.device} hours"
         ]
@@ -131,78 +133,64 @@ class Searched:
 
 SWEEP_SECONDS = 60.0
 """How often what trials that are over have left on S3 is removed, and the clock is noted."""
-TOLD = {"stopped": "stopped early"}
+STATE_WORDS = {"stopped": "stopped early"}
 """States of trials in words, where these are others."""
 
 
+@dataclass(eq=False)
 class Session:
     """One session of one search."""
 
-    def __init__(
-        self,
-        tuning: Tuning,
-        plan: SearchPlan,
-        store: Path,
-        *,
-        arms: tuple[Arm, ...],
-        room: Room,
-        memory: int | None,
-        stop: Stopping,
-        observer: TrialObserver | None,
-        say: Callable[[str], None],
-        log: LoggedSearch,
-        alone: Callable[[], None],
-    ) -> None:
-        """Take what is searched and where.
+    tuning: Tuning
+    plan: SearchPlan
+    store: Path
+    arms: tuple[Arm, ...]
+    """What trials work on, by source."""
+    inner: Sequence[Inner]
+    """The inner catalogs of each source."""
+    room: Room
+    memory: int | None
+    """Bytes that a trial may allocate; None sets no limit."""
+    stop: Stopping
+    observer: TrialObserver | None
+    say: Callable[[str], None]
+    log: LoggedSearch
+    alone: Callable[[], None]
+    """Raises if another process works on this search."""
 
-        Args:
-            tuning: What was asked for.
-            plan: The search.
-            store: Folder of all runs.
-            arms: What trials work on, by source.
-            room: Where trials find room.
-            memory: Bytes that a trial may allocate; None sets no limit.
-            stop: Says whether a signal asked to stop.
-            observer: Is notified of each trial that ended.
-            say: Takes a line for the user.
-            log: The store's log of searches.
-            alone: Raises if another process works on this search.
-        """
-        self.tuning, self.plan, self.store = tuning, plan, store
-        self.folder = folder = store / SEARCHES / plan.name
-        self.room, self.stop, self.observer, self.say = room, stop, observer, say
-        self.place, self.log, self.alone = room.place, log, alone
+    def __post_init__(self) -> None:
+        plan, arms = self.plan, self.arms
+        self.folder = self.store / SEARCHES / plan.name
+        self.place = self.room.place
         self.work = TrialContext(
             technique=plan.technique,
             stage=plan.stage,
             arms=arms,
-            folder=location_of(store) / SEARCHES / plan.name,
+            folder=location_of(self.store) / SEARCHES / plan.name,
             rungs=tuple(range(1, len(arms))) if len(arms) > 1 else steps_within(longest(plan)),
             cpus=max(1, int(self.place.cpus / self.place.workers)),
-            memory_bytes=memory,
+            memory_bytes=self.memory,
             metric=plan.metric,
             fresh_from=plan.method.fresh[0],
         )
-        self.clock = _Worked(folder)
+        self.clock = _Worked(self.folder)
         self._swept = time.monotonic()
-        self._told: dict[int, str] = {}
-        """State of each trial as observers were told."""
-        self._inner: Sequence[Inner] = ()
+        self._notified: dict[int, str] = {}
+        """State of each trial that observers know."""
         self._sampled: dict[tuple[int, tuple[int, ...]], SamplingVariance | None] = {}
         """What is due to the patients, by trial and evaluations."""
 
-    def run(self, inner: Sequence[Inner], *, quiet: bool) -> Searched:
+    def run(self, *, quiet: bool) -> Searched:
         """Search until the budget is used or a signal comes."""
         plan, folder = self.plan, self.folder
-        self._begin(inner)
-        self._inner = inner
+        self._begin()
         devices, where = self.place.devices, self.work.folder
         path = where / ("study.log" if isinstance(where, Path) else "journal")
-        first = [given.values for given in plan.portfolio]
+        first = [settings.values for settings in plan.portfolio]
         study = Study(path, plan.space, plan.method, devices, first)
         study.judge = partial(self._decision, study)
         self._require_whole(study)
-        self._told = {trial.number: trial.state for trial in study.trials()}
+        self._notified = {trial.number: trial.state for trial in study.trials()}
         if not study.begun and where != self.folder:
             remove(self.work.local)  # of a search of the same name that was removed from there
         if study.begun:
@@ -258,7 +246,7 @@ class Session:
         chosen = None if self._to_be_settled(limits) else self._result(limits, decision)
         for trial in limits.study.trials():
             if trial.state == "stopped":
-                self._tell(trial)
+                self._notify(trial)
         return chosen
 
     def _tidy(self, study: Study) -> None:
@@ -276,18 +264,18 @@ class Session:
             with suppress(OSError):
                 remove(self.work.local)
 
-    def _begin(self, inner: Sequence[Inner]) -> None:
+    def _begin(self) -> None:
         """Write what is searched, or require that it is what was searched before."""
         if isinstance(self.work.folder, Path) or self.place.workers > 1:
             self.work.local.mkdir(parents=True, exist_ok=True)
             require_shared(self.work.local)
         path = self.folder / SEARCH
         if not path.is_file():
-            write_hashed_json(path, self.plan.describe(inner))
+            write_hashed_json(path, self.plan.describe(self.inner))
             return
         # Of the plan alone: all else follows from the journal, and is written anew.
         digests = [source["inner"] for source in read_plan(self.folder)["sources"]]
-        if digests != [inner_digest(catalogs) for catalogs in inner]:
+        if digests != [inner_digest(catalogs) for catalogs in self.inner]:
             raise BenchmdError(
                 f"{shown(self.folder)} was begun on other records than an inner catalog has now: "
                 "its trials cannot be compared with new ones. Remove that folder to begin anew."
@@ -318,13 +306,13 @@ class Session:
                 leave_only(self.work.folder, [job.number for job in limits.study.unfinished()])
         trial = limits.study.trials()[number]
         if trial.state in ("complete", "failed"):
-            self._tell(trial)  # one that was stopped may earn more until the race is over
+            self._notify(trial)  # one that was stopped may earn more until the race is over
 
-    def _tell(self, trial: Trial) -> None:
+    def _notify(self, trial: Trial) -> None:
         """Notify log and observer of a trial, once in each of its states."""
-        if self._told.get(trial.number) == trial.state:
+        if self._notified.get(trial.number) == trial.state:
             return
-        self._told[trial.number] = trial.state
+        self._notified[trial.number] = trial.state
         row = trial_row(trial, self.work)
         self.log.trial_ended(self.plan.name, row)
         if self.observer is not None:
@@ -353,15 +341,15 @@ class Session:
         confirmed = study.confirmed()
         start = confirmed.get(0, {})
         sampling = {}
-        for number, own in confirmed.items():
-            common = tuple(each for each in own if each in start)
+        for number, scores in confirmed.items():
+            common = tuple(evaluation for evaluation in scores if evaluation in start)
             if number and common and len(self.work.arms) == 1:
                 if (number, common) not in self._sampled:
-                    known = sampled(self.work, self._inner[0], number, common)
-                    self._sampled[number, common] = known
-                if (known := self._sampled[number, common]) is not None:
-                    sampling[number] = known
-        return study.decision(_ratio(self._inner), sampling)
+                    variance = sampled(self.work, self.inner[0], number, common)
+                    self._sampled[number, common] = variance
+                if (variance := self._sampled[number, common]) is not None:
+                    sampling[number] = variance
+        return study.decision(_ratio(self.inner), sampling)
 
     def _to_be_settled(self, limits: Limits) -> bool:
         """Whether the next session is to choose; what an earlier one chose stays until then."""

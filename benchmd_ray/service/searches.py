@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
 
-from benchmd_ray.data.cards import cards
-from benchmd_ray.data.cards import kind_of as modality_named
 from benchmd_ray.data.catalog import Catalog, open_catalog
 from benchmd_ray.data.inner import seen_splits, splits_seen
 from benchmd_ray.data.origins import of_one_origin
@@ -18,10 +16,8 @@ from benchmd_ray.evaluation.registry import built_in_space
 from benchmd_ray.extensions.parts import versions_of
 from benchmd_ray.files.atomic import digest
 from benchmd_ray.modality.modalities import Modality
-from benchmd_ray.modality.signals import Signal
 from benchmd_ray.models.encoder import NETWORKS, require_fitting
 from benchmd_ray.models.networks import network_part, network_source
-from benchmd_ray.runs.places import backing_of, shown
 from benchmd_ray.scores.support import TEST_PATIENTS
 from benchmd_ray.service.choice import (
     ALL_TECHNIQUES,
@@ -32,6 +28,7 @@ from benchmd_ray.service.choice import (
     with_setting,
 )
 from benchmd_ray.service.datasets import PlannedDataset
+from benchmd_ray.service.learning import search_kind
 from benchmd_ray.service.naming import file_name, transfer_parts
 from benchmd_ray.service.resolved import resolve_settings
 from benchmd_ray.settings.definition import EncoderSettings, Settings, as_dict
@@ -39,16 +36,9 @@ from benchmd_ray.ssl import SCRATCH, method_source, technique_named
 from benchmd_ray.tuning.limits import Budget
 from benchmd_ray.tuning.method import Method
 from benchmd_ray.tuning.parameters import NETWORK
-from benchmd_ray.tuning.portfolio import (
-    FEWEST,
-    Portfolio,
-    PortfolioSettings,
-    SearchKind,
-    chosen_settings,
-    learned,
-)
+from benchmd_ray.tuning.portfolio import Portfolio, PortfolioSettings, chosen_settings
 from benchmd_ray.tuning.racing import usual_evaluations
-from benchmd_ray.tuning.records import FORMAT, read_searches
+from benchmd_ray.tuning.records import FORMAT
 from benchmd_ray.tuning.spaces import PRETRAIN, SETTINGS, Space, shared, space_for, starting_at
 from benchmd_ray.tuning.trial import Stage, stage_of, with_linear
 
@@ -125,7 +115,7 @@ class SearchPlan:
             "precision": [settings.execution.precision for settings in self.starts],
             "space": self.space.as_dict(),
             "method": vars(self.method),
-            "portfolio": [asdict(given) for given in self.portfolio],
+            "portfolio": [asdict(settings) for settings in self.portfolio],
         }
 
     @property
@@ -142,10 +132,10 @@ class SearchPlan:
     def _networks(self) -> list[EncoderSettings]:
         """Encoders of the starts, and one of each network that is searched and not built in."""
         searched = (p.values for p in self.space.parameters if p.name == NETWORK)
-        own = (EncoderSettings(network=name) for names in searched for name in names)
+        names = [name for values in searched for name in values if name not in NETWORKS]
         return [
             *(settings.encoder for settings in self.starts),
-            *(encoder for encoder in own if encoder.network not in NETWORKS),
+            *(EncoderSettings(network=name) for name in names),
         ]
 
     @property
@@ -221,18 +211,20 @@ def planned_searches(tuning: Tuning, *, gpu: bool) -> list[SearchPlan]:
     targets = [dataset for dataset in chosen.datasets if dataset.role == "target"]
     groups = [sources] if tuning.method.universal else [[source] for source in sources]
     plans: list[SearchPlan] = []
-    why: list[str] = []
+    reasons: list[str] = []
     names: set[str] = set()
     for group in groups:
         for technique in dict.fromkeys(tuning.choice.techniques or ALL_TECHNIQUES):
             for setting in dict.fromkeys(tuning.searched):
                 try:
-                    plan = _planned(tuning, group, technique, setting, names, gpu=gpu)
-                    plans.append(replace(plan, portfolio=_given(tuning.portfolio, plan, targets)))
+                    plan = _planned(tuning, group, technique, setting, names=names, gpu=gpu)
+                    plans.append(
+                        replace(plan, portfolio=_tried_first(tuning.portfolio, plan, targets))
+                    )
                 except _SkippedError as reason:
-                    why.append(str(reason))
+                    reasons.append(str(reason))
     if not plans:
-        raise BenchmdError("nothing is left to search: " + " ".join(dict.fromkeys(why)))
+        raise BenchmdError("nothing is left to search: " + " ".join(dict.fromkeys(reasons)))
     for name in tuning.held:
         if name not in names:
             raise unknown_name("setting to hold with --fix:", name, names)
@@ -277,11 +269,11 @@ def _planned(
     group: Sequence[PlannedDataset],
     technique: str,
     setting: str,
-    held: set[str],
     *,
+    names: set[str],
     gpu: bool,
 ) -> SearchPlan:
-    """One search; the names of its spaces are added to ``held``."""
+    """One search; the parameters of its spaces are added to ``names``."""
     named = technique in tuning.choice.techniques
     if setting == PRETRAIN and _trains_nothing(technique):
         if named:
@@ -299,9 +291,9 @@ def _planned(
         start = resolve_settings(replace(start, seed=tuning.choice.seeds[0]), gpu=gpu)
         space = space_of(technique, setting, source.kind, tuning.space)
         starts.append(start)
-        names = {parameter.name for parameter in space.parameters}
-        spaces.append(starting_at(space, start, [name for name in tuning.held if name in names]))
-        held |= names
+        varied = {parameter.name for parameter in space.parameters}
+        spaces.append(starting_at(space, start, [name for name in tuning.held if name in varied]))
+        names |= varied
     if tuning.method.universal:
         _require_modalities(group)
     space = shared(spaces) if len(group) > 1 else spaces[0]
@@ -317,7 +309,7 @@ def _planned(
     return SearchPlan(technique, setting, tuple(group), tuple(starts), space, method)
 
 
-def _given(
+def _tried_first(
     portfolio: Portfolio, plan: SearchPlan, targets: Sequence[PlannedDataset]
 ) -> tuple[PortfolioSettings, ...]:
     """Settings of a portfolio that a search on one source tries.
@@ -329,72 +321,15 @@ def _given(
         return ()
     (source,) = plan.sources
     scored = [source.name, *(d.name for d in targets if d.modality == source.modality)]
-    kind = kind_of(plan.technique, plan.setting, source.kind.signal, source.kind.task.selected_by)
+    kind = search_kind(
+        plan.technique, plan.setting, source.kind.signal, source.kind.task.selected_by
+    )
 
     @cache
     def usable(name: str) -> bool:
-        return not any(of_one_origin(one, name) for one in scored)
+        return not any(of_one_origin(dataset, name) for dataset in scored)
 
     return chosen_settings(portfolio, kind, plan.space, usable)
-
-
-def kind_of(technique: str, setting: str, signal: Signal, metric: str) -> SearchKind:
-    """What searches must have in common to learn from one another."""
-    return SearchKind(len(signal.axes) - 1, technique != SCRATCH, setting.split("-")[0], metric)
-
-
-def learned_in(
-    stores: Sequence[Path],
-    say: Callable[[str], None] = lambda text: None,
-    wanted: Callable[[str], bool] = lambda name: True,
-) -> Portfolio:
-    """A portfolio of the searches of stores that have a result, each on one source.
-
-    Args:
-        stores: The stores.
-        say: Takes a line for each that is skipped.
-        wanted: Whether to learn from a search, by its name.
-
-    Raises:
-        BenchmdError: No search has enough trials, nothing gains, or a bucket cannot be reached.
-    """
-    for store in stores:
-        for why in backing_of(store).refresh_store().values():
-            say(f"skipped: {why}")
-    searches = read_searches(stores)
-    records = [
-        one
-        for one in searches.found
-        if len(one.sources) == 1 and one.result is not None and wanted(one.name)
-    ]
-    for why in searches.damaged.values():
-        say(f"skipped: {why}")
-    kinds = {}
-    for record in records:
-        if any(settings.get("tuned") for settings in record.settings):
-            say(f"skipped {record.name}: its start was tuned, perhaps on what is tuned next.")
-            continue
-        try:
-            signal = _signal_of(str(record.sources[0]["modality"]))
-        except BenchmdError as error:
-            say(f"skipped {record.name}: {error}")
-            continue
-        about = (record.technique, record.setting, signal, record.objectives[0])
-        kinds[record.name] = kind_of(*about)
-    portfolio = learned(records, kinds)
-    if not portfolio.candidates:
-        raise BenchmdError(
-            f"nothing is to be learned from {len(records)} search{'es' * (len(records) != 1)} of "
-            f"{', '.join(map(shown, stores))}: expected one with {FEWEST} trials or more that have "
-            "a score, and settings that gain over the start."
-        )
-    return portfolio
-
-
-def _signal_of(modality: str) -> Signal:
-    """Signals of a modality, also of one that only a dataset's card states."""
-    stated = (card.signal for card in cards().values() if card.modality.name == modality)
-    return next(stated, None) or modality_named(modality).signal
 
 
 def _patients(source: PlannedDataset) -> int:

@@ -89,6 +89,7 @@ class Room:
         nodes: Nodes,
         at_once: int | None,
         inner: Sequence[Catalog],
+        *,
         stop: Stopping,
     ) -> None:
         """Wait until there is room for one.

@@ -98,16 +98,15 @@ def run_searches(
                 upstream = _upstream(tuning, plan, store, say, cpus=cpus, quiet=quiet)
                 with confined(one.path for catalogs in inner for one in catalogs.values()):
                     first = [catalogs[0] for catalogs in inner]
-                    room = Room(plan, nodes, tuning.at_once, first, stop)
-                    memory = memory_of(tuning, plan, room.place, own=own)
-                    arms = _arms(tuning, plan, inner, upstream, store)
+                    room = Room(plan, nodes, tuning.at_once, first, stop=stop)
                     session = Session(
-                        tuning,
-                        plan,
-                        store,
-                        arms=arms,
+                        tuning=tuning,
+                        plan=plan,
+                        store=store,
+                        arms=_arms(tuning, plan, inner, store, upstream=upstream),
+                        inner=inner,
                         room=room,
-                        memory=memory,
+                        memory=memory_of(tuning, plan, room.place, own=own),
                         stop=stop,
                         observer=observer,
                         say=say,
@@ -115,7 +114,7 @@ def run_searches(
                         alone=alone,
                     )
                     with log.searching(plan.name):
-                        searched.append(session.run(inner, quiet=quiet))
+                        searched.append(session.run(quiet=quiet))
                 stop.check()
             for line in searched[-1].lines:
                 say(line)
@@ -223,8 +222,9 @@ def _arms(
     tuning: Tuning,
     plan: SearchPlan,
     inner: Sequence[Inner],
-    upstream: Mapping[str, Path],
     store: Path,
+    *,
+    upstream: Mapping[str, Path],
 ) -> tuple[Arm, ...]:
     return tuple(
         Arm(

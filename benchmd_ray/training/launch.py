@@ -11,7 +11,7 @@ from typing import Any
 
 from benchmd_ray.cluster.connection import connected, embedded, require_shared
 from benchmd_ray.data.batches import Worker
-from benchmd_ray.data.catalog import open_catalog
+from benchmd_ray.data.catalog import Catalog, open_catalog
 from benchmd_ray.data.sizes import streams
 from benchmd_ray.errors import BenchmdError, NoRoom, Stopped, Transient, count_of, first_line
 from benchmd_ray.files.atomic import remove
@@ -53,7 +53,13 @@ SPLITS: dict[type[Job], tuple[str, ...]] = {
 }
 
 
-def launch(job: Job, *, on_ray: bool = False, reporter: Reporter | None = None) -> None:
+def launch(
+    job: Job,
+    *,
+    on_ray: bool = False,
+    reporter: Reporter | None = None,
+    catalog: Catalog | None = None,
+) -> None:
     """Run a job to its end, from its newest checkpoint on where there is one.
 
     The shards are hashed here, once; the workers look only at their sizes.
@@ -64,6 +70,7 @@ def launch(job: Job, *, on_ray: bool = False, reporter: Reporter | None = None) 
         reporter: Is notified of what a worker in this process does, instead of the folder's
             ``metrics.jsonl`` and the terminal. What it raises ends the work and is passed on as it
             is; the job started again resumes from its newest checkpoint.
+        catalog: The job's, where it was opened before.
 
     Raises:
         BenchmdError: The job cannot work as the settings say, a shard was altered, the work
@@ -76,7 +83,7 @@ def launch(job: Job, *, on_ray: bool = False, reporter: Reporter | None = None) 
             f"{count_of(job.settings.execution.workers, 'worker')} on Ray: expected "
             "execution.workers=1."
         )
-    catalog = open_catalog(job.catalog)
+    catalog = catalog or open_catalog(job.catalog)
     execution, splits = job.settings.execution, SPLITS[type(job)]
     for split in splits:
         catalog.require_split(split)
