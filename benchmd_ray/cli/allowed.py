@@ -39,8 +39,8 @@ def named_plugins(params: Mapping[str, Any]) -> Iterator[str]:
     from benchmd_ray.ssl import HUB, OWN
 
     for key in NAMES:
-        given = params.get(key) or ()
-        for text in given if isinstance(given, tuple) else (str(given),):
+        value = params.get(key) or ()
+        for text in value if isinstance(value, tuple) else (str(value),):
             name = text.rpartition("=")[2].strip()
             if ":" in name and not name.startswith(HUB):  # a folder
                 yield name.removeprefix(OWN)

@@ -76,8 +76,8 @@ def catalog_show(name: str, figures: Path | None, *, as_json: bool) -> None:
     from benchmd_ray.report.catalogs.describe import named, show
 
     if as_json:
-        found = named(name)
-        print_json(found.manifest if isinstance(found, Catalog) else asdict(found))
+        described = named(name)
+        print_json(described.manifest if isinstance(described, Catalog) else asdict(described))
     else:
         for line in show(name, figures is not None):
             echo(line)
@@ -228,7 +228,7 @@ def catalog_export(path: Location, out: Path) -> None:
 
     opened = open_catalog(path)
     export_hdf5(opened, out)
-    rows = sum(held["records"] for held in opened.manifest["splits"].values())
+    rows = sum(split["records"] for split in opened.manifest["splits"].values())
     echo(f"{out}: {opened.dataset}, {count_of(rows, 'record')}, digest {opened.digest[:16]}")
 
 

@@ -56,8 +56,8 @@ def _add_cards(ctx: click.Context, param: click.Parameter, folders: tuple[Path, 
         add_card_folders(folders)
 
 
-def _quieten(ctx: click.Context, param: click.Parameter, given: bool) -> None:
-    if given:
+def _quieten(ctx: click.Context, param: click.Parameter, is_asked: bool) -> None:
+    if is_asked:
         from benchmd_ray.console import progress
 
         def restore(before: bool = progress.shown) -> None:
@@ -71,8 +71,8 @@ VERBOSE = "benchmd_ray.cli.verbose"
 """Of a context's ``meta``: whether to log more."""
 
 
-def _tell_more(ctx: click.Context, param: click.Parameter, given: bool) -> None:
-    if given:
+def _tell_more(ctx: click.Context, param: click.Parameter, is_asked: bool) -> None:
+    if is_asked:
         import logging
 
         ctx.find_root().meta[VERBOSE] = True

@@ -109,7 +109,7 @@ def wandb_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """Options of a command that can be followed in W&B; they become its ``dashboard``."""
 
     @functools.wraps(command)
-    def given(
+    def tracked(
         *arguments: Any,
         wandb_mode: str,
         wandb_project: str,
@@ -135,8 +135,8 @@ def wandb_options(command: Callable[..., Any]) -> Callable[..., Any]:
         return command(*arguments, dashboard=dashboard.settled(), **options)
 
     for option in reversed(WANDB):
-        given = option(given)
-    return given
+        tracked = option(tracked)
+    return tracked
 
 
 WANDB = (
@@ -194,7 +194,7 @@ def complete_setting(ctx: click.Context, param: click.Parameter, incomplete: str
     from benchmd_ray.settings.explain import values
 
     name, equals, begun = incomplete.partition("=")
-    names = {each: values(each) for each in setting_names()} | {"encoder": tuple(ENCODERS)}
+    names = {setting: values(setting) for setting in setting_names()} | {"encoder": tuple(ENCODERS)}
     if not equals:
         return [f"{each}=" for each in names if each.startswith(name)]
     return [f"{name}={value}" for value in names.get(name, ()) if value.startswith(begun)]

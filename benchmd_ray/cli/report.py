@@ -75,15 +75,15 @@ def report(
         if as_json:
             raise click.UsageError("a report that follows never ends: leave --json out.")
         _follow(list(paths), out, resamples=resamples, figures=figures)
-    asked: dict[str, Any] = {"resamples": resamples, "figures": figures}
+    wanted: dict[str, Any] = {"resamples": resamples, "figures": figures}
     if dashboard.mode == "off":
-        print_report(list(paths), out, **asked, as_json=as_json)
+        print_report(list(paths), out, **wanted, as_json=as_json)
         return
     from benchmd_ray.tracking.upload import Tracker
 
     with TemporaryDirectory(prefix="benchmd-") as folder:
         sent = Path(folder)
-        synthetic = print_report(list(paths), out, **asked, as_json=as_json, sent=sent)
+        synthetic = print_report(list(paths), out, **wanted, as_json=as_json, sent=sent)
         tracker = Tracker(out, dashboard)
         tracker.reported(sent, synthetic=synthetic)
         echo(tracker.closed(), err=as_json)
@@ -153,7 +153,7 @@ def _follow(paths: list[Path], out: Path, *, resamples: int, figures: Which) -> 
     from benchmd_ray.report.write import write_report
     from benchmd_ray.service.watching import state_of
 
-    seen, said, analysis = "", "", None
+    seen, message, analysis = "", "", None
     try:
         while True:
             try:
@@ -164,9 +164,9 @@ def _follow(paths: list[Path], out: Path, *, resamples: int, figures: Which) -> 
                     echo(time.strftime("%H:%M:%S"))
                     write_report(analysis, out, figures, echo, refresh=FOLLOW_SECONDS)
             except (BenchmdError, FileNotFoundError) as error:  # nothing yet, or just being written
-                if str(error) != said:
-                    said = str(error)
-                    echo(f"{time.strftime('%H:%M:%S')} waiting: {said}")
+                if str(error) != message:
+                    message = str(error)
+                    echo(f"{time.strftime('%H:%M:%S')} waiting: {message}")
             time.sleep(FOLLOW_SECONDS)
     finally:
         if analysis is not None:  # a page that does not load itself again
@@ -179,8 +179,8 @@ def print_table(table: Table | None) -> None:
     from benchmd_ray.report.table import plain
 
     if table is not None:
-        shown, caption = plain(table)
-        for line in (caption, *aligned(shown)):
+        frame, caption = plain(table)
+        for line in (caption, *aligned(frame)):
             echo(line)
 
 

@@ -166,6 +166,6 @@ def export(
     from benchmd_ray.runs.store import read_run
 
     done = export_run(read_run(run), out, catalog=catalog, torch_export=torch_export, onnx=onnx)
-    for each in done.programs:
-        echo(f"{each.file} {each.checked}")
+    for program in done.programs:
+        echo(f"{program.file} {program.checked}")
     echo(f"written: {done.folder}")

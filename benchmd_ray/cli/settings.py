@@ -61,7 +61,7 @@ def completion(shell: str) -> None:
     \b
     bash: eval "$(benchmd completion bash)"
     """
-    found = get_completion_class(shell)
-    assert found is not None  # the choices are click's own
-    for line in found(main, {}, "benchmd", "_BENCHMD_COMPLETE").source().splitlines():
+    script_class = get_completion_class(shell)
+    assert script_class is not None  # the choices are click's own
+    for line in script_class(main, {}, "benchmd", "_BENCHMD_COMPLETE").source().splitlines():
         echo(line)

@@ -89,12 +89,12 @@ class Workload:
 
     def alike(self, other: Workload) -> bool:
         """Whether a unit of the other work is the very same."""
-        one, two = (
+        first, second = (
             (w.step, w.modality, w.encoder, w.batch, w.workers, w.method, w.unit_head_steps)
             for w in (self, other)
         )
         close = abs(self.unit_flops - other.unit_flops) <= 1e-6 * self.unit_flops
-        return one == two and close
+        return first == second and close
 
 
 def training_records(inputs: Inputs) -> int:
@@ -154,13 +154,13 @@ def pretrain_flops(signal: Signal, encoder: EncoderSettings, technique: str, bat
     signal = signal.with_patch(encoder.patch_size)
     width, tokens = features_width(signal, encoder), signal.tokens
     method = technique_named(technique).method
-    one = training_flops(signal, encoder)
+    flops = training_flops(signal, encoder)
     if method == "e-mix":
         embedding = 0.0 if encoder.network != NETWORK else 2 * patch_flops(signal, encoder)
         compared = 2.0 * PROJECTION * (2 * width + batch)
-        return 2 * one - embedding + 3 * compared
+        return 2 * flops - embedding + 3 * compared
     head = {"shed": 1, "mae": signal.patch_size}.get(method or "", 0)
-    return one + 3 * 2.0 * tokens * width * head
+    return flops + 3 * 2.0 * tokens * width * head
 
 
 def encoder_parameters(signal: Signal, encoder: EncoderSettings) -> int:

@@ -98,12 +98,12 @@ def from_catalogs(paths: Iterable[Location]) -> Found:
 
 
 def read_also(
-    evaluation: Evaluation, source: PlannedDataset, found: Sequence[PlannedDataset]
+    evaluation: Evaluation, source: PlannedDataset, datasets: Sequence[PlannedDataset]
 ) -> tuple[PlannedDataset, ...]:
     """Those of some datasets that an evaluation of a source reads in addition."""
-    names = () if evaluation.also is None else evaluation.also(source, found)
-    chosen = tuple(each for each in found if each.name in names)
-    require_one_each((each.name, each.catalog) for each in chosen)
+    names = () if evaluation.also is None else evaluation.also(source, datasets)
+    chosen = tuple(dataset for dataset in datasets if dataset.name in names)
+    require_one_each((dataset.name, dataset.catalog) for dataset in chosen)
     return chosen
 
 

@@ -77,7 +77,7 @@ def demo(
         for number, name in enumerate(chosen, 1):
             say(f"{number}/{len(chosen)} {name}: synthetic raw data, catalogs by Ray Data")
             catalogs.append(catalogs_of(name, folder, say))
-        plan = demo_plan([each for own in catalogs for each in own], on_ray=on_ray)
+        plan = demo_plan([catalog for datasets in catalogs for catalog in datasets], on_ray=on_ray)
         plan = with_evaluations(plan, catalogs[0])
         say(f"{count_of(len(plan.items), 'run')}, several at a time: pretrain, transfer, evaluate")
         if any(item.settings.execution.workers > 1 for item in plan.items):

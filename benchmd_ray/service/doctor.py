@@ -72,10 +72,10 @@ def _version(name: str) -> str | None:
 
 
 def _needed(name: str) -> Finding:
-    held = _version(name)
-    if held is None:
+    version = _version(name)
+    if version is None:
         return Finding(name, "missing", "not installed", f"pip install {name}")
-    return Finding(name, "ok", held)
+    return Finding(name, "ok", version)
 
 
 def _extra(name: str) -> Finding:
@@ -85,8 +85,8 @@ def _extra(name: str) -> Finding:
     if absent:
         remedy = f"{EXTRAS[name].use}: {command_for(name)}"
         return Finding(f"extra {name}", "note", f"not installed: {', '.join(absent)}", remedy)
-    held = ", ".join(f"{package} {version}" for package, version in versions.items())
-    return Finding(f"extra {name}", "ok", held)
+    text = ", ".join(f"{package} {version}" for package, version in versions.items())
+    return Finding(f"extra {name}", "ok", text)
 
 
 def _devices() -> Iterator[Finding]:
@@ -134,9 +134,9 @@ def _rooms() -> Iterator[Finding]:
         ("temporary files", Path(os.environ.get("RAY_TMPDIR", "/tmp")), DISK_GIB, "set RAY_TMPDIR"),
         ("shared memory", Path("/dev/shm"), SHARED_GIB, "of a container: --shm-size=2g or more"),
     ):
-        there = next((each for each in (folder, *folder.parents) if each.is_dir()), None)
-        if there is not None and (there == folder or what != "shared memory"):
-            disk = shutil.disk_usage(there)
+        place = next((each for each in (folder, *folder.parents) if each.is_dir()), None)
+        if place is not None and (place == folder or what != "shared memory"):
+            disk = shutil.disk_usage(place)
             yield _room(what, disk.free, disk.total, least, remedy, f" ({folder})")
 
 

@@ -151,19 +151,19 @@ def status(plan: Plan, store: Path, *, weights: Path | None = None) -> Status:
         for item in plan.items
         if weights is None and item.technique in TECHNIQUES and TECHNIQUES[item.technique].imagenet
     )
-    asked = [i for i in plan.items if i.name not in hidden and i.catalog is not None]
-    progress = find_runs(asked, store, weights=weights)
+    items = [i for i in plan.items if i.name not in hidden and i.catalog is not None]
+    progress = find_runs(items, store, weights=weights)
     done = {name for name, run in progress.items() if run is not None and run.done}
     begun = {
         item.name
-        for item in asked
+        for item in items
         if (run := progress[item.name]) is not None
         and item.step.makes_run
         and item.name not in done
         and run.run.folder.is_dir()
     }
     unknown = hidden if store.is_dir() else frozenset()
-    lacking = pruned_and_needed(asked, progress, store)
+    lacking = pruned_and_needed(items, progress, store)
     return Status(frozenset(done), frozenset(begun), unknown, lacking)
 
 

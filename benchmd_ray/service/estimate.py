@@ -108,8 +108,8 @@ class Estimator:
         if not linear:
             self.used["head"] += 1
             return steps * HEAD_STEP_SECONDS
-        each = [1 / (m.units_per_second * m.work.unit_head_steps) for m in linear]
-        return steps * statistics.median(each)
+        times = [1 / (m.units_per_second * m.work.unit_head_steps) for m in linear]
+        return steps * statistics.median(times)
 
     def basis(self) -> str:
         """What the estimates rest on, in words."""

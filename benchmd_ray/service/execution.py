@@ -133,7 +133,7 @@ class Execution:
             self.shown.close()
             with contextlib.suppress(Exception):
                 self.nodes.close()
-        ends = {name: tuple(held) for name, held in self.ends.items()}
+        ends = {name: tuple(items) for name, items in self.ends.items()}
         return PlanOutcome(folders=self.folders, seconds=time.monotonic() - self.start, **ends)
 
     def _sort_out(self, progress: dict[str, Progress | None]) -> None:
@@ -367,12 +367,14 @@ class Execution:
         ended = sum(len(self.ends[name]) for name in ("done", "before", "elsewhere"))
         minutes = (time.monotonic() - self.start) / 60
         rate = len(self.ends["done"]) / minutes if minutes > 0 else 0.0
-        shown = [task.shown for task in self.running.values()]
+        progress = [task.shown for task in self.running.values()]
         failed = len(self.ends["failed"])
-        states = {"waiting": len(self.waiting), "running": len(shown), "done": ended}
+        states = {"waiting": len(self.waiting), "running": len(progress), "done": ended}
         for state, runs in (states | {"failed": failed}).items():
             gauge("benchmd_plan_runs", runs, state=state)
-        self.shown.show(ended, status_text(shown, failed, len(self.look), rate, left=self._left()))
+        self.shown.show(
+            ended, status_text(progress, failed, len(self.look), rate, left=self._left())
+        )
 
     def _left(self) -> float:
         """Seconds left; estimated anew only now and then, as that takes time itself."""

@@ -42,7 +42,7 @@ def pruned_and_needed(
 
     `progress` is that of `status.find_runs`.
     """
-    if all(each is None or each.done for each in progress.values()):
+    if all(state is None or state.done for state in progress.values()):
         return ""
     stored = backing_of(store).with_weights()
     needed: dict[str, str] = {}

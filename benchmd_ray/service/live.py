@@ -97,9 +97,9 @@ def label(item: Item) -> str:
     """An item in a few words: ``ptb-xl mae pretrain``, ``ptb-xl mae linear on georgia``."""
     name = f"{item.source} {technique_label(item.technique)} {item.setting}"
     seed = f" seed {item.seed}" if item.seed else ""
-    asked = item.step.evaluation.name
-    asked = "" if item.step.makes_run or asked == CLASSIFICATION.name else f" {asked}"
-    return name + seed + asked + (f" on {item.dataset}" if item.dataset != item.source else "")
+    usual = item.step.makes_run or item.step.evaluation.name == CLASSIFICATION.name
+    evaluation = "" if usual else f" {item.step.evaluation.name}"
+    return name + seed + evaluation + (f" on {item.dataset}" if item.dataset != item.source else "")
 
 
 def longest_first(items: Sequence[Item]) -> list[Item]:

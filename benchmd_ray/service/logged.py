@@ -55,16 +55,16 @@ class Log:
 
     def write(self, event: str, level: str = "info", **about: Any) -> None:
         """Write a line; empty values are left out, texts cut, and the home folder is ``~``."""
-        known = {key: _plain(value) for key, value in about.items() if value not in ("", None)}
-        content = {"time": now(), "level": level, "event": event, "session": self.session, **known}
+        stated = {key: _plain(value) for key, value in about.items() if value not in ("", None)}
+        content = {"time": now(), "level": level, "event": event, "session": self.session, **stated}
         line = json_text(content)
         for put in (partial(echo, err=True), self._append) if self._printed else (self._append,):
             try:
                 put(line)
             except (OSError, DiskFull) as error:
                 if not self._broken:
-                    told = logging.getLogger(__name__)
-                    told.warning("%s cannot be written: %s", self._path, error)
+                    logger = logging.getLogger(__name__)
+                    logger.warning("%s cannot be written: %s", self._path, error)
                 self._broken = True
 
     def _append(self, line: str) -> None:

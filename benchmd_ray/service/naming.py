@@ -129,7 +129,7 @@ def finished_upstream(folder: Path, source: Catalog) -> Run:
 
 
 def _adopted(
-    chosen: EncoderSettings, held: EncoderSettings, technique: str, whose: str
+    chosen: EncoderSettings, architecture: EncoderSettings, technique: str, whose: str
 ) -> EncoderSettings:
     """The architecture that `whose` has, with the chosen dropout, or else that of the technique.
 
@@ -143,7 +143,7 @@ def _adopted(
         rates = (source.dropout, source.embedding_dropout)
         return replace(size, dropout=rates[0], embedding_dropout=rates[1])
 
-    result = dropping(held)
+    result = dropping(architecture)
     if chosen not in (result, default, dropping(default)):
         raise BenchmdError(
             f"the settings choose another encoder than {whose} has: leave all of encoder out but "

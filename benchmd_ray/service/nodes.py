@@ -59,11 +59,11 @@ class Nodes:
             (self.capacity.nodes - before.nodes, "came"),
         ):
             for node in sorted(nodes):
-                there = self.capacity
+                capacity = self.capacity
                 self._say(
                     f"node {node} {what}; the cluster has "
-                    f"{count_of(len(there.nodes), 'node')} with "
-                    f"{count_of(there.all_cpus, 'CPU')} and {count_of(there.gpus, 'GPU')}"
+                    f"{count_of(len(capacity.nodes), 'node')} with "
+                    f"{count_of(capacity.all_cpus, 'CPU')} and {count_of(capacity.gpus, 'GPU')}"
                 )
         self._ask(needs())
 
@@ -111,9 +111,9 @@ class Nodes:
 
         It starts nodes for tasks that wait within Ray, and a plan hands over only what fits.
         """
-        asked = [*needs]
-        bundles = [bundle for need in asked for bundle in _bundles(need)][:MOST_BUNDLES]
-        bundles += [{"CPU": 1.0}] * any(need.spare for need in asked)
+        listed = [*needs]
+        bundles = [bundle for need in listed for bundle in _bundles(need)][:MOST_BUNDLES]
+        bundles += [{"CPU": 1.0}] * any(need.spare for need in listed)
         now = time.monotonic()
         if bundles == self._asked and (not bundles or now < self._ask_again):
             return

@@ -140,7 +140,7 @@ def make_plan(
 def _require_read(choice: Choice) -> None:
     """Refuse ``also`` where no evaluation reads other catalogs than what it scores."""
     name = choice.evaluated or choice.bench
-    if choice.also and all(each.also is None for each in evaluations_asked(name)):
+    if choice.also and all(evaluation.also is None for evaluation in evaluations_asked(name)):
         raise BenchmdError(
             f"--also names catalogs, and no evaluation of {name} reads any but what it scores: "
             "leave --also out, or ask others with --evaluate, such as ood."
@@ -266,10 +266,10 @@ def _evaluations(
             )
 
 
-def _device(settings: Settings, there: str | None) -> str:
+def _device(settings: Settings, available: str | None) -> str:
     """Kind of device that the settings choose, or else that there is."""
     chosen = settings.execution.device
-    return (there or _own_device()) if chosen == "auto" else chosen
+    return (available or _own_device()) if chosen == "auto" else chosen
 
 
 def _own_device() -> str:
@@ -285,7 +285,7 @@ def own_gpus() -> int:
 
 def _estimator(
     drafts: Sequence[_Draft],
-    known: Sequence[PlannedDataset],
+    datasets: Sequence[PlannedDataset],
     store: Path | None,
     device: str,
     *,
@@ -294,7 +294,7 @@ def _estimator(
 ) -> Estimator:
     if tflops is not None and not 0 < tflops < float("inf"):
         raise BenchmdError(f"--tflops is {tflops:g}, expected a number above 0.")
-    measured = () if store is None or measure else tuple(measured_runs(store, known))
+    measured = () if store is None or measure else tuple(measured_runs(store, datasets))
     estimator = Estimator(device, measured, tflops=tflops)
     if tflops is not None:
         return estimator
@@ -349,5 +349,5 @@ def _item(draft: _Draft, estimator: Estimator, on_gpu: bool) -> Item:
         seconds=estimator.seconds(draft.work, min(gpus, 1.0) or 1.0),
         disk_bytes=disk.kept,
         peak_bytes=disk.working,
-        also=tuple(each.catalog for each in draft.also if each.catalog is not None),
+        also=tuple(dataset.catalog for dataset in draft.also if dataset.catalog is not None),
     )

@@ -49,7 +49,7 @@ class Spot:
     """Operations a second without gradients."""
 
 
-def measured_runs(store: Path, known: Sequence[PlannedDataset] = ()) -> list[Measured]:
+def measured_runs(store: Path, datasets: Sequence[PlannedDataset] = ()) -> list[Measured]:
     """Speeds of the runs of a store that reported any, in order of name.
 
     Records of a run are counted in the catalogs of these datasets, else in what it wrote; transfers
@@ -59,13 +59,13 @@ def measured_runs(store: Path, known: Sequence[PlannedDataset] = ()) -> list[Mea
         speeds = read_stores([store]).found
     except BenchmdError:  # none there
         return []
-    measured = (_measured(run, known) for run in speeds)
+    measured = (_measured(run, datasets) for run in speeds)
     return [speed for speed in measured if speed is not None]
 
 
-def _measured(run: Run, known: Sequence[PlannedDataset]) -> Measured | None:
+def _measured(run: Run, datasets: Sequence[PlannedDataset]) -> Measured | None:
     try:
-        work = _work_of_run(run, known)
+        work = _work_of_run(run, datasets)
         rate = units_per_second(read_metrics(run.folder))
     except BenchmdError:
         return None  # damaged, or one that is being written: no measurement
@@ -82,21 +82,23 @@ def units_per_second(lines: Iterable[dict[str, float]]) -> float | None:
     The first line is excluded where there are others: it has what is done once, such as compiling
     kernels. Lines are weighted by their units, so that slow ones count for their time.
     """
-    held = [(line["done"], line["per_second"]) for line in lines if line.get("per_second", 0) > 0]
-    before = [0.0, *(done for done, _ in held)][: len(held)]
-    parts = [(done - last, speed) for (done, speed), last in zip(held, before, strict=True)]
+    reported = [
+        (line["done"], line["per_second"]) for line in lines if line.get("per_second", 0) > 0
+    ]
+    before = [0.0, *(done for done, _ in reported)][: len(reported)]
+    parts = [(done - last, speed) for (done, speed), last in zip(reported, before, strict=True)]
     parts = [part for part in (parts[1:] or parts) if part[0] > 0]
     seconds = sum(units / speed for units, speed in parts)
     return sum(units for units, _ in parts) / seconds if seconds else None
 
 
-def _work_of_run(run: Run, known: Sequence[PlannedDataset]) -> Workload | None:
+def _work_of_run(run: Run, datasets: Sequence[PlannedDataset]) -> Workload | None:
     about, settings = run.description, run.settings
-    rows, labelled = _rows(run, known), None
+    rows, labelled = _rows(run, datasets), None
     if about["kind"] == "transfer":
         if (run.folder / RESULT).is_file():
-            held = transfer_result(run.folder, selected_by(run.modality.task))
-            labelled = int(held["training_records"])
+            result = transfer_result(run.folder, selected_by(run.modality.task))
+            labelled = int(result["training_records"])
         if "validation" not in rows or not (labelled or rows.get("train")):
             return None
     name = str(about["source"])
@@ -106,10 +108,10 @@ def _work_of_run(run: Run, known: Sequence[PlannedDataset]) -> Workload | None:
     return step.work(Inputs(technique, settings, source, labelled=labelled))
 
 
-def _rows(run: Run, known: Sequence[PlannedDataset]) -> dict[str, int]:
+def _rows(run: Run, datasets: Sequence[PlannedDataset]) -> dict[str, int]:
     """Records of the splits of the source, from its catalog or else from the run's predictions."""
     catalog = run.description["determinants"]["catalog"]
-    for dataset in known:
+    for dataset in datasets:
         if dataset.digest == catalog:
             return dict(dataset.rows)
     path = predictions_path(run.folder, run.description["source"])
@@ -124,5 +126,7 @@ def median_start(measured: Iterable[Measured]) -> float:
 
     Linear evaluation is excluded: in addition to its epochs it encodes the records.
     """
-    held = [m.start_seconds for m in measured if m.start_seconds is not None and m.work.unit_flops]
-    return statistics.median(held) if held else 0.0
+    starts = [
+        m.start_seconds for m in measured if m.start_seconds is not None and m.work.unit_flops
+    ]
+    return statistics.median(starts) if starts else 0.0

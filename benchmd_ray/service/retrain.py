@@ -29,27 +29,29 @@ def retraining_plan(
     items: dict[str, Item] = {}
     notes: list[str] = []
     basis = ""
-    for one in searched:
-        if one.chosen is None:
+    for search in searched:
+        if search.chosen is None:
             continue
-        start = make_plan(started(tuning, one.plan), store, device=device, tflops=tflops)
+        start = make_plan(started(tuning, search.plan), store, device=device, tflops=tflops)
         basis = start.basis
         notes += start.notes
-        start_items = of_sources(start, one.plan)
+        start_items = of_sources(start, search.plan)
         items |= {item.name: item for item in start_items}
-        if one.chosen.trial.number == 0:
+        if search.chosen.trial.number == 0:
             continue
-        start_choice = started(tuning, one.plan)
+        start_choice = started(tuning, search.plan)
         choice = replace(
             start_choice,
             overrides=(),
             bench=USUAL,  # whose usual start is what the changes are from
             start="",
             evaluated=start_choice.bench,
-            changes=one.changes,
+            changes=search.changes,
         )
         best = make_plan(choice, store, device=device, tflops=tflops)
-        items |= {item.name: item for item in _tuned(of_sources(best, one.plan), start_items, one)}
+        items |= {
+            item.name: item for item in _tuned(of_sources(best, search.plan), start_items, search)
+        }
     return Plan(tuple(items.values()), basis, tuple(dict.fromkeys(notes))) if items else None
 
 

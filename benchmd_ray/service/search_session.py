@@ -113,19 +113,19 @@ class Searched:
             if self.undecided:
                 why = "what is left of the budget is too little to compare a trial with it again"
             return [f"    it keeps the start: {why}"]
-        each = [
-            f"    trial {one.number}: {name} {one.difference:+.4f} to the start's "
-            f"{decision.start:.4f} over fresh evaluations, lower bound {one.low:+.4f}"
-            for one in decision.finalists
+        finalists = [
+            f"    trial {finalist.number}: {name} {finalist.difference:+.4f} to the start's "
+            f"{decision.start:.4f} over fresh evaluations, lower bound {finalist.low:+.4f}"
+            for finalist in decision.finalists
         ]
         if not best.number:
             more = ", and the budget ended before all were known: more of it goes on with them"
             return [
-                *each,
+                *finalists,
                 "    it keeps the start: no lower bound is above 0" + more * self.undecided,
             ]
         return [
-            *each,
+            *finalists,
             f"    chosen: trial {best.number}, {name} {decision.expected:.4f} expected",
             *values,
         ]
@@ -367,7 +367,7 @@ class Session:
 def _ratio(inner: Sequence[Inner]) -> float:
     """Validation over training patients of an evaluation, the mean over sources."""
     counts = [of_splits(catalogs[0], "patients") for catalogs in inner]
-    return sum(each["validation"] / each["train"] for each in counts) / len(counts)
+    return sum(patients["validation"] / patients["train"] for patients in counts) / len(counts)
 
 
 class _Worked:

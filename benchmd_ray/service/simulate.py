@@ -78,18 +78,18 @@ def simulate(
     ready = _Ready(sorted(waiting, key=lambda item: item.name not in first))
     running: list[tuple[float, int, Item]] = []
     times: dict[str, tuple[float, float]] = {}
-    now, kept, held, peak, free = 0.0, 0, 0, 0, resources
+    now, kept, working, peak, free = 0.0, 0, 0, 0, resources
     while True:
         while (next_one := ready.take(free)) is not None:
             free, end = free.without(next_one), now + next_one.seconds
-            held, times[next_one.name] = held + _bytes(next_one), (now, end)
+            working, times[next_one.name] = working + _bytes(next_one), (now, end)
             heapq.heappush(running, (end, len(times), next_one))
-        peak = max(peak, kept + held)
+        peak = max(peak, kept + working)
         if not running:
             return Schedule(times, peak)
         now, _, ended = heapq.heappop(running)
         free, kept = free.along(ended), kept + ended.disk_bytes
-        held -= _bytes(ended)
+        working -= _bytes(ended)
         ready.release(ended.name)
 
 
@@ -127,14 +127,14 @@ class _Ready:
 
 def require_fitting(item: Item, resources: Resources) -> None:
     """Refuse an item that needs more CPUs or GPUs than there are."""
-    for name, needed, held in (
+    for name, needed, available in (
         ("CPUs", item.cpus, resources.cpus),
         ("GPUs", item.gpus, resources.gpus),
     ):
-        if needed > held + ROUNDING:
+        if needed > available + ROUNDING:
             raise BenchmdError(
-                f"{item.name} needs {needed:g} {name} at once and there are {held:g}: take fewer "
-                "workers (execution.workers, execution.cpus_per_worker), or a larger cluster."
+                f"{item.name} needs {needed:g} {name} at once and there are {available:g}: take "
+                "fewer workers (execution.workers, execution.cpus_per_worker), or a larger cluster."
             )
 
 
@@ -177,6 +177,6 @@ def seconds_needed(item: Item, worked: float, share: float = 0.0, pace: float = 
 
 def pace_of(pairs: Iterable[tuple[float, float]]) -> float:
     """Seconds that an estimated second has taken: (estimated, real) of finished items; else 1."""
-    known = [(estimated, real) for estimated, real in pairs if estimated > 0]
-    expected = sum(pair[0] for pair in known)
-    return sum(pair[1] for pair in known) / expected if expected else 1.0
+    timed = [(estimated, real) for estimated, real in pairs if estimated > 0]
+    expected = sum(pair[0] for pair in timed)
+    return sum(pair[1] for pair in timed) / expected if expected else 1.0

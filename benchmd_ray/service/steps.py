@@ -353,7 +353,7 @@ def transfer_step(settings: Settings, evaluation: Evaluation = CLASSIFICATION) -
 def counts(steps: Iterable[Step]) -> dict[str, int]:
     """How many steps there are of each title."""
     titles = [step.title for step in steps]
-    return {title: titles.count(title) for title in dict.fromkeys(one.title for one in STEPS)}
+    return {title: titles.count(title) for title in dict.fromkeys(kind.title for kind in STEPS)}
 
 
 def _training(step: Step, inputs: Inputs, batch: int) -> Workload:

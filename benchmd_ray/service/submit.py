@@ -186,10 +186,10 @@ def _values(variables: Sequence[str], arguments: Sequence[str]) -> dict[str, str
 def _require_same_ray(client: Any) -> None:
     import ray
 
-    theirs = client._do_request("GET", "/api/version").json()["ray_version"]
-    if theirs != ray.__version__:
+    version = client._do_request("GET", "/api/version").json()["ray_version"]
+    if version != ray.__version__:
         raise BenchmdError(
-            f"the cluster has Ray {theirs} and this environment {ray.__version__}: install the "
+            f"the cluster has Ray {version} and this environment {ray.__version__}: install the "
             "same version on both, as requirements.lock names it."
         )
 

@@ -69,14 +69,14 @@ def place_of(
 
 def fitting(capacity: Capacity, place: Place, spare: int) -> int:
     """Trials that fit at once with so many spare CPUs."""
-    each = capacity.places(place.cpus / place.workers, place.gpus / place.workers)
-    return min(int((capacity.cpus - spare) / place.cpus + SLACK), each // place.workers)
+    places = capacity.places(place.cpus / place.workers, place.gpus / place.workers)
+    return min(int((capacity.cpus - spare) / place.cpus + SLACK), places // place.workers)
 
 
 def _spare(plan: SearchPlan, inner: Sequence[Catalog]) -> int:
     """CPUs that stay free: Ray Data, and Ray Train, starve where trials hold them all."""
     execution, splits = plan.starts[0].execution, ("train", "validation")
-    streaming = (streams(each, split, execution) for each in inner for split in splits)
+    streaming = (streams(catalog, split, execution) for catalog in inner for split in splits)
     return int(execution.workers > 1 or any(streaming))
 
 

@@ -93,7 +93,7 @@ def run_searches(
                 backing.searching(folder) as alone,
                 stopping() as stop,
             ):
-                inner = [_inner(each.catalog, store, plan, stop) for each in plan.sources]
+                inner = [_inner(source.catalog, store, plan, stop) for source in plan.sources]
                 say(f"{plan.name}: {_counts(plan, inner)}")
                 upstream = _upstream(tuning, plan, store, say, cpus=cpus, quiet=quiet)
                 with confined(one.path for catalogs in inner for one in catalogs.values()):

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 
 from benchmd_ray.service.capacity import cluster_capacity
 from benchmd_ray.service.retrain import retraining_plan
 from benchmd_ray.service.schedule import run_plan
-from benchmd_ray.service.search_session import Searched
 from benchmd_ray.service.searches import Tuning, planned_searches
 from benchmd_ray.service.tracked import TrackedSearch, observers
 from benchmd_ray.service.tune import run_searches, tuning_cluster
@@ -50,37 +49,13 @@ def search_and_train(
         searched = run_searches(
             tuning, plans, store, say=say, cpus=cpus, own=is_embedded, observer=observer
         )
-    whole = all(one.chosen is not None for one in searched)
+    whole = all(search.chosen is not None for search in searched)
     if search_only:
         return whole
-    return whole & _train(
-        tuning,
-        searched,
-        store,
-        say=say,
-        address=address,
-        cpus=cpus,
-        dashboard=dashboard,
-        tflops=tflops,
-    )
-
-
-def _train(
-    tuning: Tuning,
-    searched: Sequence[Searched],
-    store: Path,
-    *,
-    say: Callable[[str], None],
-    address: str | None,
-    cpus: int | None,
-    dashboard: Dashboard,
-    tflops: float | None,
-) -> bool:
-    """Train what was found; whether all of it was done."""
     device = searched[0].plan.starts[0].execution.device
     plan = retraining_plan(tuning, searched, store, device=device, tflops=tflops)
     if plan is None:
-        return True
+        return whole
     say(f"{len(plan.items)} entries: start and best on the whole training split")
     outcome = run_plan(
         plan,
@@ -93,4 +68,4 @@ def _train(
     )
     for line in outcome.lines():
         say(line)
-    return outcome.whole
+    return whole and outcome.whole

@@ -177,20 +177,20 @@ def _budget(budget: Budget) -> str:
 
 def _stopping(plan: SearchPlan) -> str:
     method, unit = plan.method, plan.stage.unit
-    each = f"{count_of(method.evaluations, 'evaluation')} of a trial"
+    evaluations = f"{count_of(method.evaluations, 'evaluation')} of a trial"
     earned = rungs(method.evaluations)[:-1]
     if method.stopping == "racing" and earned:
         at = ", ".join(map(str, earned))
-        each = f"up to {each}, which a third of the trials earn at {at}"
+        evaluations = f"up to {evaluations}, which a third of the trials earn at {at}"
     steps: Sequence[int] = steps_within(longest(plan))
     if len(plan.sources) > 1:
         unit, steps = "modalities", range(1, len(plan.sources))
     if plan.starts[0].execution.workers > 1:  # nothing is reported within an evaluation
         steps = ()
     if method.stopping == "none" or not steps:
-        return f"{each}, no early stopping"
+        return f"{evaluations}, no early stopping"
     at = ", ".join(f"{step:,}" for step in steps)
-    return f"{each}, early stopping by {method.stopping} (looks at {at} {unit} of the first)"
+    return f"{evaluations}, early stopping by {method.stopping} (looks at {at} {unit} of the first)"
 
 
 def _space(plan: SearchPlan) -> pd.DataFrame:

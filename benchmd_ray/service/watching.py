@@ -74,10 +74,10 @@ def watched(stores: Sequence[Path]) -> list[str]:
 
 
 def _working(runs: Sequence[Listed]) -> Iterator[str]:
-    working = [each for each in runs if each.state == "working"]
-    wide = max((len(_name(each.run)) for each in working), default=0)
-    for each in working:
-        yield f"{_name(each.run):<{wide}}  {_far(each.run)}"
+    working = [row for row in runs if row.state == "working"]
+    width = max((len(_name(row.run)) for row in working), default=0)
+    for row in working:
+        yield f"{_name(row.run):<{width}}  {_far(row.run)}"
 
 
 def _name(run: Run) -> str:
@@ -109,9 +109,9 @@ def _far(run: Run) -> str:
 
 
 def _failed(runs: Sequence[Listed]) -> Iterator[str]:
-    failed = [each for each in runs if each.state == "failed"]
-    for each in failed[:FAILURES]:
-        yield f"{_name(each.run)} ({each.run.folder.name}): {each.reason}"
+    failed = [row for row in runs if row.state == "failed"]
+    for row in failed[:FAILURES]:
+        yield f"{_name(row.run)} ({row.run.folder.name}): {row.reason}"
     if len(failed) > FAILURES:
         yield f"and {len(failed) - FAILURES:,} more: benchmd list --state failed names them"
 
