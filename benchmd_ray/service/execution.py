@@ -27,11 +27,10 @@ from benchmd_ray.service.live import Progressing, longest_first, status_text
 from benchmd_ray.service.nodes import Nodes
 from benchmd_ray.service.outcome import Again, Failure, Observers, PlanOutcome
 from benchmd_ray.service.plan import Item, Plan
-from benchmd_ray.service.remote import elsewhere, node_in, task_of
 from benchmd_ray.service.simulate import Resources, pace_of, seconds_needed, time_left
 from benchmd_ray.service.status import find_run, find_runs
 from benchmd_ray.service.steps import Progress
-from benchmd_ray.service.work import ItemReport, execute_item
+from benchmd_ray.service.work import ItemReport, elsewhere, execute_item, node_in, task_of
 
 TICK_SECONDS = 0.5
 """How often the driver looks around while nothing ends."""

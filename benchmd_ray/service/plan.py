@@ -23,8 +23,7 @@ from benchmd_ray.service.choice import (
 )
 from benchmd_ray.service.cost import Inputs, Workload
 from benchmd_ray.service.datasets import Found, PlannedDataset, read_also
-from benchmd_ray.service.estimate import Estimator
-from benchmd_ray.service.rates import measured_runs
+from benchmd_ray.service.estimate import Estimator, measured_runs
 from benchmd_ray.service.resolved import ResolvedRun, resolve_settings
 from benchmd_ray.service.steps import Evaluate, Step, pretrain_step, transfer_step
 from benchmd_ray.settings.definition import Settings

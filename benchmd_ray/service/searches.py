@@ -30,6 +30,7 @@ from benchmd_ray.service.choice import (
 from benchmd_ray.service.datasets import PlannedDataset
 from benchmd_ray.service.learning import search_kind
 from benchmd_ray.service.naming import file_name, transfer_parts
+from benchmd_ray.service.plan import Item, Plan
 from benchmd_ray.service.resolved import resolve_settings
 from benchmd_ray.settings.definition import EncoderSettings, Settings, as_dict
 from benchmd_ray.ssl import SCRATCH, method_source, technique_named
@@ -185,6 +186,21 @@ class SearchPlan:
             "device": self.starts[0].execution.device,
             "determinants": self.determinants,
         }
+
+
+def started(tuning: Tuning, plan: SearchPlan) -> Choice:
+    """What a search started from, as a choice of runs."""
+    setting = "linear" if plan.setting == PRETRAIN else plan.setting
+    modalities = tuple(source.modality for source in plan.sources)
+    return replace(
+        tuning.choice, modalities=modalities, techniques=(plan.technique,), settings=(setting,)
+    )
+
+
+def of_sources(plan: Plan, search: SearchPlan) -> list[Item]:
+    """Items of a plan that belong to a search's sources."""
+    names = {source.name for source in search.sources}
+    return [item for item in plan.items if item.source in names]
 
 
 def inner_digest(catalogs: Inner) -> str:

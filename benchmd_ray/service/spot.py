@@ -16,7 +16,7 @@ from benchmd_ray.modality.modalities import Modality
 from benchmd_ray.modality.signals import Signal
 from benchmd_ray.models.encoder import input_extents, make_encoder
 from benchmd_ray.service.cost import forward_flops, training_flops
-from benchmd_ray.service.rates import Spot
+from benchmd_ray.service.estimate import Spot
 from benchmd_ray.settings.definition import EncoderSettings, Settings
 from benchmd_ray.training.engine import TorchEngine, autocast
 from benchmd_ray.training.objectives import model_of

@@ -29,10 +29,9 @@ from benchmd_ray.runs.store import read_run, require_weights
 from benchmd_ray.service.logged import LoggedSearch, quieted
 from benchmd_ray.service.nodes import Nodes
 from benchmd_ray.service.plan import make_plan
-from benchmd_ray.service.retrain import of_sources
 from benchmd_ray.service.schedule import run_plan
 from benchmd_ray.service.search_session import Searched, Session, TrialObserver
-from benchmd_ray.service.searches import Inner, SearchPlan, Tuning, planned_searches
+from benchmd_ray.service.searches import Inner, SearchPlan, Tuning, of_sources, planned_searches
 from benchmd_ray.service.trial_place import Room, memory_of
 from benchmd_ray.settings.definition import Settings
 from benchmd_ray.ssl import SCRATCH, technique_named

@@ -19,8 +19,7 @@ from benchmd_ray.service.capacity import Capacity
 from benchmd_ray.service.datasets import PlannedDataset
 from benchmd_ray.service.dry_run import Estimate, size
 from benchmd_ray.service.plan import Item, Plan, make_plan
-from benchmd_ray.service.retrain import of_sources, started
-from benchmd_ray.service.searches import SearchPlan, Tuning, planned_searches
+from benchmd_ray.service.searches import SearchPlan, Tuning, of_sources, planned_searches, started
 from benchmd_ray.service.simulate import Resources, simulate
 from benchmd_ray.service.trial_place import longest, place_of
 from benchmd_ray.ssl import SCRATCH

@@ -24,12 +24,12 @@ from benchmd_ray.service.capacity import Capacity
 from benchmd_ray.service.choice import Choice
 from benchmd_ray.service.dry_run import print_estimates
 from benchmd_ray.service.plan import make_plan
-from benchmd_ray.service.retrain import of_sources, retraining_plan, started
 from benchmd_ray.service.search_session import Searched
-from benchmd_ray.service.searches import Tuning, planned_searches
+from benchmd_ray.service.searches import Tuning, of_sources, planned_searches, started
 from benchmd_ray.service.simulate import Resources
 from benchmd_ray.service.trial_place import place_of
 from benchmd_ray.service.tune import run_searches
+from benchmd_ray.service.tune_and_train import retraining_plan
 from benchmd_ray.service.tune_dry_run import estimate_searches
 from benchmd_ray.service.watching import state_of
 from benchmd_ray.settings.definition import as_dict, default_settings, load_settings
