@@ -204,7 +204,10 @@ class Execution:
     def _start(self, item: Item) -> None:
         """Start an item's task, unless another process has done it by now."""
         upstream = self.folders.get(item.after or "")
-        progress = self._find(item, upstream)
+        progress = None
+        with contextlib.suppress(BenchmdError):  # its task will say what is wrong
+            run = None if upstream is None else read_run(upstream)
+            progress = find_run(item, self.store, run, weights=self.weights)
         if progress is not None and progress.done:
             self._finish(item, progress.run.folder, "elsewhere")
             return
@@ -215,7 +218,7 @@ class Execution:
         reserved = (need.cpus, need.gpus) if single else (0.0, 0.0)
         task = task_of(*reserved, 1 if need.gpus else ITEMS_OF_A_PROCESS)
         progressing = Progressing(item, folder, time.monotonic())
-        progressing = replace(progressing, before=min(0.99, progressing.fraction or 0.0))
+        before = min(0.99, progressing.fraction or 0.0)
         where = elsewhere(self.nodes.leaving())
         reference = task.options(name=item.name, scheduling_strategy=where).remote(
             execute_item,
@@ -225,15 +228,8 @@ class Execution:
             None if folder is None else folder.name,
             self.weights,
         )
-        self.running[reference] = RunningItem(item, need, progressing)
+        self.running[reference] = RunningItem(item, need, replace(progressing, before=before))
         self.observers.started(item, folder)
-
-    def _find(self, item: Item, upstream: Path | None) -> Progress | None:
-        try:
-            run = None if upstream is None else read_run(upstream)
-            return find_run(item, self.store, run, weights=self.weights)
-        except BenchmdError:
-            return None  # its task will say what is wrong
 
     def _collect(self) -> None:
         """Wait a moment, and take what ended."""
@@ -338,10 +334,7 @@ class Execution:
         self.look.pop(item.name, None)
         self.ends[how].append(item.name)
         self.observers.finished(item, folder, node)
-        self._release(item)
-
-    def _release(self, item: Item) -> None:
-        try:
+        try:  # free what need not stay, now that it is done
             release_unneeded(item, self.items, self.folders)
         except (BenchmdError, OSError) as error:
             self._note(f"{item.name}: nothing was freed: {error}")
@@ -383,15 +376,13 @@ class Execution:
         if begin < self.estimate_at:
             return self.left
         pace = pace_of(self.took)
-        tasks = list(self.running.values())
+        at_work = [task.shown for task in self.running.values()]
         needed = {
-            t.item.name: seconds_needed(t.item, t.shown.seconds, t.shown.share, pace) for t in tasks
+            run.item.name: seconds_needed(run.item, run.seconds, run.share, pace) for run in at_work
         }
-        items = [task.item for task in tasks]
-        everyone = [*items, *self.waiting]
-        capacity = self.nodes.capacity
-        cpus = max([capacity.cpus, *(item.cpus for item in everyone)])
-        gpus = max([capacity.gpus, *(item.gpus for item in everyone)])
+        items = [run.item for run in at_work]
+        cpus = max([self.nodes.capacity.cpus, *(item.cpus for item in [*items, *self.waiting])])
+        gpus = max([self.nodes.capacity.gpus, *(item.gpus for item in [*items, *self.waiting])])
         waiting = sorted(self.waiting, key=lambda each: self.rank[each.name])
         self.left = time_left(waiting, needed, Resources(cpus, gpus), items=items, pace=pace)
         now = time.monotonic()
