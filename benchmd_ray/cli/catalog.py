@@ -11,6 +11,7 @@ import click
 
 from benchmd_ray.cli.group import main
 from benchmd_ray.cli.options import (
+    ADDRESS,
     CATALOG,
     FILE,
     FOLDER,
@@ -139,7 +140,7 @@ def catalog_new(name: str, folder: Path, out: Path) -> None:
     help="Read files again that could not be read, and what shares a shard with them.",
 )
 @click.option("--cpus", type=click.IntRange(1), default=None, help="CPUs of an embedded Ray.")
-@click.option("--address", help="Work on the Ray cluster at this address; else embedded.")
+@ADDRESS
 def catalog_build(name: str, raw: Path, out: Location, cpus: int | None, **options: Any) -> None:
     """Build a catalog of the dataset NAME, or what is missing of it.
 

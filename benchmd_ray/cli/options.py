@@ -256,6 +256,16 @@ TFLOPS = click.option(
     type=float,
     help="Estimate for another machine: sustained TFLOP/s of each device.",
 )
+ADDRESS = click.option("--address", help="Work on the Ray cluster at this address; else embedded.")
+SETTINGS = click.option("--settings", "settings_file", type=FILE, help="YAML file of settings.")
+SET = click.option(
+    "--set",
+    "assignments",
+    multiple=True,
+    metavar="A.B=VALUE",
+    shell_complete=complete_setting,
+    help="Change one setting, after --settings; `benchmd settings` lists them all.",
+)
 CPUS = click.option("--cpus", type=click.IntRange(1), help="CPUs to use at once. Default: all.")
 
 
@@ -263,19 +273,11 @@ def execution_options(command: F) -> F:
     """Options of every command that computes."""
     for option in (
         click.option(
-            "--address",
-            help="Ray cluster to work on (auto, host:port). Default: an embedded Ray.",
+            "--address", help="Ray cluster to work on (auto, host:port). Default: an embedded Ray."
         ),
         ALLOW,
-        click.option(
-            "--set",
-            "assignments",
-            multiple=True,
-            metavar="A.B=VALUE",
-            shell_complete=complete_setting,
-            help="Change one setting, after --settings; `benchmd settings` lists them all.",
-        ),
-        click.option("--settings", "settings_file", type=FILE, help="YAML file of settings."),
+        SET,
+        SETTINGS,
         click.option(
             "--store",
             type=STORE,

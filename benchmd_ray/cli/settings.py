@@ -9,20 +9,13 @@ import yaml
 from click.shell_completion import get_completion_class
 
 from benchmd_ray.cli.group import main
-from benchmd_ray.cli.options import FILE, complete_modality, complete_setting
+from benchmd_ray.cli.options import SET, SETTINGS, complete_modality
 from benchmd_ray.console.terminal import echo
 
 
 @main.command()
-@click.option("--settings", "settings_file", type=FILE, help="YAML file of settings.")
-@click.option(
-    "--set",
-    "assignments",
-    multiple=True,
-    metavar="A.B=VALUE",
-    shell_complete=complete_setting,
-    help="Change a setting.",
-)
+@SETTINGS
+@SET
 @click.option(
     "--modality",
     "modality_name",

@@ -93,12 +93,7 @@ class Capacity:
 
 
 def cluster_capacity(cpus: float | None = None, leaving: Collection[str] = ()) -> Capacity:
-    """What the connected cluster has.
-
-    Args:
-        cpus: Keep only so many CPUs busy; None takes all.
-        leaving: Nodes that take nothing new, as they are about to go away.
-    """
+    """What the connected cluster has, without the nodes that are about to go away."""
     import ray
 
     nodes = {node["NodeID"]: node["Resources"] for node in ray.nodes() if node["Alive"]}

@@ -195,12 +195,7 @@ def _no_source(missing: Sequence[str], datasets: Iterable[PlannedDataset]) -> Be
 
 
 def technique_settings(choice: Choice, kind: Modality, name: str) -> tuple[Settings, str | None]:
-    """Settings of a technique's runs but for seed and label setting, or why it does not fit.
-
-    Raises:
-        BenchmdError: The settings cannot be used, or choose an encoder that a technique chosen by
-            name cannot have.
-    """
+    """Settings of a technique's runs but for seed and label setting, or why it does not fit."""
     start, variant = benchmark(choice.bench).start_named(choice.start, kind)
     base = start.settings(kind, name, variant)
     if name.startswith(HUB) and not kind.signal.is_image:

@@ -61,13 +61,11 @@ class Found:
 
 
 def from_catalogs(paths: Iterable[Location]) -> Found:
-    """Datasets of catalogs, or of folders that contain some, also on S3.
-
-    They are in order of modality, role (sources first), name and policy.
+    """Datasets of catalogs, or of folders of some, by modality, role (sources first), name, policy.
 
     Raises:
-        BenchmdError: A path holds no catalog, a catalog cannot be used, two are of the same dataset
-            and policy, or a bucket cannot be reached.
+        BenchmdError: A path has no catalog, one cannot be read, or two are of one dataset and
+            policy.
     """
     folders: dict[Location, None] = {}
     notes: list[str] = []

@@ -60,15 +60,8 @@ def demo(
 ) -> bool:
     """Write data, build catalogs, execute one plan of all runs, and search; what is done stays.
 
-    Args:
-        folder: Everything is written below it; the runs to ``runs``.
-        say: Takes a line for the user at each stage.
-        address: Ray cluster; None works embedded.
-        modalities: None takes all; the first is also searched, and evaluated by other benchmarks.
-        on_ray: Whether a pretraining is shared by two workers (`ON_RAY`).
-
-    Returns:
-        Whether all of it was done.
+    The first modality (none: of all) is also searched and evaluated by other benchmarks. With
+    `on_ray` two workers share a pretraining (`ON_RAY`). Gives whether all of it was done.
     """
     chosen = chosen_modalities(modalities)
     cpus, runs = own_cpus() if embedded(address) else None, folder / "runs"
@@ -163,13 +156,8 @@ def catalogs_of(
 ) -> list[Catalog]:
     """Catalogs of a modality's synthetic datasets, the source first; what is built stays.
 
-    Args:
-        modality: Its name.
-        folder: Raw data go to ``raw`` below it, catalogs to ``catalogs``.
-        say: Takes a line for each catalog that is built.
-        sizes: Arguments of its writer.
-        hold_out: From the source's name and raw folder to the conditions that its catalog holds
-            out.
+    `sizes` are arguments of its writer; `hold_out` gives the conditions that the source's catalog
+    holds out, from its name and raw folder.
     """
     out = folder / "catalogs"
     listed = out / f"{modality}.txt"  # written when all are built

@@ -67,12 +67,9 @@ class Estimate:
 
 
 def print_estimates(estimates: Sequence[Estimate], to_run: str, *, items: bool = False) -> None:
-    """Print estimates and, of several searches, their sum.
+    """Print the estimates and, of several searches, their sum.
 
-    Args:
-        estimates: One of a plan, or one of each search.
-        to_run: What to do where they are planned from cards.
-        items: Print a line for each entry, too.
+    `to_run` says what to do where they are planned from cards; `items` adds a line for each entry.
     """
     blocks = [estimate.lines(items=items) for estimate in estimates]
     if len(estimates) > 1:
@@ -121,11 +118,7 @@ class Status:
 def estimate_run(
     choice: Choice, store: Path, resources: Resources, *, tflops: float | None = None
 ) -> Estimate:
-    """What a choice would run that the store, which need not exist, does not have yet.
-
-    Raises:
-        BenchmdError: See `make_plan`.
-    """
+    """What a choice would run that the store, which need not exist, does not have yet."""
     plan = make_plan(choice, store, device="cuda" if resources.gpus else "cpu", tflops=tflops)
     return estimate_plan(plan, resources, status(plan, store, weights=choice.weights))
 

@@ -58,7 +58,6 @@ def each(
         grows: Whether the cluster may yet get nodes with them.
 
     Raises:
-        BenchmdError: There are not so many GPUs, and there will not be.
         Stopped: A signal asked to stop. All tasks have been ended.
     """
     import ray

@@ -62,7 +62,6 @@ def pretrain_run(
 
     Raises:
         Busy: Another process works on it.
-        BenchmdError: Something named does not exist or fit, or the work failed.
     """
     chosen = technique_named(technique)
     if weights is not None and not chosen.imagenet:
@@ -85,15 +84,7 @@ def pretrain_resolved(
     on_cluster: bool,
     start: StartWeights | None = None,
 ) -> Run:
-    """Pretrain what was resolved, unless it is done.
-
-    Args:
-        resolved: The run.
-        store: Folder of all runs, absolute.
-        weights: File of ImageNet weights; None downloads them where they are needed.
-        on_cluster: Compute on the cluster that this process is connected to.
-        start: The weights of the technique, where they were read before.
-    """
+    """Pretrain what was resolved, unless it is done; `start` are weights that were read before."""
     execution = resolved.settings.execution
     if not on_cluster:
         choose_device(execution.device)  # refused before a run's folder is made
@@ -169,10 +160,6 @@ def transfer_run(
         targets: Their catalogs.
         address: Ray cluster to work on; None works embedded.
         within: As in `pretrain_run`.
-
-    Raises:
-        Busy: Another process works on it.
-        BenchmdError: Something named does not exist or fit, or the work failed.
     """
     catalog, store = catalog.resolve(), store.resolve()
     source = open_catalog(catalog)
@@ -226,7 +213,7 @@ def evaluate_run(
     also: tuple[Location, ...] = (),
     within: bool = False,
 ) -> Path:
-    """Score a catalog's evaluation splits with a finished transfer run, unless that is done.
+    """Score a catalog with a finished transfer run, unless that is done.
 
     Args:
         run: The run.
@@ -239,10 +226,6 @@ def evaluate_run(
 
     Returns:
         The file with the predictions.
-
-    Raises:
-        Busy: Another process scores it.
-        BenchmdError: The run is not finished or no transfer, or the catalog does not fit.
     """
     if run.description["kind"] != "transfer":
         raise BenchmdError(f"{run.folder} is a pretraining run: name a transfer run.")
@@ -261,11 +244,10 @@ def evaluate_run(
 def _place(
     settings: Settings, address: str | None, *, within: bool
 ) -> Iterator[tuple[Settings, bool]]:
-    """Join the cluster where one is named, and settle device and precision for where it runs.
+    """Join the cluster, if one is named, and settle device and precision for where it runs.
 
-    Yields:
-        The settings without ``auto`` for device and precision, and whether all computing belongs on
-        the cluster instead of in this process.
+    Yields the settings, and whether all computing belongs on the cluster instead of in this
+    process.
     """
     on_cluster = bool(address or os.environ.get("RAY_ADDRESS"))
     if within:

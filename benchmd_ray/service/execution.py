@@ -1,8 +1,4 @@
-"""The execution of a plan, step by step.
-
-The driver decides what starts when; each item is one Ray task (`service.work`), whose process
-serves one item after the other.
-"""
+"""The execution of a plan: the driver decides what starts when; each item is one Ray task."""
 
 from __future__ import annotations
 
@@ -73,10 +69,7 @@ class Execution:
         shown: Display,
         attached: bool = False,
     ) -> None:
-        """Look at the cluster that this process is connected to; see `schedule.run_plan`.
-
-        An attached one, not an embedded, has nodes that come and go.
-        """
+        """Look at the cluster of this process; nodes of one that is attached come and go."""
         self.say, self.observers, self.shown = say, observers, shown
         self.nodes = Nodes(cpus, attached=attached, say=self._note)
         items = list(plan.items)
@@ -327,7 +320,7 @@ class Execution:
 
     def _wait(self, item: Item) -> None:
         self.waiting.append(item)
-        self.waiting.sort(key=lambda each: self.rank[each.name])
+        self.waiting.sort(key=lambda item: self.rank[item.name])
 
     def _finish(self, item: Item, folder: Path, how: str, node: str = "") -> None:
         self.folders[item.name] = folder
@@ -383,7 +376,7 @@ class Execution:
         items = [run.item for run in at_work]
         cpus = max([self.nodes.capacity.cpus, *(item.cpus for item in [*items, *self.waiting])])
         gpus = max([self.nodes.capacity.gpus, *(item.gpus for item in [*items, *self.waiting])])
-        waiting = sorted(self.waiting, key=lambda each: self.rank[each.name])
+        waiting = sorted(self.waiting, key=lambda item: self.rank[item.name])
         self.left = time_left(waiting, needed, Resources(cpus, gpus), items=items, pace=pace)
         now = time.monotonic()
         self.estimate_at = now + max(2.0, 50 * (now - begin))

@@ -1,8 +1,7 @@
 """Weights that a plan no longer needs are removed while it continues (``execution.keep``).
 
-Those that it needs and that were pruned are named before anything starts. They are not made again
-unasked: on another machine they may differ, and results of the old and the new would not be of the
-same models.
+Pruned ones that it needs are named before anything starts, and are not made again unasked: they may
+differ on another machine, and old and new results would not be of the same models.
 """
 
 from __future__ import annotations
@@ -18,11 +17,7 @@ from benchmd_ray.service.steps import Progress
 
 
 def release_unneeded(ended: Item, items: Iterable[Item], folders: Mapping[str, Path]) -> int:
-    """Remove what need not stay of an item's run and its predecessor's; gives the bytes freed.
-
-    A run's weights are needed until all items that come after it are done. What failed or was not
-    run keeps them.
-    """
+    """Remove what no item needs of this one's run and its predecessor's; gives the bytes freed."""
     return _release(items, (ended.name, ended.after), folders)
 
 

@@ -24,12 +24,7 @@ def learned_in(
     say: Callable[[str], None] = lambda text: None,
     wanted: Callable[[str], bool] = lambda name: True,
 ) -> Portfolio:
-    """A portfolio of the searches of stores that have a result, each on one source.
-
-    Args:
-        stores: The stores.
-        say: Takes a line for each that is skipped.
-        wanted: Whether to learn from a search, by its name.
+    """A portfolio of the stores' searches that have a result, each on one source.
 
     Raises:
         BenchmdError: No search has enough trials, nothing gains, or a bucket cannot be reached.

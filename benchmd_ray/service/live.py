@@ -105,8 +105,8 @@ def label(item: Item) -> str:
 def longest_first(items: Sequence[Item]) -> list[Item]:
     """Items in the order in which they should start.
 
-    Those of several workers come first, as there is less and less room for them later; then by the
-    time of the longest chain of items that starts with each.
+    Those of several workers first, as there is less room for them later; then by the time of the
+    longest chain of items that starts with each.
     """
     chain: dict[str, float] = {}
     after = _by_predecessor(items)

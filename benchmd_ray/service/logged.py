@@ -1,8 +1,7 @@
-"""The log of a store: one JSON line for each event of a plan or a search.
+"""The log of a store, ``log.jsonl``: one JSON line for each event of a plan or a search.
 
-``log.jsonl`` in the store; several commands may write it at the same time, and each line names its
-command's session. With ``BENCHMD_LOG=json`` the same lines are printed on standard error, instead
-of progress and prose. Of a store on S3 it is in this machine's mirror.
+Several commands may write it at the same time; each line names its session. ``BENCHMD_LOG=json``
+prints the lines on standard error, instead of progress and prose. Of S3 it is in the mirror.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ from benchmd_ray.errors import DiskFull
 from benchmd_ray.files.atomic import append, open_regular, without_home
 from benchmd_ray.runs.history import now
 from benchmd_ray.runs.history import reason as reason_of
-from benchmd_ray.service.outcome import Again
+from benchmd_ray.service.outcome import Again, Observer
 from benchmd_ray.service.plan import Item, Plan
 
 LOG = "log.jsonl"
@@ -83,7 +82,7 @@ def _plain(value: Any) -> Any:
     return without_home(value)[:LONGEST]
 
 
-class LoggedPlan:
+class LoggedPlan(Observer):
     """An `Observer` that writes a plan's execution into the store's log, from begin to end."""
 
     def __init__(self, store: Path, plan: Plan) -> None:
@@ -134,9 +133,6 @@ class LoggedPlan:
     def noted(self, line: str) -> None:
         """See `Observer`."""
         self._log.write("note", "warning", message=line)
-
-    def closed(self) -> None:
-        """See `Observer`."""
 
     def _seconds(self, item: Item) -> float | None:
         """Since its last start; None for what this plan did not start."""

@@ -107,12 +107,7 @@ def transfer_parts(settings: Settings) -> set[str]:
 
 
 def finished_upstream(folder: Path, source: Catalog) -> Run:
-    """A finished pretraining run on this very catalog.
-
-    Raises:
-        BenchmdError: It is none. One on a catalog of other splits may have seen this one's
-            validation and test patients.
-    """
+    """A finished pretraining run on this very catalog: others may have seen its test patients."""
     run = read_run(folder)
     if run.description["kind"] != "pretrain" or not run.finished:
         raise BenchmdError(
@@ -131,11 +126,7 @@ def finished_upstream(folder: Path, source: Catalog) -> Run:
 def _adopted(
     chosen: EncoderSettings, architecture: EncoderSettings, technique: str, whose: str
 ) -> EncoderSettings:
-    """The architecture that `whose` has, with the chosen dropout, or else that of the technique.
-
-    Raises:
-        BenchmdError: Another architecture was chosen, not the default.
-    """
+    """The architecture that `whose` has, with the chosen dropout, or else that of the technique."""
     default = EncoderSettings()
     source = ENCODERS[protocol_encoder(technique)] if chosen == default else chosen
 

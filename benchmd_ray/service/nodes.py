@@ -30,13 +30,7 @@ class Nodes:
     def __init__(
         self, cpus: int | None, *, attached: bool, say: Callable[[str], None] = lambda line: None
     ) -> None:
-        """Look at the cluster that this process is connected to.
-
-        Args:
-            cpus: Keep only so many CPUs busy; None takes all.
-            attached: Whether its nodes change; those of an embedded Ray do not.
-            say: Takes a line for the user where nodes come or go.
-        """
+        """Look at the cluster of this process; nodes of one that is attached come and go."""
         self._cpus, self._attached, self._say = cpus, attached, say
         self.capacity: Capacity = cluster_capacity(cpus)
         self._next = time.monotonic() + LOOK_SECONDS

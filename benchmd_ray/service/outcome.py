@@ -6,7 +6,7 @@ import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import Literal
 
 from benchmd_ray.console.progress import duration
 from benchmd_ray.service.plan import Item
@@ -16,7 +16,7 @@ Again = Literal["retried", "preempted", "lost"]
 node or its storage went away. Only the first counts as a try."""
 
 
-class Observer(Protocol):
+class Observer:
     """Is notified of what happens while a plan is executed; its errors never touch the work.
 
     A node is named by Ray's identifier, and is empty where it is not known.

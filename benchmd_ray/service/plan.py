@@ -1,7 +1,4 @@
-"""The whole benchmark as a plan: every run that a choice asks for, in the order they need.
-
-A plan is data. It holds what is to be run with which settings, not how far anything is.
-"""
+"""The whole benchmark as a plan: items with their settings, in the order they need."""
 
 from __future__ import annotations
 
@@ -108,11 +105,9 @@ def make_plan(
     """Everything that a choice asks for, with estimates of time and disk.
 
     Args:
-        choice: Without catalogs the plan is for the datasets as their cards state them; it cannot
-            be run.
+        choice: Without catalogs the plan is from the datasets' cards and cannot be run.
         store: Folder of all runs, whose measured speeds are used; it need not be there.
-        device: ``cpu`` or ``cuda`` of where the plan will run, unless the settings choose; None
-            takes what this machine has.
+        device: ``cpu`` or ``cuda`` where the settings leave it open; None takes this machine's.
         tflops: Sustained TFLOP/s of one device, for another machine than the store's.
         measure: Measure this machine for a few seconds; None does so where nothing else is known.
 

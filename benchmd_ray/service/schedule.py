@@ -50,7 +50,6 @@ def run_plan(
 
     Raises:
         Stopped: A signal asked to stop. All tasks have been ended; the same call resumes.
-        BenchmdError: The plan cannot be executed, or Ray cannot be reached.
     """
     _require_executable(plan)
     store, is_embedded = store.resolve(), embedded(address)

@@ -28,14 +28,9 @@ def is_scored(
     *,
     whole: bool = False,
 ) -> bool:
-    """Whether a run's predictions for this very catalog are there.
+    """Whether a run's predictions for this very catalog are there, by this evaluation's version.
 
-    Args:
-        run: The run.
-        catalog: What is scored.
-        evaluation: Whose predictions; those of another version of it do not count.
-        also: Other catalogs that it reads; predictions from others do not count.
-        whole: Compare the file with its hash, too: a damaged one is made again.
+    `also` are the other catalogs that it reads. `whole` compares the file with its hash, too.
     """
     path = predictions_path(run.folder, catalog.dataset, evaluation.name)
     if not path.is_file() or not hash_path(path).is_file():

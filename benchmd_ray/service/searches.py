@@ -215,12 +215,7 @@ def of_splits(catalog: Catalog, name: str) -> dict[str, int]:
 
 
 def planned_searches(tuning: Tuning, *, gpu: bool) -> list[SearchPlan]:
-    """The searches that were asked for, in order of modality, technique and setting.
-
-    Raises:
-        BenchmdError: A name does not exist, a space or the settings cannot be used, or nothing is
-            left to search.
-    """
+    """The searches that were asked for, in order of modality, technique and setting."""
     _require_known(tuning)
     chosen = chosen_datasets(tuning.choice)
     sources = [dataset for dataset in chosen.datasets if dataset.role == "source"]
@@ -330,8 +325,7 @@ def _tried_first(
 ) -> tuple[PortfolioSettings, ...]:
     """Settings of a portfolio that a search on one source tries.
 
-    Those learned on its source, on a target that its choice is scored on, or on another dataset of
-    their origins are excluded.
+    Excluded are those learned on a dataset of the origin of its source or targets.
     """
     if len(plan.sources) > 1:
         return ()

@@ -61,16 +61,7 @@ def simulate(
     """Start each item as soon as its predecessor is done and it fits in.
 
     Of those that could start, the one with the longest chain of items behind it comes first, as in
-    an execution.
-
-    Args:
-        items: Each after the one that it starts from.
-        resources: CPUs and GPUs.
-        done: Names of items that are done already.
-        first: Names of items that start before all others: they run already.
-
-    Raises:
-        BenchmdError: An item needs more than all resources.
+    an execution; before all others those that run already, `first`.
     """
     waiting = longest_first([item for item in items if item.name not in done])
     for item in waiting:
@@ -161,14 +152,7 @@ def time_left(
 
 
 def seconds_needed(item: Item, worked: float, share: float = 0.0, pace: float = 1.0) -> float:
-    """Seconds that a running item still needs.
-
-    Args:
-        item: The item.
-        worked: Seconds that it has worked.
-        share: Share of its work that it did in them; 0 where it does not report.
-        pace: As in `time_left`.
-    """
+    """Seconds that a running item still needs; `share` of it was done in the seconds `worked`."""
     if share > 0:
         return worked * (1 - min(share, 1.0)) / share
     expected = item.seconds * pace

@@ -19,13 +19,7 @@ def find_run(
     *,
     weights: Path | None = None,
 ) -> Progress | None:
-    """The run of an item in a store; None while its weights' run is not finished, which names it.
-
-    Args:
-        item: An item of a plan, with a catalog.
-        store: Folder of all runs.
-        upstream: Run of the item that it comes after; it need not be finished.
-        weights: File of ImageNet weights; None takes the hub's, which are downloaded once.
+    """The run of an item in a store; None while its upstream, which names it, is not finished.
 
     Raises:
         BenchmdError: The catalog or the weights cannot be read, or do not fit.
@@ -43,11 +37,7 @@ def find_run(
 def find_runs(
     items: Iterable[Item], store: Path, *, weights: Path | None = None
 ) -> dict[str, Progress | None]:
-    """The runs of a plan's items by name of the item; see `find_run`.
-
-    None where a run cannot be named, as its catalog is damaged or weights are missing: executing it
-    will tell.
-    """
+    """The runs of a plan's items by name; None where one cannot be named: executing it says why."""
     backing_of(store).refresh_store()
     progress: dict[str, Progress | None] = {}
     for item in items:

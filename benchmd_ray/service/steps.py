@@ -90,20 +90,11 @@ class Step(ABC):
 
     @abstractmethod
     def find(self, request: Request) -> Progress:
-        """Its run in a store.
-
-        Raises:
-            BenchmdError: The catalog or the weights cannot be read, or do not fit.
-        """
+        """Its run in a store."""
 
     @abstractmethod
     def run(self, request: Request) -> Run:
-        """Do it in this process, unless it is done.
-
-        Raises:
-            Busy: Another process works on it.
-            BenchmdError: Something named does not exist or fit, or the work failed.
-        """
+        """Do it in this process, unless it is done."""
 
     def total(self, settings: Settings) -> int | None:
         """Steps or epochs of its training; None where nothing is trained."""

@@ -65,15 +65,7 @@ def job_server(address: str | None) -> str:
 
 @contextmanager
 def asking(address: str | None, job: str = "") -> Iterator[Any]:
-    """A client of the cluster's job server; its failures are errors that say what to do.
-
-    Args:
-        address: URL of the dashboard; None takes ``RAY_API_SERVER_ADDRESS``, else this machine's.
-        job: The job that is asked for.
-
-    Raises:
-        BenchmdError: The server cannot be reached, needs another token, or knows no such job.
-    """
+    """A client of the cluster's job server; its failures are errors that say what to do."""
     server = job_server(address)
     for name, value in ENVIRONMENT.items():
         os.environ.setdefault(name, value)
@@ -122,14 +114,10 @@ def submit(
         arguments: The command, without ``benchmd``.
         address: URL of the dashboard.
         files: Files to take along, by the path in the job's folder.
-        variables: Names of variables of this process that the job's processes get. The cluster
-            shows only the names.
+        variables: Names of variables of this process that the job gets; the cluster shows only
+            these.
         nodes: Nodes that the cluster is asked for, as `cluster.asked_nodes` reads.
         name: Part of the job's id; None takes the command's.
-
-    Raises:
-        BenchmdError: A variable is not set here or its value is in the command, the cluster has
-            another version of Ray, or `asking` fails.
     """
     ray_constants = private_part("ray._private", "ray_constants")
     values = _values(variables, arguments)
@@ -233,11 +221,7 @@ def output(job: str, address: str | None = None) -> str:
 
 
 def follow(job: str, say: Callable[[str], None], address: str | None = None) -> int:
-    """Hand on what a job prints, from its beginning, until it ends.
-
-    Returns:
-        Its exit code; 143 where it was stopped, as of a command that SIGTERM ended.
-    """
+    """Hand on what a job prints, until it ends; gives its exit code, 143 where it was stopped."""
 
     async def hand_on() -> None:
         async for text in client.tail_job_logs(job):
@@ -269,11 +253,7 @@ def stop(job: str, address: str | None = None) -> Any:
 
 
 def ended(client: Any, job: str, seconds: float = STOP_SECONDS + 30) -> Any:
-    """The details of a job that is about to end.
-
-    Raises:
-        BenchmdError: It still works after so many seconds.
-    """
+    """The details of a job that is about to end."""
     deadline = time.monotonic() + seconds
     while not (about := client.get_job_info(job)).status.is_terminal():
         if time.monotonic() > deadline:

@@ -8,14 +8,14 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from benchmd_ray.service.outcome import Again, Observer
+from benchmd_ray.service.outcome import Observer
 from benchmd_ray.service.plan import Item, Plan
 from benchmd_ray.ssl.brought import technique_label
 from benchmd_ray.tracking.dashboard import Dashboard
 from benchmd_ray.tracking.upload import Followed, Tracker
 
 
-class TrackedPlan:
+class TrackedPlan(Observer):
     """An `Observer` that logs to W&B; its dashboard is not ``off``."""
 
     def __init__(
@@ -39,12 +39,6 @@ class TrackedPlan:
 
     def _followed(self, item: Item) -> Followed:
         return followed(item, self._more[item.name])
-
-    def again(self, item: Item, why: Again, reason: str, node: str = "") -> None:
-        """Nothing: its next start is logged."""
-
-    def noted(self, line: str) -> None:
-        """Nothing."""
 
     def closed(self) -> None:
         """See `Observer`."""

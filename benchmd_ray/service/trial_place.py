@@ -37,11 +37,7 @@ def place_of(
 ) -> Place:
     """What a trial holds, and how many fit at once.
 
-    Args:
-        plan: The search.
-        capacity: What there is.
-        at_once: As many as the user wants at most.
-        inner: Its inner catalogs, where they are known: one that streams needs a spare CPU.
+    Inner catalogs that stream need a spare CPU.
 
     Raises:
         BenchmdError: Not even one fits.
@@ -92,11 +88,7 @@ class Room:
         *,
         stop: Stopping,
     ) -> None:
-        """Wait until there is room for one.
-
-        Raises:
-            BenchmdError: Not even one fits, and nothing that came made room.
-        """
+        """Wait until there is room for one."""
         execution = plan.starts[0].execution
         workers, spare = execution.workers, _spare(plan, inner)
         self._nodes, self._at_once, self._spare = nodes, at_once, spare
@@ -135,10 +127,7 @@ def _small(plan: SearchPlan) -> bool:
 
 
 def memory_of(tuning: Tuning, plan: SearchPlan, place: Place, *, own: bool) -> int | None:
-    """Bytes that a trial may allocate; None sets no limit, as for workers.
-
-    An embedded Ray (`own`) leaves the limit to this; on a cluster there is other protection.
-    """
+    """Bytes that a trial may allocate, which an embedded Ray does not limit; None sets no limit."""
     if tuning.memory_gib is not None:
         if place.workers > 1:
             raise BenchmdError(

@@ -1,8 +1,7 @@
 """Execute searches: inner catalogs, what trials share, trials, and the winner as a run.
 
 Trials work within `confined`: neither a split that is scored nor a target can be opened before the
-search has ended. A search is in ``<store>/searches/<name>``; what searches on a source share, its
-inner catalogs, in ``<store>/inner``.
+search has ended.
 """
 
 from __future__ import annotations
@@ -57,17 +56,8 @@ def run_searches(
 ) -> list[Searched]:
     """Execute searches one after the other, each from where an earlier session left it.
 
-    Needs a Ray that this process is connected to, see `tuning_cluster`.
-
-    Args:
-        tuning: What was asked for.
-        plans: The searches.
-        store: Folder of all runs.
-        say: Takes a line for the user.
-        cpus: CPUs to use at once; None takes all.
-        own: Whether Ray is embedded: then the memory of trials is bounded here.
-        observer: Is notified of each trial that ended.
-        quiet: Show no progress.
+    Needs a Ray that this process is connected to, see `tuning_cluster`; with `own` it is embedded,
+    and the memory of trials is bounded here.
 
     Raises:
         Stopped: A signal asked to stop; the same call resumes.

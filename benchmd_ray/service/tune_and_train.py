@@ -30,18 +30,7 @@ def search_and_train(
 ) -> bool:
     """Search, and train what was found unless asked not to; gives whether all of it was done.
 
-    Args:
-        tuning: What is searched.
-        store: Folder of all runs.
-        say: Takes a line for the user.
-        address: Ray cluster to work on; None works embedded.
-        cpus: CPUs to use at once; None takes all.
-        dashboard: Where W&B shows it, if at all.
-        tflops: Speed of a device, for the time that is left.
-        search_only: Whether to stop after the search.
-
     Raises:
-        BenchmdError: A source cannot be searched.
         Busy: Another process works on one of these searches.
         Stopped: A signal asked to stop; the same call resumes.
     """

@@ -31,11 +31,7 @@ from benchmd_ray.tuning.records import limits_of, read_search
 def estimate_searches(
     tunings: Sequence[Tuning], store: Path, resources: Resources, *, tflops: float | None = None
 ) -> list[Estimate]:
-    """What each search and the runs after it would take; the store need not exist.
-
-    Raises:
-        BenchmdError: See `make_plan`; or not even one trial fits.
-    """
+    """What each search and the runs after it would take; the store need not exist."""
     machine = (resources.cpus, resources.gpus)
     capacity = Capacity(*machine, all_cpus=resources.cpus, each=(machine,))
     backing_of(store).refresh_store()

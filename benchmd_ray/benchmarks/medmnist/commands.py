@@ -10,7 +10,7 @@ import click
 
 from benchmd_ray.cli.allowed import ALLOW
 from benchmd_ray.cli.group import Commands
-from benchmd_ray.cli.options import CPUS, FILE, FOLDER, GPUS, HELD, STORE, TFLOPS
+from benchmd_ray.cli.options import ADDRESS, CPUS, FILE, FOLDER, GPUS, HELD, STORE, TFLOPS
 from benchmd_ray.cli.report import RESAMPLES, print_report, print_table
 from benchmd_ray.cli.tune import print_searches
 from benchmd_ray.console.terminal import echo
@@ -82,7 +82,7 @@ def medmnist() -> None:
 )
 @GPUS
 @TFLOPS
-@click.option("--address", help="Work on the Ray cluster at this address; else embedded.")
+@ADDRESS
 @ALLOW
 @CPUS
 def tune_files(
