@@ -39,7 +39,6 @@ class Capacity:
     each: tuple[tuple[float, float], ...]
     """CPUs and GPUs of each node."""
     nodes: frozenset[str] = frozenset()
-    """Ray's identifiers of its nodes."""
 
     def fits(self, need: Need, running: Iterable[Need]) -> bool:
         """Whether an item may start while those run; by itself it always may."""

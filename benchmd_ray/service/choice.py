@@ -73,7 +73,6 @@ class Choice:
     changes: Mapping[str, Any] = field(default_factory=dict)
     """Settings by group that a search found, over the fixed protocol's and under ``overrides``."""
     weights: Path | None = None
-    """File of ImageNet weights; None downloads them."""
     bench: str = USUAL
     """Name of the benchmark whose datasets and starts are taken."""
     start: str = ""

@@ -44,7 +44,6 @@ class Inputs:
     technique: str
     settings: Settings
     source: PlannedDataset
-    """Dataset that is trained on."""
     target: PlannedDataset | None = None
     """Dataset that is scored, where it is not the source."""
     labelled: int | None = None
@@ -63,7 +62,6 @@ class Workload:
     """What one step computes, all workers together."""
 
     step: str
-    """Name of the step."""
     modality: str
     encoder: EncoderSettings
     batch: int
@@ -73,7 +71,6 @@ class Workload:
     units: int = 0
     """Steps (pretraining) or epochs (transfer)."""
     unit_flops: float = 0.0
-    """Operations of one unit."""
     unit_head_steps: int = 0
     """Linear evaluation: steps of the head only in one unit; they cost time, hardly operations."""
     once_flops: float = 0.0

@@ -29,7 +29,6 @@ class Measured:
     """Speed of a run, finished or not."""
 
     run: str
-    """Name of its folder."""
     device: str
     """``cpu`` or ``cuda``."""
     work: Workload
@@ -155,9 +154,7 @@ class Estimator:
     device: str
     """``cpu`` or ``cuda``."""
     measured: tuple[Measured, ...] = ()
-    """Runs on any device."""
     spot: Spot | None = None
-    """This machine, measured on the spot."""
     tflops: float | None = None
     """Sustained TFLOP/s of one device, as a user states them; nothing measured counts then."""
     used: Counter[Source] = field(default_factory=Counter, compare=False)

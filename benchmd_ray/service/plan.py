@@ -43,10 +43,8 @@ class Item:
     ``…/linear/georgia``, or ``…/linear/georgia/EVALUATION`` for another than the
     classification."""
     step: Step
-    """What it does."""
     modality: str
     source: str
-    """Dataset that the model is trained on."""
     dataset: str
     """Dataset that is read: the target of an evaluation, else the source."""
     policy: str
@@ -62,11 +60,9 @@ class Item:
     """Name of the item whose run this one starts from: a transfer's pretraining, an evaluation's
     transfer."""
     cpus: float
-    """CPUs that it keeps busy."""
     gpus: float
     """GPUs, or the share of one, that it keeps busy; 0 on a CPU."""
     seconds: float
-    """Estimated time."""
     disk_bytes: int
     """Estimated size of what stays when it is done."""
     peak_bytes: int = 0
@@ -89,7 +85,6 @@ class Plan:
     items: tuple[Item, ...]
     """Each after the one that it starts from."""
     basis: str
-    """What the estimated times rest on, in words."""
     notes: tuple[str, ...] = ()
     """What was skipped and why."""
 

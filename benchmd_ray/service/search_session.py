@@ -145,9 +145,7 @@ class Session:
     plan: SearchPlan
     store: Path
     arms: tuple[Arm, ...]
-    """What trials work on, by source."""
     inner: Sequence[Inner]
-    """The inner catalogs of each source."""
     room: Room
     memory: int | None
     """Bytes that a trial may allocate; None sets no limit."""

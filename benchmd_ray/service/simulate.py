@@ -42,7 +42,6 @@ class Schedule:
     """When each item of a plan would start and end, in seconds from now."""
 
     times: Mapping[str, tuple[float, float]]
-    """Start and end by the item's name."""
     peak_bytes: int
     """Most bytes on disk at one time."""
 

@@ -35,13 +35,10 @@ class Request:
 
     technique: str
     catalog: Location
-    """Catalog that is read."""
     store: Path
-    """Folder of all runs."""
     settings: Settings
     """With device and precision settled."""
     upstream: Run | None = None
-    """Finished run that it starts from."""
     weights: Path | None = None
     """File of ImageNet weights; None takes the hub's, which are downloaded once."""
     also: tuple[Location, ...] = ()
@@ -76,7 +73,6 @@ class Step(ABC):
     makes_run: ClassVar[bool] = True
     """Whether it makes a run of its own; else it adds to the run that it comes after."""
     scores: ClassVar[bool] = True
-    """Whether it ends with predictions."""
     parallel: ClassVar[bool] = False
     """Whether several workers share its training."""
 
