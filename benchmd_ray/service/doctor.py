@@ -127,21 +127,24 @@ def _rooms() -> Iterator[Finding]:
     import psutil
 
     memory = psutil.virtual_memory()
-    yield _room("memory", memory.available, memory.total, MEMORY_GIB, "end other programs")
+    yield _room(
+        "memory", memory.available, memory.total, least=MEMORY_GIB, remedy="end other programs"
+    )
     for what, folder, least, remedy in (
         ("working folder", Path.cwd(), DISK_GIB, "make room, or work in another folder"),
         ("cache", cache_folder(), DISK_GIB, "set BENCHMD_CACHE to a larger disk"),
         ("temporary files", Path(os.environ.get("RAY_TMPDIR", "/tmp")), DISK_GIB, "set RAY_TMPDIR"),
         ("shared memory", Path("/dev/shm"), SHARED_GIB, "of a container: --shm-size=2g or more"),
     ):
-        place = next((each for each in (folder, *folder.parents) if each.is_dir()), None)
+        place = next((path for path in (folder, *folder.parents) if path.is_dir()), None)
         if place is not None and (place == folder or what != "shared memory"):
             disk = shutil.disk_usage(place)
-            yield _room(what, disk.free, disk.total, least, remedy, f" ({folder})")
+            where = f" ({folder})"
+            yield _room(what, disk.free, disk.total, least=least, remedy=remedy, where=where)
 
 
 def _room(
-    what: str, free: float, whole: float, least: float, remedy: str, where: str = ""
+    what: str, free: float, whole: float, *, least: float, remedy: str, where: str = ""
 ) -> Finding:
     message = f"{free / 2**30:.1f} of {whole / 2**30:.1f} GiB free{where}"
     short = free < least * 2**30

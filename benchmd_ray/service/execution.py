@@ -282,18 +282,20 @@ class Execution:
         if report.preempted:
             self.nodes.leave(node)
             self.preempted.add(item.name)
-            self._again(item, "preempted", report.error, "resumes elsewhere", node)
+            self._again(item, "preempted", report.error, "resumes elsewhere", node=node)
             return
         if report.memory and 0 < item.gpus < 1:
             whole = replace(item, gpus=1.0)
             self.needs[item.name] = need_of(whole)
-            self._again(whole, "retried", report.error, "trying again with a whole GPU", node)
+            self._again(whole, "retried", report.error, "trying again with a whole GPU", node=node)
             return
         if report.memory:
             self.alone.add(item.name)
         if report.lost and self._lose(item):
             times = f"{self.losses[item.name]} of {LOSSES}"
-            self._again(item, "lost", report.error, f"resumes elsewhere or later ({times})", node)
+            self._again(
+                item, "lost", report.error, f"resumes elsewhere or later ({times})", node=node
+            )
             return
         # Ray Train itself may be what failed.
         self.reserved |= report.again and task.need.workers > 1
@@ -301,7 +303,7 @@ class Execution:
         retries = item.settings.execution.retries
         if report.again and tries <= retries:
             times = f"{tries} of {retries}"
-            self._again(item, "retried", report.error, f"trying again ({times})", node)
+            self._again(item, "retried", report.error, f"trying again ({times})", node=node)
             return
         self._fail(item, report.error, task.shown.folder, node)
 
@@ -312,7 +314,7 @@ class Execution:
         self.later[item.name] = time.monotonic() + min(first * 2 ** (losses - 1), longest)
         return losses <= LOSSES
 
-    def _again(self, item: Item, why: Again, reason: str, what: str, node: str) -> None:
+    def _again(self, item: Item, why: Again, reason: str, what: str, *, node: str) -> None:
         self._say(f"{item.name}: {reason}; {what}")
         count("benchmd_plan_retries_total", 1, why=why)
         self.observers.again(item, why, reason, node)
