@@ -67,7 +67,7 @@ def count_of(number: float, what: str) -> str:
     text = f"{number:,}" if isinstance(number, int) else f"{number:g}"
     if number == 1:
         return f"{text} {what}"
-    if what.endswith("ry"):
+    if what.endswith(("ry", "ty")):
         return f"{text} {what[:-1]}ies"
     return f"{text} {what}es" if what.endswith("ss") else f"{text} {what}s"
 

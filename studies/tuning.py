@@ -37,7 +37,8 @@ from benchmd_ray.runs.store import read_stores
 from benchmd_ray.scores.metrics import auroc
 from benchmd_ray.scores.resampling import resampled
 from benchmd_ray.service.choice import Choice
-from benchmd_ray.service.searches import Tuning, learned_in, planned_searches
+from benchmd_ray.service.learning import learned_in
+from benchmd_ray.service.searches import Tuning, planned_searches
 from benchmd_ray.service.tune_and_train import search_and_train
 from benchmd_ray.tuning.limits import Budget
 from benchmd_ray.tuning.portfolio import Portfolio

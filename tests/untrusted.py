@@ -18,8 +18,8 @@ from benchmd_ray.runs.history import seconds_worked
 from benchmd_ray.runs.listing import listed
 from benchmd_ray.runs.retention import prune
 from benchmd_ray.runs.store import read_run, read_stores, require_weights
+from benchmd_ray.service.estimate import measured_runs
 from benchmd_ray.service.naming import finished_upstream, transferring
-from benchmd_ray.service.rates import measured_runs
 from benchmd_ray.service.resolved import resolve_settings
 from benchmd_ray.service.scored import is_scored
 from benchmd_ray.settings.definition import Settings

@@ -12,7 +12,6 @@ from benchmd_ray.cli import (  # noqa: F401 - they register
     catalog,
     demo,
     doctor,
-    export,
     jobs,
     report,
     run,

@@ -39,8 +39,8 @@ def named_plugins(params: Mapping[str, Any]) -> Iterator[str]:
     from benchmd_ray.ssl import HUB, OWN
 
     for key in NAMES:
-        given = params.get(key) or ()
-        for text in given if isinstance(given, tuple) else (str(given),):
+        value = params.get(key) or ()
+        for text in value if isinstance(value, tuple) else (str(value),):
             name = text.rpartition("=")[2].strip()
             if ":" in name and not name.startswith(HUB):  # a folder
                 yield name.removeprefix(OWN)
@@ -54,16 +54,12 @@ def named_plugins(params: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _read_back(path: Path) -> bool:
-    """Whether a file is in a store, a run, a search or a catalog: its names are not the user's own.
-
-    It is also where it is named by a link that is there.
-    """
+    """Whether a file, or a link to it, is in a store, run, search or catalog."""
     folders = {*Path(os.path.abspath(path)).parents, *path.resolve().parents}
     return any(_written(folder) for folder in folders)
 
 
 def _written(folder: Path) -> bool:
-    """Whether a folder is a store, a run, a search or a catalog."""
     from benchmd_ray.data.catalog import MANIFEST
     from benchmd_ray.data.manifest_form import SHARDS
     from benchmd_ray.runs.files import RUN, SEARCH, SEARCHES

@@ -12,7 +12,10 @@ from benchmd_ray.cli.options import JSON, print_json
 from benchmd_ray.console.terminal import echo
 
 if TYPE_CHECKING:
-    from benchmd_ray.evaluation.benchmark import Benchmark
+    from collections.abc import Iterable
+
+    from benchmd_ray.evaluation.benchmark import Benchmark, Start
+    from benchmd_ray.modality.modalities import Modality
 
 
 @main.group()
@@ -30,30 +33,30 @@ def bench_list(*, as_json: bool) -> None:
     from benchmd_ray.evaluation.registry import benchmarks, broken_benchmarks
 
     if as_json:
-        print_json([_data(each) for each in benchmarks().values()])
+        print_json([_data(benchmark) for benchmark in benchmarks().values()])
         return
     width = max(map(len, benchmarks()))
-    for name, each in benchmarks().items():
-        echo(f"{name:{width}}  {each.title}")
+    for name, benchmark in benchmarks().items():
+        echo(f"{name:{width}}  {benchmark.title}")
     for why in broken_benchmarks().values():
         echo(f"note: {why}", err=True)
 
 
-def _data(each: Benchmark) -> dict[str, Any]:
-    """For programs; starts with the names of their variants."""
+def _data(benchmark: Benchmark) -> dict[str, Any]:
     from benchmd_ray.data.cards import dataset_card
 
-    names = map(dataset_card, each.datasets())
+    names = map(dataset_card, benchmark.datasets())
     kinds = list({card.modality.name: card.modality for card in names}.values())
     return {
-        **{name: getattr(each, name) for name in ("name", "version", "title", "about")},
-        "datasets": each.datasets(),
-        "starts": {
-            start.name: list(dict.fromkeys(one for kind in kinds for one in start.variants(kind)))
-            for start in each.starts
-        },
-        "evaluations": [one.name for one in each.evaluations],
+        **{name: getattr(benchmark, name) for name in ("name", "version", "title", "about")},
+        "datasets": benchmark.datasets(),
+        "starts": {start.name: _variants(start, kinds) for start in benchmark.starts},
+        "evaluations": [evaluation.name for evaluation in benchmark.evaluations],
     }
+
+
+def _variants(start: Start, kinds: Iterable[Modality]) -> list[str]:
+    return list(dict.fromkeys(name for kind in kinds for name in start.variants(kind)))
 
 
 @bench.command("show")
@@ -75,12 +78,11 @@ def bench_show(name: str) -> None:
     kinds = list({card.modality.name: card.modality for card in cards}.values())
     for start in chosen.starts:
         lines.append(f"  {start.name}: {start.meaning}")
-        variants = dict.fromkeys(one for kind in kinds for one in start.variants(kind))
-        if variants:
+        if variants := _variants(start, kinds):
             text = f"or one of {', '.join(variants)}"
             lines += textwrap.wrap(text, 92, initial_indent="    ", subsequent_indent="    ")
     if chosen.published is not None:
-        said = f"published: {chosen.published.source}. {chosen.published.words}"
-        lines += ["", *textwrap.wrap(said, 96)]
+        published = f"published: {chosen.published.source}. {chosen.published.words}"
+        lines += ["", *textwrap.wrap(published, 96)]
     for line in (*lines, "", f"run it: benchmd run --bench {name} --dry-run"):
         echo(line)

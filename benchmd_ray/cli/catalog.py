@@ -11,6 +11,7 @@ import click
 
 from benchmd_ray.cli.group import main
 from benchmd_ray.cli.options import (
+    ADDRESS,
     CATALOG,
     FILE,
     FOLDER,
@@ -76,8 +77,8 @@ def catalog_show(name: str, figures: Path | None, *, as_json: bool) -> None:
     from benchmd_ray.report.catalogs.describe import named, show
 
     if as_json:
-        found = named(name)
-        print_json(found.manifest if isinstance(found, Catalog) else asdict(found))
+        described = named(name)
+        print_json(described.manifest if isinstance(described, Catalog) else asdict(described))
     else:
         for line in show(name, figures is not None):
             echo(line)
@@ -139,7 +140,7 @@ def catalog_new(name: str, folder: Path, out: Path) -> None:
     help="Read files again that could not be read, and what shares a shard with them.",
 )
 @click.option("--cpus", type=click.IntRange(1), default=None, help="CPUs of an embedded Ray.")
-@click.option("--address", help="Work on the Ray cluster at this address; else embedded.")
+@ADDRESS
 def catalog_build(name: str, raw: Path, out: Location, cpus: int | None, **options: Any) -> None:
     """Build a catalog of the dataset NAME, or what is missing of it.
 
@@ -228,7 +229,7 @@ def catalog_export(path: Location, out: Path) -> None:
 
     opened = open_catalog(path)
     export_hdf5(opened, out)
-    rows = sum(held["records"] for held in opened.manifest["splits"].values())
+    rows = sum(split["records"] for split in opened.manifest["splits"].values())
     echo(f"{out}: {opened.dataset}, {count_of(rows, 'record')}, digest {opened.digest[:16]}")
 
 

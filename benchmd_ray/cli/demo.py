@@ -8,7 +8,7 @@ from pathlib import Path
 import click
 
 from benchmd_ray.cli.group import main
-from benchmd_ray.cli.options import FOLDER, MODALITY
+from benchmd_ray.cli.options import ADDRESS, FOLDER, MODALITY
 from benchmd_ray.cli.report import print_report
 from benchmd_ray.console.terminal import echo
 
@@ -34,7 +34,7 @@ next: benchmd list {out}/runs                                the runs, their sta
     is_flag=True,
     help="All seven modalities, one pretraining on two workers by Ray Train and DeepSpeed.",
 )
-@click.option("--address", help="Work on the Ray cluster at this address; else embedded.")
+@ADDRESS
 def demo(out: Path, modalities: tuple[str, ...], everything: bool, address: str | None) -> None:
     """Run the benchmark on small synthetic data, in three minutes on two cores.
 

@@ -19,12 +19,12 @@ def doctor(*, as_json: bool) -> None:
     """
     from benchmd_ray.service.doctor import findings
 
-    found = list(findings())
+    results = list(findings())
     if as_json:
-        print_json([vars(each) for each in found])
+        print_json([vars(finding) for finding in results])
     else:
-        for line in (line for each in found for line in each.lines):
+        for line in (line for finding in results for line in finding.lines):
             echo(line)
-    if missing := [each.what for each in found if each.state == "missing"]:
+    if missing := [finding.what for finding in results if finding.state == "missing"]:
         echo(f"missing: {', '.join(missing)}", err=True)
         sys.exit(1)

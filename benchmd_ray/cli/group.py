@@ -56,8 +56,8 @@ def _add_cards(ctx: click.Context, param: click.Parameter, folders: tuple[Path, 
         add_card_folders(folders)
 
 
-def _quieten(ctx: click.Context, param: click.Parameter, given: bool) -> None:
-    if given:
+def _quieten(ctx: click.Context, param: click.Parameter, is_asked: bool) -> None:
+    if is_asked:
         from benchmd_ray.console import progress
 
         def restore(before: bool = progress.shown) -> None:
@@ -71,8 +71,8 @@ VERBOSE = "benchmd_ray.cli.verbose"
 """Of a context's ``meta``: whether to log more."""
 
 
-def _tell_more(ctx: click.Context, param: click.Parameter, given: bool) -> None:
-    if given:
+def _tell_more(ctx: click.Context, param: click.Parameter, is_asked: bool) -> None:
+    if is_asked:
         import logging
 
         ctx.find_root().meta[VERBOSE] = True
@@ -132,7 +132,7 @@ class Command(click.Command):
     """A command that takes folders of cards, and allows the plug-ins that its user names."""
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """List the options; of a command with many the usual ones, by what they are for."""
+        """List the options by what they are for; of a command with many the usual ones only."""
         options = [p for p in self.get_params(ctx) if p.get_help_record(ctx) is not None]
         if len(options) < MANY:
             super().format_options(ctx, formatter)
@@ -206,13 +206,7 @@ class Commands(click.Group):
     group_class = type
 
     def __init__(self, *args: Any, of_benchmarks: bool = False, **named: Any) -> None:
-        """Take a group's arguments.
-
-        Args:
-            args: Of `click.Group`.
-            of_benchmarks: Whether benchmarks' own commands are among its commands.
-            named: Of `click.Group`.
-        """
+        """Take a group's arguments, and whether benchmarks' own commands are among its commands."""
         super().__init__(*args, **named)
         self._of_benchmarks = of_benchmarks
 

@@ -54,6 +54,7 @@ CARRIED_BYTES = 64 * 2**20
 @click.pass_context
 def submit(
     ctx: click.Context,
+    *,
     address: str | None,
     variables: tuple[str, ...],
     nodes: str,
@@ -91,14 +92,14 @@ def checked(command: Sequence[str]) -> tuple[list[str], dict[str, Path]]:
         click.UsageError: It is none of our commands, or its options are wrong.
         BenchmdError: It is of no use on a cluster, or a path means nothing there.
     """
-    found, names, rest = _found(command)
-    with found.make_context(" ".join(["benchmd", *names]), list(rest)) as context:
-        given = context.params
-    if given.get("address"):
+    chosen, names, rest = _command(command)
+    with chosen.make_context(" ".join(["benchmd", *names]), list(rest)) as context:
+        params = context.params
+    if params.get("address"):
         raise BenchmdError("leave --address out after `--`: a job works on the cluster it is on.")
     files: dict[str, Path] = {}
-    for param in found.params:
-        for path in _paths(given.get(param.name or "")):
+    for param in chosen.params:
+        for path in _paths(params.get(param.name or "")):
             if param.name in CARRIED and (inside := _carried(param, path)):
                 files[inside] = path
                 rest = _replaced(rest, param, path, inside)
@@ -107,22 +108,22 @@ def checked(command: Sequence[str]) -> tuple[list[str], dict[str, Path]]:
                     f"{_named(param)} is the relative path {str(path)!r}, which would lie in the "
                     "job's own folder: name an absolute path that all nodes see, or s3://…."
                 )
-    _require_known(given)
+    _require_known(params)
     return [*names, *rest], files
 
 
-def _require_known(given: Mapping[str, Any]) -> None:
+def _require_known(params: Mapping[str, Any]) -> None:
     """Refuse settings and techniques that do not exist, which the job would find out late."""
     from benchmd_ray.settings.definition import load_settings
     from benchmd_ray.ssl import SCRATCH, technique_named
 
-    load_settings(given.get("settings_file"), given.get("assignments", ()))
-    for name in (given.get("technique"), *given.get("techniques", ())):
+    load_settings(params.get("settings_file"), params.get("assignments", ()))
+    for name in (params.get("technique"), *params.get("techniques", ())):
         if name and name != SCRATCH and ":" not in name:  # one's own is known on the cluster
             technique_named(name, also=(SCRATCH,))
 
 
-def _found(words: Sequence[str]) -> tuple[click.Command, list[str], list[str]]:
+def _command(words: Sequence[str]) -> tuple[click.Command, list[str], list[str]]:
     """The command that was asked for, its names, and the arguments after these."""
     command: click.Command = main
     names, rest = [], list(words)
@@ -140,10 +141,9 @@ def _found(words: Sequence[str]) -> tuple[click.Command, list[str], list[str]]:
 
 
 def _paths(value: Any) -> Iterator[Path]:
-    """The paths in the value of a parameter."""
-    for each in value if isinstance(value, tuple) else (value,):
-        if isinstance(each, Path):
-            yield each
+    for item in value if isinstance(value, tuple) else (value,):
+        if isinstance(item, Path):
+            yield item
 
 
 def _named(param: click.Parameter) -> str:
@@ -151,11 +151,7 @@ def _named(param: click.Parameter) -> str:
 
 
 def _carried(param: click.Parameter, path: Path) -> str:
-    """Where a file of this machine is in the job's folder; empty for weights that nodes have.
-
-    Raises:
-        BenchmdError: There is no such file, or it is too large.
-    """
+    """Where a file of this machine is in the job's folder; empty for weights that nodes have."""
     nodes_have_it = param.name == "weights" and path.is_absolute()
     if path.is_file() and path.stat().st_size <= CARRIED_BYTES:
         return f"files/{param.name}-{path.name}"
@@ -281,7 +277,6 @@ def jobs_stop(address: str | None, job: str) -> None:
 
 
 def _state(job: Any) -> str:
-    """Status, begin and duration of a job, in one line."""
     if not job.start_time:
         return f"{job.status.lower():9}"
     began = job.start_time / 1000

@@ -7,12 +7,15 @@ import math
 import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
 from benchmd_ray.cli.allowed import ALLOW
 from benchmd_ray.console.terminal import echo, json_text
+
+if TYPE_CHECKING:
+    from benchmd_ray.service.choice import Choice
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -31,12 +34,12 @@ class Real(click.FloatRange):
 
 
 class FolderType(click.Path):
-    """A folder, or what an address on S3 stands for; a file only where that is said."""
+    """A folder, or an address on S3 where that is possible; a file only where that is said."""
 
     def __init__(
         self, on_s3: Callable[[str], Any] | None = None, *, file_okay: bool = False
     ) -> None:
-        """What makes a location of an address; where nothing does, an address is refused."""
+        """`on_s3` turns an address into a location; without it an address is refused."""
         super().__init__(path_type=Path, file_okay=file_okay)
         self._on_s3 = on_s3
 
@@ -103,10 +106,10 @@ LONGEST_TAG = 64
 
 
 def wandb_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Options of a command that can be followed in W&B; it is given a ``dashboard``."""
+    """Options of a command that can be followed in W&B; they become its ``dashboard``."""
 
     @functools.wraps(command)
-    def given(
+    def tracked(
         *arguments: Any,
         wandb_mode: str,
         wandb_project: str,
@@ -132,8 +135,8 @@ def wandb_options(command: Callable[..., Any]) -> Callable[..., Any]:
         return command(*arguments, dashboard=dashboard.settled(), **options)
 
     for option in reversed(WANDB):
-        given = option(given)
-    return given
+        tracked = option(tracked)
+    return tracked
 
 
 WANDB = (
@@ -191,7 +194,7 @@ def complete_setting(ctx: click.Context, param: click.Parameter, incomplete: str
     from benchmd_ray.settings.explain import values
 
     name, equals, begun = incomplete.partition("=")
-    names = {each: values(each) for each in setting_names()} | {"encoder": tuple(ENCODERS)}
+    names = {setting: values(setting) for setting in setting_names()} | {"encoder": tuple(ENCODERS)}
     if not equals:
         return [f"{each}=" for each in names if each.startswith(name)]
     return [f"{name}={value}" for value in names.get(name, ()) if value.startswith(begun)]
@@ -253,6 +256,16 @@ TFLOPS = click.option(
     type=float,
     help="Estimate for another machine: sustained TFLOP/s of each device.",
 )
+ADDRESS = click.option("--address", help="Work on the Ray cluster at this address; else embedded.")
+SETTINGS = click.option("--settings", "settings_file", type=FILE, help="YAML file of settings.")
+SET = click.option(
+    "--set",
+    "assignments",
+    multiple=True,
+    metavar="A.B=VALUE",
+    shell_complete=complete_setting,
+    help="Change one setting, after --settings; `benchmd settings` lists them all.",
+)
 CPUS = click.option("--cpus", type=click.IntRange(1), help="CPUs to use at once. Default: all.")
 
 
@@ -260,19 +273,11 @@ def execution_options(command: F) -> F:
     """Options of every command that computes."""
     for option in (
         click.option(
-            "--address",
-            help="Ray cluster to work on (auto, host:port). Default: an embedded Ray.",
+            "--address", help="Ray cluster to work on (auto, host:port). Default: an embedded Ray."
         ),
         ALLOW,
-        click.option(
-            "--set",
-            "assignments",
-            multiple=True,
-            metavar="A.B=VALUE",
-            shell_complete=complete_setting,
-            help="Change one setting, after --settings; `benchmd settings` lists them all.",
-        ),
-        click.option("--settings", "settings_file", type=FILE, help="YAML file of settings."),
+        SET,
+        SETTINGS,
         click.option(
             "--store",
             type=STORE,
@@ -285,17 +290,28 @@ def execution_options(command: F) -> F:
     return command
 
 
+def chosen(options: Mapping[str, Any], **more: Any) -> Choice:
+    """The choice of a command with the options for catalogs, settings and a benchmark."""
+    from benchmd_ray.evaluation.registry import benchmark
+    from benchmd_ray.service.choice import Choice
+
+    names = ("catalogs", "modalities", "techniques", "seeds", "policies", "weights", "start")
+    return Choice(
+        **{name: options[name] for name in names},
+        **more,
+        bench=benchmark(options["bench"]).name,
+        file=options["settings_file"],
+        assignments=options["assignments"],
+    )
+
+
 def or_runs(ctx: click.Context, param: click.Parameter, paths: tuple[Path, ...]) -> Any:
-    """Stores and runs as an argument names them; where it names none, the usual store."""
+    """The default store where an argument names none."""
     return paths or (RUNS,)
 
 
 def print_json(value: Any) -> None:
-    """Print a value as JSON; NaN and infinity become null.
-
-    Args:
-        value: Plain values, or lists and mappings of such; others are printed as text.
-    """
+    """Print plain values as JSON, others as text; NaN and infinity become null."""
 
     def finite(part: Any) -> Any:
         if isinstance(part, Mapping):

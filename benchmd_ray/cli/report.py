@@ -50,17 +50,17 @@ RESAMPLES = click.option(
 @wandb_options
 def report(
     paths: tuple[Path, ...],
+    *,
     out: Path,
     resamples: int,
     figures: Which,
     follow: bool,
     dashboard: Dashboard,
-    *,
     as_json: bool,
 ) -> None:
     """Report on RUNS (run folders or stores): print the main table and write all that it rests on.
 
-    Without RUNS it is of the folder runs. The folder gets report.html, which needs nothing else,
+    If RUNS is omitted, ./runs is used. The folder gets report.html, which needs nothing else,
     the tables as CSV, Markdown and LaTeX, and the figures. Searches of the stores are reported too,
     with tuned runs next to the others.
 
@@ -75,15 +75,15 @@ def report(
         if as_json:
             raise click.UsageError("a report that follows never ends: leave --json out.")
         _follow(list(paths), out, resamples=resamples, figures=figures)
-    asked: dict[str, Any] = {"resamples": resamples, "figures": figures}
+    wanted: dict[str, Any] = {"resamples": resamples, "figures": figures}
     if dashboard.mode == "off":
-        print_report(list(paths), out, **asked, as_json=as_json)
+        print_report(list(paths), out, **wanted, as_json=as_json)
         return
     from benchmd_ray.tracking.upload import Tracker
 
     with TemporaryDirectory(prefix="benchmd-") as folder:
         sent = Path(folder)
-        synthetic = print_report(list(paths), out, **asked, as_json=as_json, sent=sent)
+        synthetic = print_report(list(paths), out, **wanted, as_json=as_json, sent=sent)
         tracker = Tracker(out, dashboard)
         tracker.reported(sent, synthetic=synthetic)
         echo(tracker.closed(), err=as_json)
@@ -108,7 +108,7 @@ def print_report(
         out: The folder.
         resamples: Of the patients, for the intervals.
         figures: Which figures are drawn.
-        as_json: Print the main table, the notes and where the page is as JSON, and nothing else.
+        as_json: Print only the main table, the notes and where the page is, as JSON.
         brief: Print the main table, and how many notes the page has.
         sent: A folder for what of the report may be sent to W&B.
 
@@ -148,13 +148,12 @@ def print_report(
 
 
 def _follow(paths: list[Path], out: Path, *, resamples: int, figures: Which) -> NoReturn:
-    """Write the report whenever what it is of has changed."""
     from benchmd_ray.errors import BenchmdError
     from benchmd_ray.report.analysis import analyse_stores
     from benchmd_ray.report.write import write_report
     from benchmd_ray.service.watching import state_of
 
-    seen, said, analysis = "", "", None
+    seen, message, analysis = "", "", None
     try:
         while True:
             try:
@@ -165,9 +164,9 @@ def _follow(paths: list[Path], out: Path, *, resamples: int, figures: Which) -> 
                     echo(time.strftime("%H:%M:%S"))
                     write_report(analysis, out, figures, echo, refresh=FOLLOW_SECONDS)
             except (BenchmdError, FileNotFoundError) as error:  # nothing yet, or just being written
-                if str(error) != said:
-                    said = str(error)
-                    echo(f"{time.strftime('%H:%M:%S')} waiting: {said}")
+                if str(error) != message:
+                    message = str(error)
+                    echo(f"{time.strftime('%H:%M:%S')} waiting: {message}")
             time.sleep(FOLLOW_SECONDS)
     finally:
         if analysis is not None:  # a page that does not load itself again
@@ -180,8 +179,8 @@ def print_table(table: Table | None) -> None:
     from benchmd_ray.report.table import plain
 
     if table is not None:
-        shown, caption = plain(table)
-        for line in (caption, *aligned(shown)):
+        frame, caption = plain(table)
+        for line in (caption, *aligned(frame)):
             echo(line)
 
 
@@ -199,7 +198,7 @@ def print_table(table: Table | None) -> None:
 def compare(paths: tuple[Path, ...], out: Path | None, everything: bool, resamples: int) -> None:
     """Compare RUNS (run folders or stores) with the numbers that the paper gives.
 
-    Without RUNS it is of the folder runs.
+    If RUNS is omitted, ./runs is used.
 
     Each cell that both have is shown with the paper's AUROC, ours with its interval, and whether
     the paper's lies inside. Not comparable are runs with other settings than the fixed protocol's,

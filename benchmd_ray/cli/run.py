@@ -20,6 +20,7 @@ from benchmd_ray.cli.options import (
     START,
     TFLOPS,
     WEIGHTS,
+    chosen,
     complete_technique,
     complete_transfer,
     execution_options,
@@ -31,7 +32,6 @@ from benchmd_ray.console.terminal import echo
 if TYPE_CHECKING:
     from benchmd_ray.service.choice import Choice
     from benchmd_ray.service.plan import Plan
-    from benchmd_ray.storage.location import Location
 
 
 @main.command()
@@ -95,23 +95,7 @@ if TYPE_CHECKING:
 @CPUS
 @wandb_options
 @execution_options
-def run(
-    catalogs: tuple[Location, ...],
-    also: tuple[Location, ...],
-    modalities: tuple[str, ...],
-    techniques: tuple[str, ...],
-    transfers: tuple[str, ...],
-    seeds: tuple[int, ...],
-    policies: tuple[str, ...],
-    bench: str,
-    evaluated: str,
-    start: str,
-    weights: Path | None,
-    store: Path,
-    settings_file: Path | None,
-    assignments: tuple[str, ...],
-    **options: Any,
-) -> None:
+def run(*, store: Path, **options: Any) -> None:
     """Run everything that is missing: pretrain, transfer, evaluate, several runs at a time.
 
     Each catalog states whether it is a source or a target. Finished runs are not repeated, and an
@@ -124,49 +108,36 @@ def run(
         --setting linear --seed 0 --seed 1 --seed 2
     benchmd run --catalog catalogs --bench medmnist --start resnet18 --seed 0 --seed 1 --seed 2
     """
-    from benchmd_ray.evaluation.registry import asked_name, benchmark
-    from benchmd_ray.service.choice import Choice
+    from benchmd_ray.evaluation.registry import asked_name
 
-    choice = Choice(
-        catalogs=catalogs,
-        also=also,
-        modalities=modalities,
-        techniques=techniques,
-        settings=transfers,
-        seeds=seeds,
-        policies=policies,
-        file=settings_file,
-        assignments=assignments,
-        weights=weights,
-        bench=benchmark(bench).name,
-        evaluated=asked_name(evaluated) if evaluated else "",
-        start=start,
+    evaluated = asked_name(options["evaluated"]) if options["evaluated"] else ""
+    choice = chosen(
+        options, also=options["also"], settings=options["transfers"], evaluated=evaluated
     )
     if options["dry_run"]:
         _show(choice, store, options)
         return
     if options["items"] or options["gpus"] is not None or options["as_json"]:
         raise click.UsageError("--items, --gpus and --json go with --dry-run: nothing was started.")
-    if not catalogs:
+    if not choice.catalogs:
         raise click.UsageError("name catalogs with --catalog, or look at the plan with --dry-run.")
     _execute(choice, store, options)
 
 
 def _show(choice: Choice, store: Path, options: dict[str, Any]) -> None:
-    """Print the plan."""
-    from benchmd_ray.service.dry_run import dry_run
+    from benchmd_ray.service.dry_run import estimate_run, print_estimates, resources_of
 
-    asked = {name: options[name] for name in ("address", "cpus", "gpus", "tflops", "items")}
-    output = dry_run(choice, store, **asked, as_data=options["as_json"])
+    resources = resources_of(options["address"], options["cpus"], options["gpus"])
+    estimate = estimate_run(choice, store, resources, tflops=options["tflops"])
     if options["as_json"]:
-        print_json(output)
-    else:
-        for line in output:
-            echo(line)
+        print_json(estimate.data)
+        return
+    to_run = "To run it, build catalogs (`benchmd catalog build`) and name them with --catalog."
+    print_estimates([estimate], to_run, items=options["items"])
 
 
 def _execute(choice: Choice, store: Path, options: dict[str, Any]) -> None:
-    """Execute the plan and print what became of it; exits with 1 where anything failed."""
+    """Execute the plan and print the outcome; exits with 1 where anything failed."""
     from benchmd_ray.cluster.connection import connected, embedded
     from benchmd_ray.runs.store import shown
     from benchmd_ray.service.plan import make_plan
@@ -212,7 +183,6 @@ def _execute(choice: Choice, store: Path, options: dict[str, Any]) -> None:
 
 
 def _device_of_cluster() -> str:
-    """Kind of device of the cluster that this process is connected to."""
     from benchmd_ray.service.capacity import cluster_capacity
 
     return "cuda" if cluster_capacity().gpus else "cpu"

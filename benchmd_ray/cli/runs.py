@@ -1,4 +1,4 @@
-"""Commands that make one run each: ``pretrain``, ``transfer``, ``evaluate``."""
+"""Commands for single runs: ``pretrain``, ``transfer``, ``evaluate``, ``export``."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from benchmd_ray.cli.group import main
 from benchmd_ray.cli.options import (
     CATALOG,
     FILE,
+    FOLDER,
     STORE,
     UPSTREAM,
     complete_technique,
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
 )
 @execution_options
 def pretrain(
+    *,
     path: Location,
     technique: str,
     weights: Path | None,
@@ -66,7 +68,7 @@ def pretrain(
     technique_named(technique)
     base = base_settings(path, technique, own_encoder(technique))
     settings = load_settings(settings_file, assignments, base)
-    run = pretrain_run(technique, path, store, settings, address, weights=weights)
+    run = pretrain_run(technique, path, store, settings, address=address, weights=weights)
     if file := run.description.get("weights"):
         skipped = ", ".join(file["skipped"]) or "nothing"
         echo(f"from {file['file']}, without: {skipped}", err=True)
@@ -88,6 +90,7 @@ def pretrain(
 )
 @execution_options
 def transfer(
+    *,
     path: Location,
     upstream: Path | str | None,
     targets: tuple[Location, ...],
@@ -132,4 +135,37 @@ def evaluate(
     opened = read_run(run)
     settings = load_settings(assignments=assignments, base=opened.settings)
     for path in paths:
-        echo(evaluate_run(opened, path, settings, address))
+        echo(evaluate_run(opened, path, settings, address=address))
+
+
+@main.command()
+@click.argument("run", type=STORE)
+@click.option("--out", type=FOLDER, required=True, help="Folder to write, empty or not there.")
+@click.option("--torch-export", is_flag=True, help="Add model.pt2, which needs PyTorch only.")
+@click.option("--onnx", is_flag=True, help="Add model.onnx (needs the extra onnx).")
+@click.option(
+    "--catalog",
+    type=CATALOG,
+    help="Compare model.pt2 and model.onnx with the model on records of this catalog; else on "
+    "seeded noise.",
+)
+@ALLOW
+def export(
+    run: Path, out: Path, catalog: Location | None, *, torch_export: bool, onnx: bool
+) -> None:
+    """Write the model of the finished RUN for others: weights, config.json and a model card.
+
+    The folder is laid out as the Hugging Face hub has it. Its card states the data with their
+    licences, the scores with their intervals, and the limits.
+
+    \b
+    benchmd export runs/transfer-… --out model
+    benchmd export runs/transfer-… --out model --torch-export --onnx --catalog catalogs/ptb-xl
+    """
+    from benchmd_ray.export.model import export_run
+    from benchmd_ray.runs.store import read_run
+
+    done = export_run(read_run(run), out, catalog=catalog, torch_export=torch_export, onnx=onnx)
+    for program in done.programs:
+        echo(f"{program.file} {program.checked}")
+    echo(f"written: {done.folder}")

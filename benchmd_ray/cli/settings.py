@@ -8,21 +8,14 @@ import click
 from click.shell_completion import get_completion_class
 
 from benchmd_ray.cli.group import main
-from benchmd_ray.cli.options import FILE, complete_modality, complete_setting
+from benchmd_ray.cli.options import SET, SETTINGS, complete_modality
 from benchmd_ray.console.terminal import echo
 from benchmd_ray.schema.plain_yaml import yaml_text
 
 
 @main.command()
-@click.option("--settings", "settings_file", type=FILE, help="YAML file of settings.")
-@click.option(
-    "--set",
-    "assignments",
-    multiple=True,
-    metavar="A.B=VALUE",
-    shell_complete=complete_setting,
-    help="Change a setting.",
-)
+@SETTINGS
+@SET
 @click.option(
     "--modality",
     "modality_name",
@@ -61,7 +54,7 @@ def completion(shell: str) -> None:
     \b
     bash: eval "$(benchmd completion bash)"
     """
-    found = get_completion_class(shell)
-    assert found is not None  # the choices are click's own
-    for line in found(main, {}, "benchmd", "_BENCHMD_COMPLETE").source().splitlines():
+    script_class = get_completion_class(shell)
+    assert script_class is not None  # the choices are click's own
+    for line in script_class(main, {}, "benchmd", "_BENCHMD_COMPLETE").source().splitlines():
         echo(line)

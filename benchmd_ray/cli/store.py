@@ -27,7 +27,7 @@ LEAVE = "Ctrl-C ends this view, and nothing else."
 def list_runs(stores: tuple[Path, ...], states: tuple[str, ...], *, as_json: bool) -> None:
     """List the runs of each STORE: state, steps or epochs, seconds worked, score, name.
 
-    Without STORE they are those of the folder runs.
+    If STORE is omitted, ./runs is used.
 
     The score is the best on the source's validation records, by which an epoch is kept.
 
@@ -40,13 +40,12 @@ def list_runs(stores: tuple[Path, ...], states: tuple[str, ...], *, as_json: boo
 
     stored = read_stores(list(stores))
     rows = [listed(run) for run in stored.found]
+    chosen = [row for row in rows if not states or row.state in states]
     if as_json:
-        chosen = [each for each in rows if not states or each.state in states]
-        print_json({"runs": [each.data for each in chosen], "damaged": stored.notes})
+        print_json({"runs": [row.data for row in chosen], "damaged": stored.notes})
         return
-    for each in rows:
-        if not states or each.state in states:
-            echo(each.line)
+    for row in chosen:
+        echo(row.line)
     for why in stored.damaged.values():
         echo(f"damaged: {why}")
     echo(counts(rows, len(stored.damaged)))
@@ -103,8 +102,8 @@ def print_pruned(pruned: Any, *, dry_run: bool) -> None:
     for line in pruned.left:
         echo(f"  left alone: {line}")
     verb = "would free" if dry_run else "freed"
-    each = ", ".join(f"{kind} {pruned.bytes_of(kind):,}" for kind in KINDS)
-    echo(f"  {verb} {sum(map(pruned.bytes_of, KINDS)):,} bytes ({each})")
+    kinds = ", ".join(f"{kind} {pruned.bytes_of(kind):,}" for kind in KINDS)
+    echo(f"  {verb} {sum(map(pruned.bytes_of, KINDS)):,} bytes ({kinds})")
 
 
 @main.command()

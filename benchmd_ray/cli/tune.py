@@ -24,6 +24,7 @@ from benchmd_ray.cli.options import (
     TFLOPS,
     WEIGHTS,
     Real,
+    chosen,
     complete_technique,
     complete_transfer,
     execution_options,
@@ -32,7 +33,7 @@ from benchmd_ray.cli.options import (
 from benchmd_ray.console.terminal import echo
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from benchmd_ray.service.searches import Tuning
     from benchmd_ray.tracking.dashboard import Dashboard
@@ -150,7 +151,7 @@ if TYPE_CHECKING:
 @CPUS
 @wandb_options
 @execution_options
-def tune(store: Path, address: str | None, dashboard: Dashboard, **options: Any) -> None:
+def tune(*, store: Path, dashboard: Dashboard, **options: Any) -> None:
     """Search hyperparameters on a source's own records, and train what was found.
 
     A search never sees a split that is scored nor a target: its trials are trained and scored on
@@ -171,9 +172,7 @@ def tune(store: Path, address: str | None, dashboard: Dashboard, **options: Any)
     """
     from benchmd_ray.runs.store import shown
     from benchmd_ray.service.tune_and_train import search_and_train
-    from benchmd_ray.service.tune_dry_run import tuning_dry_run
 
-    asked = ("cpus", "tflops", "search_only")
     if options["learned"]:
         context = click.get_current_context()
         named = [
@@ -194,26 +193,31 @@ def tune(store: Path, address: str | None, dashboard: Dashboard, **options: Any)
         raise click.UsageError("--gpus goes with --dry-run: nothing was started.")
     tuning = _tuning(options)
     if options["dry_run"]:
-        used = {name: options[name] for name in ("cpus", "gpus", "tflops")}
-        for line in tuning_dry_run([tuning], store, address=address, **used):
-            echo(line)
-        if not options["catalogs"]:
-            echo("To search, build catalogs (`benchmd catalog build`): --catalog names them.")
+        to_run = "To search, build catalogs (`benchmd catalog build`): --catalog names them."
+        print_searches([tuning], store, options, to_run)
         return
-    chosen = {name: options[name] for name in asked}
-    whole = search_and_train(
-        tuning, store, say=echo, dashboard=dashboard, address=address, **chosen
-    )
-    if not whole:
+    used = {name: options[name] for name in ("address", "cpus", "tflops", "search_only")}
+    if not search_and_train(tuning, store, say=echo, dashboard=dashboard, **used):
         sys.exit(1)
     following = "watch" if options["search_only"] else "report"  # which shows what runs scored
     echo(f"next: benchmd {following} {shown(store)}")
 
 
+def print_searches(
+    tunings: Sequence[Tuning], store: Path, options: Mapping[str, Any], to_run: str
+) -> None:
+    """Print what searches would do on the machine of the options; see `print_estimates`."""
+    from benchmd_ray.service.dry_run import print_estimates, resources_of
+    from benchmd_ray.service.tune_dry_run import estimate_searches
+
+    resources = resources_of(options["address"], options["cpus"], options["gpus"])
+    estimates = estimate_searches(tunings, store, resources, tflops=options["tflops"])
+    print_estimates(estimates, to_run)
+
+
 def _learn(stores: Sequence[Path]) -> None:
-    """Write a portfolio of what stores' searches found."""
     from benchmd_ray.runs.places import location_of
-    from benchmd_ray.service.searches import learned_in
+    from benchmd_ray.service.learning import learned_in
     from benchmd_ray.storage.location import Address
     from benchmd_ray.tuning.portfolio import SHIPPED, write_portfolio
 
@@ -234,21 +238,12 @@ def _learn(stores: Sequence[Path]) -> None:
 
 
 def _tuning(options: dict[str, Any]) -> Tuning:
-    """What was asked for."""
-    from benchmd_ray.evaluation.registry import benchmark
-    from benchmd_ray.service.choice import Choice
     from benchmd_ray.service.searches import Tuning
     from benchmd_ray.tuning.limits import Budget
     from benchmd_ray.tuning.method import Method
     from benchmd_ray.tuning.portfolio import Portfolio, read_portfolio
 
-    names = ("catalogs", "modalities", "techniques", "seeds", "policies", "weights", "start")
-    choice = Choice(
-        **{name: options[name] for name in names},
-        bench=benchmark(options["bench"]).name,
-        file=options["settings_file"],
-        assignments=options["assignments"],
-    )
+    choice = chosen(options)
     if not choice.techniques:
         raise click.UsageError("name a --technique, or a --bench whose start has one.")
     limits = {name: options[name] for name in ("trials", "hours", "device_hours")}

@@ -39,7 +39,6 @@ class Capacity:
     each: tuple[tuple[float, float], ...]
     """CPUs and GPUs of each node."""
     nodes: frozenset[str] = frozenset()
-    """Ray's identifiers of its nodes."""
 
     def fits(self, need: Need, running: Iterable[Need]) -> bool:
         """Whether an item may start while those run; by itself it always may."""
@@ -47,8 +46,8 @@ class Capacity:
         if not running:
             return True
         everyone = [*running, need]
-        cpus = sum(each.cpus for each in everyone) + any(each.spare for each in everyone)
-        gpus = sum(each.gpus for each in everyone)
+        cpus = sum(n.cpus for n in everyone) + any(n.spare for n in everyone)
+        gpus = sum(n.gpus for n in everyone)
         return cpus <= self.cpus + SLACK and gpus <= self.gpus + SLACK
 
     def refusal(self, need: Need) -> str:
@@ -56,8 +55,8 @@ class Capacity:
         share = (need.fewest or need.workers) / need.workers
         cpus, gpus = need.cpus * share + need.spare, need.gpus * share
         worker = (need.cpus / need.workers, need.gpus / need.workers)
-        node_cpus = max((held for held, _ in self.each), default=0.0)
-        node_gpus = max((held for _, held in self.each), default=0.0)
+        node_cpus = max((amount for amount, _ in self.each), default=0.0)
+        node_gpus = max((amount for _, amount in self.each), default=0.0)
         if cpus > self.all_cpus + SLACK or worker[0] > node_cpus + SLACK:
             return (
                 f"it needs {count_of(cpus, 'CPU')} at once and the cluster has {self.all_cpus:g} "
@@ -93,26 +92,21 @@ class Capacity:
 
 
 def cluster_capacity(cpus: float | None = None, leaving: Collection[str] = ()) -> Capacity:
-    """What the connected cluster has.
-
-    Args:
-        cpus: Keep only so many CPUs busy; None takes all.
-        leaving: Nodes that hold nothing new, as they are about to go away.
-    """
+    """What the connected cluster has, without the nodes that are about to go away."""
     import ray
 
     nodes = {node["NodeID"]: node["Resources"] for node in ray.nodes() if node["Alive"]}
-    each = tuple(
+    machines = tuple(
         (float(node.get("CPU", 0)), float(node.get("GPU", 0)))
         for name, node in nodes.items()
         if name not in leaving
     )
-    total = sum(own for own, _ in each)
+    total = sum(amount for amount, _ in machines)
     return Capacity(
         cpus=total if cpus is None else min(total, cpus),
-        gpus=sum(own for _, own in each),
+        gpus=sum(amount for _, amount in machines),
         all_cpus=total,
-        each=each,
+        each=machines,
         nodes=frozenset(nodes),
     )
 

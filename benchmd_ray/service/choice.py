@@ -73,7 +73,6 @@ class Choice:
     changes: Mapping[str, Any] = field(default_factory=dict)
     """Settings by group that a search found, over the fixed protocol's and under ``overrides``."""
     weights: Path | None = None
-    """File of ImageNet weights; None downloads them."""
     bench: str = USUAL
     """Name of the benchmark whose datasets and starts are taken."""
     start: str = ""
@@ -125,11 +124,7 @@ class Choice:
 
 
 def require_known(choice: Choice) -> None:
-    """Refuse names that do not exist.
-
-    Raises:
-        BenchmdError: One does not, a seed is below 0, or the settings choose what a plan varies.
-    """
+    """Refuse names that do not exist, seeds below 0 and settings of what a plan varies."""
     # Those of catalogs are what their cards say, which need not be here.
     kinds = choice.modalities if choice.catalogs else known_modalities()
     for kind, names, valid in (
@@ -199,12 +194,7 @@ def _no_source(missing: Sequence[str], datasets: Iterable[PlannedDataset]) -> Be
 
 
 def technique_settings(choice: Choice, kind: Modality, name: str) -> tuple[Settings, str | None]:
-    """Settings of a technique's runs but for seed and label setting, or why it does not fit.
-
-    Raises:
-        BenchmdError: The settings cannot be used, or choose an encoder that a technique chosen by
-            name cannot have.
-    """
+    """Settings of a technique's runs but for seed and label setting, or why it does not fit."""
     start, variant = benchmark(choice.bench).start_named(choice.start, kind)
     base = start.settings(kind, name, variant)
     if name.startswith(HUB) and not kind.signal.is_image:
@@ -245,11 +235,7 @@ def _architecture(encoder: EncoderSettings) -> EncoderSettings:
 
 
 def _require_free(choice: Choice) -> None:
-    """Refuse settings of what the plan itself varies, even where they state the default.
-
-    Raises:
-        BenchmdError: They choose the seed, the mode or the labels.
-    """
+    """Refuse settings of what the plan itself varies, even where they state the default."""
     for name, option in (
         ("seed", "--seed"),
         ("transfer.mode", "--setting"),

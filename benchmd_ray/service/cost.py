@@ -44,7 +44,6 @@ class Inputs:
     technique: str
     settings: Settings
     source: PlannedDataset
-    """Dataset that is trained on."""
     target: PlannedDataset | None = None
     """Dataset that is scored, where it is not the source."""
     labelled: int | None = None
@@ -63,7 +62,6 @@ class Workload:
     """What one step computes, all workers together."""
 
     step: str
-    """Name of the step."""
     modality: str
     encoder: EncoderSettings
     batch: int
@@ -73,7 +71,6 @@ class Workload:
     units: int = 0
     """Steps (pretraining) or epochs (transfer)."""
     unit_flops: float = 0.0
-    """Operations of one unit."""
     unit_head_steps: int = 0
     """Linear evaluation: steps of the head only in one unit; they cost time, hardly operations."""
     once_flops: float = 0.0
@@ -89,12 +86,12 @@ class Workload:
 
     def alike(self, other: Workload) -> bool:
         """Whether a unit of the other work is the very same."""
-        one, two = (
+        first, second = (
             (w.step, w.modality, w.encoder, w.batch, w.workers, w.method, w.unit_head_steps)
             for w in (self, other)
         )
         close = abs(self.unit_flops - other.unit_flops) <= 1e-6 * self.unit_flops
-        return one == two and close
+        return first == second and close
 
 
 def training_records(inputs: Inputs) -> int:
@@ -103,7 +100,7 @@ def training_records(inputs: Inputs) -> int:
 
 
 def labelled_rows(transfer: TransferSettings, source: PlannedDataset) -> int:
-    """Training records of a label setting, at most; the classes of a record are not known here."""
+    """Training records of a label setting, at most: the classes of a record are not known here."""
     whole, wanted = source.rows.get("train", 0), transfer.labels_per_class
     if wanted is None:
         return max(1, whole)
@@ -112,7 +109,7 @@ def labelled_rows(transfer: TransferSettings, source: PlannedDataset) -> int:
 
 
 def forward_flops(signal: Signal, encoder: EncoderSettings) -> float:
-    """Operations of encoding one example; another network than ours is run once to count them."""
+    """Operations of encoding one example; networks other than ours are run once to count them."""
     if encoder.network != NETWORK:
         counted = _counted(signal, encoder)
         return counted.flops * counted.windows
@@ -138,7 +135,7 @@ def blocks_flops(signal: Signal, encoder: EncoderSettings) -> float:
 def training_flops(signal: Signal, encoder: EncoderSettings) -> float:
     """Operations of training on one example: the backward pass costs two forward passes.
 
-    But for the patch embedding, whose input takes no gradient.
+    The patch embedding costs one less: its input takes no gradient.
     """
     if encoder.network != NETWORK:  # one that segments is trained on one window of each example
         return 3 * _counted(signal, encoder).flops
@@ -154,13 +151,13 @@ def pretrain_flops(signal: Signal, encoder: EncoderSettings, technique: str, bat
     signal = signal.with_patch(encoder.patch_size)
     width, tokens = features_width(signal, encoder), signal.tokens
     method = technique_named(technique).method
-    one = training_flops(signal, encoder)
+    flops = training_flops(signal, encoder)
     if method == "e-mix":
         embedding = 0.0 if encoder.network != NETWORK else 2 * patch_flops(signal, encoder)
         compared = 2.0 * PROJECTION * (2 * width + batch)
-        return 2 * one - embedding + 3 * compared
+        return 2 * flops - embedding + 3 * compared
     head = {"shed": 1, "mae": signal.patch_size}.get(method or "", 0)
-    return one + 3 * 2.0 * tokens * width * head
+    return flops + 3 * 2.0 * tokens * width * head
 
 
 def encoder_parameters(signal: Signal, encoder: EncoderSettings) -> int:
@@ -183,13 +180,7 @@ def features_width(signal: Signal, encoder: EncoderSettings) -> int:
 
 
 def head_parameters(signal: Signal, encoder: EncoderSettings, head: str | int) -> int:
-    """Parameters that the encoder lacks: of a technique's head, or of the classifier.
-
-    Args:
-        signal: What the encoder sees.
-        encoder: Its settings.
-        head: The technique, or the number of classes.
-    """
+    """Parameters of the head of a technique, or of a classifier for so many classes."""
     width, signal = features_width(signal, encoder), signal.with_patch(encoder.patch_size)
     if isinstance(head, int):
         return (width + 1) * head
@@ -212,7 +203,6 @@ class _Counted(NamedTuple):
 
 
 def _counted(signal: Signal, encoder: EncoderSettings) -> _Counted:
-    """What another network than the transformer is."""
     return _counted_once(signal, json.dumps(as_dict(encoder), sort_keys=True))
 
 
@@ -220,9 +210,7 @@ def _counted(signal: Signal, encoder: EncoderSettings) -> _Counted:
 def _counted_once(signal: Signal, settings: str) -> _Counted:
     """Count on tensors without values; with values where the network needs them.
 
-    Args:
-        signal: What is encoded.
-        settings: The encoder's, as JSON: they are not a key for a cache themselves.
+    The settings are JSON, as a key of the cache.
     """
     encoder = updated(EncoderSettings(), json.loads(settings))
     try:
@@ -271,8 +259,8 @@ def disk_of_run(inputs: Inputs, *, head: str | int, copies: int = 0, lines: int 
     Args:
         inputs: What is run.
         head: As in `head_parameters`.
-        copies: How often a checkpoint holds the weights: with AdamW's two moments 3 times, with
-            those of the best epoch 4 times; 0 writes no checkpoint.
+        copies: How often a checkpoint has the weights: with AdamW's two moments 3 times, with those
+            of the best epoch 4 times; 0 writes no checkpoint.
         lines: Lines of metrics.
     """
     encoder, keep = inputs.settings.encoder, inputs.settings.execution.keep

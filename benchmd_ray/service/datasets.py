@@ -61,14 +61,11 @@ class Found:
 
 
 def from_catalogs(paths: Iterable[Location]) -> Found:
-    """Datasets of catalogs, in order of modality, role (sources first), name and policy.
-
-    Args:
-        paths: Catalogs, and folders that contain some, of a file system or on S3.
+    """Datasets of catalogs, or of folders of some, by modality, role (sources first), name, policy.
 
     Raises:
-        BenchmdError: A path holds no catalog, a catalog cannot be used, or two are of the same
-            dataset and policy, or a bucket cannot be reached.
+        BenchmdError: A path has no catalog, one cannot be read, or two are of one dataset and
+            policy.
     """
     folders: dict[Location, None] = {}
     notes: list[str] = []
@@ -99,25 +96,17 @@ def from_catalogs(paths: Iterable[Location]) -> Found:
 
 
 def read_also(
-    evaluation: Evaluation, source: PlannedDataset, found: Sequence[PlannedDataset]
+    evaluation: Evaluation, source: PlannedDataset, datasets: Sequence[PlannedDataset]
 ) -> tuple[PlannedDataset, ...]:
-    """Those of some datasets that an evaluation of a source reads in addition.
-
-    Raises:
-        BenchmdError: Two of them are of the same dataset.
-    """
-    names = () if evaluation.also is None else evaluation.also(source, found)
-    chosen = tuple(each for each in found if each.name in names)
-    require_one_each((each.name, each.catalog) for each in chosen)
+    """Those of some datasets that an evaluation of a source reads in addition."""
+    names = () if evaluation.also is None else evaluation.also(source, datasets)
+    chosen = tuple(dataset for dataset in datasets if dataset.name in names)
+    require_one_each((dataset.name, dataset.catalog) for dataset in chosen)
     return chosen
 
 
 def require_one_each(catalogs: Iterable[tuple[str, Location | None]]) -> None:
-    """Refuse two catalogs of one dataset where an evaluation reads them by its name.
-
-    Raises:
-        BenchmdError: There are two; the message names both.
-    """
+    """Refuse two catalogs of one dataset where an evaluation reads them by its name."""
     places: dict[str, Location | None] = {}
     for name, place in catalogs:
         if name in places:
@@ -183,12 +172,11 @@ def _of_card(card: DatasetCard, policy: str) -> PlannedDataset:
 
 
 def card_rows(card: DatasetCard, policy: str) -> dict[str, int]:
-    """Records of each split that a complete catalog has, about.
+    """About how many records of each split a complete catalog has.
 
-    The splits of the owner's file are taken, where there are such. Published counts are taken where
-    they are counts of records: one class a record, and no scans. Else it is the whole of the first
-    layout, all of it for a target; of a source `TRAINED_SHARE` are trained on and its other splits
-    share the rest.
+    Taken from the splits of the owner's file, else from published counts of records (one class a
+    record, no scans), else from the first layout as a whole: all of it for a target,
+    `TRAINED_SHARE` for the training of a source.
     """
     layout = next(iter(card.layouts.values()))
     if layout.splits:

@@ -60,21 +60,8 @@ def demo(
 ) -> bool:
     """Write data, build catalogs, execute one plan of all runs, and search; what is done stays.
 
-    Of the first modality other benchmarks evaluate a run, too, and settings are searched.
-
-    Args:
-        folder: Everything is written below it; the runs to ``runs``.
-        say: Takes a line for the user at each stage.
-        address: Ray cluster; None works embedded.
-        modalities: Names of modalities; none takes all.
-        on_ray: Whether a pretraining is shared by two workers (`ON_RAY`).
-
-    Returns:
-        Whether all of it was done.
-
-    Raises:
-        BenchmdError: A modality does not exist, what reads its data is not installed, or a catalog
-            could not be built or searched.
+    The first modality (none: of all) is also searched and evaluated by other benchmarks. With
+    `on_ray` two workers share a pretraining (`ON_RAY`). Gives whether all of it was done.
     """
     chosen = chosen_modalities(modalities)
     cpus, runs = own_cpus() if embedded(address) else None, folder / "runs"
@@ -83,7 +70,7 @@ def demo(
         for number, name in enumerate(chosen, 1):
             say(f"{number}/{len(chosen)} {name}: synthetic raw data, catalogs by Ray Data")
             catalogs.append(catalogs_of(name, folder, say))
-        plan = demo_plan([each for own in catalogs for each in own], on_ray=on_ray)
+        plan = demo_plan([catalog for datasets in catalogs for catalog in datasets], on_ray=on_ray)
         plan = with_evaluations(plan, catalogs[0])
         say(f"{count_of(len(plan.items), 'run')}, several at a time: pretrain, transfer, evaluate")
         if any(item.settings.execution.workers > 1 for item in plan.items):
@@ -121,11 +108,9 @@ def demo_plan(catalogs: Sequence[Catalog], *, on_ray: bool) -> Plan:
 
 
 def with_evaluations(plan: Plan, catalogs: Sequence[Catalog]) -> Plan:
-    """The plan, with what other benchmarks ask of the fine-tuning of random weights.
+    """The plan with other benchmarks' evaluations of the fine-tuning of random weights.
 
-    Args:
-        plan: Of the demo.
-        catalogs: Of a modality, the source first; the others are read.
+    The first catalog is the source's; the others are read.
     """
     items = {item.name: item for item in plan.items}
     for evaluation in (named_by(each.demo) for each in benchmarks().values() if each.demo):
@@ -142,7 +127,6 @@ def with_evaluations(plan: Plan, catalogs: Sequence[Catalog]) -> Plan:
 
 
 def _on_two_workers(item: Item) -> Item:
-    """The item, on two workers where the demo shows that."""
     if (item.modality, item.technique) != ON_RAY or not is_installed("deepspeed"):
         return item
     execution = replace(item.settings.execution, workers=2)
@@ -150,11 +134,7 @@ def _on_two_workers(item: Item) -> Item:
 
 
 def chosen_modalities(modalities: Sequence[str]) -> list[str]:
-    """The modalities, each once; all that have synthetic data where none is named.
-
-    Raises:
-        BenchmdError: One of them has none, or what reads its data is not installed.
-    """
+    """The modalities, each once; all that have synthetic data where none is named."""
     for name in modalities:
         if name not in WRITERS:
             raise unknown_name("modality", name, WRITERS)
@@ -176,13 +156,8 @@ def catalogs_of(
 ) -> list[Catalog]:
     """Catalogs of a modality's synthetic datasets, the source first; what is built stays.
 
-    Args:
-        modality: Its name.
-        folder: Raw data go to ``raw`` below it, catalogs to ``catalogs``.
-        say: Takes a line for each catalog that is built.
-        sizes: What its writer is given; by default it decides.
-        hold_out: From the source's name and raw folder to the conditions that its catalog holds
-            out; None holds out none.
+    `sizes` are arguments of its writer; `hold_out` gives the conditions that the source's catalog
+    holds out, from its name and raw folder.
     """
     out = folder / "catalogs"
     listed = out / f"{modality}.txt"  # written when all are built

@@ -72,10 +72,10 @@ def _version(name: str) -> str | None:
 
 
 def _needed(name: str) -> Finding:
-    held = _version(name)
-    if held is None:
+    version = _version(name)
+    if version is None:
         return Finding(name, "missing", "not installed", f"pip install {name}")
-    return Finding(name, "ok", held)
+    return Finding(name, "ok", version)
 
 
 def _extra(name: str) -> Finding:
@@ -85,8 +85,8 @@ def _extra(name: str) -> Finding:
     if absent:
         remedy = f"{EXTRAS[name].use}: {command_for(name)}"
         return Finding(f"extra {name}", "note", f"not installed: {', '.join(absent)}", remedy)
-    held = ", ".join(f"{package} {version}" for package, version in versions.items())
-    return Finding(f"extra {name}", "ok", held)
+    text = ", ".join(f"{package} {version}" for package, version in versions.items())
+    return Finding(f"extra {name}", "ok", text)
 
 
 def _devices() -> Iterator[Finding]:
@@ -127,21 +127,24 @@ def _rooms() -> Iterator[Finding]:
     import psutil
 
     memory = psutil.virtual_memory()
-    yield _room("memory", memory.available, memory.total, MEMORY_GIB, "end other programs")
+    yield _room(
+        "memory", memory.available, memory.total, least=MEMORY_GIB, remedy="end other programs"
+    )
     for what, folder, least, remedy in (
         ("working folder", Path.cwd(), DISK_GIB, "make room, or work in another folder"),
         ("cache", cache_folder(), DISK_GIB, "set BENCHMD_CACHE to a larger disk"),
         ("temporary files", Path(os.environ.get("RAY_TMPDIR", "/tmp")), DISK_GIB, "set RAY_TMPDIR"),
         ("shared memory", Path("/dev/shm"), SHARED_GIB, "of a container: --shm-size=2g or more"),
     ):
-        there = next((each for each in (folder, *folder.parents) if each.is_dir()), None)
-        if there is not None and (there == folder or what != "shared memory"):
-            disk = shutil.disk_usage(there)
-            yield _room(what, disk.free, disk.total, least, remedy, f" ({folder})")
+        place = next((path for path in (folder, *folder.parents) if path.is_dir()), None)
+        if place is not None and (place == folder or what != "shared memory"):
+            disk = shutil.disk_usage(place)
+            where = f" ({folder})"
+            yield _room(what, disk.free, disk.total, least=least, remedy=remedy, where=where)
 
 
 def _room(
-    what: str, free: float, whole: float, least: float, remedy: str, where: str = ""
+    what: str, free: float, whole: float, *, least: float, remedy: str, where: str = ""
 ) -> Finding:
     message = f"{free / 2**30:.1f} of {whole / 2**30:.1f} GiB free{where}"
     short = free < least * 2**30

@@ -1,8 +1,8 @@
-"""What a plan would do, as text: how much there is, how long it takes, what is done already."""
+"""What a dry run prints: what would run, what is done already, and how long the rest takes."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,21 +11,90 @@ import pandas as pd
 
 from benchmd_ray.cluster.connection import connected, embedded, own_cpus
 from benchmd_ray.console.progress import duration
+from benchmd_ray.console.terminal import echo
 from benchmd_ray.errors import BenchmdError, count_of
 from benchmd_ray.models.imagenet import FILE, REPOSITORY
 from benchmd_ray.report.formats import aligned
 from benchmd_ray.service.capacity import cluster_capacity
 from benchmd_ray.service.keeping import pruned_and_needed
 from benchmd_ray.service.plan import Choice, Item, Plan, make_plan, own_gpus
-from benchmd_ray.service.simulate import Resources, simulate
+from benchmd_ray.service.simulate import Resources, Schedule, simulate
 from benchmd_ray.service.status import find_runs
 from benchmd_ray.service.steps import counts
 from benchmd_ray.ssl import TECHNIQUES
 
 
 @dataclass(frozen=True)
+class Estimate:
+    """What a plan, or a search with the runs after it, would do and take."""
+
+    work: tuple[str, ...]
+    """Lines that say what would run."""
+    takes: tuple[str, ...]
+    """Sentences about time, disk and what is done already."""
+    basis: str
+    seconds: float | None
+    """By the clock, of what is left; None where it cannot run on these resources."""
+    device_hours: float
+    device: str
+    """What these are hours of: ``GPU`` or ``CPU``."""
+    resources: Resources
+    disk_bytes: int
+    after_seconds: float = 0.0
+    """By the clock, of the runs after a search."""
+    warnings: tuple[str, ...] = ()
+    items: tuple[dict[str, Any], ...] = ()
+    """Entries of a plan: times in seconds, sizes in bytes."""
+    from_cards: bool = False
+    """Whether there are no catalogs yet."""
+
+    def lines(self, *, items: bool = False) -> list[str]:
+        """What a user reads; on request with a line for each entry."""
+        lines = [*self.work, "", *self.takes, f"Estimates: {self.basis}"]
+        if self.warnings:
+            lines += ["", "Notes:", *(f"- {warning}" for warning in self.warnings)]
+        return [*lines, "", *aligned(_item_table(self.items))] if items else lines
+
+    @property
+    def data(self) -> dict[str, Any]:
+        """The same for programs."""
+        names = ("seconds", "device_hours", "disk_bytes", "basis", "items")
+        return {
+            **vars(self.resources),
+            **{name: getattr(self, name) for name in names},
+            "notes": self.warnings,
+        }
+
+
+def print_estimates(estimates: Sequence[Estimate], to_run: str, *, items: bool = False) -> None:
+    """Print the estimates and, of several searches, their sum.
+
+    `to_run` says what to do where they are planned from cards; `items` adds a line for each entry.
+    """
+    blocks = [estimate.lines(items=items) for estimate in estimates]
+    if len(estimates) > 1:
+        blocks.append([_total(estimates)])
+    if any(estimate.from_cards for estimate in estimates):
+        about = "Planned from the datasets' cards, with about the records of complete downloads."
+        blocks.append([f"{about} {to_run}"])
+    for number, block in enumerate(blocks):
+        for line in ([""] if number else []) + block:
+            echo(line)
+
+
+def _total(searches: Sequence[Estimate]) -> str:
+    hours = sum(search.device_hours for search in searches)
+    return (
+        f"In all: {len(searches)} searches one after the other, about "
+        f"{duration(sum(search.seconds or 0.0 for search in searches))}, and the runs after them, "
+        f"about {duration(sum(search.after_seconds for search in searches))}; about "
+        f"{figure(hours)} {searches[0].device} hours."
+    )
+
+
+@dataclass(frozen=True)
 class Status:
-    """What of a plan a store holds already, by names of items."""
+    """What of a plan a store has already, by names of items."""
 
     done: frozenset[str] = frozenset()
     begun: frozenset[str] = frozenset()
@@ -35,40 +104,23 @@ class Status:
     lacking: str = ""
     """Why it cannot start as things are, and what to do; empty where it can."""
 
+    def left(self, items: Iterable[Item]) -> list[Item]:
+        """Items that are not done."""
+        return [item for item in items if item.name not in self.done]
 
-def dry_run(
-    choice: Choice,
-    store: Path,
-    *,
-    address: str | None = None,
-    cpus: float | None = None,
-    gpus: float | None = None,
-    tflops: float | None = None,
-    items: bool = False,
-    as_data: bool = False,
-) -> Any:
-    """A plan, what of it is done and how long the rest takes, in lines or for programs.
+    def of(self, item: Item) -> str:
+        """``done``, ``begun`` or empty."""
+        if item.name in self.done:
+            return "done"
+        return "begun" if item.name in self.begun else ""
 
-    Args:
-        choice: What is chosen.
-        store: Folder of all runs; it need not be there.
-        address: Ray cluster that would be used; None plans for this machine.
-        cpus: CPUs that would be used; None takes all.
-        gpus: GPUs that would be used; None takes all.
-        tflops: As in `make_plan`.
-        items: One line for each item, too.
-        as_data: Give `data_of` instead of lines.
 
-    Raises:
-        BenchmdError: See `make_plan`; or the cluster cannot be reached.
-    """
-    resources = resources_of(address, cpus, gpus)
-    device = "cuda" if resources.gpus else "cpu"
-    plan = make_plan(choice, store, device=device, tflops=tflops)
-    state = status(plan, store, weights=choice.weights)
-    if as_data:
-        return data_of(plan, resources, state)
-    return describe(plan, resources, state, items=items)
+def estimate_run(
+    choice: Choice, store: Path, resources: Resources, *, tflops: float | None = None
+) -> Estimate:
+    """What a choice would run that the store, which need not exist, does not have yet."""
+    plan = make_plan(choice, store, device="cuda" if resources.gpus else "cpu", tflops=tflops)
+    return estimate_plan(plan, resources, status(plan, store, weights=choice.weights))
 
 
 def resources_of(address: str | None, cpus: float | None, gpus: float | None) -> Resources:
@@ -83,11 +135,8 @@ def resources_of(address: str | None, cpus: float | None, gpus: float | None) ->
 def status(plan: Plan, store: Path, *, weights: Path | None = None) -> Status:
     """What of a plan is done.
 
-    Args:
-        plan: The plan.
-        store: Folder of all runs; it need not be there.
-        weights: File of ImageNet weights. Without it those of an earlier download are taken;
-            where there are none, nothing is downloaded just to look.
+    Without a file of ImageNet weights those of an earlier download are taken; where there are none,
+    nothing is downloaded just to look.
     """
     weights = weights or _downloaded_weights()
     hidden = frozenset(
@@ -95,25 +144,23 @@ def status(plan: Plan, store: Path, *, weights: Path | None = None) -> Status:
         for item in plan.items
         if weights is None and item.technique in TECHNIQUES and TECHNIQUES[item.technique].imagenet
     )
-    asked = [i for i in plan.items if i.name not in hidden and i.catalog is not None]
-    progress = find_runs(asked, store, weights=weights)
+    items = [i for i in plan.items if i.name not in hidden and i.catalog is not None]
+    progress = find_runs(items, store, weights=weights)
     done = {name for name, run in progress.items() if run is not None and run.done}
     begun = {
         item.name
-        for item in asked
+        for item in items
         if (run := progress[item.name]) is not None
         and item.step.makes_run
         and item.name not in done
         and run.run.folder.is_dir()
     }
     unknown = hidden if store.is_dir() else frozenset()
-    return Status(
-        frozenset(done), frozenset(begun), unknown, pruned_and_needed(asked, progress, store)
-    )
+    lacking = pruned_and_needed(items, progress, store)
+    return Status(frozenset(done), frozenset(begun), unknown, lacking)
 
 
 def _downloaded_weights() -> Path | None:
-    """The hub's file where it was downloaded before."""
     try:
         from huggingface_hub import try_to_load_from_cache
     except ImportError:
@@ -122,159 +169,112 @@ def _downloaded_weights() -> Path | None:
     return Path(path) if isinstance(path, str) else None
 
 
-def describe(
-    plan: Plan, resources: Resources, held: Status | None = None, *, items: bool = False
-) -> list[str]:
-    """The lines of a plan as people read it.
-
-    Args:
-        plan: The plan.
-        resources: CPUs and GPUs that it would use.
-        held: What of it is done already; None where nobody looked.
-        items: One line for each item, too.
-    """
-    held = held or Status()
-    left = [item for item in plan.items if item.name not in held.done]
-    on_gpu = any(item.gpus > 0 for item in plan.items)
-    parts = [_headline(plan), "", *aligned(_table(plan, held, on_gpu)), ""]
-    parts += [_wall(left, resources), _disk(left, resources), _done(plan, held)]
-    if held.lacking:
-        parts.append(f"It would not start: {held.lacking}")
-    parts.append(f"Estimates: {plan.basis}")
-    if any(item.catalog is None for item in plan.items):
-        parts.append(
-            "Planned from the datasets' cards, with about the records of complete downloads. To "
-            "run it, build catalogs (`benchmd catalog build`) and name them with --catalog."
-        )
-    if plan.notes:
-        parts += ["", "To know:", *(f"- {note}" for note in plan.notes)]
-    if items:
-        parts += ["", *aligned(_lines(plan, held))]
-    return parts
+def estimate_plan(plan: Plan, resources: Resources, status: Status | None = None) -> Estimate:
+    """What is left of a plan; without a status, all of it."""
+    status = status or Status()
+    left = status.left(plan.items)
+    device = "GPU" if any(item.gpus > 0 for item in plan.items) else "CPU"
+    schedule, time = _scheduled(left, resources)
+    warnings = [f"It would not start: {status.lacking}"] if status.lacking else []
+    return Estimate(
+        work=(_headline(plan), "", *aligned(_table(plan, status, device))),
+        takes=(time, _disk(left, schedule), _done(plan, status)),
+        basis=plan.basis,
+        seconds=None if schedule is None else schedule.seconds,
+        device_hours=device_hours(left, device),
+        device=device,
+        resources=resources,
+        disk_bytes=sum(item.disk_bytes for item in left),
+        warnings=(*warnings, *plan.notes),
+        items=tuple(_data(item, status) for item in plan.items),
+        from_cards=any(item.catalog is None for item in plan.items),
+    )
 
 
-def data_of(plan: Plan, resources: Resources, held: Status) -> dict[str, Any]:
-    """A plan for programs: times in seconds, sizes in bytes, each item.
+def device_hours(items: Iterable[Item], device: str) -> float:
+    """Hours of GPUs or of CPUs that items keep busy."""
+    return sum(i.seconds * (i.gpus if device == "GPU" else i.cpus) for i in items) / 3600
 
-    ``seconds`` is by the clock of what is left, None where it cannot run on these resources.
-    """
-    left = [item for item in plan.items if item.name not in held.done]
-    try:
-        seconds: float | None = simulate(left, resources).seconds
-    except BenchmdError:
-        seconds = None
+
+def _data(item: Item, status: Status) -> dict[str, Any]:
     texts = ("name", "kind", "modality", "source", "dataset", "policy", "technique", "setting")
     numbers = ("seed", "seconds", "cpus", "gpus", "disk_bytes", "after")
-    return {
-        "seconds": seconds,
-        "cpus": resources.cpus,
-        "gpus": resources.gpus,
-        "disk_bytes": sum(item.disk_bytes for item in left),
-        "basis": plan.basis,
-        "notes": [*plan.notes, *([held.lacking] if held.lacking else [])],
-        "items": [
-            {
-                **{name: getattr(item, name) for name in (*texts, *numbers)},
-                "state": _state(item, held),
-            }
-            for item in plan.items
-        ],
-    }
-
-
-def _state(item: Item, held: Status) -> str:
-    states = (("done", held.done), ("begun", held.begun))
-    return next((word for word, names in states if item.name in names), "")
+    return {name: getattr(item, name) for name in (*texts, *numbers)} | {"state": status.of(item)}
 
 
 def _headline(plan: Plan) -> str:
-    def number(names: set[Any], one: str, many: str) -> str:
-        return f"{len(names)} {one if len(names) == 1 else many}"
-
-    every = plan.items
-    transfers = {i.setting for i in every if i.step.scores}
+    items = plan.items
     parts = [
-        number({i.modality for i in every}, "modality", "modalities"),
-        number({i.technique for i in every}, "technique", "techniques"),
-        number(transfers, "transfer setting", "transfer settings"),
-        number({i.seed for i in every}, "seed", "seeds"),
+        count_of(len({i.modality for i in items}), "modality"),
+        count_of(len({i.technique for i in items}), "technique"),
+        count_of(len({i.setting for i in items if i.step.scores}), "transfer setting"),
+        count_of(len({i.seed for i in items}), "seed"),
     ]
-    return f"{count_of(len(every), 'entry')}: {', '.join(parts)}."
+    return f"{count_of(len(items), 'entry')}: {', '.join(parts)}."
 
 
-def _table(plan: Plan, held: Status, on_gpu: bool) -> pd.DataFrame:
+def _table(plan: Plan, status: Status, device: str) -> pd.DataFrame:
     """One row for each source, and one for all; times and bytes of what is left."""
-    rows = [
-        _row((modality, source, policy), [i for i in plan.items if _source(i) == key], held, on_gpu)
-        for key in dict.fromkeys(_source(i) for i in plan.items)
-        for modality, source, policy in [key]
-    ]
-    if len(rows) > 1:
-        rows.append(_row(("all", "", ""), plan.items, held, on_gpu))
+    sources: dict[tuple[str, str, str], list[Item]] = {}
+    for item in plan.items:
+        sources.setdefault((item.modality, item.source, item.policy), []).append(item)
+    if len(sources) > 1:
+        sources["all", "", ""] = list(plan.items)
+    rows = []
+    for names, items in sources.items():
+        left = status.left(items)
+        rows.append(
+            {
+                **dict(zip(("modality", "trained on", "policy"), names, strict=True)),
+                **counts(item.step for item in items),
+                "done": len(items) - len(left),
+                f"{device}-hours left": figure(device_hours(left, device)),
+                "disk": size(sum(i.disk_bytes for i in left)),
+            }
+        )
     return pd.DataFrame(rows)
 
 
-def _source(item: Item) -> tuple[str, str, str]:
-    return item.modality, item.source, item.policy
-
-
-def _row(
-    names: tuple[str, str, str], items: Sequence[Item], held: Status, on_gpu: bool
-) -> dict[str, Any]:
-    left = [item for item in items if item.name not in held.done]
-    hours = sum(i.seconds * (i.gpus if on_gpu else i.cpus) for i in left) / 3600
-    return {
-        **dict(zip(("modality", "trained on", "policy"), names, strict=True)),
-        **counts(item.step for item in items),
-        "done": len(items) - len(left),
-        f"{'GPU' if on_gpu else 'CPU'}-hours left": figure(hours),
-        "disk": size(sum(i.disk_bytes for i in left)),
-    }
-
-
-def _wall(left: Sequence[Item], resources: Resources) -> str:
-    if not left:
-        return "Nothing is left to do."
-    used = f"{resources.cpus:g} CPU{'s' * (resources.cpus != 1)}"
+def _scheduled(left: Sequence[Item], resources: Resources) -> tuple[Schedule | None, str]:
+    """The simulated schedule, and its time or why there is none as a sentence."""
+    machine = count_of(resources.cpus, "CPU")
     if resources.gpus:
-        used += f" and {resources.gpus:g} GPU{'s' * (resources.gpus != 1)}"
+        machine += f" and {count_of(resources.gpus, 'GPU')}"
     try:
-        seconds = simulate(left, resources).seconds
+        schedule = simulate(left, resources)
     except BenchmdError as error:
-        return f"It cannot run on {used}: {error}"
-    return f"Time: about {duration(seconds)} on {used}."
+        return None, f"It cannot run on {machine}: {error}"
+    if not left:
+        return schedule, "Nothing is left to do."
+    return schedule, f"Time: about {duration(schedule.seconds)} on {machine}."
 
 
-def _disk(left: Sequence[Item], resources: Resources) -> str:
-    kept = sum(item.disk_bytes for item in left)
-    line = f"Disk: {size(kept)} more when all is done"
-    try:
-        return f"{line}, at most {size(simulate(left, resources).peak_bytes)} on the way."
-    except BenchmdError:
-        return f"{line}."
+def _disk(left: Sequence[Item], schedule: Schedule | None) -> str:
+    line = f"Disk: {size(sum(item.disk_bytes for item in left))} more when all is done"
+    return f"{line}{f', at most {size(schedule.peak_bytes)} on the way' if schedule else ''}."
 
 
-def _done(plan: Plan, held: Status) -> str:
-    line = f"Done already: {len(held.done)} of {len(plan.items):,}"
-    if held.begun:
-        line += f"; begun, to resume from checkpoints: {len(held.begun)}"
-    if held.unknown:
-        line += f"; not looked up, without --weights: {len(held.unknown)}"
+def _done(plan: Plan, status: Status) -> str:
+    line = f"Done already: {len(status.done)} of {len(plan.items):,}"
+    if status.begun:
+        line += f"; begun, to resume from checkpoints: {len(status.begun)}"
+    if status.unknown:
+        line += f"; not looked up, without --weights: {len(status.unknown)}"
     return f"{line}."
 
 
-def _lines(plan: Plan, held: Status) -> pd.DataFrame:
+def _item_table(items: Iterable[dict[str, Any]]) -> pd.DataFrame:
     return pd.DataFrame(
         {
-            "entry": item.name,
-            "kind": item.kind,
-            "state": _state(item, held),
-            "time": duration(item.seconds),
-            "CPUs": f"{item.cpus:g}",
-            "GPUs": f"{item.gpus:g}",
-            "disk": size(item.disk_bytes),
+            "entry": item["name"],
+            "kind": item["kind"],
+            "state": item["state"],
+            "time": duration(item["seconds"]),
+            "CPUs": f"{item['cpus']:g}",
+            "GPUs": f"{item['gpus']:g}",
+            "disk": size(item["disk_bytes"]),
         }
-        for item in plan.items
+        for item in items
     )
 
 

@@ -1,7 +1,4 @@
-"""Independent calls as Ray tasks, each with the memory that it needs; a lost worker costs a try.
-
-For items that belong to no plan, such as the cases that a benchmark scores.
-"""
+"""Independent calls as Ray tasks, each with its memory, such as cases that a benchmark scores."""
 
 from __future__ import annotations
 
@@ -51,17 +48,16 @@ def each(
     gpus: float = 0.0,
     grows: bool = False,
 ) -> Iterator[tuple[str, Any | FailedCall]]:
-    """Names of items with what the work gave, as they end; within `cluster.connected`.
+    """Names of items with their results, as they end; within `cluster.connected`.
 
     Args:
         calls: The items, in the order in which they begin.
         work: A function of a module, which workers import.
-        cpus: That each holds.
-        gpus: That each holds.
+        cpus: Of each item.
+        gpus: Of each item.
         grows: Whether the cluster may yet get nodes with them.
 
     Raises:
-        BenchmdError: There are not so many GPUs, and there will not be.
         Stopped: A signal asked to stop. All tasks have been ended.
     """
     import ray

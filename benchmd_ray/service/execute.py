@@ -16,17 +16,11 @@ from benchmd_ray.data.batches import Worker
 from benchmd_ray.data.catalog import Catalog, open_catalog
 from benchmd_ray.data.sizes import streams
 from benchmd_ray.errors import BenchmdError
-from benchmd_ray.evaluation.evaluation import (
-    Asked,
-    Evaluation,
-    usual_evaluation,
-)
+from benchmd_ray.evaluation.evaluation import Asked, Evaluation, usual_evaluation
 from benchmd_ray.evaluation.registry import benchmark
 from benchmd_ray.files.integrity import remove_hashed, write_hash
 from benchmd_ray.models.imagenet import StartWeights
-from benchmd_ray.runs.predictions import (
-    predictions_path,
-)
+from benchmd_ray.runs.predictions import predictions_path
 from benchmd_ray.runs.store import Run, open_run, read_run, require_weights, scoring, working
 from benchmd_ray.service.naming import finished_upstream, pretraining, transferring
 from benchmd_ray.service.resolved import ResolvedRun, resolve_settings
@@ -46,16 +40,7 @@ from benchmd_ray.training.weights import START, export_model, write_weights
 def base_settings(
     catalog: Location, technique: str, encoder: EncoderSettings | None = None
 ) -> Settings:
-    """The fixed protocol for a catalog's modality and a technique, for settings to change.
-
-    Args:
-        catalog: The source's.
-        technique: Of the pretraining; scratch for none.
-        encoder: Instead of the technique's.
-
-    Raises:
-        BenchmdError: There is no such catalog.
-    """
+    """The fixed protocol for a catalog's modality and a technique, or another encoder."""
     base = benchmark().starts[0].settings(open_catalog(catalog).card.modality, technique, "")
     return replace(base, encoder=encoder or base.encoder)
 
@@ -65,27 +50,18 @@ def pretrain_run(
     catalog: Location,
     store: Path,
     settings: Settings,
-    address: str | None = None,
     *,
+    address: str | None = None,
     weights: Path | None = None,
     within: bool = False,
 ) -> Run:
     """Pretrain, unless it is done.
 
-    Args:
-        technique: One of the pretraining techniques.
-        catalog: The source's catalog.
-        store: Folder of all runs.
-        settings: The run's settings.
-        address: Ray cluster to work on; None works embedded.
-        weights: File of ImageNet weights, for the techniques that start from them; None
-            downloads them.
-        within: This is a Ray task that holds what the run needs: work in this process, unless
-            there are several workers.
+    With `within` this is a Ray task that has what the run needs: it works in this process, unless
+    there are several workers.
 
     Raises:
         Busy: Another process works on it.
-        BenchmdError: Something named does not exist or fit, or the work failed.
     """
     chosen = technique_named(technique)
     if weights is not None and not chosen.imagenet:
@@ -108,19 +84,7 @@ def pretrain_resolved(
     on_cluster: bool,
     start: StartWeights | None = None,
 ) -> Run:
-    """Pretrain what was resolved, unless it is done.
-
-    Args:
-        resolved: The run.
-        store: Folder of all runs, absolute.
-        weights: File of ImageNet weights; None downloads them where they are needed.
-        on_cluster: Compute on the cluster that this process is connected to.
-        start: What the technique starts from, where it was read before.
-
-    Raises:
-        Busy: Another process works on it.
-        BenchmdError: It cannot work as it is resolved, or the work failed.
-    """
+    """Pretrain what was resolved, unless it is done; `start` are weights that were read before."""
     execution = resolved.settings.execution
     if not on_cluster:
         choose_device(execution.device)  # refused before a run's folder is made
@@ -136,7 +100,7 @@ def pretrain_resolved(
 
 
 def _start_of(resolved: ResolvedRun, path: Path | None) -> StartWeights | None:
-    """The weights that a pretraining starts from: those that it was resolved with."""
+    """The weights that a pretraining starts from, with the hash that it was resolved with."""
     technique = resolved.technique
     path = path if technique_named(technique).imagenet else None
     start = start_weights(technique, path, resolved.source.signal, resolved.settings.encoder)
@@ -162,20 +126,12 @@ def _pretrain(
     if start is not None:
         write_weights(folder / START, start.tensors)
         write_hash(folder / START)
-    launch(job, on_ray=on_cluster)
+    launch(job, on_ray=on_cluster, catalog=source)
     remove_hashed(folder / START)
 
 
 def transfer_settings(catalog: Location, upstream: Path | str | None) -> Settings:
-    """The fixed protocol for a transfer, for settings to change.
-
-    Args:
-        catalog: The source's.
-        upstream: As `transfer_run` takes it.
-
-    Raises:
-        BenchmdError: There is no such catalog, run or folder.
-    """
+    """The fixed protocol for a transfer; `upstream` as in `transfer_run`."""
     if isinstance(upstream, str):
         return base_settings(catalog, upstream, own_encoder(upstream))
     technique = SCRATCH if upstream is None else str(read_run(upstream).description["technique"])
@@ -192,28 +148,25 @@ def transfer_run(
     address: str | None = None,
     within: bool = False,
 ) -> Run:
-    """Transfer, unless it is done, and evaluate the source and the targets.
+    """Transfer, unless it is done, and evaluate the source and the targets zero-shot.
 
     Args:
         catalog: The source's catalog.
         store: Folder of all runs.
-        settings: The run's settings; the encoder's architecture is the upstream's, where there
-            is one, its dropout these settings' (the technique's, where they are the default's).
+        settings: The encoder's architecture is the upstream's, where there is one; its dropout is
+            that of these settings (the technique's, where they have the default).
         upstream: Folder of a finished pretraining run, or the name of a technique that takes an
             encoder from elsewhere (`ssl.brought`); None starts from scratch.
-        targets: Catalogs to evaluate zero-shot.
+        targets: Their catalogs.
         address: Ray cluster to work on; None works embedded.
-        within: This is a Ray task that holds what the run needs: work in this process, unless
-            there are several workers.
-
-    Raises:
-        Busy: Another process works on it.
-        BenchmdError: Something named does not exist or fit, or the work failed.
+        within: As in `pretrain_run`.
     """
     catalog, store = catalog.resolve(), store.resolve()
     source = open_catalog(catalog)
     if isinstance(upstream, str):
-        upstream = pretrain_run(upstream, catalog, store, settings, address, within=within).folder
+        upstream = pretrain_run(
+            upstream, catalog, store, settings, address=address, within=within
+        ).folder
     pretrained = None if upstream is None else finished_upstream(upstream.resolve(), source)
     opened = [open_catalog(target.resolve()) for target in targets]
     for target in opened:
@@ -222,22 +175,12 @@ def transfer_run(
         resolved = transferring(source, settings, pretrained)
         run = transfer_resolved(resolved, store, on_cluster=on_cluster)
         for target in opened:
-            _evaluate(run, target, settings, on_cluster, usual_evaluation(source.task))
+            _evaluate(run, target, usual_evaluation(source.task), settings, on_cluster=on_cluster)
     return run
 
 
 def transfer_resolved(resolved: ResolvedRun, store: Path, *, on_cluster: bool) -> Run:
-    """Transfer what was resolved, unless it is done, and evaluate the source.
-
-    Args:
-        resolved: The run.
-        store: Folder of all runs, absolute.
-        on_cluster: Compute on the cluster that this process is connected to.
-
-    Raises:
-        Busy: Another process works on it.
-        BenchmdError: It cannot work as it is resolved, or the work failed.
-    """
+    """Transfer what was resolved, unless it is done, and evaluate the source."""
     settings, source = resolved.settings, resolved.source
     if not on_cluster:
         choose_device(settings.execution.device)  # refused before a run's folder is made
@@ -247,13 +190,12 @@ def transfer_resolved(resolved: ResolvedRun, store: Path, *, on_cluster: bool) -
         if resolved.upstream is not None:
             require_weights(resolved.upstream)
         with working(run, settings.execution.device, settings.execution.keep):
-            launch(resolved.job(run.folder), on_ray=on_cluster)
-    _evaluate(run, source, settings, on_cluster, usual_evaluation(source.task))
+            launch(resolved.job(run.folder), on_ray=on_cluster, catalog=source)
+    _evaluate(run, source, usual_evaluation(source.task), settings, on_cluster=on_cluster)
     return run
 
 
 def _require_ready(resolved: ResolvedRun, store: Path) -> None:
-    """Refuse a transfer that cannot work, before anything starts."""
     if resolved.upstream is not None:
         require_weights(resolved.upstream)
     job = resolved.job(store)
@@ -265,29 +207,25 @@ def evaluate_run(
     run: Run,
     catalog: Location,
     settings: Settings,
-    address: str | None = None,
     *,
+    address: str | None = None,
     evaluation: Evaluation | None = None,
     also: tuple[Location, ...] = (),
     within: bool = False,
 ) -> Path:
-    """Score a catalog's evaluation splits with a finished transfer run, unless that is done.
+    """Score a catalog with a finished transfer run, unless that is done.
 
     Args:
         run: The run.
         catalog: The source's own or a target's.
         settings: Device, precision and feed.
         address: Ray cluster to work on; None works embedded.
-        evaluation: What is asked of the run; None for the usual one of the catalog's task.
+        evaluation: None takes the usual one of the catalog's task.
         also: Other catalogs that the evaluation reads.
-        within: This is a Ray task that holds what the run needs: work in this process.
+        within: As in `pretrain_run`.
 
     Returns:
         The file with the predictions.
-
-    Raises:
-        Busy: Another process scores it.
-        BenchmdError: The run is not finished or no transfer, or the catalog does not fit.
     """
     if run.description["kind"] != "transfer":
         raise BenchmdError(f"{run.folder} is a pretraining run: name a transfer run.")
@@ -298,24 +236,18 @@ def evaluate_run(
     asked = evaluation or usual_evaluation(opened.task)
     alone = replace(settings, execution=replace(settings.execution, workers=1))
     with _place(alone, address, within=within) as (settings, on_cluster):
-        return _evaluate(run, opened, settings, on_cluster, asked, also)
+        others = open_also(also)
+        return _evaluate(run, opened, asked, settings, on_cluster=on_cluster, also=others)
 
 
 @contextlib.contextmanager
 def _place(
     settings: Settings, address: str | None, *, within: bool
 ) -> Iterator[tuple[Settings, bool]]:
-    """Join the cluster where one is named, and settle device and precision for where it runs.
+    """Join the cluster, if one is named, and settle device and precision for where it runs.
 
-    Args:
-        settings: The settings.
-        address: Ray cluster to work on.
-        within: This is a Ray task that holds what the run needs. One of several workers holds
-            nothing itself: all computing belongs on the cluster.
-
-    Yields:
-        The settings without ``auto`` for device and precision, and whether all computing belongs
-        on the cluster instead of in this process.
+    Yields the settings, and whether all computing belongs on the cluster instead of in this
+    process.
     """
     on_cluster = bool(address or os.environ.get("RAY_ADDRESS"))
     if within:
@@ -335,35 +267,33 @@ def _has_gpu(on_cluster: bool) -> bool:
 def _evaluate(
     run: Run,
     opened: Catalog,
-    settings: Settings,
-    on_cluster: bool,
     evaluation: Evaluation,
-    also: tuple[Location, ...] = (),
+    settings: Settings,
+    *,
+    on_cluster: bool,
+    also: tuple[Catalog, ...] = (),
 ) -> Path:
-    others = open_also(also)
     _require_same_policy(opened, run.description["policy"])
     path = predictions_path(run.folder, opened.dataset, evaluation.name)
     if evaluation.also is not None:
         _require_trained_on(run, opened)
-    if is_scored(run, opened, evaluation, others, whole=True):
+    if is_scored(run, opened, evaluation, also, whole=True):
         return path
-    for each in (opened, *others):
-        for split in each.evaluation_splits:
-            each.require_split(split)
-            each.require_unaltered(split)
+    for catalog in (opened, *also):
+        for split in catalog.evaluation_splits:
+            catalog.require_split(split)
+            catalog.require_unaltered(split)
     with scoring(run, opened.dataset, evaluation.name):
         # Another process may have scored it in between.
-        if not is_scored(run, opened, evaluation, others, whole=True):
+        if not is_scored(run, opened, evaluation, also, whole=True):
             require_weights(run)
-            _score(run.folder, opened, others, settings, evaluation, on_cluster=on_cluster)
+            asked = Asked(run.folder, opened, settings, Worker(), also)
+            _score(asked, evaluation, on_cluster=on_cluster)
     return path
 
 
 def _require_trained_on(run: Run, source: Catalog) -> None:
-    """Refuse a run of another catalog of the dataset, which may have learned what is held out.
-
-    A pretraining that a transfer starts from is always of the same catalog.
-    """
+    """Refuse a run of another catalog of the dataset, which may have learned what is held out."""
     if run.description["determinants"]["catalog"] != source.digest:
         held_out = ", ".join(source.held_out) or "nothing"
         raise BenchmdError(
@@ -373,44 +303,31 @@ def _require_trained_on(run: Run, source: Catalog) -> None:
         )
 
 
-def _score(
-    folder: Path,
-    opened: Catalog,
-    also: tuple[Catalog, ...],
-    settings: Settings,
-    evaluation: Evaluation,
-    *,
-    on_cluster: bool,
-) -> None:
+def _score(asked: Asked, evaluation: Evaluation, *, on_cluster: bool) -> None:
     """Write predictions, in this process or by a task of the cluster."""
-    execution = settings.execution
+    execution, catalog = asked.settings.execution, asked.catalog
     if on_cluster:
         import ray
 
-        require_shared(folder)
+        require_shared(asked.run)
         gpus = int(execution.device == "cuda")
         task = ray.remote(num_cpus=1, num_gpus=gpus)(_predict)
         try:
-            ray.get(task.remote(folder, opened, also, settings, evaluation))
+            ray.get(task.remote(asked, evaluation))
         except ray.exceptions.RayTaskError as error:
             if isinstance(error.cause, BenchmdError):
                 raise error.cause from error
             raise
         return
-    streaming = any(streams(opened, split, execution) for split in opened.evaluation_splits)
+    streaming = any(streams(catalog, split, execution) for split in catalog.evaluation_splits)
     with connected(cpus=2) if streaming else contextlib.nullcontext():
-        _predict(folder, opened, also, settings, evaluation)
+        _predict(asked, evaluation)
 
 
-def _predict(
-    folder: Path,
-    catalog: Catalog,
-    also: tuple[Catalog, ...],
-    settings: Settings,
-    evaluation: Evaluation,
-) -> Path:
-    worker = Worker(device=choose_device(settings.execution.device))
-    return evaluation.predict(Asked(folder, catalog, settings, worker, also))
+def _predict(asked: Asked, evaluation: Evaluation) -> Path:
+    """Predict on the device of this process."""
+    worker = Worker(device=choose_device(asked.settings.execution.device))
+    return evaluation.predict(replace(asked, worker=worker))
 
 
 def _require_target(target: Catalog, source: Catalog) -> None:

@@ -1,8 +1,4 @@
-"""The execution of a plan, step by step.
-
-The driver decides what starts when; each item is one Ray task (`service.work`), whose process
-serves one item after the other.
-"""
+"""The execution of a plan: the driver decides what starts when; each item is one Ray task."""
 
 from __future__ import annotations
 
@@ -27,11 +23,10 @@ from benchmd_ray.service.live import Progressing, longest_first, status_text
 from benchmd_ray.service.nodes import Nodes
 from benchmd_ray.service.outcome import Again, Failure, Observers, PlanOutcome
 from benchmd_ray.service.plan import Item, Plan
-from benchmd_ray.service.remote import elsewhere, node_in, task_of
 from benchmd_ray.service.simulate import Resources, pace_of, seconds_needed, time_left
 from benchmd_ray.service.status import find_run, find_runs
 from benchmd_ray.service.steps import Progress
-from benchmd_ray.service.work import ItemReport, execute_item
+from benchmd_ray.service.work import ItemReport, elsewhere, execute_item, node_in, task_of
 
 TICK_SECONDS = 0.5
 """How often the driver looks around while nothing ends."""
@@ -74,10 +69,7 @@ class Execution:
         shown: Display,
         attached: bool = False,
     ) -> None:
-        """Look at the cluster that this process is connected to; see `schedule.run_plan`.
-
-        One that is attached, not embedded, has nodes that come and go.
-        """
+        """Look at the cluster of this process; nodes of one that is attached come and go."""
         self.say, self.observers, self.shown = say, observers, shown
         self.nodes = Nodes(cpus, attached=attached, say=self._note)
         items = list(plan.items)
@@ -133,7 +125,7 @@ class Execution:
             self.shown.close()
             with contextlib.suppress(Exception):
                 self.nodes.close()
-        ends = {name: tuple(held) for name, held in self.ends.items()}
+        ends = {name: tuple(items) for name, items in self.ends.items()}
         return PlanOutcome(folders=self.folders, seconds=time.monotonic() - self.start, **ends)
 
     def _sort_out(self, progress: dict[str, Progress | None]) -> None:
@@ -180,7 +172,6 @@ class Execution:
             left.append(item)
 
     def _ready(self, item: Item) -> bool:
-        """Whether an item could start if there was room."""
         if item.after is not None and item.after not in self.folders:
             return False
         when = max(self.look.get(item.name, (0.0, 0.0))[0], self.later.get(item.name, 0.0))
@@ -206,7 +197,10 @@ class Execution:
     def _start(self, item: Item) -> None:
         """Start an item's task, unless another process has done it by now."""
         upstream = self.folders.get(item.after or "")
-        progress = self._find(item, upstream)
+        progress = None
+        with contextlib.suppress(BenchmdError):  # its task will say what is wrong
+            run = None if upstream is None else read_run(upstream)
+            progress = find_run(item, self.store, run, weights=self.weights)
         if progress is not None and progress.done:
             self._finish(item, progress.run.folder, "elsewhere")
             return
@@ -217,7 +211,7 @@ class Execution:
         reserved = (need.cpus, need.gpus) if single else (0.0, 0.0)
         task = task_of(*reserved, 1 if need.gpus else ITEMS_OF_A_PROCESS)
         progressing = Progressing(item, folder, time.monotonic())
-        progressing = replace(progressing, before=min(0.99, progressing.fraction or 0.0))
+        before = min(0.99, progressing.fraction or 0.0)
         where = elsewhere(self.nodes.leaving())
         reference = task.options(name=item.name, scheduling_strategy=where).remote(
             execute_item,
@@ -227,15 +221,8 @@ class Execution:
             None if folder is None else folder.name,
             self.weights,
         )
-        self.running[reference] = RunningItem(item, need, progressing)
+        self.running[reference] = RunningItem(item, need, replace(progressing, before=before))
         self.observers.started(item, folder)
-
-    def _find(self, item: Item, upstream: Path | None) -> Progress | None:
-        try:
-            run = None if upstream is None else read_run(upstream)
-            return find_run(item, self.store, run, weights=self.weights)
-        except BenchmdError:
-            return None  # its task will say what is wrong
 
     def _collect(self) -> None:
         """Wait a moment, and take what ended."""
@@ -251,7 +238,7 @@ class Execution:
             self._settle(task, *self._report(reference, task))
 
     def _report(self, reference: Any, task: RunningItem) -> tuple[ItemReport, str]:
-        """What a task says, or what Ray says of it; and its node, where that is known."""
+        """The report of a task, or of Ray on it; and its node, where that is known."""
         import ray
 
         try:
@@ -279,7 +266,6 @@ class Execution:
             return ItemReport(error=line, lost=leaves, again=not leaves), node
 
     def _settle(self, task: RunningItem, report: ItemReport, node: str) -> None:
-        """Note how the work on an item ended."""
         item = task.item
         if report.run is not None:
             self.took.append((item.seconds, task.shown.seconds))
@@ -296,18 +282,20 @@ class Execution:
         if report.preempted:
             self.nodes.leave(node)
             self.preempted.add(item.name)
-            self._again(item, "preempted", report.error, "resumes elsewhere", node)
+            self._again(item, "preempted", report.error, "resumes elsewhere", node=node)
             return
         if report.memory and 0 < item.gpus < 1:
             whole = replace(item, gpus=1.0)
             self.needs[item.name] = need_of(whole)
-            self._again(whole, "retried", report.error, "trying again with a whole GPU", node)
+            self._again(whole, "retried", report.error, "trying again with a whole GPU", node=node)
             return
         if report.memory:
             self.alone.add(item.name)
         if report.lost and self._lose(item):
             times = f"{self.losses[item.name]} of {LOSSES}"
-            self._again(item, "lost", report.error, f"resumes elsewhere or later ({times})", node)
+            self._again(
+                item, "lost", report.error, f"resumes elsewhere or later ({times})", node=node
+            )
             return
         # Ray Train itself may be what failed.
         self.reserved |= report.again and task.need.workers > 1
@@ -315,7 +303,7 @@ class Execution:
         retries = item.settings.execution.retries
         if report.again and tries <= retries:
             times = f"{tries} of {retries}"
-            self._again(item, "retried", report.error, f"trying again ({times})", node)
+            self._again(item, "retried", report.error, f"trying again ({times})", node=node)
             return
         self._fail(item, report.error, task.shown.folder, node)
 
@@ -326,7 +314,7 @@ class Execution:
         self.later[item.name] = time.monotonic() + min(first * 2 ** (losses - 1), longest)
         return losses <= LOSSES
 
-    def _again(self, item: Item, why: Again, reason: str, what: str, node: str) -> None:
+    def _again(self, item: Item, why: Again, reason: str, what: str, *, node: str) -> None:
         self._say(f"{item.name}: {reason}; {what}")
         count("benchmd_plan_retries_total", 1, why=why)
         self.observers.again(item, why, reason, node)
@@ -334,18 +322,14 @@ class Execution:
 
     def _wait(self, item: Item) -> None:
         self.waiting.append(item)
-        self.waiting.sort(key=lambda each: self.rank[each.name])
+        self.waiting.sort(key=lambda item: self.rank[item.name])
 
     def _finish(self, item: Item, folder: Path, how: str, node: str = "") -> None:
         self.folders[item.name] = folder
         self.look.pop(item.name, None)
         self.ends[how].append(item.name)
         self.observers.finished(item, folder, node)
-        self._release(item)
-
-    def _release(self, item: Item) -> None:
-        """Free what need not stay, now that an item is done."""
-        try:
+        try:  # free what need not stay, now that it is done
             release_unneeded(item, self.items, self.folders)
         except (BenchmdError, OSError) as error:
             self._note(f"{item.name}: nothing was freed: {error}")
@@ -367,16 +351,17 @@ class Execution:
             self.say(line)
 
     def _show(self) -> None:
-        """Show how far everything is."""
         ended = sum(len(self.ends[name]) for name in ("done", "before", "elsewhere"))
         minutes = (time.monotonic() - self.start) / 60
         rate = len(self.ends["done"]) / minutes if minutes > 0 else 0.0
-        shown = [task.shown for task in self.running.values()]
+        progress = [task.shown for task in self.running.values()]
         failed = len(self.ends["failed"])
-        states = {"waiting": len(self.waiting), "running": len(shown), "done": ended}
+        states = {"waiting": len(self.waiting), "running": len(progress), "done": ended}
         for state, runs in (states | {"failed": failed}).items():
             gauge("benchmd_plan_runs", runs, state=state)
-        self.shown.show(ended, status_text(shown, failed, len(self.look), rate, self._left()))
+        self.shown.show(
+            ended, status_text(progress, failed, len(self.look), rate, left=self._left())
+        )
 
     def _left(self) -> float:
         """Seconds left; estimated anew only now and then, as that takes time itself."""
@@ -386,16 +371,14 @@ class Execution:
         if begin < self.estimate_at:
             return self.left
         pace = pace_of(self.took)
-        tasks = list(self.running.values())
+        at_work = [task.shown for task in self.running.values()]
         needed = {
-            t.item.name: seconds_needed(t.item, t.shown.seconds, t.shown.share, pace) for t in tasks
+            run.item.name: seconds_needed(run.item, run.seconds, run.share, pace) for run in at_work
         }
-        items = [task.item for task in tasks]
-        everyone = [*items, *self.waiting]
-        capacity = self.nodes.capacity
-        cpus = max([capacity.cpus, *(item.cpus for item in everyone)])
-        gpus = max([capacity.gpus, *(item.gpus for item in everyone)])
-        waiting = sorted(self.waiting, key=lambda each: self.rank[each.name])
+        items = [run.item for run in at_work]
+        cpus = max([self.nodes.capacity.cpus, *(item.cpus for item in [*items, *self.waiting])])
+        gpus = max([self.nodes.capacity.gpus, *(item.gpus for item in [*items, *self.waiting])])
+        waiting = sorted(self.waiting, key=lambda item: self.rank[item.name])
         self.left = time_left(waiting, needed, Resources(cpus, gpus), items=items, pace=pace)
         now = time.monotonic()
         self.estimate_at = now + max(2.0, 50 * (now - begin))

@@ -25,11 +25,7 @@ def write_variables(folder: Path, variables: dict[str, str]) -> None:
 
 
 def set_variables() -> None:
-    """Set the job's variables in this process.
-
-    Raises:
-        FileNotFoundError: The package was not imported from a job's folder.
-    """
+    """Set the job's variables in this process, which imported the package from a job's folder."""
     path = Path(__file__).resolve().parents[2] / FILE
     os.environ.update(json.loads(path.read_text("utf-8")))
     os.environ[PYTHON] = sys.executable

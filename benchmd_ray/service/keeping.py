@@ -1,8 +1,7 @@
 """Weights that a plan no longer needs are removed while it continues (``execution.keep``).
 
-Those that it needs and that were pruned are named before anything starts. They are not made again
-unasked: on another machine they may come out different, and then what was made from the old ones
-would be of other models than what is made from the new ones.
+Pruned ones that it needs are named before anything starts, and are not made again unasked: they may
+differ on another machine, and old and new results would not be of the same models.
 """
 
 from __future__ import annotations
@@ -18,28 +17,12 @@ from benchmd_ray.service.steps import Progress
 
 
 def release_unneeded(ended: Item, items: Iterable[Item], folders: Mapping[str, Path]) -> int:
-    """Remove what need not stay of an item's run and of the one it comes after.
-
-    A run's weights are needed until all items that come after it are done: a transfer's
-    evaluations, a pretraining's transfers. What failed or was not run keeps them.
-
-    Args:
-        ended: The item that was just done.
-        items: All items of the plan.
-        folders: Folder of the run of each item that is done, by the item's name.
-
-    Returns:
-        Bytes freed.
-    """
+    """Remove what no item needs of this one's run and its predecessor's; gives the bytes freed."""
     return _release(items, (ended.name, ended.after), folders)
 
 
 def release_rest(items: Iterable[Item], folders: Mapping[str, Path], store: Path) -> int:
-    """The same for all items of a plan at its end, of which some were done before it.
-
-    Raises:
-        BenchmdError: The store is on S3 and cannot be reached.
-    """
+    """The same for all items of a plan at its end, of which some were done before it."""
     chosen = list(items)
     if all(item.settings.execution.keep != "predictions" for item in chosen):
         return 0
@@ -52,15 +35,9 @@ def pruned_and_needed(
 ) -> str:
     """What to do about weights that items need and that were pruned; empty where all are there.
 
-    Args:
-        items: All items of a plan, each after the one that it comes after.
-        progress: How far each is, by name (`status.find_runs`).
-        store: Folder of all runs.
-
-    Raises:
-        BenchmdError: The store is on S3 and cannot be reached.
+    `progress` is that of `status.find_runs`.
     """
-    if all(each is None or each.done for each in progress.values()):
+    if all(state is None or state.done for state in progress.values()):
         return ""
     stored = backing_of(store).with_weights()
     needed: dict[str, str] = {}
@@ -99,7 +76,7 @@ def _source_of_weights(
 def _release(
     items: Iterable[Item], names: Iterable[str | None], folders: Mapping[str, Path]
 ) -> int:
-    """Release the runs of the items that have these names, where nothing after them is left."""
+    """Release the runs of the named items where nothing after them is left."""
     chosen: dict[str, Item] = {}
     needed: set[str | None] = set()
     for item in items:

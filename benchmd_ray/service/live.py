@@ -61,7 +61,12 @@ def units_done(folder: Path) -> float | None:
 
 
 def status_text(
-    running: Sequence[Progressing], failed: int, elsewhere: int, done_per_minute: float, left: float
+    running: Sequence[Progressing],
+    failed: int,
+    elsewhere: int,
+    done_per_minute: float,
+    *,
+    left: float,
 ) -> str:
     """``2 running (ptb-xl mae pretrain 45 %, …), 0 failed, 1.2 runs/min, 23 min left``.
 
@@ -92,16 +97,16 @@ def label(item: Item) -> str:
     """An item in a few words: ``ptb-xl mae pretrain``, ``ptb-xl mae linear on georgia``."""
     name = f"{item.source} {technique_label(item.technique)} {item.setting}"
     seed = f" seed {item.seed}" if item.seed else ""
-    asked = item.step.evaluation.name
-    asked = "" if item.step.makes_run or asked == CLASSIFICATION.name else f" {asked}"
-    return name + seed + asked + (f" on {item.dataset}" if item.dataset != item.source else "")
+    usual = item.step.makes_run or item.step.evaluation.name == CLASSIFICATION.name
+    evaluation = "" if usual else f" {item.step.evaluation.name}"
+    return name + seed + evaluation + (f" on {item.dataset}" if item.dataset != item.source else "")
 
 
 def longest_first(items: Sequence[Item]) -> list[Item]:
     """Items in the order in which they should start.
 
-    Those of several workers come first, as there is less and less room for them later; then by the
-    time of the longest chain of items that starts with each.
+    Those of several workers first, as there is less room for them later; then by the time of the
+    longest chain of items that starts with each.
     """
     chain: dict[str, float] = {}
     after = _by_predecessor(items)

@@ -1,8 +1,7 @@
-"""The log of a store: one JSON line for each thing that happened to a plan or a search.
+"""The log of a store, ``log.jsonl``: one JSON line for each event of a plan or a search.
 
-``log.jsonl`` in the store; several commands may write it at the same time, and each line names its
-command's session. With ``BENCHMD_LOG=json`` the same lines are printed on standard error, in the
-place of progress and prose. Of a store on S3 it is in this machine's mirror.
+Several commands may write it at the same time; each line names its session. ``BENCHMD_LOG=json``
+prints the lines on standard error, instead of progress and prose. Of S3 it is in the mirror.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ from benchmd_ray.errors import DiskFull
 from benchmd_ray.files.atomic import append, open_regular, without_home
 from benchmd_ray.runs.history import now
 from benchmd_ray.runs.history import reason as reason_of
-from benchmd_ray.service.outcome import Again
+from benchmd_ray.service.outcome import Again, Observer
 from benchmd_ray.service.plan import Item, Plan
 
 LOG = "log.jsonl"
@@ -54,20 +53,17 @@ class Log:
         self._printed, self._broken = wants_json(), False
 
     def write(self, event: str, level: str = "info", **about: Any) -> None:
-        """Write a line with time (UTC), level, session and what is known of the event.
-
-        Texts are cut, and name the home folder of who runs this as ``~``.
-        """
-        known = {key: _plain(value) for key, value in about.items() if value not in ("", None)}
-        content = {"time": now(), "level": level, "event": event, "session": self.session, **known}
+        """Write a line; empty values are left out, texts cut, and the home folder is ``~``."""
+        stated = {key: _plain(value) for key, value in about.items() if value not in ("", None)}
+        content = {"time": now(), "level": level, "event": event, "session": self.session, **stated}
         line = json_text(content)
         for put in (partial(echo, err=True), self._append) if self._printed else (self._append,):
             try:
                 put(line)
             except (OSError, DiskFull) as error:
                 if not self._broken:
-                    told = logging.getLogger(__name__)
-                    told.warning("%s cannot be written: %s", self._path, error)
+                    logger = logging.getLogger(__name__)
+                    logger.warning("%s cannot be written: %s", self._path, error)
                 self._broken = True
 
     def _append(self, line: str) -> None:
@@ -86,7 +82,7 @@ def _plain(value: Any) -> Any:
     return without_home(value)[:LONGEST]
 
 
-class LoggedPlan:
+class LoggedPlan(Observer):
     """An `Observer` that writes a plan's execution into the store's log, from begin to end."""
 
     def __init__(self, store: Path, plan: Plan) -> None:
@@ -138,9 +134,6 @@ class LoggedPlan:
         """See `Observer`."""
         self._log.write("note", "warning", message=line)
 
-    def closed(self) -> None:
-        """See `Observer`."""
-
     def _seconds(self, item: Item) -> float | None:
         """Since its last start; None for what this plan did not start."""
         began = self._began.pop(item.name, None)
@@ -174,12 +167,7 @@ class LoggedSearch:
         self._ended(search, "")
 
     def trial_ended(self, search: str, trial: Mapping[str, Any]) -> None:
-        """A trial ended.
-
-        Args:
-            search: Name of the search.
-            trial: The trial's row of the search's ``trials.parquet``.
-        """
+        """A trial ended; its row is that of ``trials.parquet``."""
         state = str(trial["state"])
         about = {name: trial[name] for name in ("step", "seconds", "reason")}
         about |= {"trial": trial["number"], "score": trial["value"]}

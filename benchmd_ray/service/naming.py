@@ -89,7 +89,7 @@ def transferring(source: Catalog, settings: Settings, pretrained: Run | None) ->
         "setting": setting,
         "upstream": None if pretrained is None else pretrained.folder.name,
     }
-    description = _description(settings, source, about, determinants, pretrained)
+    description = _description(settings, source, about, determinants, pretrained=pretrained)
     name = f"transfer-{source.signal.name}-{file_name(technique)}-{setting}"
     return ResolvedRun(settings, technique, source, pretrained, name, description)
 
@@ -107,12 +107,7 @@ def transfer_parts(settings: Settings) -> set[str]:
 
 
 def finished_upstream(folder: Path, source: Catalog) -> Run:
-    """A finished pretraining run on this very catalog.
-
-    Raises:
-        BenchmdError: It is none. One on a catalog of other splits may have seen this one's
-            validation and test patients.
-    """
+    """A finished pretraining run on this very catalog: others may have seen its test patients."""
     run = read_run(folder)
     if run.description["kind"] != "pretrain" or not run.finished:
         raise BenchmdError(
@@ -129,19 +124,9 @@ def finished_upstream(folder: Path, source: Catalog) -> Run:
 
 
 def _adopted(
-    chosen: EncoderSettings, held: EncoderSettings, technique: str, whose: str
+    chosen: EncoderSettings, architecture: EncoderSettings, technique: str, whose: str
 ) -> EncoderSettings:
-    """The architecture ``held`` with the chosen dropout.
-
-    Args:
-        chosen: The settings' encoder; the default stands for no choice.
-        held: The encoder whose weights are taken.
-        technique: Its fixed protocol has the dropout where nothing is chosen.
-        whose: What has that encoder, for the message.
-
-    Raises:
-        BenchmdError: Another architecture was chosen, neither the default nor ``held``.
-    """
+    """The architecture that `whose` has, with the chosen dropout, or else that of the technique."""
     default = EncoderSettings()
     source = ENCODERS[protocol_encoder(technique)] if chosen == default else chosen
 
@@ -149,7 +134,7 @@ def _adopted(
         rates = (source.dropout, source.embedding_dropout)
         return replace(size, dropout=rates[0], embedding_dropout=rates[1])
 
-    result = dropping(held)
+    result = dropping(architecture)
     if chosen not in (result, default, dropping(default)):
         raise BenchmdError(
             f"the settings choose another encoder than {whose} has: leave all of encoder out but "
@@ -159,15 +144,15 @@ def _adopted(
 
 
 def file_name(technique: str) -> str:
-    """A technique's name as part of a folder's: that of a user's own may be an import path."""
+    """A technique's name as part of a folder's name; it may be an import path."""
     return re.sub("[^A-Za-z0-9.]+", "-", technique)
 
 
 def _determinants(settings: Settings, source: Catalog, stage: str) -> dict[str, Any]:
     """What decides a run's result.
 
-    The number of workers, the engine and ZeRO's stage are excluded: they change rounding and
-    which values dropout draws. With a streaming feed the workers decide the order.
+    The number of workers, the engine and ZeRO's stage are excluded: they change rounding and which
+    values dropout draws. With a streaming feed the workers decide the order.
     """
     everything, execution = as_dict(settings), settings.execution
     network = network_source(settings.encoder)
@@ -194,6 +179,7 @@ def _description(
     source: Catalog,
     about: dict[str, Any],
     determinants: dict[str, Any],
+    *,
     pretrained: Run | None = None,
 ) -> dict[str, Any]:
     """Content of ``run.json``."""

@@ -30,14 +30,7 @@ class Nodes:
     def __init__(
         self, cpus: int | None, *, attached: bool, say: Callable[[str], None] = lambda line: None
     ) -> None:
-        """Look at the cluster that this process is connected to.
-
-        Args:
-            cpus: Keep only so many CPUs busy; None takes all.
-            attached: Whether it is a running cluster, whose nodes change; an embedded Ray is this
-                machine.
-            say: Takes a line for the user where nodes come or go.
-        """
+        """Look at the cluster of this process; nodes of one that is attached come and go."""
         self._cpus, self._attached, self._say = cpus, attached, say
         self.capacity: Capacity = cluster_capacity(cpus)
         self._next = time.monotonic() + LOOK_SECONDS
@@ -49,11 +42,7 @@ class Nodes:
         """Until when nodes count as about to go away."""
 
     def look(self, needs: Callable[[], Iterable[Need]]) -> None:
-        """See which nodes there are by now, and ask for those that could be used.
-
-        Args:
-            needs: What works or could start.
-        """
+        """See which nodes there are by now, and ask for those that work needs or could use."""
         now = time.monotonic()
         if not self._attached or now < self._next:
             return
@@ -64,11 +53,11 @@ class Nodes:
             (self.capacity.nodes - before.nodes, "came"),
         ):
             for node in sorted(nodes):
-                there = self.capacity
+                capacity = self.capacity
                 self._say(
                     f"node {node} {what}; the cluster has "
-                    f"{count_of(len(there.nodes), 'node')} with "
-                    f"{count_of(there.all_cpus, 'CPU')} and {count_of(there.gpus, 'GPU')}"
+                    f"{count_of(len(capacity.nodes), 'node')} with "
+                    f"{count_of(capacity.all_cpus, 'CPU')} and {count_of(capacity.gpus, 'GPU')}"
                 )
         self._ask(needs())
 
@@ -86,11 +75,7 @@ class Nodes:
         return {node for node, end in self._leaving.items() if time.monotonic() < end}
 
     def refusal(self, need: Need) -> str | None:
-        """Whether something fits the cluster.
-
-        Returns:
-            None where it does, empty while the cluster may still grow, else why it never will.
-        """
+        """None where it fits, empty while the cluster may still grow, else why it never will."""
         refusal = self.capacity.refusal(need)
         if not refusal:
             self._short.pop(need, None)
@@ -116,13 +101,13 @@ class Nodes:
         self._ask([])
 
     def _ask(self, needs: Iterable[Need]) -> None:
-        """Tell the autoscaler, where there is one; else nobody listens.
+        """Tell the autoscaler, where there is one.
 
         It starts nodes for tasks that wait within Ray, and a plan hands over only what fits.
         """
-        asked = [*needs]
-        bundles = [bundle for need in asked for bundle in _bundles(need)][:MOST_BUNDLES]
-        bundles += [{"CPU": 1.0}] * any(need.spare for need in asked)
+        listed = [*needs]
+        bundles = [bundle for need in listed for bundle in _bundles(need)][:MOST_BUNDLES]
+        bundles += [{"CPU": 1.0}] * any(need.spare for need in listed)
         now = time.monotonic()
         if bundles == self._asked and (not bundles or now < self._ask_again):
             return

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partialmethod
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import Any, Literal
 
 from benchmd_ray.console.progress import duration
 from benchmd_ray.service.plan import Item
@@ -16,7 +17,7 @@ Again = Literal["retried", "preempted", "lost"]
 node or its storage went away. Only the first counts as a try."""
 
 
-class Observer(Protocol):
+class Observer:
     """Is notified of what happens while a plan is executed; its errors never touch the work.
 
     A node is named by Ray's identifier, and is empty where it is not known.
@@ -41,46 +42,26 @@ class Observer(Protocol):
         """Nothing more will be reported."""
 
 
-class Observers:
+class Observers(Observer):
     """Several observers as one that never fails."""
 
     def __init__(self, observers: Sequence[Observer]) -> None:
         self._observers = tuple(observers)
         self._broken: list[Observer] = []
 
-    def started(self, item: Item, folder: Path | None) -> None:
-        """See `Observer`."""
-        self._tell(lambda each: each.started(item, folder))
-
-    def finished(self, item: Item, folder: Path, node: str = "") -> None:
-        """See `Observer`."""
-        self._tell(lambda each: each.finished(item, folder, node))
-
-    def failed(self, item: Item, reason: str, node: str = "") -> None:
-        """See `Observer`."""
-        self._tell(lambda each: each.failed(item, reason, node))
-
-    def again(self, item: Item, why: Again, reason: str, node: str = "") -> None:
-        """See `Observer`."""
-        self._tell(lambda each: each.again(item, why, reason, node))
-
-    def noted(self, line: str) -> None:
-        """See `Observer`."""
-        self._tell(lambda each: each.noted(line))
-
-    def closed(self) -> None:
-        """See `Observer`."""
-        self._tell(lambda each: each.closed())
-
-    def _tell(self, event: Callable[[Observer], None]) -> None:
-        for each in self._observers:
+    def _notify(self, event: str, *about: Any, **named: Any) -> None:
+        for observer in self._observers:
             try:
-                event(each)
+                getattr(observer, event)(*about, **named)
             except Exception as error:  # whatever it is, it must not cost a run
-                if each not in self._broken:
-                    name = type(each).__name__
+                if observer not in self._broken:
+                    name = type(observer).__name__
                     logging.getLogger(__name__).warning("the observer %s failed: %r", name, error)
-                    self._broken.append(each)
+                    self._broken.append(observer)
+
+
+for _event in ("started", "finished", "failed", "again", "noted", "closed"):
+    setattr(Observers, _event, partialmethod(Observers._notify, _event))
 
 
 @dataclass(frozen=True)
@@ -100,7 +81,6 @@ class PlanOutcome:
     folders: dict[str, Path]
     """Folder of the run of each item that is done, by the item's name."""
     done: tuple[str, ...] = ()
-    """Items that this call did."""
     before: tuple[str, ...] = ()
     """Items that were done before it."""
     elsewhere: tuple[str, ...] = ()

@@ -1,7 +1,4 @@
-"""The whole benchmark as a plan: every run that a choice asks for, in the order they need.
-
-A plan is data. It holds what is to be run with which settings, not how far anything is.
-"""
+"""The whole benchmark as a plan: items with their settings, in the order they need."""
 
 from __future__ import annotations
 
@@ -23,8 +20,7 @@ from benchmd_ray.service.choice import (
 )
 from benchmd_ray.service.cost import Inputs, Workload
 from benchmd_ray.service.datasets import Found, PlannedDataset, read_also
-from benchmd_ray.service.estimate import Estimator
-from benchmd_ray.service.rates import measured_runs
+from benchmd_ray.service.estimate import Estimator, measured_runs
 from benchmd_ray.service.resolved import ResolvedRun, resolve_settings
 from benchmd_ray.service.steps import Evaluate, Step, pretrain_step, transfer_step
 from benchmd_ray.settings.definition import Settings
@@ -47,10 +43,8 @@ class Item:
     ``…/linear/georgia``, or ``…/linear/georgia/EVALUATION`` for another than the
     classification."""
     step: Step
-    """What it does."""
     modality: str
     source: str
-    """Dataset that the model is trained on."""
     dataset: str
     """Dataset that is read: the target of an evaluation, else the source."""
     policy: str
@@ -66,11 +60,9 @@ class Item:
     """Name of the item whose run this one starts from: a transfer's pretraining, an evaluation's
     transfer."""
     cpus: float
-    """CPUs that it keeps busy."""
     gpus: float
     """GPUs, or the share of one, that it keeps busy; 0 on a CPU."""
     seconds: float
-    """Estimated time."""
     disk_bytes: int
     """Estimated size of what stays when it is done."""
     peak_bytes: int = 0
@@ -93,7 +85,6 @@ class Plan:
     items: tuple[Item, ...]
     """Each after the one that it starts from."""
     basis: str
-    """What the estimated times rest on, in words."""
     notes: tuple[str, ...] = ()
     """What was skipped and why."""
 
@@ -109,17 +100,15 @@ def make_plan(
     """Everything that a choice asks for, with estimates of time and disk.
 
     Args:
-        choice: What is chosen. Without catalogs the plan is for the paper's datasets as their
-            cards state them; it shows what there is to do and cannot be run.
+        choice: Without catalogs the plan is from the datasets' cards and cannot be run.
         store: Folder of all runs, whose measured speeds are used; it need not be there.
-        device: ``cpu`` or ``cuda``, what there is where the plan will run; None takes what this
-            machine has. The settings' own choice comes first.
+        device: ``cpu`` or ``cuda`` where the settings leave it open; None takes this machine's.
         tflops: Sustained TFLOP/s of one device, for another machine than the store's.
         measure: Measure this machine for a few seconds; None does so where nothing else is known.
 
     Raises:
-        BenchmdError: A name does not exist, a catalog or the settings cannot be used, or nothing
-            is left to run.
+        BenchmdError: A name does not exist, a catalog or the settings cannot be used, or nothing is
+            left to run.
     """
     require_known(choice)
     _require_read(choice)
@@ -131,20 +120,16 @@ def make_plan(
             "nothing is left to run of what was chosen: " + " ".join(notes or ["no technique."])
         )
     kind = _device(drafts[0].settings, device)
-    estimator = _estimator(drafts, chosen.datasets, store, kind, tflops, measure)
+    estimator = _estimator(drafts, chosen.datasets, store, kind, tflops=tflops, measure=measure)
     items = tuple(_item(draft, estimator, kind == "cuda") for draft in drafts)
     notes += _of_workers(drafts, estimator)
     return Plan(items, estimator.basis(), tuple(notes))
 
 
 def _require_read(choice: Choice) -> None:
-    """Refuse catalogs that nothing would read.
-
-    Raises:
-        BenchmdError: No evaluation that is asked for reads others than what it scores.
-    """
+    """Refuse ``also`` where no evaluation reads other catalogs than what it scores."""
     name = choice.evaluated or choice.bench
-    if choice.also and all(each.also is None for each in evaluations_asked(name)):
+    if choice.also and all(evaluation.also is None for evaluation in evaluations_asked(name)):
         raise BenchmdError(
             f"--also names catalogs, and no evaluation of {name} reads any but what it scores: "
             "leave --also out, or ask others with --evaluate, such as ood."
@@ -198,7 +183,7 @@ def _drafts(choice: Choice, chosen: Found, notes: list[str]) -> list[_Draft]:
             else:
                 unfit.setdefault(f"{name}: skipped, {reason}", []).append(source.modality)
         others = (*(d for d in datasets if d.policy == source.policy), *chosen.also)
-        drafts += _drafts_of_source(choice, source, targets, others, fitting)
+        drafts += _drafts_of_source(choice, source, targets, others, techniques=fitting)
     reasons = {why: ", ".join(dict.fromkeys(where)) for why, where in unfit.items()}
     notes += [f"{why} ({where})." for why, where in reasons.items()]
     used = {draft.technique for draft in drafts}
@@ -214,7 +199,8 @@ def _drafts_of_source(
     choice: Choice,
     source: PlannedDataset,
     targets: Sequence[PlannedDataset],
-    found: Sequence[PlannedDataset],
+    datasets: Sequence[PlannedDataset],
+    *,
     techniques: Mapping[str, Settings],
 ) -> Iterator[_Draft]:
     exported: dict[str, str] = {}
@@ -230,25 +216,25 @@ def _drafts_of_source(
                 if step.total(seeded) is None:  # one for all seeds: nothing is drawn
                     exported[technique] = upstream
             for setting in dict.fromkeys(choice.settings or settings_for(source.kind.task)):
-                own = with_setting(seeded, setting)
+                tuned = with_setting(seeded, setting)
                 draft = _Draft(
                     f"{name}/{setting}",
-                    transfer_step(own, usual_evaluation(source.kind.task)),
+                    transfer_step(tuned, usual_evaluation(source.kind.task)),
                     technique,
                     setting,
-                    own,
+                    tuned,
                     source,
                     after=upstream,
                 )
                 yield draft
-                yield from _evaluations(choice, draft, targets, found)
+                yield from _evaluations(choice, draft, targets, datasets)
 
 
 def _evaluations(
     choice: Choice,
     transfer: _Draft,
     targets: Sequence[PlannedDataset],
-    found: Sequence[PlannedDataset],
+    datasets: Sequence[PlannedDataset],
 ) -> Iterator[_Draft]:
     """What is asked of a transfer, but the usual evaluation of its source, which it does itself."""
     task = transfer.source.kind.task
@@ -261,7 +247,7 @@ def _evaluations(
                 continue
             yield replace(
                 transfer,
-                also=read_also(evaluation, dataset, found),
+                also=read_also(evaluation, dataset, datasets),
                 name=f"{transfer.name}/{dataset.name}" + ("" if usual else f"/{evaluation.name}"),
                 step=Evaluate(evaluation),
                 target=dataset,
@@ -269,14 +255,13 @@ def _evaluations(
             )
 
 
-def _device(settings: Settings, there: str | None) -> str:
+def _device(settings: Settings, available: str | None) -> str:
     """Kind of device that the settings choose, or else that there is."""
     chosen = settings.execution.device
-    return (there or _own_device()) if chosen == "auto" else chosen
+    return (available or _own_device()) if chosen == "auto" else chosen
 
 
 def _own_device() -> str:
-    """Kind of device of this machine."""
     return "cuda" if own_gpus() else "cpu"
 
 
@@ -289,20 +274,16 @@ def own_gpus() -> int:
 
 def _estimator(
     drafts: Sequence[_Draft],
-    known: Sequence[PlannedDataset],
+    datasets: Sequence[PlannedDataset],
     store: Path | None,
     device: str,
+    *,
     tflops: float | None,
     measure: bool | None,
 ) -> Estimator:
-    """What estimates times on a kind of device.
-
-    Raises:
-        BenchmdError: The stated speed is not above 0.
-    """
     if tflops is not None and not 0 < tflops < float("inf"):
         raise BenchmdError(f"--tflops is {tflops:g}, expected a number above 0.")
-    measured = () if store is None or measure else tuple(measured_runs(store, known))
+    measured = () if store is None or measure else tuple(measured_runs(store, datasets))
     estimator = Estimator(device, measured, tflops=tflops)
     if tflops is not None:
         return estimator
@@ -316,7 +297,7 @@ def _estimator(
 
 
 def _of_workers(drafts: Sequence[_Draft], estimator: Estimator) -> list[str]:
-    """Where several workers of a run do less than as many runs would next to each other."""
+    """Notes on runs whose workers are slower than as many runs next to each other."""
     notes = {}
     for draft in drafts:
         work = draft.work
@@ -357,5 +338,5 @@ def _item(draft: _Draft, estimator: Estimator, on_gpu: bool) -> Item:
         seconds=estimator.seconds(draft.work, min(gpus, 1.0) or 1.0),
         disk_bytes=disk.kept,
         peak_bytes=disk.working,
-        also=tuple(each.catalog for each in draft.also if each.catalog is not None),
+        also=tuple(dataset.catalog for dataset in draft.also if dataset.catalog is not None),
     )

@@ -1,9 +1,7 @@
 """A run, resolved once from what the user asked for; whoever works on it reads it.
 
-Settings are final here: of the technique, the label setting and the seed, with the device, the
-precision and the encoder that the run has. Planning resolves the settings (`resolve_settings`);
-naming adds what is known once the run that it starts from is finished. A worker receives the
-result.
+Settings are final here, device, precision and encoder included. Planning resolves the settings
+(`resolve_settings`); naming adds what is known once the run that it starts from is finished.
 """
 
 from __future__ import annotations
@@ -49,12 +47,7 @@ class ResolvedRun:
 
 
 def resolve_settings(settings: Settings, *, gpu: bool) -> Settings:
-    """Settings without ``auto`` for device and precision: both are part of what names a run.
-
-    Args:
-        settings: The settings.
-        gpu: Whether there is a GPU where the run will be executed.
-    """
+    """Settings without ``auto`` for device and precision: both are part of what names a run."""
     device, precision = settings.execution.device, settings.execution.precision
     if device == "auto":
         device = "cuda" if gpu else "cpu"

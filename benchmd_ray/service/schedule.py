@@ -1,7 +1,6 @@
 """Execute a plan on Ray: several items at a time, each once, whatever happens on the way.
 
-All that lasts is in the store: the same plan, executed again, resumes from there. What happened on
-the way is in its log (`service.logged`).
+All that lasts is in the store: the same plan, executed again, resumes from there.
 """
 
 from __future__ import annotations
@@ -45,15 +44,12 @@ def run_plan(
         say: Takes a line for the user where something unusual happens.
         address: Ray cluster to work on; None works embedded.
         weights: File of ImageNet weights; None downloads them.
-        cpus: CPUs to keep busy at once, but by a single item that needs more; None takes all that
-            the machine or the cluster has.
+        cpus: CPUs to keep busy at once, but by a single item that needs more; None takes all.
         observers: Are notified of what happens.
         quiet: Show no progress.
 
     Raises:
         Stopped: A signal asked to stop. All tasks have been ended; the same call resumes.
-        BenchmdError: The plan has items without catalogs or without what they come after, or Ray
-            cannot be reached.
     """
     _require_executable(plan)
     store, is_embedded = store.resolve(), embedded(address)
@@ -124,10 +120,7 @@ def _require_executable(plan: Plan) -> None:
 
 
 def _logical_cpus(plan: Plan, cpus: int | None, address: str | None) -> int:
-    """CPUs that Ray must offer: an embedded one has as many as the largest item needs.
-
-    Nodes of a cluster may come later.
-    """
+    """CPUs that Ray must offer: an embedded one as many as the largest item needs."""
     if not embedded(address):
         return 0
     needs = [] if cpus else [need_of(item) for item in plan.items]

@@ -14,11 +14,7 @@ from benchmd_ray.storage.location import Location
 
 
 def open_also(paths: Iterable[Location]) -> tuple[Catalog, ...]:
-    """Catalogs that an evaluation reads in addition, in order of name.
-
-    Raises:
-        BenchmdError: Two are of one dataset.
-    """
+    """Catalogs that an evaluation reads in addition, one of each dataset, in order of name."""
     opened = [open_catalog(path.resolve()) for path in paths]
     require_one_each((catalog.dataset, catalog.path) for catalog in opened)
     return tuple(sorted(opened, key=lambda catalog: catalog.dataset))
@@ -32,14 +28,9 @@ def is_scored(
     *,
     whole: bool = False,
 ) -> bool:
-    """Whether a run's predictions for this very catalog are there.
+    """Whether a run's predictions for this very catalog are there, by this evaluation's version.
 
-    Args:
-        run: The run.
-        catalog: What is scored.
-        evaluation: Whose predictions; those of another version of it are none.
-        also: Other catalogs that it reads; predictions that were made of others are none.
-        whole: Compare the file with its hash, too: a damaged one is made again.
+    `also` are the other catalogs that it reads. `whole` compares the file with its hash, too.
     """
     path = predictions_path(run.folder, catalog.dataset, evaluation.name)
     if not path.is_file() or not hash_path(path).is_file():

@@ -53,9 +53,11 @@ class TrialObserver(Protocol):
 
     def trial_ended(self, search: str, about: Mapping[str, Any], trial: Mapping[str, Any]) -> None:
         """A trial ended."""
+        pass
 
     def closed(self) -> None:
         """Nothing more will be reported."""
+        pass
 
 
 @dataclass(frozen=True)
@@ -78,7 +80,9 @@ class Searched:
     def lines(self) -> list[str]:
         """What a user reads of it."""
         counts = {state: sum(t.state == state for t in self.trials) for state in STATES}
-        states = ", ".join(f"{n} {TOLD.get(state, state)}" for state, n in counts.items() if n)
+        states = ", ".join(
+            f"{n} {STATE_WORDS.get(state, state)}" for state, n in counts.items() if n
+        )
         lines = [
             f"{self.plan.name}: {states or 'no trial'}; {self.device_hours:.3g} {self.device} hours"
         ]
@@ -96,7 +100,6 @@ class Searched:
         return [*lines, f"    written: {shown(self.folder)}"]
 
     def _choice(self, chosen: SearchOutcome) -> list[str]:
-        """What was chosen, and why."""
         name, best, decision = self.plan.metric.upper(), chosen.trial, chosen.decision
         values = [f"        {name}: {value}" for name, value in best.values.items()]
         if self.plan.method.choosing == "highest":
@@ -111,19 +114,19 @@ class Searched:
             if self.undecided:
                 why = "what is left of the budget is too little to compare a trial with it again"
             return [f"    it keeps the start: {why}"]
-        each = [
-            f"    trial {one.number}: {name} {one.difference:+.4f} to the start's "
-            f"{decision.start:.4f} over fresh evaluations, lower bound {one.low:+.4f}"
-            for one in decision.finalists
+        finalists = [
+            f"    trial {finalist.number}: {name} {finalist.difference:+.4f} to the start's "
+            f"{decision.start:.4f} over fresh evaluations, lower bound {finalist.low:+.4f}"
+            for finalist in decision.finalists
         ]
         if not best.number:
             more = ", and the budget ended before all were known: more of it goes on with them"
             return [
-                *each,
+                *finalists,
                 "    it keeps the start: no lower bound is above 0" + more * self.undecided,
             ]
         return [
-            *each,
+            *finalists,
             f"    chosen: trial {best.number}, {name} {decision.expected:.4f} expected",
             *values,
         ]
@@ -131,78 +134,62 @@ class Searched:
 
 SWEEP_SECONDS = 60.0
 """How often what trials that are over have left on S3 is removed, and the clock is noted."""
-TOLD = {"stopped": "stopped early"}
+STATE_WORDS = {"stopped": "stopped early"}
 """States of trials in words, where these are others."""
 
 
+@dataclass(eq=False)
 class Session:
     """One session of one search."""
 
-    def __init__(
-        self,
-        tuning: Tuning,
-        plan: SearchPlan,
-        store: Path,
-        *,
-        arms: tuple[Arm, ...],
-        room: Room,
-        memory: int | None,
-        stop: Stopping,
-        observer: TrialObserver | None,
-        say: Callable[[str], None],
-        log: LoggedSearch,
-        alone: Callable[[], None],
-    ) -> None:
-        """Take what is searched and where.
+    tuning: Tuning
+    plan: SearchPlan
+    store: Path
+    arms: tuple[Arm, ...]
+    inner: Sequence[Inner]
+    room: Room
+    memory: int | None
+    """Bytes that a trial may allocate; None sets no limit."""
+    stop: Stopping
+    observer: TrialObserver | None
+    say: Callable[[str], None]
+    log: LoggedSearch
+    alone: Callable[[], None]
+    """Raises if another process works on this search."""
 
-        Args:
-            tuning: What was asked for.
-            plan: The search.
-            store: Folder of all runs.
-            arms: What trials work on, by source.
-            room: Where trials find room.
-            memory: Bytes that a trial may allocate; None sets no limit.
-            stop: Says whether a signal asked to stop.
-            observer: Is notified of each trial that ended.
-            say: Takes a line for the user.
-            log: The store's log of searches.
-            alone: Makes sure that no other process works on this search, or raises.
-        """
-        self.tuning, self.plan, self.store = tuning, plan, store
-        self.folder = folder = store / SEARCHES / plan.name
-        self.room, self.stop, self.observer, self.say = room, stop, observer, say
-        self.place, self.log, self.alone = room.place, log, alone
+    def __post_init__(self) -> None:
+        plan, arms = self.plan, self.arms
+        self.folder = self.store / SEARCHES / plan.name
+        self.place = self.room.place
         self.work = TrialContext(
             technique=plan.technique,
             stage=plan.stage,
             arms=arms,
-            folder=location_of(store) / SEARCHES / plan.name,
+            folder=location_of(self.store) / SEARCHES / plan.name,
             rungs=tuple(range(1, len(arms))) if len(arms) > 1 else steps_within(longest(plan)),
             cpus=max(1, int(self.place.cpus / self.place.workers)),
-            memory_bytes=memory,
+            memory_bytes=self.memory,
             metric=plan.metric,
             fresh_from=plan.method.fresh[0],
         )
-        self.clock = _Worked(folder)
+        self.clock = _Worked(self.folder)
         self._swept = time.monotonic()
-        self._told: dict[int, str] = {}
-        """State of each trial as observers were told."""
-        self._inner: Sequence[Inner] = ()
+        self._notified: dict[int, str] = {}
+        """State of each trial that observers know."""
         self._sampled: dict[tuple[int, tuple[int, ...]], SamplingVariance | None] = {}
         """What is due to the patients, by trial and evaluations."""
 
-    def run(self, inner: Sequence[Inner], *, quiet: bool) -> Searched:
+    def run(self, *, quiet: bool) -> Searched:
         """Search until the budget is used or a signal comes."""
         plan, folder = self.plan, self.folder
-        self._begin(inner)
-        self._inner = inner
+        self._begin()
         devices, where = self.place.devices, self.work.folder
         path = where / ("study.log" if isinstance(where, Path) else "journal")
-        first = [given.values for given in plan.portfolio]
+        first = [settings.values for settings in plan.portfolio]
         study = Study(path, plan.space, plan.method, devices, first)
         study.judge = partial(self._decision, study)
         self._require_whole(study)
-        self._told = {trial.number: trial.state for trial in study.trials()}
+        self._notified = {trial.number: trial.state for trial in study.trials()}
         if not study.begun and where != self.folder:
             remove(self.work.local)  # of a search of the same name that was removed from there
         if study.begun:
@@ -245,24 +232,24 @@ class Session:
         )
 
     def _working(self) -> AbstractContextManager[None]:
-        """Let nobody clear this machine's folder of a search on S3 meanwhile."""
+        """Keep others from clearing this machine's folder of a search on S3."""
         if isinstance(self.work.folder, Path):
             return nullcontext()
         return locked(self.work.local / "locks" / "search", f"the search {self.plan.name}")
 
     def _note(self, limits: Limits) -> SearchOutcome | None:
-        """Write what is known by now: the trials and, where it is settled, what was chosen."""
+        """Write the trials and, where it is settled, the choice."""
         limits.look()
         decision = limits.study.judge()
         write_trials(self.folder, limits.study, self.work, decision)
         chosen = None if self._to_be_settled(limits) else self._result(limits, decision)
         for trial in limits.study.trials():
             if trial.state == "stopped":
-                self._tell(trial)
+                self._notify(trial)
         return chosen
 
     def _tidy(self, study: Study) -> None:
-        """Remove what trials left, but of those that are not finished."""
+        """Remove the files of finished trials."""
         unfinished = [job.number for job in study.unfinished()]
         with suppress(Transient, OSError):  # where a process still ends, the next session does it
             self.alone()
@@ -276,29 +263,25 @@ class Session:
             with suppress(OSError):
                 remove(self.work.local)
 
-    def _begin(self, inner: Sequence[Inner]) -> None:
-        """Write what is searched, or make sure that it is what was searched before."""
+    def _begin(self) -> None:
+        """Write what is searched, or require that it is what was searched before."""
         if isinstance(self.work.folder, Path) or self.place.workers > 1:
             self.work.local.mkdir(parents=True, exist_ok=True)
             require_shared(self.work.local)
         path = self.folder / SEARCH
         if not path.is_file():
-            write_hashed_json(path, self.plan.describe(inner))
+            write_hashed_json(path, self.plan.describe(self.inner))
             return
         # Of the plan alone: all else follows from the journal, and is written anew.
         digests = [source["inner"] for source in read_plan(self.folder)["sources"]]
-        if digests != [inner_digest(catalogs) for catalogs in inner]:
+        if digests != [inner_digest(catalogs) for catalogs in self.inner]:
             raise BenchmdError(
                 f"{shown(self.folder)} was begun on other records than an inner catalog has now: "
                 "its trials cannot be compared with new ones. Remove that folder to begin anew."
             )
 
     def _require_whole(self, study: Study) -> None:
-        """Refuse a journal that has fewer trials than were written of it: it has lost some.
-
-        Raises:
-            BenchmdError: It has.
-        """
+        """Refuse a journal that has lost trials: it has fewer than were written of it."""
         try:
             written = read_trials(self.folder / TABLE).num_rows
         except Damaged:  # or not there: it is written anew
@@ -312,7 +295,7 @@ class Session:
             )
 
     def _ended(self, limits: Limits, number: int) -> None:
-        """Write the trials anew, and tell of one that is over."""
+        """Write the trials, and notify of one that is over."""
         write_trials(self.folder, limits.study, self.work, None)
         self.clock.note()
         if time.monotonic() > self._swept + SWEEP_SECONDS and self.work.folder != self.folder:
@@ -322,13 +305,13 @@ class Session:
                 leave_only(self.work.folder, [job.number for job in limits.study.unfinished()])
         trial = limits.study.trials()[number]
         if trial.state in ("complete", "failed"):
-            self._tell(trial)  # one that was stopped may earn more until the race is over
+            self._notify(trial)  # one that was stopped may earn more until the race is over
 
-    def _tell(self, trial: Trial) -> None:
-        """Tell the log and the observer of a trial, once in each of its states."""
-        if self._told.get(trial.number) == trial.state:
+    def _notify(self, trial: Trial) -> None:
+        """Notify log and observer of a trial, once in each of its states."""
+        if self._notified.get(trial.number) == trial.state:
             return
-        self._told[trial.number] = trial.state
+        self._notified[trial.number] = trial.state
         row = trial_row(trial, self.work)
         self.log.trial_ended(self.plan.name, row)
         if self.observer is not None:
@@ -347,26 +330,25 @@ class Session:
 
     @property
     def _bases(self) -> list[Settings]:
-        """The fixed protocol of each source."""
         return [
             default_settings(source.kind, protocol_encoder(self.plan.technique))
             for source in self.plan.sources
         ]
 
     def _decision(self, study: Study) -> Decision | None:
-        """What fresh evaluations say, as far as they are whole cuts."""
+        """What the fresh evaluations of start and finalists decide."""
         confirmed = study.confirmed()
         start = confirmed.get(0, {})
         sampling = {}
-        for number, own in confirmed.items():
-            common = tuple(each for each in own if each in start)
+        for number, scores in confirmed.items():
+            common = tuple(evaluation for evaluation in scores if evaluation in start)
             if number and common and len(self.work.arms) == 1:
                 if (number, common) not in self._sampled:
-                    known = sampled(self.work, self._inner[0], number, common)
-                    self._sampled[number, common] = known
-                if (known := self._sampled[number, common]) is not None:
-                    sampling[number] = known
-        return study.decision(_ratio(self._inner), sampling)
+                    variance = sampled(self.work, self.inner[0], number, common)
+                    self._sampled[number, common] = variance
+                if (variance := self._sampled[number, common]) is not None:
+                    sampling[number] = variance
+        return study.decision(_ratio(self.inner), sampling)
 
     def _to_be_settled(self, limits: Limits) -> bool:
         """Whether the next session is to choose; what an earlier one chose stays until then."""
@@ -374,7 +356,6 @@ class Session:
         return interrupted and self.plan.method.choosing == "confirmed"
 
     def _result(self, limits: Limits, decision: Decision | None) -> SearchOutcome | None:
-        """Write what the search has found so far."""
         names = [arm.upstream.name for arm in self.work.arms if arm.upstream is not None]
         upstream = [read_run(self.store / name) for name in names]
         shared = sum(float(run.done.get("seconds", 0.0)) for run in upstream)
@@ -385,7 +366,7 @@ class Session:
 def _ratio(inner: Sequence[Inner]) -> float:
     """Validation over training patients of an evaluation, the mean over sources."""
     counts = [of_splits(catalogs[0], "patients") for catalogs in inner]
-    return sum(each["validation"] / each["train"] for each in counts) / len(counts)
+    return sum(patients["validation"] / patients["train"] for patients in counts) / len(counts)
 
 
 class _Worked:
@@ -402,7 +383,6 @@ class _Worked:
             self._before = float(content["seconds"])
 
     def note(self) -> float:
-        """Note them for the next session; how many they are so far."""
         seconds = round(self._before + time.monotonic() - self._start, 3)
         write_hashed_json(self._path, {"seconds": seconds})
         return seconds

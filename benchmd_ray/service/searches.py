@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
 
-from benchmd_ray.data.cards import cards
-from benchmd_ray.data.cards import kind_of as modality_named
 from benchmd_ray.data.catalog import Catalog, open_catalog
 from benchmd_ray.data.inner import seen_splits, splits_seen
 from benchmd_ray.data.origins import of_one_origin
@@ -18,10 +16,8 @@ from benchmd_ray.evaluation.registry import built_in_space
 from benchmd_ray.extensions.parts import versions_of
 from benchmd_ray.files.atomic import digest
 from benchmd_ray.modality.modalities import Modality
-from benchmd_ray.modality.signals import Signal
 from benchmd_ray.models.encoder import NETWORKS, require_fitting
 from benchmd_ray.models.networks import network_part, network_source
-from benchmd_ray.runs.places import backing_of, shown
 from benchmd_ray.scores.support import TEST_PATIENTS
 from benchmd_ray.service.choice import (
     ALL_TECHNIQUES,
@@ -32,23 +28,18 @@ from benchmd_ray.service.choice import (
     with_setting,
 )
 from benchmd_ray.service.datasets import PlannedDataset
+from benchmd_ray.service.learning import search_kind
 from benchmd_ray.service.naming import file_name, transfer_parts
+from benchmd_ray.service.plan import Item, Plan
 from benchmd_ray.service.resolved import resolve_settings
 from benchmd_ray.settings.definition import EncoderSettings, Settings, as_dict
 from benchmd_ray.ssl import SCRATCH, method_source, technique_named
 from benchmd_ray.tuning.limits import Budget
 from benchmd_ray.tuning.method import Method
 from benchmd_ray.tuning.parameters import NETWORK
-from benchmd_ray.tuning.portfolio import (
-    FEWEST,
-    Portfolio,
-    PortfolioSettings,
-    SearchKind,
-    chosen_settings,
-    learned,
-)
+from benchmd_ray.tuning.portfolio import Portfolio, PortfolioSettings, chosen_settings
 from benchmd_ray.tuning.racing import usual_evaluations
-from benchmd_ray.tuning.records import FORMAT, read_searches
+from benchmd_ray.tuning.records import FORMAT
 from benchmd_ray.tuning.spaces import PRETRAIN, SETTINGS, Space, shared, space_for, starting_at
 from benchmd_ray.tuning.stages import Stage, stage_of, with_linear
 
@@ -125,12 +116,11 @@ class SearchPlan:
             "precision": [settings.execution.precision for settings in self.starts],
             "space": self.space.as_dict(),
             "method": vars(self.method),
-            "portfolio": [asdict(given) for given in self.portfolio],
+            "portfolio": [asdict(settings) for settings in self.portfolio],
         }
 
     @property
     def _parts(self) -> set[str]:
-        """Names of the parts that its trials use."""
         searched = [p.values for p in self.space.parameters if p.name == NETWORK]
         used = {network_part(str(name)) for names in searched for name in names}
         for settings in self.starts:
@@ -143,10 +133,10 @@ class SearchPlan:
     def _networks(self) -> list[EncoderSettings]:
         """Encoders of the starts, and one of each network that is searched and not built in."""
         searched = (p.values for p in self.space.parameters if p.name == NETWORK)
-        own = (EncoderSettings(network=name) for names in searched for name in names)
+        names = [name for values in searched for name in values if name not in NETWORKS]
         return [
             *(settings.encoder for settings in self.starts),
-            *(encoder for encoder in own if encoder.network not in NETWORKS),
+            *(EncoderSettings(network=name) for name in names),
         ]
 
     @property
@@ -168,11 +158,7 @@ class SearchPlan:
         return (*range(self.method.evaluations), *fresh)
 
     def describe(self, inner: Sequence[Inner]) -> dict[str, Any]:
-        """Content of ``search.json``.
-
-        Args:
-            inner: The inner catalogs of each source.
-        """
+        """Content of ``search.json``, with the inner catalogs of each source."""
         return {
             "format": FORMAT,
             "technique": self.technique,
@@ -202,51 +188,54 @@ class SearchPlan:
         }
 
 
+def started(tuning: Tuning, plan: SearchPlan) -> Choice:
+    """What a search started from, as a choice of runs."""
+    setting = "linear" if plan.setting == PRETRAIN else plan.setting
+    modalities = tuple(source.modality for source in plan.sources)
+    return replace(
+        tuning.choice, modalities=modalities, techniques=(plan.technique,), settings=(setting,)
+    )
+
+
+def of_sources(plan: Plan, search: SearchPlan) -> list[Item]:
+    """Items of a plan that belong to a search's sources."""
+    names = {source.name for source in search.sources}
+    return [item for item in plan.items if item.source in names]
+
+
 def inner_digest(catalogs: Inner) -> str:
     """What names the records of all evaluations."""
     return digest([catalogs[number].digest for number in sorted(catalogs)])
 
 
 def of_splits(catalog: Catalog, name: str) -> dict[str, int]:
-    """A count of an inner catalog's two splits.
-
-    Args:
-        catalog: The inner catalog.
-        name: ``records`` or ``patients``.
-    """
+    """``records`` or ``patients`` of an inner catalog's two splits."""
     splits = catalog.manifest["splits"]
     return {split: int(splits[split][name]) for split in ("train", "validation")}
 
 
 def planned_searches(tuning: Tuning, *, gpu: bool) -> list[SearchPlan]:
-    """The searches that were asked for, in order of modality, technique and setting.
-
-    Args:
-        tuning: What was asked for.
-        gpu: Whether there is a GPU where the trials will work.
-
-    Raises:
-        BenchmdError: A name does not exist, a space or the settings cannot be used, or nothing is
-            left to search.
-    """
+    """The searches that were asked for, in order of modality, technique and setting."""
     _require_known(tuning)
     chosen = chosen_datasets(tuning.choice)
     sources = [dataset for dataset in chosen.datasets if dataset.role == "source"]
     targets = [dataset for dataset in chosen.datasets if dataset.role == "target"]
     groups = [sources] if tuning.method.universal else [[source] for source in sources]
     plans: list[SearchPlan] = []
-    why: list[str] = []
+    reasons: list[str] = []
     names: set[str] = set()
     for group in groups:
         for technique in dict.fromkeys(tuning.choice.techniques or ALL_TECHNIQUES):
             for setting in dict.fromkeys(tuning.searched):
                 try:
-                    plan = _planned(tuning, group, technique, setting, names, gpu=gpu)
-                    plans.append(replace(plan, portfolio=_given(tuning.portfolio, plan, targets)))
+                    plan = _planned(tuning, group, technique, setting, names=names, gpu=gpu)
+                    plans.append(
+                        replace(plan, portfolio=_tried_first(tuning.portfolio, plan, targets))
+                    )
                 except _SkippedError as reason:
-                    why.append(str(reason))
+                    reasons.append(str(reason))
     if not plans:
-        raise BenchmdError("nothing is left to search: " + " ".join(dict.fromkeys(why)))
+        raise BenchmdError("nothing is left to search: " + " ".join(dict.fromkeys(reasons)))
     for name in tuning.held:
         if name not in names:
             raise unknown_name("setting to hold with --fix:", name, names)
@@ -281,11 +270,7 @@ def _require_known(tuning: Tuning) -> None:
 
 
 def space_of(technique: str, setting: str, kind: Modality, path: Path | None = None) -> Space:
-    """The space of a search: the user's, else that of a benchmark, else the technique's.
-
-    Raises:
-        BenchmdError: See `tuning.spaces.space_for`.
-    """
+    """The user's space, else that of a benchmark, else the technique's."""
     built_in = None if path else built_in_space(technique, setting, kind)
     return space_for(technique, setting, kind, path, built_in=built_in)
 
@@ -295,11 +280,11 @@ def _planned(
     group: Sequence[PlannedDataset],
     technique: str,
     setting: str,
-    held: set[str],
     *,
+    names: set[str],
     gpu: bool,
 ) -> SearchPlan:
-    """One search; the names of its spaces are added to ``held``."""
+    """One search; the parameters of its spaces are added to ``names``."""
     named = technique in tuning.choice.techniques
     if setting == PRETRAIN and _trains_nothing(technique):
         if named:
@@ -317,9 +302,9 @@ def _planned(
         start = resolve_settings(replace(start, seed=tuning.choice.seeds[0]), gpu=gpu)
         space = space_of(technique, setting, source.kind, tuning.space)
         starts.append(start)
-        names = {parameter.name for parameter in space.parameters}
-        spaces.append(starting_at(space, start, [name for name in tuning.held if name in names]))
-        held |= names
+        varied = {parameter.name for parameter in space.parameters}
+        spaces.append(starting_at(space, start, [name for name in tuning.held if name in varied]))
+        names |= varied
     if tuning.method.universal:
         _require_modalities(group)
     space = shared(spaces) if len(group) > 1 else spaces[0]
@@ -335,92 +320,30 @@ def _planned(
     return SearchPlan(technique, setting, tuple(group), tuple(starts), space, method)
 
 
-def _given(
+def _tried_first(
     portfolio: Portfolio, plan: SearchPlan, targets: Sequence[PlannedDataset]
 ) -> tuple[PortfolioSettings, ...]:
-    """Of a portfolio, what a search on one source tries.
+    """Settings of a portfolio that a search on one source tries.
 
-    Not what was learned on its source, or on a target that its choice is scored on, or on another
-    dataset of their origins.
+    Excluded are those learned on a dataset of the origin of its source or targets.
     """
     if len(plan.sources) > 1:
         return ()
     (source,) = plan.sources
     scored = [source.name, *(d.name for d in targets if d.modality == source.modality)]
-    kind = kind_of(plan.technique, plan.setting, source.kind.signal, source.kind.task.selected_by)
+    kind = search_kind(
+        plan.technique, plan.setting, source.kind.signal, source.kind.task.selected_by
+    )
 
     @cache
     def usable(name: str) -> bool:
-        return not any(of_one_origin(one, name) for one in scored)
+        return not any(of_one_origin(dataset, name) for dataset in scored)
 
     return chosen_settings(portfolio, kind, plan.space, usable)
 
 
-def kind_of(technique: str, setting: str, signal: Signal, metric: str) -> SearchKind:
-    """What searches must have in common to learn from one another."""
-    return SearchKind(len(signal.axes) - 1, technique != SCRATCH, setting.split("-")[0], metric)
-
-
-def learned_in(
-    stores: Sequence[Path],
-    say: Callable[[str], None] = lambda text: None,
-    wanted: Callable[[str], bool] = lambda name: True,
-) -> Portfolio:
-    """A portfolio of the searches of stores that have a result, each on one source.
-
-    Args:
-        stores: The stores.
-        say: Is told what is skipped.
-        wanted: Whether to learn from a search, by its name.
-
-    Raises:
-        BenchmdError: No search has enough trials, nothing gains, or a bucket cannot be reached.
-    """
-    for store in stores:
-        for why in backing_of(store).refresh_store().values():
-            say(f"skipped: {why}")
-    searches = read_searches(stores)
-    records = [
-        one
-        for one in searches.found
-        if len(one.sources) == 1 and one.result is not None and wanted(one.name)
-    ]
-    for why in searches.damaged.values():
-        say(f"skipped: {why}")
-    kinds = {}
-    for record in records:
-        if any(settings.get("tuned") for settings in record.settings):
-            say(f"skipped {record.name}: its start was tuned, perhaps on what is tuned next.")
-            continue
-        try:
-            signal = _signal_of(str(record.sources[0]["modality"]))
-        except BenchmdError as error:
-            say(f"skipped {record.name}: {error}")
-            continue
-        about = (record.technique, record.setting, signal, record.objectives[0])
-        kinds[record.name] = kind_of(*about)
-    portfolio = learned(records, kinds)
-    if not portfolio.candidates:
-        raise BenchmdError(
-            f"nothing is to be learned from {len(records)} search{'es' * (len(records) != 1)} of "
-            f"{', '.join(map(shown, stores))}: expected one with {FEWEST} trials or more that have "
-            "a score, and settings that gain over the start."
-        )
-    return portfolio
-
-
-def _signal_of(modality: str) -> Signal:
-    """Signals of a modality, of one that cards of datasets state by themselves, too.
-
-    Raises:
-        BenchmdError: There is none of that name.
-    """
-    stated = (card.signal for card in cards().values() if card.modality.name == modality)
-    return next(stated, None) or modality_named(modality).signal
-
-
 def _patients(source: PlannedDataset) -> int:
-    """Patients of a source that a search sees; by its card alone, as many as records."""
+    """Patients of a source that a search sees; from cards, as many as records."""
     if source.catalog is None:
         return sum(source.rows[split] for split in splits_seen(source.rows, source.scored))
     catalog = open_catalog(source.catalog)

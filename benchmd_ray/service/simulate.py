@@ -33,7 +33,7 @@ class Resources:
         return Resources(self.cpus - item.cpus, self.gpus - item.gpus)
 
     def along(self, item: Item) -> Resources:
-        """What there is when an item ends."""
+        """What is free when an item ends."""
         return Resources(self.cpus + item.cpus, self.gpus + item.gpus)
 
 
@@ -42,7 +42,6 @@ class Schedule:
     """When each item of a plan would start and end, in seconds from now."""
 
     times: Mapping[str, tuple[float, float]]
-    """Start and end by the item's name."""
     peak_bytes: int
     """Most bytes on disk at one time."""
 
@@ -58,19 +57,10 @@ def simulate(
     done: Collection[str] = frozenset(),
     first: Collection[str] = (),
 ) -> Schedule:
-    """Start each item as soon as its run before is done and it fits in.
+    """Start each item as soon as its predecessor is done and it fits in.
 
-    Of those that could start, the one with the longest chain of items behind it comes first, as
-    when the plan is executed.
-
-    Args:
-        items: Each after the one that it starts from.
-        resources: CPUs and GPUs.
-        done: Names of items that are done already.
-        first: Names of items that start before all others: they run already.
-
-    Raises:
-        BenchmdError: An item needs more than all resources.
+    Of those that could start, the one with the longest chain of items behind it comes first, as in
+    an execution; before all others those that run already, `first`.
     """
     waiting = longest_first([item for item in items if item.name not in done])
     for item in waiting:
@@ -78,18 +68,18 @@ def simulate(
     ready = _Ready(sorted(waiting, key=lambda item: item.name not in first))
     running: list[tuple[float, int, Item]] = []
     times: dict[str, tuple[float, float]] = {}
-    now, kept, held, peak, free = 0.0, 0, 0, 0, resources
+    now, kept, working, peak, free = 0.0, 0, 0, 0, resources
     while True:
         while (next_one := ready.take(free)) is not None:
             free, end = free.without(next_one), now + next_one.seconds
-            held, times[next_one.name] = held + _bytes(next_one), (now, end)
+            working, times[next_one.name] = working + _bytes(next_one), (now, end)
             heapq.heappush(running, (end, len(times), next_one))
-        peak = max(peak, kept + held)
+        peak = max(peak, kept + working)
         if not running:
             return Schedule(times, peak)
         now, _, ended = heapq.heappop(running)
         free, kept = free.along(ended), kept + ended.disk_bytes
-        held -= _bytes(ended)
+        working -= _bytes(ended)
         ready.release(ended.name)
 
 
@@ -115,12 +105,10 @@ class _Ready:
         heapq.heappush(self._queues[item.cpus, item.gpus], (rank, item))
 
     def release(self, name: str) -> None:
-        """The items behind one that is done can start."""
         for rank, item in self._behind.pop(name, []):
             self._put(rank, item)
 
     def take(self, free: Resources) -> Item | None:
-        """The first that fits into what is free."""
         fitting = [queue for queue in self._queues.values() if queue and free.holds(queue[0][1])]
         if not fitting:
             return None
@@ -128,19 +116,15 @@ class _Ready:
 
 
 def require_fitting(item: Item, resources: Resources) -> None:
-    """Refuse an item that can never start.
-
-    Raises:
-        BenchmdError: It needs more CPUs or GPUs than there are.
-    """
-    for name, needed, held in (
+    """Refuse an item that needs more CPUs or GPUs than there are."""
+    for name, needed, available in (
         ("CPUs", item.cpus, resources.cpus),
         ("GPUs", item.gpus, resources.gpus),
     ):
-        if needed > held + ROUNDING:
+        if needed > available + ROUNDING:
             raise BenchmdError(
-                f"{item.name} needs {needed:g} {name} at once and there are {held:g}: take fewer "
-                "workers (execution.workers, execution.cpus_per_worker), or a larger cluster."
+                f"{item.name} needs {needed:g} {name} at once and there are {available:g}: take "
+                "fewer workers (execution.workers, execution.cpus_per_worker), or a larger cluster."
             )
 
 
@@ -155,15 +139,11 @@ def time_left(
     """Seconds until all is done.
 
     Args:
-        waiting: Items that have not started, each after the one that it starts from; an item whose
-            run before is neither waiting nor running can start at once.
+        waiting: Items that have not started, in order of dependency.
         running: Seconds that each running item still needs, by name; see `seconds_needed`.
         resources: CPUs and GPUs, those of the running items among them.
-        items: The running items themselves, for what they hold.
+        items: The running items themselves.
         pace: Seconds that an estimated second has taken so far; see `pace_of`.
-
-    Raises:
-        BenchmdError: An item needs more than all resources.
     """
     now = [replace(i, seconds=running[i.name], after=None) for i in items if i.name in running]
     later = [replace(item, seconds=item.seconds * pace) for item in waiting]
@@ -171,14 +151,7 @@ def time_left(
 
 
 def seconds_needed(item: Item, worked: float, share: float = 0.0, pace: float = 1.0) -> float:
-    """Seconds that a running item still needs.
-
-    Args:
-        item: The item.
-        worked: Seconds that it has worked.
-        share: Share of its work that it did in them, as far as it reports; 0 where it does not.
-        pace: As in `time_left`.
-    """
+    """Seconds that a running item still needs; `share` of it was done in the seconds `worked`."""
     if share > 0:
         return worked * (1 - min(share, 1.0)) / share
     expected = item.seconds * pace
@@ -187,6 +160,6 @@ def seconds_needed(item: Item, worked: float, share: float = 0.0, pace: float = 
 
 def pace_of(pairs: Iterable[tuple[float, float]]) -> float:
     """Seconds that an estimated second has taken: (estimated, real) of finished items; else 1."""
-    known = [(estimated, real) for estimated, real in pairs if estimated > 0]
-    expected = sum(pair[0] for pair in known)
-    return sum(pair[1] for pair in known) / expected if expected else 1.0
+    timed = [(estimated, real) for estimated, real in pairs if estimated > 0]
+    expected = sum(pair[0] for pair in timed)
+    return sum(pair[1] for pair in timed) / expected if expected else 1.0

@@ -16,7 +16,7 @@ from benchmd_ray.modality.modalities import Modality
 from benchmd_ray.modality.signals import Signal
 from benchmd_ray.models.encoder import input_extents, make_encoder
 from benchmd_ray.service.cost import forward_flops, training_flops
-from benchmd_ray.service.rates import Spot
+from benchmd_ray.service.estimate import Spot
 from benchmd_ray.settings.definition import EncoderSettings, Settings
 from benchmd_ray.training.engine import TorchEngine, autocast
 from benchmd_ray.training.selection import model_of
@@ -40,13 +40,9 @@ def _threads(count: int) -> Iterator[None]:
 def measure_here(
     modality: Modality, settings: Settings, device: str, seconds: float = SECONDS
 ) -> Spot:
-    """Train and run the encoder of the settings on noise for a few seconds.
+    """Train and run the encoder of the settings on noise for a few seconds, half of them each.
 
-    Args:
-        modality: What is encoded.
-        settings: Encoder, precision, and CPUs of a worker.
-        device: ``cpu`` or ``cuda``; on a CPU as many threads work as a worker has CPUs.
-        seconds: About how long to measure, half of it each.
+    On a CPU as many threads work as a worker has CPUs.
     """
     signal, place = modality.signal, torch.device(device)
     most = FLOPS[device] // training_flops(signal, settings.encoder)

@@ -19,16 +19,7 @@ def find_run(
     *,
     weights: Path | None = None,
 ) -> Progress | None:
-    """The run of an item in a store.
-
-    Args:
-        item: An item of a plan, with a catalog.
-        store: Folder of all runs.
-        upstream: Run of the item that it comes after; it need not be finished.
-        weights: File of ImageNet weights; None takes the hub's, which are downloaded once.
-
-    Returns:
-        None while it comes after a run that is not finished: its weights name this one.
+    """The run of an item in a store; None while its upstream, which names it, is not finished.
 
     Raises:
         BenchmdError: The catalog or the weights cannot be read, or do not fit.
@@ -46,14 +37,7 @@ def find_run(
 def find_runs(
     items: Iterable[Item], store: Path, *, weights: Path | None = None
 ) -> dict[str, Progress | None]:
-    """The runs of a plan's items by name of the item; see `find_run`.
-
-    An item whose run cannot be named, as its catalog is damaged or its weights are missing, has
-    None: executing it will tell.
-
-    Raises:
-        BenchmdError: The store is on S3 and cannot be reached.
-    """
+    """The runs of a plan's items by name; None where one cannot be named: executing it says why."""
     backing_of(store).refresh_store()
     progress: dict[str, Progress | None] = {}
     for item in items:

@@ -1,7 +1,6 @@
 """What an item of a plan does: its work, its size, what it needs, how it is found and run.
 
-A plan, its estimates, its execution and all that follows them ask the step instead of comparing
-names: another step is one more class here.
+Plan, estimates and execution ask the step; another step is one more class here.
 """
 
 from __future__ import annotations
@@ -36,13 +35,10 @@ class Request:
 
     technique: str
     catalog: Location
-    """Catalog that is read."""
     store: Path
-    """Folder of all runs."""
     settings: Settings
     """With device and precision settled."""
     upstream: Run | None = None
-    """Finished run that it starts from."""
     weights: Path | None = None
     """File of ImageNet weights; None takes the hub's, which are downloaded once."""
     also: tuple[Location, ...] = ()
@@ -77,7 +73,6 @@ class Step(ABC):
     makes_run: ClassVar[bool] = True
     """Whether it makes a run of its own; else it adds to the run that it comes after."""
     scores: ClassVar[bool] = True
-    """Whether it ends with predictions."""
     parallel: ClassVar[bool] = False
     """Whether several workers share its training."""
 
@@ -91,20 +86,11 @@ class Step(ABC):
 
     @abstractmethod
     def find(self, request: Request) -> Progress:
-        """Its run in a store.
-
-        Raises:
-            BenchmdError: The catalog or the weights cannot be read, or do not fit.
-        """
+        """Its run in a store."""
 
     @abstractmethod
     def run(self, request: Request) -> Run:
-        """Do it in this process, where it is not done yet.
-
-        Raises:
-            Busy: Another process works on it.
-            BenchmdError: Something named does not exist or fit, or the work failed.
-        """
+        """Do it in this process, unless it is done."""
 
     def total(self, settings: Settings) -> int | None:
         """Steps or epochs of its training; None where nothing is trained."""
@@ -121,7 +107,7 @@ class Step(ABC):
         return settings.execution.gpu_share if small else float(workers)
 
     def placed(self, settings: Settings) -> Settings:
-        """Settings as it is executed: on as many workers, and on the device, that it uses."""
+        """Settings with the workers and the device that it uses."""
         execution = replace(settings.execution, workers=self.workers(settings))
         return replace(settings, execution=execution)
 
@@ -130,7 +116,6 @@ class _OfEncoder:
     """What makes a run that holds an encoder's weights."""
 
     def find(self, request: Request) -> Progress:
-        """Its run."""
         resolved = self._resolved(request)
         run = resolved.run(request.store.resolve())
         return Progress(run, run.finished, resolved)
@@ -141,7 +126,6 @@ class _OfEncoder:
         return pretraining(request.technique, catalog, settings, start)
 
     def run(self, request: Request) -> Run:
-        """Pretrain, or write the weights as they are."""
         from benchmd_ray.service.execute import pretrain_resolved
 
         resolved = request.resolved or self._resolved(request)
@@ -155,11 +139,9 @@ class _OnLabels:
     evaluation: Evaluation
 
     def total(self, settings: Settings) -> int:
-        """Its epochs."""
         return settings.transfer.epochs
 
     def find(self, request: Request) -> Progress:
-        """The transfer's run."""
         resolved = self._resolved(request)
         run = resolved.run(request.store.resolve())
         done = run.finished and is_scored(run, resolved.source, self.evaluation)
@@ -171,7 +153,6 @@ class _OnLabels:
         return transferring(catalog, request.settings, upstream)
 
     def run(self, request: Request) -> Run:
-        """Transfer and score."""
         from benchmd_ray.service.execute import transfer_resolved
 
         resolved = request.resolved or self._resolved(request)
@@ -359,7 +340,7 @@ def transfer_step(settings: Settings, evaluation: Evaluation = CLASSIFICATION) -
 def counts(steps: Iterable[Step]) -> dict[str, int]:
     """How many steps there are of each title."""
     titles = [step.title for step in steps]
-    return {title: titles.count(title) for title in dict.fromkeys(one.title for one in STEPS)}
+    return {title: titles.count(title) for title in dict.fromkeys(kind.title for kind in STEPS)}
 
 
 def _training(step: Step, inputs: Inputs, batch: int) -> Workload:

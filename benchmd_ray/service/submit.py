@@ -53,11 +53,7 @@ RESOURCES = ("data_catalog", "search_spaces")
 
 
 def job_server(address: str | None) -> str:
-    """The address of the cluster's job server, its dashboard.
-
-    Raises:
-        BenchmdError: It is not a URL.
-    """
+    """The address of the cluster's job server, its dashboard."""
     address = address or os.environ.get(ADDRESS_VARIABLE) or DEFAULT_ADDRESS
     if not re.match(r"https?://[^/]+", address):
         raise BenchmdError(
@@ -69,15 +65,7 @@ def job_server(address: str | None) -> str:
 
 @contextmanager
 def asking(address: str | None, job: str = "") -> Iterator[Any]:
-    """A client of the cluster's job server, whose failures are reported as what to do about them.
-
-    Args:
-        address: URL of the dashboard; None takes ``RAY_API_SERVER_ADDRESS``, else this machine's.
-        job: The job that is asked for.
-
-    Raises:
-        BenchmdError: The server cannot be reached, needs another token, or knows no such job.
-    """
+    """A client of the cluster's job server; its failures are errors that say what to do."""
     server = job_server(address)
     for name, value in ENVIRONMENT.items():
         os.environ.setdefault(name, value)
@@ -118,26 +106,18 @@ def submit(
     nodes: str = "",
     name: str | None = None,
 ) -> str:
-    """Submit a command of ours to a cluster.
+    """Submit a command of ours to a cluster; gives the id of the job.
 
-    The job carries this very package, so that nothing but what it depends on must be installed on
-    the cluster, and nothing is sent again that the cluster has.
+    The job carries this very package, so that the cluster needs only its dependencies.
 
     Args:
         arguments: The command, without ``benchmd``.
         address: URL of the dashboard.
         files: Files to take along, by the path in the job's folder.
-        variables: Names of variables of this process that the job's processes get. Only the names
-            are part of what the cluster shows of the job.
+        variables: Names of variables of this process that the job gets; the cluster shows only
+            these.
         nodes: Nodes that the cluster is asked for, as `cluster.asked_nodes` reads.
         name: Part of the job's id; None takes the command's.
-
-    Returns:
-        The id of the job.
-
-    Raises:
-        BenchmdError: A variable is not set here or its value is in the command, the cluster
-            has another version of Ray, or `asking` fails.
     """
     ray_constants = private_part("ray._private", "ray_constants")
     values = _values(variables, arguments)
@@ -171,7 +151,7 @@ def submit(
 
 
 def _values(variables: Sequence[str], arguments: Sequence[str]) -> dict[str, str]:
-    """The values of variables, none of which may be seen in the command."""
+    """Values of variables, none of which may be part of the command."""
     if any("=" in name for name in variables):
         raise BenchmdError("--env takes only the name of a variable: set its value here before.")
     missing = [name for name in variables if name not in os.environ]
@@ -194,19 +174,16 @@ def _values(variables: Sequence[str], arguments: Sequence[str]) -> dict[str, str
 def _require_same_ray(client: Any) -> None:
     import ray
 
-    theirs = client._do_request("GET", "/api/version").json()["ray_version"]
-    if theirs != ray.__version__:
+    version = client._do_request("GET", "/api/version").json()["ray_version"]
+    if version != ray.__version__:
         raise BenchmdError(
-            f"the cluster has Ray {theirs} and this environment {ray.__version__}: install the "
+            f"the cluster has Ray {version} and this environment {ray.__version__}: install the "
             "same version on both, as requirements.lock names it."
         )
 
 
 def _stage(folder: Path, files: Mapping[str, Path], variables: dict[str, str]) -> None:
-    """Put together a job's folder: the package as it is in its wheel, files, variables.
-
-    Its metadata comes along, where the benchmarks are found by their entry points.
-    """
+    """Fill a job's folder: the package with its entry points, files, variables."""
     source = Path(benchmd_ray.__file__).parent
     package = folder / source.name
     unwanted = shutil.ignore_patterns("__pycache__")
@@ -244,14 +221,7 @@ def output(job: str, address: str | None = None) -> str:
 
 
 def follow(job: str, say: Callable[[str], None], address: str | None = None) -> int:
-    """Hand on what a job prints, from its beginning, until it ends.
-
-    Returns:
-        Its exit code; 143 where it was stopped, as of a command that SIGTERM ended.
-
-    Raises:
-        BenchmdError: The connection broke, or as `asking`.
-    """
+    """Hand on what a job prints, until it ends; gives its exit code, 143 where it was stopped."""
 
     async def hand_on() -> None:
         async for text in client.tail_job_logs(job):
@@ -276,25 +246,14 @@ def follow(job: str, say: Callable[[str], None], address: str | None = None) -> 
 
 
 def stop(job: str, address: str | None = None) -> Any:
-    """Ask a job to stop and wait until it has; Ray kills it after `STOP_SECONDS`.
-
-    Returns:
-        Its details.
-
-    Raises:
-        BenchmdError: It continues, or as `asking`.
-    """
+    """Ask a job to stop and wait until it has; Ray kills it after `STOP_SECONDS`."""
     with asking(address, job) as client:
         client.stop_job(job)
         return ended(client, job)
 
 
 def ended(client: Any, job: str, seconds: float = STOP_SECONDS + 30) -> Any:
-    """The details of a job that is about to end.
-
-    Raises:
-        BenchmdError: It still works after so many seconds.
-    """
+    """The details of a job that is about to end."""
     deadline = time.monotonic() + seconds
     while not (about := client.get_job_info(job)).status.is_terminal():
         if time.monotonic() > deadline:

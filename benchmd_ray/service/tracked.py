@@ -1,4 +1,4 @@
-"""A plan's execution, or a search, followed in Weights & Biases."""
+"""Plans and searches followed in Weights & Biases."""
 
 from __future__ import annotations
 
@@ -8,30 +8,19 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from benchmd_ray.service.outcome import Again, Observer
+from benchmd_ray.service.outcome import Observer
 from benchmd_ray.service.plan import Item, Plan
 from benchmd_ray.ssl.brought import technique_label
 from benchmd_ray.tracking.dashboard import Dashboard
 from benchmd_ray.tracking.upload import Followed, Tracker
 
 
-class TrackedPlan:
-    """An `Observer` that hands on to W&B what happens, and says at the end what became of it."""
+class TrackedPlan(Observer):
+    """An `Observer` that logs to W&B; its dashboard is not ``off``."""
 
     def __init__(
         self, store: Path, dashboard: Dashboard, plan: Plan, say: Callable[[str], None]
     ) -> None:
-        """Start following.
-
-        Args:
-            store: Folder of all runs.
-            dashboard: Where W&B shows them; its mode is not ``off``.
-            plan: What will be executed.
-            say: Takes a line for the user.
-
-        Raises:
-            BenchmdError: There is no such mode.
-        """
         self._tracker, self._say = Tracker(store, dashboard), say
         scoring = (item.after for item in plan.items if not item.step.makes_run)
         self._more = Counter(name for name in scoring if name is not None)
@@ -51,41 +40,19 @@ class TrackedPlan:
     def _followed(self, item: Item) -> Followed:
         return followed(item, self._more[item.name])
 
-    def again(self, item: Item, why: Again, reason: str, node: str = "") -> None:
-        """Nothing: its next start tells enough."""
-
-    def noted(self, line: str) -> None:
-        """Nothing."""
-
     def closed(self) -> None:
         """See `Observer`."""
         self._say(self._tracker.closed())
 
 
 class TrackedSearch:
-    """Hands on to W&B how the trials of a search ended; its errors never touch the search."""
+    """Logs the trials of a search to W&B; its errors never touch the search."""
 
     def __init__(self, store: Path, dashboard: Dashboard, say: Callable[[str], None]) -> None:
-        """Start following.
-
-        Args:
-            store: Folder of all runs and searches.
-            dashboard: Where W&B shows them; its mode is not ``off``.
-            say: Takes a line for the user.
-
-        Raises:
-            BenchmdError: There is no such mode.
-        """
         self._tracker, self._say = Tracker(store, dashboard), say
 
     def trial_ended(self, search: str, about: Mapping[str, Any], trial: Mapping[str, Any]) -> None:
-        """A trial ended; it is reported once, also where a search is resumed.
-
-        Args:
-            search: Name of the search.
-            about: Its technique, setting and modality.
-            trial: The trial's row of the search's ``trials.parquet``.
-        """
+        """Log a trial once, also where a search is resumed."""
         with contextlib.suppress(Exception):
             self._tracker.trial_ended(search, about, trial)
 
@@ -98,12 +65,7 @@ class TrackedSearch:
 
 
 def followed(item: Item, more: int = 0) -> Followed:
-    """An item as W&B shows it.
-
-    Args:
-        item: The item.
-        more: Evaluations of its run that come after it.
-    """
+    """An item as W&B shows it, with the number of evaluations that come after it."""
     step = item.step
     name = item.name if step.makes_run else item.after or item.name
     about = (name, item.modality, technique_label(item.technique), item.dataset)
@@ -114,12 +76,5 @@ def followed(item: Item, more: int = 0) -> Followed:
 def observers(
     store: Path, dashboard: Dashboard, plan: Plan, say: Callable[[str], None]
 ) -> list[Observer]:
-    """Who is notified of what happens in a plan: W&B, where it is wanted.
-
-    Args:
-        store: Folder of all runs.
-        dashboard: Where W&B shows them, if at all.
-        plan: What will be executed.
-        say: Takes a line for the user.
-    """
+    """The observer of a plan in W&B, where one is wanted."""
     return [] if dashboard.mode == "off" else [TrackedPlan(store, dashboard, plan, say)]

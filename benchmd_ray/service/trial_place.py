@@ -37,11 +37,7 @@ def place_of(
 ) -> Place:
     """What a trial holds, and how many fit at once.
 
-    Args:
-        plan: The search.
-        capacity: What there is.
-        at_once: As many as the user wants at most.
-        inner: Its inner catalogs, where they are known: one that streams needs a CPU beside.
+    Inner catalogs that stream need a spare CPU.
 
     Raises:
         BenchmdError: Not even one fits.
@@ -68,15 +64,15 @@ def place_of(
 
 
 def fitting(capacity: Capacity, place: Place, spare: int) -> int:
-    """How many trials fit at once that hold as much each, with so many CPUs beside."""
-    each = capacity.places(place.cpus / place.workers, place.gpus / place.workers)
-    return min(int((capacity.cpus - spare) / place.cpus + SLACK), each // place.workers)
+    """Trials that fit at once with so many spare CPUs."""
+    places = capacity.places(place.cpus / place.workers, place.gpus / place.workers)
+    return min(int((capacity.cpus - spare) / place.cpus + SLACK), places // place.workers)
 
 
 def _spare(plan: SearchPlan, inner: Sequence[Catalog]) -> int:
     """CPUs that stay free: Ray Data, and Ray Train, starve where trials hold them all."""
     execution, splits = plan.starts[0].execution, ("train", "validation")
-    streaming = (streams(each, split, execution) for each in inner for split in splits)
+    streaming = (streams(catalog, split, execution) for catalog in inner for split in splits)
     return int(execution.workers > 1 or any(streaming))
 
 
@@ -89,20 +85,10 @@ class Room:
         nodes: Nodes,
         at_once: int | None,
         inner: Sequence[Catalog],
+        *,
         stop: Stopping,
     ) -> None:
-        """Wait until there is room for one.
-
-        Args:
-            plan: The search.
-            nodes: The cluster's.
-            at_once: As many as the user wants at most.
-            inner: Its inner catalogs.
-            stop: Says whether a signal asked to stop.
-
-        Raises:
-            BenchmdError: Not even one fits, and nothing that came made room.
-        """
+        """Wait until there is room for one."""
         execution = plan.starts[0].execution
         workers, spare = execution.workers, _spare(plan, inner)
         self._nodes, self._at_once, self._spare = nodes, at_once, spare
@@ -141,17 +127,7 @@ def _small(plan: SearchPlan) -> bool:
 
 
 def memory_of(tuning: Tuning, plan: SearchPlan, place: Place, *, own: bool) -> int | None:
-    """Bytes that a trial may allocate; None sets no limit, as for workers.
-
-    Args:
-        tuning: What was asked for.
-        plan: The search.
-        place: How many trials work at once.
-        own: Whether Ray is embedded, so that no other rule bounds the memory of trials.
-
-    Raises:
-        BenchmdError: A limit was asked for, for trials of several workers.
-    """
+    """Bytes that a trial may allocate, which an embedded Ray does not limit; None sets no limit."""
     if tuning.memory_gib is not None:
         if place.workers > 1:
             raise BenchmdError(

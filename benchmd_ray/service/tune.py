@@ -1,8 +1,5 @@
 """Execute searches: inner catalogs, what trials share, trials, and the winner as a run.
 
-A search is stored in ``<store>/searches/<name>``, in a folder or on S3. What all searches on a
-source share, its inner catalogs, is stored in ``<store>/inner``; pretrainings that trials start
-from are runs of the store.
 Trials work within `confined`: neither a split that is scored nor a target can be opened before the
 search has ended.
 """
@@ -31,10 +28,9 @@ from benchmd_ray.runs.store import read_run, require_weights
 from benchmd_ray.service.logged import LoggedSearch, quieted
 from benchmd_ray.service.nodes import Nodes
 from benchmd_ray.service.plan import make_plan
-from benchmd_ray.service.retrain import of_sources
 from benchmd_ray.service.schedule import run_plan
 from benchmd_ray.service.search_session import Searched, Session, TrialObserver
-from benchmd_ray.service.searches import Inner, SearchPlan, Tuning, planned_searches
+from benchmd_ray.service.searches import Inner, SearchPlan, Tuning, of_sources, planned_searches
 from benchmd_ray.service.trial_place import Room, memory_of
 from benchmd_ray.settings.definition import Settings
 from benchmd_ray.ssl import SCRATCH, technique_named
@@ -60,21 +56,12 @@ def run_searches(
 ) -> list[Searched]:
     """Execute searches one after the other, each from where an earlier session left it.
 
-    Needs a Ray that this process is connected to, see `tuning_cluster`.
-
-    Args:
-        tuning: What was asked for.
-        plans: The searches.
-        store: Folder of all runs.
-        say: Takes a line for the user.
-        cpus: CPUs to use at once; None takes all.
-        own: Whether Ray is embedded: then the memory of trials is bounded here.
-        observer: Is notified of each trial that ended.
-        quiet: Show no progress.
+    Needs a Ray that this process is connected to, see `tuning_cluster`; with `own` it is embedded,
+    and the memory of trials is bounded here.
 
     Raises:
         Stopped: A signal asked to stop; the same call resumes.
-        Busy: Another process is at one of these searches.
+        Busy: Another process works on one of these searches.
         BenchmdError: A source cannot be cut, or what trials share cannot be made.
     """
     store = store.resolve()
@@ -95,21 +82,20 @@ def run_searches(
                 backing.searching(folder) as alone,
                 stopping() as stop,
             ):
-                inner = [_inner(each.catalog, store, plan, stop) for each in plan.sources]
+                inner = [_inner(source.catalog, store, plan, stop) for source in plan.sources]
                 say(f"{plan.name}: {_counts(plan, inner)}")
                 upstream = _upstream(tuning, plan, store, say, cpus=cpus, quiet=quiet)
                 with confined(one.path for catalogs in inner for one in catalogs.values()):
                     first = [catalogs[0] for catalogs in inner]
-                    room = Room(plan, nodes, tuning.at_once, first, stop)
-                    memory = memory_of(tuning, plan, room.place, own=own)
-                    arms = _arms(tuning, plan, inner, upstream, store)
+                    room = Room(plan, nodes, tuning.at_once, first, stop=stop)
                     session = Session(
-                        tuning,
-                        plan,
-                        store,
-                        arms=arms,
+                        tuning=tuning,
+                        plan=plan,
+                        store=store,
+                        arms=_arms(tuning, plan, inner, store, upstream=upstream),
+                        inner=inner,
                         room=room,
-                        memory=memory,
+                        memory=memory_of(tuning, plan, room.place, own=own),
                         stop=stop,
                         observer=observer,
                         say=say,
@@ -117,7 +103,7 @@ def run_searches(
                         alone=alone,
                     )
                     with log.searching(plan.name):
-                        searched.append(session.run(inner, quiet=quiet))
+                        searched.append(session.run(quiet=quiet))
                 stop.check()
             for line in searched[-1].lines:
                 say(line)
@@ -131,13 +117,10 @@ def run_searches(
 
 @contextmanager
 def tuning_cluster(tuning: Tuning, address: str | None, cpus: int | None) -> Iterator[bool]:
-    """The Ray that searches work on; an embedded one leaves memory to the trials' own limits.
+    """The Ray that searches work on; yields whether it is embedded.
 
-    A trial that Ray ends for its memory would interrupt the whole search. An embedded one offers
-    as many CPUs as the workers of one trial need.
-
-    Yields:
-        Whether it is embedded.
+    An embedded one does not end processes for their memory: that would interrupt the whole search.
+    It offers as many CPUs as the workers of one trial need.
     """
     if not embedded(address):
         with connected(address):
@@ -161,7 +144,6 @@ def _cpus_of_workers(tuning: Tuning) -> int:
 
 
 def _inner(path: Location | None, store: Path, plan: SearchPlan, stop: Stopping) -> Inner:
-    """The inner catalogs of a source."""
     assert path is not None  # `planned_searches` is given catalogs
     source, folder = open_catalog(path), location_of(store) / INNER / "catalogs"
     return {
@@ -170,7 +152,6 @@ def _inner(path: Location | None, store: Path, plan: SearchPlan, stop: Stopping)
 
 
 def _counts(plan: SearchPlan, inner: Sequence[Inner]) -> str:
-    """Records of inner catalogs, in words."""
     each = "; ".join(
         f"trains on {catalogs[0].rows('train'):,} records of {catalogs[0].dataset} and is scored "
         f"on {catalogs[0].rows('validation'):,}"
@@ -190,8 +171,8 @@ def _upstream(
 ) -> dict[str, Path]:
     """Folder by source of the pretraining that all trials of a transfer start from.
 
-    It is the run that the chosen settings start from later, too: of the source's whole training
-    split, of which it reads no label.
+    The chosen settings start from it, too: it is of the source's whole training split, and reads no
+    label.
     """
     if plan.stage.pretrains or plan.technique == SCRATCH:
         return {}
@@ -230,10 +211,10 @@ def _arms(
     tuning: Tuning,
     plan: SearchPlan,
     inner: Sequence[Inner],
-    upstream: Mapping[str, Path],
     store: Path,
+    *,
+    upstream: Mapping[str, Path],
 ) -> tuple[Arm, ...]:
-    """What trials work on."""
     return tuple(
         Arm(
             source.modality,
@@ -247,7 +228,6 @@ def _arms(
 
 
 def _everywhere(run: Path | None, store: Path) -> Location | None:
-    """Where all machines find a run of the store."""
     return None if run is None else location_of(store) / run.name
 
 
@@ -272,5 +252,4 @@ def _start_weights(
 
 
 def _keeping(settings: Settings) -> Settings:
-    """Settings of a run whose weights must stay."""
     return replace(settings, execution=replace(settings.execution, keep="models"))

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
+from benchmd_ray.evaluation.registry import USUAL
 from benchmd_ray.service.capacity import cluster_capacity
-from benchmd_ray.service.retrain import retraining_plan
+from benchmd_ray.service.plan import Item, Plan, make_plan
 from benchmd_ray.service.schedule import run_plan
 from benchmd_ray.service.search_session import Searched
-from benchmd_ray.service.searches import Tuning, planned_searches
+from benchmd_ray.service.searches import Tuning, of_sources, planned_searches, started
 from benchmd_ray.service.tracked import TrackedSearch, observers
 from benchmd_ray.service.tune import run_searches, tuning_cluster
 from benchmd_ray.tracking.dashboard import Dashboard
@@ -26,24 +28,10 @@ def search_and_train(
     tflops: float | None = None,
     search_only: bool = False,
 ) -> bool:
-    """Search, and train what was found unless asked not to.
-
-    Args:
-        tuning: What is searched.
-        store: Folder of all runs.
-        say: Takes a line for the user.
-        address: Ray cluster to work on; None works embedded.
-        cpus: CPUs to use at once; None takes all.
-        dashboard: Where W&B shows it, if at all.
-        tflops: Speed of a device, for the time that is left.
-        search_only: Whether to stop after the search.
-
-    Returns:
-        Whether all of it was done.
+    """Search, and train what was found unless asked not to; gives whether all of it was done.
 
     Raises:
-        BenchmdError: A source cannot be searched.
-        Busy: Another process is at one of these searches.
+        Busy: Another process works on one of these searches.
         Stopped: A signal asked to stop; the same call resumes.
     """
     dashboard = dashboard or Dashboard()
@@ -53,37 +41,13 @@ def search_and_train(
         searched = run_searches(
             tuning, plans, store, say=say, cpus=cpus, own=is_embedded, observer=observer
         )
-    whole = all(one.chosen is not None for one in searched)
+    whole = all(search.chosen is not None for search in searched)
     if search_only:
         return whole
-    return whole & _train(
-        tuning,
-        searched,
-        store,
-        say=say,
-        address=address,
-        cpus=cpus,
-        dashboard=dashboard,
-        tflops=tflops,
-    )
-
-
-def _train(
-    tuning: Tuning,
-    searched: Sequence[Searched],
-    store: Path,
-    *,
-    say: Callable[[str], None],
-    address: str | None,
-    cpus: int | None,
-    dashboard: Dashboard,
-    tflops: float | None,
-) -> bool:
-    """Train what was found; whether all of it was done."""
     device = searched[0].plan.starts[0].execution.device
     plan = retraining_plan(tuning, searched, store, device=device, tflops=tflops)
     if plan is None:
-        return True
+        return whole
     say(f"{len(plan.items)} entries: start and best on the whole training split")
     outcome = run_plan(
         plan,
@@ -96,4 +60,66 @@ def _train(
     )
     for line in outcome.lines():
         say(line)
-    return outcome.whole
+    return whole and outcome.whole
+
+
+def retraining_plan(
+    tuning: Tuning,
+    searched: Sequence[Searched],
+    store: Path,
+    *,
+    device: str,
+    tflops: float | None = None,
+) -> Plan | None:
+    """The runs of start and choice of searches that have ended; None where nothing is chosen."""
+    items: dict[str, Item] = {}
+    notes: list[str] = []
+    basis = ""
+    for search in searched:
+        if search.chosen is None:
+            continue
+        start = make_plan(started(tuning, search.plan), store, device=device, tflops=tflops)
+        basis = start.basis
+        notes += start.notes
+        start_items = of_sources(start, search.plan)
+        items |= {item.name: item for item in start_items}
+        if search.chosen.trial.number == 0:
+            continue
+        start_choice = started(tuning, search.plan)
+        choice = replace(
+            start_choice,
+            overrides=(),
+            bench=USUAL,  # whose usual start is what the changes are from
+            start="",
+            evaluated=start_choice.bench,
+            changes=search.changes,
+        )
+        best = make_plan(choice, store, device=device, tflops=tflops)
+        items |= {
+            item.name: item for item in _tuned(of_sources(best, search.plan), start_items, search)
+        }
+    return Plan(tuple(items.values()), basis, tuple(dict.fromkeys(notes))) if items else None
+
+
+def _tuned(best: Sequence[Item], start: Sequence[Item], search: Searched) -> list[Item]:
+    """Items of the best settings, under other names, without those that the start has."""
+    by_name = {item.name: item for item in start}
+    named: dict[str, str] = {}
+    items = []
+    for item in best:
+        before, settings = by_name[item.name].settings, item.settings
+        named[item.name] = f"{search.plan.name}/{item.name}"
+        if not item.step.scores:
+            unchanged = (before.encoder, before.pretrain) == (settings.encoder, settings.pretrain)
+            if unchanged:  # the search varied only the transfer
+                named[item.name] = item.name
+                continue
+        items.append(
+            replace(
+                item,
+                name=named[item.name],
+                after=None if item.after is None else named[item.after],
+                settings=replace(settings, execution=before.execution),
+            )
+        )
+    return items

@@ -28,12 +28,7 @@ OTHERS = ("done", "per_second", "loss")
 
 
 def sparkline(values: Sequence[float], width: int = WIDTH) -> str:
-    """Values as bars from the least to the largest; the means of parts where there are many.
-
-    Args:
-        values: What is not finite leaves a gap.
-        width: Characters, at most.
-    """
+    """Values as bars from the least to the largest, at most `width`; gaps where none is finite."""
     parts = np.array_split(np.array(values, float), min(width, len(values))) if values else []
     means = [
         part[np.isfinite(part)].mean() if np.isfinite(part).any() else math.nan for part in parts
@@ -51,13 +46,10 @@ def sparkline(values: Sequence[float], width: int = WIDTH) -> str:
 
 
 def watched(stores: Sequence[Path]) -> list[str]:
-    """What happens in stores, in lines.
-
-    Args:
-        stores: Folders of runs and searches.
+    """What happens in stores of runs and searches, in lines.
 
     Raises:
-        BenchmdError: A folder holds neither a run nor a search.
+        BenchmdError: A folder has neither a run nor a search.
     """
     runs: list[Listed] = []
     damaged = 0
@@ -82,10 +74,10 @@ def watched(stores: Sequence[Path]) -> list[str]:
 
 
 def _working(runs: Sequence[Listed]) -> Iterator[str]:
-    working = [each for each in runs if each.state == "working"]
-    wide = max((len(_name(each.run)) for each in working), default=0)
-    for each in working:
-        yield f"{_name(each.run):<{wide}}  {_far(each.run)}"
+    working = [row for row in runs if row.state == "working"]
+    width = max((len(_name(row.run)) for row in working), default=0)
+    for row in working:
+        yield f"{_name(row.run):<{width}}  {_far(row.run)}"
 
 
 def _name(run: Run) -> str:
@@ -117,9 +109,9 @@ def _far(run: Run) -> str:
 
 
 def _failed(runs: Sequence[Listed]) -> Iterator[str]:
-    failed = [each for each in runs if each.state == "failed"]
-    for each in failed[:FAILURES]:
-        yield f"{_name(each.run)} ({each.run.folder.name}): {each.reason}"
+    failed = [row for row in runs if row.state == "failed"]
+    for row in failed[:FAILURES]:
+        yield f"{_name(row.run)} ({row.run.folder.name}): {row.reason}"
     if len(failed) > FAILURES:
         yield f"and {len(failed) - FAILURES:,} more: benchmd list --state failed names them"
 
@@ -152,11 +144,7 @@ def _of_search(record: SearchRecord) -> str:
 
 
 def state_of(paths: Sequence[Path]) -> str:
-    """Changes with what a report on these runs and stores would say.
-
-    Raises:
-        BenchmdError: A path holds no run.
-    """
+    """Changes with what a report on these runs and stores would say."""
     state: list[tuple[object, ...]] = []
     stored = read_stores([*paths])
     for run in stored.found:

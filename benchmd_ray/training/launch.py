@@ -11,7 +11,7 @@ from typing import Any
 
 from benchmd_ray.cluster.connection import connected, embedded, require_shared
 from benchmd_ray.data.batches import Worker
-from benchmd_ray.data.catalog import open_catalog
+from benchmd_ray.data.catalog import Catalog, open_catalog
 from benchmd_ray.data.sizes import streams
 from benchmd_ray.errors import BenchmdError, NoRoom, Stopped, Transient, count_of, first_line
 from benchmd_ray.files.atomic import remove
@@ -51,12 +51,19 @@ SPLITS: dict[type[Job], tuple[str, ...]] = {
 }
 
 
-def launch(job: Job, *, on_ray: bool = False, reporter: Reporter | None = None) -> None:
+def launch(
+    job: Job,
+    *,
+    on_ray: bool = False,
+    reporter: Reporter | None = None,
+    catalog: Catalog | None = None,
+) -> None:
     """Run a job to its end, from its newest checkpoint on where there is one.
 
     The shards are hashed here, once; workers only look at their sizes. With ``on_ray`` a single
     worker runs on Ray too, on the cluster this process is connected to. A ``reporter`` is called in
     this process instead of writing ``metrics.jsonl`` and progress; what it raises ends the work.
+    A ``catalog`` is the job's, where it was opened before.
 
     Raises:
         BenchmdError: The settings do not fit, a shard was altered, or the work failed.
@@ -68,7 +75,7 @@ def launch(job: Job, *, on_ray: bool = False, reporter: Reporter | None = None) 
             f"{count_of(job.settings.execution.workers, 'worker')} on Ray: expected "
             "execution.workers=1."
         )
-    catalog = open_catalog(job.catalog)
+    catalog = catalog or open_catalog(job.catalog)
     execution, splits = job.settings.execution, SPLITS[type(job)]
     for split in splits:
         catalog.require_split(split)

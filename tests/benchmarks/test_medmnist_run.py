@@ -24,9 +24,9 @@ from benchmd_ray.runs.predictions import predictions_path, read_predictions
 from benchmd_ray.service.choice import Choice, chosen_datasets
 from benchmd_ray.service.execute import pretrain_run, transfer_run
 from benchmd_ray.service.plan import make_plan
-from benchmd_ray.service.retrain import retraining_plan
 from benchmd_ray.service.search_session import Searched
 from benchmd_ray.service.searches import Tuning, planned_searches
+from benchmd_ray.service.tune_and_train import retraining_plan
 from benchmd_ray.settings.definition import (
     ENCODERS,
     Settings,

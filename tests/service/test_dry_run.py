@@ -7,7 +7,15 @@ from click.testing import CliRunner
 
 from benchmd_ray.cli import main
 from benchmd_ray.service import dry_run as module
-from benchmd_ray.service.dry_run import Status, describe, dry_run, figure, size, status
+from benchmd_ray.service.dry_run import (
+    Status,
+    estimate_plan,
+    estimate_run,
+    figure,
+    print_estimates,
+    size,
+    status,
+)
 from benchmd_ray.service.execute import evaluate_run, pretrain_run, transfer_run
 from benchmd_ray.service.plan import Choice, make_plan
 from benchmd_ray.service.simulate import Resources, simulate
@@ -33,7 +41,7 @@ def row(text, name):
 
 
 def test_the_table_counts_each_modality_and_all(full):
-    text = "\n".join(describe(full, Resources(16, 1)))
+    text = "\n".join(estimate_plan(full, Resources(16, 1)).lines())
     assert row(text, "ecg")[:7] == ["ecg", "ptb-xl", "clean", "3", "20", "60", "0"]
     assert row(text, "fundus")[3:6] == ["5", "30", "60"]
     assert row(text, "all")[1:5] == ["29", "180", "310", "0"]
@@ -41,12 +49,19 @@ def test_the_table_counts_each_modality_and_all(full):
     hours = sum(item.seconds * item.gpus for item in full.items) / 3600
     assert row(text, "all")[5] == figure(hours)
     assert "50 TFLOP/s sustained by each device, as stated." in text
-    assert "Planned from the datasets' cards" in text
+
+
+def test_a_plan_from_cards_says_how_to_run_it(full, capsys):
+    print_estimates([estimate_plan(full, Resources(16, 1))], "Build catalogs.")
+    *_, blank, last = capsys.readouterr().out.splitlines()
+    assert not blank
+    assert last.startswith("Planned from the datasets' cards")
+    assert last.endswith(" Build catalogs.")
 
 
 def test_time_and_disk_are_those_of_the_simulated_schedule(full):
     resources = Resources(4, 2)
-    text = "\n".join(describe(full, resources))
+    text = "\n".join(estimate_plan(full, resources).lines())
     schedule = simulate(full.items, resources)
     assert f"Time: about {module.duration(schedule.seconds)} on 4 CPUs and 2 GPUs." in text
     kept = size(sum(item.disk_bytes for item in full.items))
@@ -56,31 +71,35 @@ def test_time_and_disk_are_those_of_the_simulated_schedule(full):
 
 def test_what_is_done_is_neither_counted_nor_waited_for(full):
     ecg = frozenset(item.name for item in full.items if item.modality == "ecg")
-    text = "\n".join(describe(full, Resources(4, 2), Status(done=ecg)))
+    text = "\n".join(estimate_plan(full, Resources(4, 2), Status(done=ecg)).lines())
     assert row(text, "ecg")[6:] == ["83", "0", "0 B"]
     assert "Done already: 83 of 519." in text
     everything = Status(done=frozenset(item.name for item in full.items))
-    assert "Nothing is left to do." in "\n".join(describe(full, Resources(4, 2), everything))
+    assert "Nothing is left to do." in "\n".join(
+        estimate_plan(full, Resources(4, 2), everything).lines()
+    )
 
 
 def test_notes_and_items_are_listed(full):
-    text = "\n".join(describe(full, Resources(4, 2), items=True))
+    text = "\n".join(estimate_plan(full, Resources(4, 2)).lines(items=True))
     reason = "ImageNet weights are for 2-D images of 224 × 224 pixels (ecg, eeg, ldct)."
     assert f"- imagenet: skipped, {reason}" in text
     listed = [line.split()[0] for line in text.splitlines() if "/clean/" in line]
     assert listed == [item.name for item in full.items]
-    assert "/clean/" not in "\n".join(describe(full, Resources(4, 2)))
+    assert "/clean/" not in "\n".join(estimate_plan(full, Resources(4, 2)).lines())
 
 
 def test_a_plan_that_does_not_fit_says_so():
     choice = Choice(modalities=("ecg",), assignments=("execution.workers=8",))
-    text = "\n".join(describe(make_plan(choice, device="cuda", tflops=1.0), Resources(8, 4)))
+    text = "\n".join(
+        estimate_plan(make_plan(choice, device="cuda", tflops=1.0), Resources(8, 4)).lines()
+    )
     assert re.search(r"It cannot run on 8 CPUs and 4 GPUs: .* needs 8 GPUs at once", text)
 
 
 def test_hours_are_those_of_cpus_where_there_is_no_gpu():
     plan = make_plan(Choice(modalities=("ecg",)), device="cpu", tflops=0.1)
-    assert "CPU-hours left" in "\n".join(describe(plan, Resources(2)))
+    assert "CPU-hours left" in "\n".join(estimate_plan(plan, Resources(2)).lines())
 
 
 @pytest.mark.parametrize(
@@ -122,7 +141,7 @@ def test_the_status_is_what_the_store_holds(sources, tmp_path):
     second = transfer_run(linear.catalog, store, linear.settings, upstream=first.folder)
     evaluate_run(second, georgia.catalog, georgia.settings)
     assert status(plan, store).done == {item.name for item in plan.items}
-    text = "\n".join(dry_run(choice, store, cpus=2, gpus=0))
+    text = "\n".join(estimate_run(choice, store, Resources(2)).lines())
     assert "Nothing is left to do." in text
     assert "measured speed of runs like them" in text
 
@@ -139,5 +158,5 @@ def test_nothing_is_downloaded_to_look(write_manifest, tmp_path, monkeypatch):
     (tmp_path / "runs").mkdir()
     held = status(plan, tmp_path / "runs")
     assert held.unknown == {item.name for item in plan.items}
-    text = "\n".join(describe(plan, Resources(2), held))
+    text = "\n".join(estimate_plan(plan, Resources(2), held).lines())
     assert f"not looked up, without --weights: {len(plan.items)}" in text

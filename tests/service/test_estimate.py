@@ -22,10 +22,16 @@ from benchmd_ray.service import cost
 from benchmd_ray.service import spot as machine
 from benchmd_ray.service.cost import Inputs, labelled_rows
 from benchmd_ray.service.datasets import PlannedDataset, card_rows
-from benchmd_ray.service.estimate import Estimator, nearest
+from benchmd_ray.service.estimate import (
+    Estimator,
+    Measured,
+    Spot,
+    measured_runs,
+    nearest,
+    units_per_second,
+)
 from benchmd_ray.service.execute import pretrain_run, transfer_run
 from benchmd_ray.service.plan import Choice, make_plan
-from benchmd_ray.service.rates import Measured, Spot, measured_runs, units_per_second
 from benchmd_ray.service.spot import measure_here
 from benchmd_ray.service.steps import Evaluate, Export, Finetune, Linear, Pretrain
 from benchmd_ray.settings.definition import (

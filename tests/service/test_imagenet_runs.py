@@ -202,7 +202,7 @@ def test_resumed_mae_from_imagenet_is_uninterrupted_mae_from_imagenet(
     whole = run(tmp_path / "whole")
     with monkeypatch.context() as patch:
 
-        def killing(job, on_ray):
+        def killing(job, on_ray, **_):
             cut = replace(job.settings.pretrain, steps=3)  # a checkpoint at 2 and 3, then killed
             launch_job(replace(job, settings=replace(job.settings, pretrain=cut)), on_ray=on_ray)
             (job.folder / MODEL).unlink()

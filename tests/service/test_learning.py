@@ -13,8 +13,10 @@ from benchmd_ray.cli import main
 from benchmd_ray.errors import BenchmdError
 from benchmd_ray.files.atomic import digest
 from benchmd_ray.service.choice import Choice
-from benchmd_ray.service.searches import Tuning, learned_in, planned_searches
-from benchmd_ray.service.tune_dry_run import tuning_dry_run
+from benchmd_ray.service.learning import learned_in
+from benchmd_ray.service.searches import Tuning, planned_searches
+from benchmd_ray.service.simulate import Resources
+from benchmd_ray.service.tune_dry_run import estimate_searches
 from benchmd_ray.settings.definition import Settings, as_dict
 from benchmd_ray.storage.bucket import open_bucket
 from benchmd_ray.tuning.portfolio import (
@@ -127,7 +129,7 @@ def test_the_command_learns_and_a_plan_uses_it(store, write_manifest):
         assert bool(first) == (given is portfolio)
     assert names[0] != names[1]  # what is tried first decides a search
     made = Tuning(choice, ("linear",), portfolio=portfolio)
-    said = "\n".join(tuning_dry_run([made], store, cpus=1, gpus=0, tflops=0.1))
+    said = "\n".join(estimate_searches([made], store, Resources(1, 0), tflops=0.1)[0].lines())
     assert "First, after the start: 1 setting learned on shhs." in said
 
 

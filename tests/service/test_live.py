@@ -97,22 +97,22 @@ def test_the_status_says_what_runs_and_how_long_the_rest_takes(make_item, tmp_pa
     scoring = make_item(kind="evaluate", dataset="georgia", seed=2)
     now = time.monotonic()
     running = [Progressing(each, tmp_path, now) for each in (training, scoring)]
-    assert status_text(running, 0, 1, 1.234, 23 * 60) == (
+    assert status_text(running, 0, 1, 1.234, left=23 * 60) == (
         "2 running (ptb-xl mae pretrain 45%, ptb-xl mae linear seed 2 on georgia), "
         "1 elsewhere, 0 failed, 1.2 runs/min, 23 min left"
     )
-    assert status_text(running * 2, 3, 0, 0, math.nan).endswith(
+    assert status_text(running * 2, 3, 0, 0, left=math.nan).endswith(
         "on georgia, ptb-xl mae pretrain 45%, …), 3 failed, unknown time left"
     )
-    assert status_text([], 0, 0, 0, 5) == "0 running, 0 failed, 5 s left"
+    assert status_text([], 0, 0, 0, left=5) == "0 running, 0 failed, 5 s left"
     form = replace(CLASSIFICATION.form, evaluation="ood")
     asked = replace(CLASSIFICATION, form=form, scores=lambda predictions, resamples: None)
     late = Progressing(replace(scoring, step=Evaluate(asked)), tmp_path, now - 400)
-    assert status_text([running[0], late], 0, 0, 0, 3) == (
+    assert status_text([running[0], late], 0, 0, 0, left=3) == (
         "2 running (ptb-xl mae pretrain 45%, ptb-xl mae linear seed 2 ood on georgia, 7 min so "
         "far), 0 failed, more than 3 s left"
     )
-    assert status_text([late], 0, 0, 0, math.nan).endswith("0 failed, unknown time left")
+    assert status_text([late], 0, 0, 0, left=math.nan).endswith("0 failed, unknown time left")
     assert label(training) == "ptb-xl mae pretrain"
 
 

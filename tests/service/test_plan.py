@@ -19,8 +19,8 @@ from benchmd_ray.service import plan as plans
 from benchmd_ray.service.choice import chosen_datasets
 from benchmd_ray.service.cost import Inputs
 from benchmd_ray.service.datasets import Found, PlannedDataset
+from benchmd_ray.service.estimate import Measured
 from benchmd_ray.service.plan import Choice, make_plan
-from benchmd_ray.service.rates import Measured
 from benchmd_ray.service.resolved import resolve_settings
 from benchmd_ray.settings.definition import ENCODERS, default_settings, load_settings
 

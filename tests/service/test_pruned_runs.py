@@ -16,7 +16,7 @@ from benchmd_ray.runs.predictions import predictions_path
 from benchmd_ray.runs.retention import prune
 from benchmd_ray.runs.store import read_run
 from benchmd_ray.service import execution, keeping
-from benchmd_ray.service.dry_run import describe, status
+from benchmd_ray.service.dry_run import estimate_plan, status
 from benchmd_ray.service.execute import evaluate_run, pretrain_run, transfer_run
 from benchmd_ray.service.execution import Execution
 from benchmd_ray.service.keeping import pruned_and_needed, release_unneeded
@@ -171,7 +171,7 @@ def test_a_plan_names_the_pruned_weights_that_it_needs_before_it_starts(
         return said
 
     def dry(plan):
-        return describe(plan, Resources(1, 0), status(plan, tmp_path))
+        return estimate_plan(plan, Resources(1, 0), status(plan, tmp_path)).lines()
 
     first, more = planned((one, two), tmp_path), planned((one, two, three), tmp_path)
     assert not lacking(first)

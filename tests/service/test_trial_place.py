@@ -51,7 +51,7 @@ def room(plan, monkeypatch):
     stop = SimpleNamespace(check=lambda: None)
 
     def make(nodes, *assignments, at_once=None):
-        return Room(plan(*assignments), nodes, at_once, (), stop)
+        return Room(plan(*assignments), nodes, at_once, (), stop=stop)
 
     return make
 

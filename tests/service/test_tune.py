@@ -22,13 +22,15 @@ from benchmd_ray.files.atomic import locked, write_json
 from benchmd_ray.runs.places import store_folder
 from benchmd_ray.service.capacity import Capacity
 from benchmd_ray.service.choice import Choice
+from benchmd_ray.service.dry_run import print_estimates
 from benchmd_ray.service.plan import make_plan
-from benchmd_ray.service.retrain import of_sources, retraining_plan, started
 from benchmd_ray.service.search_session import Searched
-from benchmd_ray.service.searches import Tuning, planned_searches
+from benchmd_ray.service.searches import Tuning, of_sources, planned_searches, started
+from benchmd_ray.service.simulate import Resources
 from benchmd_ray.service.trial_place import place_of
 from benchmd_ray.service.tune import run_searches
-from benchmd_ray.service.tune_dry_run import tuning_dry_run
+from benchmd_ray.service.tune_and_train import retraining_plan
+from benchmd_ray.service.tune_dry_run import estimate_searches
 from benchmd_ray.service.watching import state_of
 from benchmd_ray.settings.definition import as_dict, default_settings, load_settings
 from benchmd_ray.storage.bucket import open_bucket
@@ -608,7 +610,7 @@ def test_a_dry_run_says_what_would_be_searched(write_manifest, tmp_path):
     catalogs = sources(write_manifest, "ptb-xl", "georgia")
     made = Tuning(Choice(catalogs, techniques=("mae",)), budget=Budget(trials=12))
     plans = planned_searches(made, gpu=False)
-    text = "\n".join(tuning_dry_run([made], tmp_path, cpus=4, gpus=0, tflops=0.1))
+    text = "\n".join(estimate_searches([made], tmp_path, Resources(4, 0), tflops=0.1)[0].lines())
     assert plans[0].name in text
     assert "At most 12 trials, 4 at once, sampler tpe, up to 3 evaluations of a trial" in text
     assert "early stopping by racing" in text
@@ -626,7 +628,9 @@ def test_a_dry_run_counts_a_shared_pretraining_once(write_manifest, tmp_path, mo
 
     def after(setting):
         made = Tuning(Choice(catalogs, techniques=("mae",)), searched=(setting,))
-        text = "\n".join(tuning_dry_run([made], tmp_path, cpus=4, gpus=0, tflops=0.1))
+        text = "\n".join(
+            estimate_searches([made], tmp_path, Resources(4, 0), tflops=0.1)[0].lines()
+        )
         (line,) = (each for each in text.splitlines() if "Afterwards" in each)
         return float(re.search(r"<([\d.]+)>", line)[1]), text
 
@@ -643,7 +647,7 @@ def test_a_dry_run_on_medmnist_names_both_splits_that_are_seen(write_manifest, t
     chosen = Choice(catalogs, techniques=("scratch",), assignments=small)
     made = Tuning(chosen, searched=("finetune-full",), budget=Budget(trials=3))
     (plan,) = planned_searches(made, gpu=False)
-    text = "\n".join(tuning_dry_run([made], tmp_path, cpus=1, gpus=0, tflops=0.1))
+    text = "\n".join(estimate_searches([made], tmp_path, Resources(1, 0), tflops=0.1)[0].lines())
     seen = "1 / 5 of the 624 train and validation records of breastmnist, by patient"
     assert f"Scored by AUROC on {seen}." in text
     assert "one of transformer, resnet18, resnet50" in text
@@ -656,19 +660,21 @@ def test_a_dry_run_on_medmnist_names_both_splits_that_are_seen(write_manifest, t
 def test_a_dry_run_from_scratch_on_ecgs_names_the_networks_over_time(write_manifest, tmp_path):
     chosen = Choice((write_manifest("ptb-xl"),), techniques=("scratch",))
     made = Tuning(chosen, searched=("finetune-small",), budget=Budget(trials=3))
-    text = "\n".join(tuning_dry_run([made], tmp_path, cpus=1, gpus=0, tflops=0.1))
+    text = "\n".join(estimate_searches([made], tmp_path, Resources(1, 0), tflops=0.1)[0].lines())
     assert "one of transformer, resnet18-1d, xresnet1d101" in text
     assert "encoder.options.width" in text
 
 
-def test_a_dry_run_adds_up_what_all_searches_take(tmp_path, monkeypatch):
+def test_a_dry_run_adds_up_what_all_searches_take(tmp_path, monkeypatch, capsys):
     """From cards alone, of datasets that nobody has downloaded."""
     monkeypatch.setattr("benchmd_ray.service.tune_dry_run.duration", lambda s: f"<{s:.6f}>")
     datasets = ("breastmnist", "adrenalmnist3d")
     choice = Choice((), datasets=datasets, bench="medmnist", seeds=(0, 1, 2))
     choice = replace(choice, techniques=("scratch",))
     made = Tuning(choice, ("finetune-full",), budget=Budget(trials=10))
-    text = "\n".join(tuning_dry_run([made, made], tmp_path, cpus=64, gpus=8, tflops=60))
+    monkeypatch.setattr("benchmd_ray.service.dry_run.duration", lambda s: f"<{s:.6f}>")
+    print_estimates(estimate_searches([made, made], tmp_path, Resources(64, 8), tflops=60), "")
+    text = capsys.readouterr().out
     *_, total, basis = text.split("\n\nA search: ")[-1].split("\n\n")
     searches = re.findall(r"of finalists about <([\d.]+)>", text)
     after = re.findall(r"fewer, about <([\d.]+)>", text)

@@ -59,7 +59,7 @@ from benchmd_ray.runs.history import (
 from benchmd_ray.runs.listing import listed
 from benchmd_ray.runs.retention import prune
 from benchmd_ray.runs.store import read_stores, require_weights
-from benchmd_ray.service.rates import measured_runs
+from benchmd_ray.service.estimate import measured_runs
 from benchmd_ray.training.checkpoints import _undamaged_step
 from benchmd_ray.training.jobs import transfer_result
 from benchmd_ray.training.weights import load_classifier, load_encoder

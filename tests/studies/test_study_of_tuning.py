@@ -29,7 +29,7 @@ from stores import (
 from benchmd_ray.errors import BenchmdError
 from benchmd_ray.files.integrity import StoredItems
 from benchmd_ray.runs.store import read_stores
-from benchmd_ray.service.searches import learned_in
+from benchmd_ray.service.learning import learned_in
 from benchmd_ray.tuning.portfolio import Portfolio, write_portfolio
 from studies import tuning as tuning_study
 from studies.tuning import Study, gained

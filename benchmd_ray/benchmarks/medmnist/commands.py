@@ -10,8 +10,9 @@ import click
 
 from benchmd_ray.cli.allowed import ALLOW
 from benchmd_ray.cli.group import Commands
-from benchmd_ray.cli.options import CPUS, FILE, FOLDER, GPUS, HELD, STORE, TFLOPS
+from benchmd_ray.cli.options import ADDRESS, CPUS, FILE, FOLDER, GPUS, HELD, STORE, TFLOPS
 from benchmd_ray.cli.report import RESAMPLES, print_report, print_table
+from benchmd_ray.cli.tune import print_searches
 from benchmd_ray.console.terminal import echo
 
 if TYPE_CHECKING:
@@ -81,15 +82,15 @@ def medmnist() -> None:
 )
 @GPUS
 @TFLOPS
-@click.option("--address", help="Work on the Ray cluster at this address; else embedded.")
+@ADDRESS
 @ALLOW
 @CPUS
 def tune_files(
     files: tuple[Path, ...],
+    *,
     out: Path,
     address: str | None,
     cpus: int | None,
-    *,
     dry_run: bool,
     gpus: int | None,
     tflops: float | None,
@@ -117,7 +118,6 @@ def tune_files(
         usual_cards,
     )
     from benchmd_ray.service.tune_and_train import search_and_train
-    from benchmd_ray.service.tune_dry_run import tuning_dry_run
 
     if not files and not dry_run:
         raise click.UsageError("name a FILE, or add --dry-run.")
@@ -129,9 +129,9 @@ def tune_files(
     tunings = file_tunings(chosen, None if dry_run else out / "catalogs", **asked)
     if dry_run:
         asked_for = [tuning for _, tuning in tunings]
-        used: dict[str, Any] = {"cpus": cpus, "gpus": gpus, "tflops": tflops}
-        for line in tuning_dry_run(asked_for, store, address=address, **used):
-            echo(line)
+        machine = {"address": address, "cpus": cpus, "gpus": gpus, "tflops": tflops}
+        to_run = "To search, name a FILE and leave --dry-run out."
+        print_searches(asked_for, store, machine, to_run)
         return
     # All catalogs first, which takes minutes: a file that is refused ends it before any search.
     for name in dict.fromkeys(card.name for card, _ in tunings):

@@ -1,0 +1,69 @@
+"""Portfolios: settings that searches found on other datasets."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from benchmd_ray.data.cards import cards, kind_of
+from benchmd_ray.errors import BenchmdError
+from benchmd_ray.modality.signals import Signal
+from benchmd_ray.runs.places import backing_of, shown
+from benchmd_ray.ssl import SCRATCH
+from benchmd_ray.tuning.portfolio import FEWEST, Portfolio, SearchKind, learned
+from benchmd_ray.tuning.records import read_searches
+
+
+def search_kind(technique: str, setting: str, signal: Signal, metric: str) -> SearchKind:
+    """What searches must have in common to learn from one another."""
+    return SearchKind(len(signal.axes) - 1, technique != SCRATCH, setting.split("-")[0], metric)
+
+
+def learned_in(
+    stores: Sequence[Path],
+    say: Callable[[str], None] = lambda text: None,
+    wanted: Callable[[str], bool] = lambda name: True,
+) -> Portfolio:
+    """A portfolio of the stores' searches that have a result, each on one source.
+
+    Raises:
+        BenchmdError: No search has enough trials, nothing gains, or a bucket cannot be reached.
+    """
+    for store in stores:
+        for why in backing_of(store).refresh_store().values():
+            say(f"skipped: {why}")
+    searches = read_searches(stores)
+    records = [
+        record
+        for record in searches.found
+        if len(record.sources) == 1 and record.result is not None and wanted(record.name)
+    ]
+    for why in searches.damaged.values():
+        say(f"skipped: {why}")
+    kinds = {}
+    for record in records:
+        if any(settings.get("tuned") for settings in record.settings):
+            say(f"skipped {record.name}: its start was tuned, perhaps on what is tuned next.")
+            continue
+        try:
+            signal = _signal_of(str(record.sources[0]["modality"]))
+        except BenchmdError as error:
+            say(f"skipped {record.name}: {error}")
+            continue
+        kinds[record.name] = search_kind(
+            record.technique, record.setting, signal, record.objectives[0]
+        )
+    portfolio = learned(records, kinds)
+    if not portfolio.candidates:
+        raise BenchmdError(
+            f"nothing is to be learned from {len(records)} search{'es' * (len(records) != 1)} of "
+            f"{', '.join(map(shown, stores))}: expected one with {FEWEST} trials or more that have "
+            "a score, and settings that gain over the start."
+        )
+    return portfolio
+
+
+def _signal_of(modality: str) -> Signal:
+    """Signals of a modality, also of one that only a dataset's card states."""
+    stated = (card.signal for card in cards().values() if card.modality.name == modality)
+    return next(stated, None) or kind_of(modality).signal
