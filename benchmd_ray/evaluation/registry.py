@@ -1,7 +1,7 @@
-"""Where benchmarks are found: by the entry points of installed packages, and by import path.
+"""Find benchmarks: entry points of installed packages, and import paths.
 
-The four that ship with this package are entry points of the group `GROUP` like anybody's. A custom
-module is named on the command line (``--bench package.module:NAME``) or in `NAMED`.
+The shipped four are entry points of the group `GROUP` too. A custom module is named on the command
+line (``--bench package.module:NAME``) or in `NAMED`.
 """
 
 from __future__ import annotations
@@ -27,14 +27,7 @@ USUAL = "benchmd"
 
 
 def add_benchmark(path: str) -> str:
-    """Let this process, and those that it starts, use the benchmark of an import path.
-
-    Returns:
-        Its name.
-
-    Raises:
-        BenchmdError: It cannot be imported, or has a name that is taken.
-    """
+    """Add the benchmark of an import path, also for processes that start from here; its name."""
     paths = [path for path in os.environ.get(NAMED, "").split(",") if path]
     name = _loaded(path).name
     os.environ[NAMED] = ",".join(dict.fromkeys([*paths, path]))
@@ -49,16 +42,12 @@ def benchmarks() -> dict[str, Benchmark]:
 
 
 def broken_benchmarks() -> dict[str, str]:
-    """What is wrong with the others, by their names or import paths."""
+    """What is wrong with the others, by name or import path."""
     return _found(os.environ.get(NAMED, ""))[1]
 
 
 def benchmark(name: str = USUAL) -> Benchmark:
-    """The benchmark of that name, or of that import path.
-
-    Raises:
-        BenchmdError: There is none, or it is broken.
-    """
+    """The benchmark of that name, or of that import path."""
     if IMPORT_PATH.fullmatch(name):
         name = add_benchmark(name)
     if name in broken_benchmarks():
@@ -88,11 +77,7 @@ def evaluations() -> dict[str, Evaluation]:
 
 
 def asked_name(name: str) -> str:
-    """Name of what evaluations are asked for: a benchmark's, also of an import path, or one.
-
-    Raises:
-        BenchmdError: There is neither a benchmark nor an evaluation of that name.
-    """
+    """The name of a benchmark, also by import path, or of an evaluation."""
     alone = evaluations().keys() - benchmarks().keys()
     if name not in alone and not IMPORT_PATH.fullmatch(name) and name not in benchmarks():
         raise unknown_name("benchmark or evaluation", name, [*benchmarks(), *sorted(alone)])
@@ -113,12 +98,9 @@ def settings_among(determinants: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def protocol_of(kind: Modality, technique: str, *settings: Mapping[str, Any]) -> str:
-    """Name of the first start whose protocol a run follows, empty where it follows none.
+    """Name of the first start whose protocol a run follows, or empty.
 
-    Args:
-        kind: What it is trained on.
-        technique: Its technique.
-        settings: Those of the run and of its pretraining, by part, as `Start.followed` takes them.
+    ``settings`` are those of the run and of its pretraining, by part, as for `Start.followed`.
     """
     for start in starts().values():
         if all(start.followed(kind, technique, part) for part in settings):
@@ -152,7 +134,6 @@ def built_in_space(technique: str, setting: str, kind: Modality) -> Path | None:
 
 @functools.cache
 def _found(named: str) -> tuple[dict[str, Benchmark], dict[str, str]]:
-    """Sound benchmarks by name, and what is wrong with others."""
     sound: dict[str, Benchmark] = {}
     broken: dict[str, str] = {}
     paths: dict[str, str] = {}
@@ -178,10 +159,9 @@ def _found(named: str) -> tuple[dict[str, Benchmark], dict[str, str]]:
 
 
 def _entries() -> list[EntryPoint]:
-    """Entry points of all installed packages, this one's first.
+    """Entry points of all packages, ours first so that no other takes their names.
 
-    A folder of metadata that an older build left in a checkout hides this package's entry points
-    from `entry_points`, so that they are looked up in all metadata of its name.
+    An older build's metadata in a checkout hides ours from `entry_points`, so all are looked up.
     """
     shipped = [entry for dist in distributions(name=PACKAGE) for entry in dist.entry_points]
     entries = {entry for entry in shipped if entry.group == GROUP} | {*entry_points(group=GROUP)}
@@ -189,7 +169,6 @@ def _entries() -> list[EntryPoint]:
 
 
 def _order(entry: EntryPoint) -> tuple[bool, bool, str, str]:
-    """This package's come first, so that no other package takes their names."""
     is_other = entry.dist is None or entry.dist.name != PACKAGE
     return is_other, entry.name != USUAL, entry.name, entry.value
 
@@ -199,7 +178,6 @@ def _names(sound: dict[str, Benchmark]) -> set[str]:
 
 
 def _others(benchmark: Benchmark, sound: dict[str, Benchmark]) -> set[str]:
-    """Names of evaluations of a benchmark that are another's, of the same name."""
     taken = {
         evaluation.name: evaluation
         for declared in sound.values()
@@ -213,11 +191,6 @@ def _others(benchmark: Benchmark, sound: dict[str, Benchmark]) -> set[str]:
 
 
 def _loaded(path: str) -> Benchmark:
-    """What an import path names.
-
-    Raises:
-        BenchmdError: It cannot be imported, or is not a benchmark.
-    """
     try:
         benchmark = EntryPoint("", path, GROUP).load()
     except Exception as error:  # whatever a module of the user does
@@ -242,11 +215,7 @@ def commands() -> dict[str, str]:
 
 
 def named_by(path: str) -> Any:
-    """What an import path of a benchmark names.
-
-    Raises:
-        BenchmdError: It cannot be imported.
-    """
+    """What an import path of a benchmark names."""
     try:
         return EntryPoint("", path, GROUP).load()
     except Exception as error:  # whatever a module of the user does

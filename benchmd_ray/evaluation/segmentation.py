@@ -1,4 +1,4 @@
-"""Scores of segmentations: DSC of each class with its interval over patients."""
+"""DSC of each class with its interval over patients."""
 
 from __future__ import annotations
 
@@ -42,12 +42,9 @@ class ClassDice:
 
 
 def measured(predictions: Predictions, resamples: int) -> dict[Where, ClassDice]:
-    """DSC of the model and of the baseline, split by split: each class, and their mean.
+    """DSC of the model and of the baseline by split: each class, and their mean.
 
-    Args:
-        predictions: Of the evaluation ``segmentation``.
-        resamples: Of the bootstrap over patients. Draws are the same for all methods and runs that
-            have the same patients.
+    Bootstrap draws are the same for all methods and runs that have the same patients.
     """
     frame = predictions.table.to_pandas()
     return {
@@ -94,7 +91,6 @@ def row_of(seeds: list[ClassDice]) -> dict[str, object]:
 def _measured(
     rows: pd.DataFrame, classes: tuple[str, ...], resamples: int
 ) -> Iterator[tuple[str, ClassDice]]:
-    """Of one method on one split."""
     table = rows.pivot(index="record_id", columns="class", values="dsc")[list(classes)]
     cases = rows.drop_duplicates("record_id").set_index("record_id").loc[table.index]
     names, place = np.unique(cases["group_id"].to_numpy(dtype=np.str_), return_inverse=True)

@@ -1,13 +1,10 @@
-"""Runs followed in Weights & Biases: one W&B run per training run and per trial of a search.
+"""Follow runs in Weights & Biases: one W&B run per training run, trial, search and report.
 
-Scores on targets are in the summary of the transfer that they are of. A report and a search have a
-W&B run each, too.
-
-Everything happens in a process apart, which reads the runs' folders: an unreachable W&B, a slow one
-or an error there can neither fail nor delay a run. What leaves: settings, metrics, scores of whole
-splits, versions, the model of the CPU or GPU, the report; where it is asked for, how busy the
-machine is. What never leaves: predictions and
-records, why something failed, keys, paths, names of machines and of users.
+Scores on targets are in the summary of their transfer. A separate process reads the runs' folders,
+so that a slow or unreachable W&B, or an error there, can neither fail nor delay a run. Sent are
+settings, metrics, scores of whole splits, versions, CPU or GPU model, the report and, if asked for,
+system load. Never sent are predictions, records, reasons of failures, keys, paths, names of
+machines and users.
 """
 
 from __future__ import annotations
@@ -79,7 +76,6 @@ class Followed:
 
 @contextlib.contextmanager
 def _without_working_folder() -> Iterator[None]:
-    """Python processes that start within do not look for modules in the working folder."""
     name = "PYTHONSAFEPATH"
     before = os.environ.get(name)
     os.environ[name] = "1"
@@ -93,7 +89,7 @@ def _without_working_folder() -> Iterator[None]:
 
 
 class Tracker:
-    """Takes what happens in a plan or a search and hands it to the process that follows.
+    """Passes events of a plan or a search to the process that follows.
 
     No method raises or waits, but `closed`, which waits for `END_SECONDS` at most.
     """
@@ -105,16 +101,7 @@ class Tracker:
         *,
         reach_seconds: float = REACH_SECONDS,
     ) -> None:
-        """Start following.
-
-        Args:
-            store: Folder of the runs; W&B's files go to `FOLDER` in it.
-            dashboard: Where they are shown; its mode is not ``off``.
-            reach_seconds: How long the first run waits for W&B before all are written offline.
-
-        Raises:
-            BenchmdError: There is no such mode, or W&B's package is not installed.
-        """
+        """Start following the runs in ``store``; W&B's files go to its `FOLDER`."""
         dashboard = dashboard.settled()
         self.mode, self.folder = dashboard.mode, store / FOLDER
         self._before = self._offline()
@@ -149,33 +136,22 @@ class Tracker:
         self._messages.put(("finished", item, run))
 
     def failed(self, item: Followed, reason: str) -> None:
-        """An item failed for good; W&B learns that, not why."""
+        """An item failed for good; the reason is not sent."""
         self._messages.put(("failed", item, reason))
 
     def reported(self, folder: Path, *, synthetic: bool = False) -> None:
-        """Send a report, all files of a folder, which rests on synthetic data or not."""
+        """Send a report, all files of a folder."""
         self._messages.put(("reported", synthetic, folder.resolve()))
 
     def trial_ended(self, search: str, about: Mapping[str, Any], trial: Mapping[str, Any]) -> None:
-        """A trial of a search ended.
-
-        Args:
-            search: Name of the search.
-            about: Its technique, setting and modality.
-            trial: The trial's row of the search's ``trials.parquet``.
-        """
+        """A trial ended; ``trial`` is its row of the search's ``trials.parquet``."""
         self._messages.put(("trial_ended", (search, dict(about)), dict(trial)))
 
     def _offline(self) -> set[Path]:
-        """Folders of the runs that are written offline."""
         return set(self.folder.glob("offline-run-*"))
 
     def closed(self) -> str:
-        """Wait for what is not written yet, but not for long.
-
-        Returns:
-            What a user should know, in one line.
-        """
+        """Wait for what is not sent yet, but not for long; returns a line for the user."""
         self._messages.put(("closed", None, None))
         self._process.join(END_SECONDS)
         late = self._process.is_alive()
@@ -192,7 +168,6 @@ class Tracker:
 
 
 def _follow(messages: Any, followed: _Following, parent: int) -> None:
-    """The process that talks to W&B, until it is told to end or its parent is gone."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent says when to end
     with contextlib.suppress(OSError):  # W&B's own messages would break the progress display
         nowhere = os.open(os.devnull, os.O_WRONLY)
@@ -217,7 +192,7 @@ def _follow(messages: Any, followed: _Following, parent: int) -> None:
 
 @dataclass
 class _Open:
-    """A W&B run that is not finished yet."""
+    """An unfinished W&B run."""
 
     wandb_run: Any
     folder: Path
@@ -234,16 +209,12 @@ class _Open:
 
 @dataclass
 class _Search:
-    """A search of which trials ended."""
-
     about: Mapping[str, Any]
     trials: list[Mapping[str, Any]] = field(default_factory=list)
 
 
 @dataclass
 class _Following:
-    """What the process apart knows."""
-
     store: Path
     dashboard: Dashboard
     reach_seconds: float
@@ -254,7 +225,7 @@ class _Following:
     searches: dict[str, _Search] = field(default_factory=dict)
 
     def guarded(self, action: Callable[[], object]) -> None:
-        """Do something with W&B; whatever goes wrong is written down and nothing else."""
+        """Do something with W&B; errors go to a file."""
         try:
             action()
         except Exception as error:
@@ -268,14 +239,13 @@ class _Following:
             self._look()
 
     def _look(self) -> None:
-        """Open what was announced and is described by now."""
         for item, folder in list(self.announced.values()):
             if (folder / RUN).is_file():
                 del self.announced[item.name]
                 self._opened(item, folder)
 
     def finished(self, item: Followed, folder: Path) -> None:
-        """A transfer stays open until all that scores it is done."""
+        """A transfer stays open until its evaluations are done."""
         self.announced.pop(item.name, None)
         trained = item.makes_run or item.name not in self.open
         entry = self._opened(item, folder)
@@ -297,7 +267,7 @@ class _Following:
             tell_scores(entry.wandb_run, folder, item.dataset, item.evaluation)
 
     def failed(self, item: Followed, _: str) -> None:
-        """The reason stays here: it may name a record, a file or a machine."""
+        """The reason is not sent: it may name a record, a file or a machine."""
         self.announced.pop(item.name, None)
         entry = self.open.get(item.name)
         if entry is None:
@@ -313,7 +283,7 @@ class _Following:
             self._close_if_done(item.name)
 
     def _close_if_done(self, name: str) -> None:
-        """Close what awaits no more scores, and of many that do the first: it is opened again."""
+        """Close finished runs, and the oldest of too many: they can be opened again."""
         if self.open[name].more <= 0:
             self.open.pop(name).wandb_run.finish()
         waiting = [each for each, entry in self.open.items() if not entry.training]
@@ -346,7 +316,7 @@ class _Following:
         run.finish(exit_code=int(trial["state"] == "failed"))
 
     def _searched(self, search: str) -> None:
-        """All trials in one table: those of earlier sessions, too."""
+        """All trials in one table, also of earlier sessions."""
         held = self.searches[search]
         config = shown_of_search(search, held.about)
         run = self._init(digest(["search", search])[:16], search, search, "search", config)
@@ -389,7 +359,7 @@ class _Following:
     def _init(
         self, identity: str, name: str, group: str, kind: str, config: Mapping[str, Any]
     ) -> Any:
-        """A W&B run; where W&B is not reachable, this and all that follow are written offline."""
+        """A W&B run; if W&B is unreachable, this and all that follow are written offline."""
         import wandb
 
         synthetic = ["synthetic"] if config.get("provenance") == "synthetic" else []
@@ -421,7 +391,7 @@ class _Following:
 def _private(
     store: Path, mode: Literal["online", "offline"], reach_seconds: float, *, system: bool
 ) -> Any:
-    """W&B's settings: nothing about the machine's name, the user, the program or its code."""
+    """Settings that send nothing about machine, user or code."""
     import wandb
 
     staging = store / FOLDER / "staging"

@@ -1,7 +1,4 @@
-"""What Weights & Biases is shown of a run's scores and of a search's trials.
-
-Why a trial failed stays here, as with runs: the reason may name a record, a file or a machine.
-"""
+"""Scores of runs and trials of searches as W&B shows them; reasons of failures are not sent."""
 
 from __future__ import annotations
 
@@ -49,7 +46,7 @@ Row = Mapping[str, Any]
 
 
 def tell_scores(wandb_run: Any, folder: Path, dataset: str, evaluation: str) -> None:
-    """Scores of each split of a dataset into the summary, and of each class into a table."""
+    """Scores of each split into the summary, and of each class into a table."""
     import wandb
 
     rows = _score_rows(folder, dataset, evaluations()[evaluation])
@@ -67,12 +64,12 @@ def tell_scores(wandb_run: Any, folder: Path, dataset: str, evaluation: str) -> 
 
 
 def named(dataset: str, evaluation: str) -> str:
-    """A dataset, and the evaluation where it is another than the usual one."""
+    """A dataset, with the evaluation unless it is the usual one."""
     return dataset if evaluation == CLASSIFIED.evaluation else f"{dataset}/{evaluation}"
 
 
 def _score_rows(folder: Path, dataset: str, evaluation: Evaluation) -> list[Any]:
-    """Score rows of predictions; of a classification those of AUROC."""
+    """Score rows of predictions; of a classification AUROC only."""
     path = predictions_path(folder, dataset, evaluation.name)
     predictions = read_predictions(path, evaluation.form)
     if evaluation.scores is not None:
@@ -88,7 +85,7 @@ def shown_of_search(search: str, about: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def settings_of(trial: Row) -> dict[str, Any]:
-    """The searched settings that were active in a trial, by their full names."""
+    """The searched settings that were active in a trial."""
     named = {
         name: _plain(value)
         for name, value in trial.items()
@@ -98,13 +95,13 @@ def settings_of(trial: Row) -> dict[str, Any]:
 
 
 def trial_config(trial: Row) -> dict[str, Any]:
-    """A trial's number and settings as configuration: W&B wants no dots in names."""
+    """A trial's number and settings as configuration; W&B allows no dots in names."""
     settings = {name.replace(".", "_"): value for name, value in settings_of(trial).items()}
     return {"trial": int(trial["number"]), **settings}
 
 
 def tell_trial(wandb_run: Any, trial: Row) -> None:
-    """A trial's curve into the history, how it ended into the summary."""
+    """A trial's curve into the history, its outcome into the summary."""
     curve = trial.get("curve")
     for point in () if curve is None else curve:
         wandb_run.log({CURVE: _plain(point["value"])}, step=int(point["step"]))
@@ -112,7 +109,7 @@ def tell_trial(wandb_run: Any, trial: Row) -> None:
 
 
 def tell_search(wandb_run: Any, trials: Sequence[Row]) -> None:
-    """All trials of a search as one table; their counts and the highest score as summary."""
+    """All trials of a search as a table; counts and the highest score as summary."""
     import wandb
 
     rows = [(row, settings_of(row), _results(row)) for row in trials]
@@ -135,9 +132,9 @@ def tell_search(wandb_run: Any, trials: Sequence[Row]) -> None:
 
 
 def trials_of(store: Path, search: str, reported: Iterable[Row]) -> list[Row]:
-    """All trials of a search by number: those on disk, of earlier sessions too, and the reported.
+    """Trials by number: those on disk, also of earlier sessions, and the reported.
 
-    The table on disk is written first, and once more with what fresh evaluations say.
+    Those on disk win: the table is written again with fresh evaluations.
     """
     path = store / SEARCHES / search / TRIALS
     held = read_trials(path).to_pylist() if path.is_file() else []
@@ -146,7 +143,6 @@ def trials_of(store: Path, search: str, reported: Iterable[Row]) -> list[Row]:
 
 
 def _results(trial: Row) -> dict[str, Any]:
-    """What came out of a trial, without what it has no value for."""
     named = {title: _plain(trial.get(name)) for name, title in RESULTS.items()}
     for name, value in trial.items():
         if name.startswith(SCORE_OF):
@@ -155,6 +151,6 @@ def _results(trial: Row) -> dict[str, Any]:
 
 
 def _plain(value: Any) -> Any:
-    """A value of a table's row for W&B: no NumPy scalar, and None for NaN."""
+    """Without NumPy scalars, and None for NaN."""
     plain = value.item() if hasattr(value, "item") else value
     return None if isinstance(plain, float) and math.isnan(plain) else plain

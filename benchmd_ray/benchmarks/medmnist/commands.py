@@ -167,7 +167,6 @@ def scores(paths: tuple[Path, ...], out: Path | None, resamples: int) -> None:
 
 
 def _print_scores(paths: Sequence[Path], out: Path | None, resamples: int = 1000) -> None:
-    """Print scores next to the published ones, and write them where a folder is named."""
     from benchmd_ray.benchmarks.medmnist import report as own
     from benchmd_ray.report.analysis import analyse_stores
 

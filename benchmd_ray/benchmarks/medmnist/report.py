@@ -1,9 +1,8 @@
-"""Results on MedMNIST with its own scores, next to those that are published.
+"""Results on MedMNIST with its own scores, next to the published ones.
 
-AUC is the AUROC of a score row, missing where a class has none, and ACC its accuracy: both are
-those of MedMNIST's evaluator (`benchmarks.medmnist.scores`). Source of the published ones: Yang et
-al., MedMNIST v2 (Scientific Data 10, 41, 2023), tables 3 and 4, which are means of three runs or
-more on the files of version 2.
+Published are means of three runs or more on the files of version 2: Yang et al., MedMNIST v2
+(Scientific Data 10, 41, 2023), tables 3 and 4. AUC and ACC are AUROC and accuracy of score rows, as
+in MedMNIST's evaluator; no AUC where a class has none.
 """
 
 from __future__ import annotations
@@ -84,13 +83,8 @@ def published_rows(datasets: Collection[str]) -> pd.DataFrame:
 def run_frame(analysis: Analysis) -> pd.DataFrame:
     """AUC and ACC on the test split, a row for each run.
 
-    ``dataset`` is MedMNIST's name, ``file`` says more where it is not the official one of now;
-    ``method`` names network and technique with the images' size, ``setting`` is that of the
-    transfer; ``unscored`` are the classes without an AUC; ``trained`` is when training ended, after
-    which the test split was read (ISO time, UTC).
-
-    Raises:
-        BenchmdError: No finished run has predictions on a dataset of MedMNIST.
+    ``file`` is empty for the current official file; ``unscored`` are the classes without an AUC;
+    ``trained`` is when training ended, after which the test split was read (ISO time, UTC).
     """
     runs = {run.folder.name: run for run in analysis.runs}
     rows = analysis.rows
@@ -126,7 +120,7 @@ def run_frame(analysis: Analysis) -> pd.DataFrame:
 
 
 def compared(analysis: Analysis) -> pd.DataFrame:
-    """Our results, seeds pooled, and the published ones, by dataset; the best AUC of each first.
+    """Our results, seeds pooled, and the published ones, by dataset; highest AUC first.
 
     Columns: `NAMED`, seeds, and for auc and acc the value, ``_low``, ``_high`` and ``_sd``.
     """
@@ -153,7 +147,6 @@ ENDS = ("", "_low", "_high", "_sd")
 
 
 def _theirs(datasets: Iterable[str]) -> Iterator[dict[str, Any]]:
-    """Published rows on these datasets, AUC and ACC in one."""
     rows = published_rows(set(datasets))
     for (dataset, method), both in rows.groupby(["dataset", "technique"], sort=False):
         values = {SCORES[m]: v for m, v in zip(both["metric"], both["value"], strict=True)}
@@ -162,7 +155,6 @@ def _theirs(datasets: Iterable[str]) -> Iterator[dict[str, Any]]:
 
 
 def _pooled(rows: pd.DataFrame) -> dict[str, float]:
-    """AUC and ACC of the pooled score rows of one result."""
     values = {}
     for metric, name in SCORES.items():
         row = _whole(rows, metric)
@@ -191,15 +183,11 @@ def _named(dataset: str, run: Run) -> dict[str, str]:
 
 
 def _dataset(kind: Modality) -> str:
-    """Name of the dataset, which all sizes of its images share."""
     return kind.signal.name.partition("-")[0]
 
 
 def _method(run: Run) -> str:
-    """Such as resnet18-28, resnet18-3d, or transformer mae-28 where it was pretrained.
-
-    A ResNet of another width than the published ones says so: resnet18-28, width 16.
-    """
+    """Such as resnet18-28, resnet18-3d, transformer mae-28, or resnet18-28, width 16."""
     encoder, kind = run.settings.encoder, run.modality
     plain = run.description.get("upstream") is None and encoder.network != "transformer"
     named = encoder.network if plain else f"{encoder.network} {run.description['technique']}"
@@ -210,12 +198,10 @@ def _method(run: Run) -> str:
 
 
 def averages(both: pd.DataFrame) -> pd.DataFrame:
-    """Mean AUC and ACC over datasets of each method that has one result on each of those at hand.
+    """Mean AUC and ACC of each method that has one result on each dataset.
 
-    2-D and 3-D datasets apart, as in the paper's tables 5 and 6. Numbers and letters of protocols
-    tell apart the runs of one dataset and are excluded. No mean of the AUC where one is missing.
-    Columns: images, datasets, file (of datasets whose file is not the official one of now), method,
-    setting, protocol, auc, acc.
+    2-D and 3-D datasets apart, as in the paper's tables 5 and 6. Numbers and letters of protocols,
+    which tell runs of one dataset apart, are ignored. NaN where a dataset has no AUC.
     """
     protocol = both["protocol"].map(base_of)
     method = both["method"].where(~both["protocol"].map(is_tuned).astype(bool), FOUND)
@@ -283,7 +269,6 @@ TABLES = aggregates(
 
 
 def _marked(frame: pd.DataFrame, column: str) -> list[str]:
-    """A column with what the column ``file`` says."""
     return [
         f"{value} ({file} file)" if file else str(value)
         for value, file in zip(frame[column], frame["file"], strict=True)
@@ -291,7 +276,7 @@ def _marked(frame: pd.DataFrame, column: str) -> list[str]:
 
 
 def notes(analysis: Analysis, frame: pd.DataFrame) -> list[str]:
-    """What readers of the tables should know; ``frame`` is that of `run_frame`."""
+    """Notes on the tables; ``frame`` is that of `run_frame`."""
     lines = [f"The published results are of {SOURCE}, means of three runs or more on version 2."]
     changed = [name for name in frame["dataset"].unique() if EARLIER in dataset_card(name).layouts]
     if changed:
@@ -310,7 +295,7 @@ def notes(analysis: Analysis, frame: pd.DataFrame) -> list[str]:
 
 
 def _readings(frame: pd.DataFrame, searched: Sequence[SearchRecord]) -> list[str]:
-    """Which test split was read by how many runs and when, and what searches cost before it."""
+    """How often and when each test split was read, and what searches cost before."""
     lines = []
     for dataset, rows in frame.groupby("dataset", sort=False):
         runs = f"{len(rows)} runs, once by each" if len(rows) > 1 else "1 run, once"
@@ -332,17 +317,13 @@ def _readings(frame: pd.DataFrame, searched: Sequence[SearchRecord]) -> list[str
 
 
 def _span(starts: pd.Series, ends: pd.Series) -> str:
-    """The time from the first start to the last end, to seconds."""
+    """From the first start to the last end, to seconds."""
     times = [pd.Timestamp(text) for text in (starts.min(), ends.dropna().max())]
     return " to ".join(dict.fromkeys(f"{time:%Y-%m-%d %H:%M:%S}" for time in times)) + " UTC"
 
 
 def write(analysis: Analysis, folder: Path) -> list[Path]:
-    """Write the tables as CSV, and a standard result file of MedMNIST for every run.
-
-    Returns:
-        The tables (every run, means next to the published, averages) and the result files.
-    """
+    """Write the tables as CSV, and a standard result file of MedMNIST for every run."""
     folder.mkdir(parents=True, exist_ok=True)
     tables = {"runs": run_frame(analysis)} | {
         declared.name: declared.data(analysis) for declared in TABLES
@@ -356,13 +337,9 @@ def write(analysis: Analysis, folder: Path) -> list[Path]:
 
 
 def write_results(runs: Sequence[Run], folder: Path) -> list[Path]:
-    """A standard result file of MedMNIST for every run, in a folder of the run's name.
+    """Write a standard result file for every run, in a folder of the run's name.
 
-    None of a file that is not official of which an image could not be read: a result file has
-    every row.
-
-    Raises:
-        BenchmdError: Predictions of an official file are not of every row.
+    Skips unofficial files with unreadable images, as a result file has every row.
     """
     written = []
     for run in runs:

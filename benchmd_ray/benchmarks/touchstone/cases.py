@@ -1,7 +1,4 @@
-"""Scores of cases: one row for each algorithm, case and class, as scoring writes them.
-
-Per-case results of others are read into the same rows (`touchstone.imported`).
-"""
+"""Score runs on disk: scores by algorithm, case and class, and the manifest."""
 
 from __future__ import annotations
 
@@ -54,7 +51,7 @@ SCHEMA = pa.schema(
 
 @dataclass(frozen=True)
 class Manifest:
-    """What a score run says of itself."""
+    """What was scored and how; written last."""
 
     task: SegmentationTask
     """What was scored."""
@@ -109,12 +106,7 @@ def write_scored(
 
 
 def read_scored(folder: Path) -> pd.DataFrame:
-    """The scores of a finished run, with the columns of `SCHEMA`.
-
-    Raises:
-        BenchmdError: It is no such run, or not finished.
-        Damaged: Its files were changed.
-    """
+    """Scores of a finished run, with the columns of `SCHEMA`; hashes are checked."""
     manifest, path = read_manifest(folder), folder / SCORES
     remedy = f"score anew into another folder, or remove {folder / MANIFEST} and do so again"
     table = read_table(path, path, remedy, columns=SCHEMA.names)
@@ -127,12 +119,7 @@ def read_scored(folder: Path) -> pd.DataFrame:
 
 
 def read_manifest(folder: Path) -> Manifest:
-    """What a finished run says of itself.
-
-    Raises:
-        BenchmdError: It is no such run, or not finished.
-        Damaged: The file was changed.
-    """
+    """The manifest of a finished run, whose hash is checked."""
     path = folder / MANIFEST
     if not path.is_file():
         raise BenchmdError(

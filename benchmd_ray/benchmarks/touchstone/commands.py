@@ -138,7 +138,6 @@ def score_files(
 
 
 def _number(value: float, width: int, digits: int) -> str:
-    """A number, or a dash for NaN."""
     return f"{value:>{width}.{digits}f}" if value == value else f"{'–':>{width}}"
 
 

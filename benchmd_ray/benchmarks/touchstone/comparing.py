@@ -69,7 +69,7 @@ class Comparison:
 
     @property
     def order(self) -> list[str]:
-        """Algorithms by the rank of their average of the first metric, best first."""
+        """Algorithms by the rank of their average of the first metric."""
         ranks = self.ranking
         ranks = ranks[(ranks["metric"] == self.metrics[0]) & (ranks["class"] == MEAN)]
         return list(ranks.sort_values(["rank", "algorithm"])["algorithm"])
@@ -91,20 +91,10 @@ def compare(
     against: Scores | Mapping[tuple[str, str], Means] | None = None,
     other: str = "",
 ) -> Comparison:
-    """Compare algorithms.
+    """Compare algorithms; ``against`` is another test set, and ``other`` its name.
 
-    Args:
-        scores: Of all of them.
-        metadata: Of the cases, for groups and patients.
-        seconds_at_most: Algorithms that take longer for a volume on average, or of which it is not
-            known, are excluded from everything but the table of speed.
-        family: See `contests.pairs`.
-        resamples: Of the cases.
-        against: Scores or means on another test set.
-        other: What that is called.
-
-    Raises:
-        BenchmdError: No algorithm is left, or they share no metric or case.
+    Those that take longer than ``seconds_at_most`` for a volume on average, or an unknown time,
+    are in the table of speed only.
     """
     cases = metadata or Metadata()
     fast = speed(scores)
@@ -185,7 +175,7 @@ def _means(scores: Scores, drawn: Mapping[str, DrawnMeans]) -> dict[tuple[str, s
 def _other_means(
     scores: Scores, against: Scores | Mapping[tuple[str, str], Means] | None, resamples: int
 ) -> tuple[Mapping[tuple[str, str], Means], list[str]]:
-    """Means of the other test set that can be compared, and notes on what cannot."""
+    """Comparable means of the other test set, and notes on what is not compared."""
     if not isinstance(against, Scores):
         return against or {}, []
     notes = [
@@ -218,7 +208,7 @@ def _said_of_metrics(scores: Scores) -> list[str]:
 
 
 def _said_of_cases(scores: Scores, metadata: Metadata) -> list[str]:
-    """Notes on metadata that cases lack, on their own splits, and on earlier training."""
+    """Notes on cases without metadata, on their splits, and on earlier training."""
     lines = []
     if metadata.source:
         unknown = [case for case in scores.cases if case not in metadata.cases]
@@ -263,7 +253,7 @@ def _said_of_cases(scores: Scores, metadata: Metadata) -> list[str]:
 
 
 def earlier_training(names: Sequence[str], scores: Scores) -> list[str]:
-    """What was declared of earlier training, for each name; empty where nothing was."""
+    """Declared data of earlier training of each name; empty where there is none."""
     algorithms = scores.by_name
     return [
         ", ".join(algorithms[name].pretrained_on) if name in algorithms else "" for name in names

@@ -1,10 +1,9 @@
-"""Which algorithm is above which, and what the order is worth.
+"""Pairwise tests and ranks of algorithms.
 
-Tests: for each class and every ordered pair the one-sided Wilcoxon signed-rank test on the common
-cases, patients counted once, with Holm's correction in one family of k (k - 1) tests per class
-(Wiesenfarth et al. 2021, Methods and open-source toolkit for analyzing and visualizing challenge
-results), or of all classes together. Identical scores have p = 1 before Holm. A win says that
-differences tend to be above zero, which a higher mean does not imply, nor does it imply one.
+For each class and ordered pair, a one-sided Wilcoxon signed-rank test on the common cases, averaged
+by patient, with Holm's correction over the k (k - 1) tests of a class (Wiesenfarth et al. 2021,
+Methods and open-source toolkit for analyzing and visualizing challenge results) or of all classes.
+Identical scores have p = 1 before Holm. A win and a higher mean do not imply each other.
 """
 
 from __future__ import annotations
@@ -95,13 +94,10 @@ def level_with_best(tests: pd.DataFrame, best: str) -> list[str]:
 def ranked(
     scores: Scores, drawn: Mapping[str, DrawnMeans], tests: pd.DataFrame
 ) -> tuple[pd.DataFrame, pd.DataFrame, pd.DataFrame]:
-    """Order of the algorithms by class and over all.
+    """Ranking, shares of ranks and taus of resamples, by metric and class.
 
-    Returns:
-        Ranking: for each metric, class and algorithm its rank by mean with the interval over
-        resamples, the share of first places, wins, whether it is level with the best, the rank by
-        the mean of its ranks within cases, and Kendall's τ-b of the ranking. Shares: of each rank.
-        Taus: of each resample.
+    The ranking has the rank by mean with its interval over resamples, share of first places, wins,
+    whether level with the best, rank by mean rank within cases, and mean Kendall's τ-b.
     """
     rows: list[dict[str, Any]] = []
     shares: list[dict[str, Any]] = []
@@ -167,9 +163,9 @@ def _ranking(
 
 
 def within_cases(drawn: DrawnMeans) -> Floats:
-    """Mean over cases of the rank within each, (algorithms, classes + 1); the last over classes.
+    """(algorithms, classes + 1) mean rank within cases; the last column is the mean over classes.
 
-    This is the ranking scheme “rank then average”; ranks by mean are “average then rank”.
+    This is “rank then average”; ranks by mean are “average then rank”.
     """
     mean_ranks = np.full(drawn.means.shape, np.nan)
     for c in range(drawn.values.shape[2]):

@@ -1,9 +1,8 @@
-"""Per-case scores of others as Touchstone releases them: a folder of each algorithm with CSVs.
+"""Per-case scores as Touchstone releases them: a folder of each algorithm with CSVs.
 
-A folder holds ``dsc.csv`` and may hold ``nsd.csv``: a column ``name`` and one for each class,
-fractions, empty where the reference has none of it. Their licence is CC BY-NC-ND 4.0: they are read
-where the user has them. Display names are those of cards (folders ``touchstone`` of card folders),
-else the name of the folder; nothing is guessed from parts of a name.
+``dsc.csv`` and maybe ``nsd.csv`` have a column ``name`` and one for each class: fractions, empty
+where the reference has none of it. Their licence is CC BY-NC-ND 4.0: users bring the files.
+Display names are those of cards (folders ``touchstone`` of card folders), else the folder's.
 """
 
 from __future__ import annotations
@@ -47,7 +46,7 @@ ORDER = (
 
 @dataclass(frozen=True)
 class Algorithm:
-    """What a card declares of an algorithm."""
+    """A card of an algorithm."""
 
     title: str
     """Display name."""
@@ -57,11 +56,7 @@ class Algorithm:
 
 
 def algorithms() -> dict[str, Algorithm]:
-    """Cards of algorithms by the names of their folders.
-
-    Raises:
-        BenchmdError: A card is broken, or two are of one folder.
-    """
+    """Cards of algorithms by the names of their folders."""
     return _all(card_folders())
 
 
@@ -79,14 +74,7 @@ def _all(folders: tuple[Path, ...]) -> dict[str, Algorithm]:
 
 
 def read_csv_folder(folder: Path) -> list[AlgorithmScores]:
-    """The scores in a folder of algorithms, in the order of their folders' names.
-
-    Args:
-        folder: Its subfolders with a ``dsc.csv`` are algorithms; or one such folder itself.
-
-    Raises:
-        BenchmdError: There is none, or a file is not as expected.
-    """
+    """Scores in the subfolders with a ``dsc.csv``, by name; or of one such folder itself."""
     if not folder.is_dir():
         raise BenchmdError(f"{folder} is not a folder: expected one with a folder per algorithm.")
     folders = [folder] if (folder / "dsc.csv").is_file() else sorted(folder.iterdir())
@@ -105,7 +93,6 @@ def read_csv_folder(folder: Path) -> list[AlgorithmScores]:
 
 
 def _without_scores(folder: Path) -> list[str]:
-    """Names of folders that may be algorithms and have no scores."""
     folders = sorted(path for path in folder.iterdir() if path.is_dir() and path.name[0] != ".")
     return [path.name for path in folders if not (path / "dsc.csv").is_file()]
 
@@ -136,7 +123,6 @@ def _algorithm(folder: Path) -> AlgorithmScores:
 
 
 def _long(table: pd.DataFrame, metric: str) -> pd.Series:
-    """A table of classes as one column, by case and class."""
     places = [(case, name) for case in table.index for name in table]
     index = pd.MultiIndex.from_tuples(places, names=["case", "class"])
     return pd.Series(table.to_numpy(np.float64).ravel(), index, name=metric)
@@ -149,11 +135,7 @@ def in_order(classes: Sequence[str]) -> list[str]:
 
 
 def read_scores_csv(path: Path) -> pd.DataFrame:
-    """A CSV of scores: rows by case, a column for each class, NaN where a cell is empty.
-
-    Raises:
-        BenchmdError: It is no such table, a case appears twice, or a cell is not a number.
-    """
+    """A CSV of scores: rows by case, a column for each class, NaN where a cell is empty."""
     lines = read_lines(path)
     head = [name.strip() for name in lines[0]] if lines else []
     if NAME not in head or len(head) < 2:
@@ -183,18 +165,10 @@ def read_scores_csv(path: Path) -> pd.DataFrame:
 
 
 def read_lines(path: Path, delimiters: str = ",", expected: Sequence[str] = ()) -> list[list[str]]:
-    """Cells of a text table, UTF-8 with or without a byte-order mark, in Unicode's composed form.
+    """Cells of a text table in UTF-8, in Unicode's composed form.
 
-    A spreadsheet's first line ``sep=;`` states the separator, and is not among them.
-
-    Args:
-        path: The file.
-        delimiters: Of these the one by which the first line has most cells, those that are named as
-            in ``expected`` first; unless a line states another.
-        expected: Names of columns, in small letters.
-
-    Raises:
-        BenchmdError: It cannot be read or is too large.
+    A spreadsheet's first line ``sep=;`` states the separator. Otherwise it is the one of
+    ``delimiters`` by which the first line has a column named as in ``expected``, or most cells.
     """
     try:
         content = read_bounded(path, MAX_BYTES, "the table").decode("utf-8-sig")

@@ -1,7 +1,7 @@
 """Scores of several algorithms on the same cases, joined and checked.
 
-Sources: the released per-case files of Touchstone, of which algorithms have other cases and three
-would have one name (https://github.com/MrGiovanni/Touchstone); here both are errors or counted.
+In the files that Touchstone releases, algorithms have different cases and three would share a name
+(https://github.com/MrGiovanni/Touchstone): here that is counted, or an error.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class Scores:
 
     @cached_property
     def cases(self) -> tuple[str, ...]:
-        """All cases that any algorithm has, sorted."""
+        """Cases of any algorithm, sorted."""
         return tuple(sorted(self.rows["case"].unique()))
 
     @cached_property
@@ -96,14 +96,14 @@ class Scores:
         )
 
     def values(self, column: str) -> Floats:
-        """A column of the rows as (cases, algorithms, classes); NaN where there is none."""
+        """(cases, algorithms, classes) of a column of the rows; NaN where there is none."""
         shape = (len(self.cases), len(self.algorithms), len(self.classes))
         cube = np.full(shape, np.nan)
         cube[self._places] = self.rows[column].to_numpy(np.float64)
         return cube
 
     def common_values(self, column: str) -> Floats:
-        """The same, NaN on cases and classes that not all algorithms have a value of."""
+        """The same, NaN where any algorithm has no value for the case and class."""
         values = self.values(column)
         values[np.isnan(values).any(axis=1, keepdims=True).repeat(values.shape[1], axis=1)] = np.nan
         values[~self.common] = np.nan
@@ -135,12 +135,7 @@ class Scores:
 
 
 def joined(algorithms: Sequence[AlgorithmScores]) -> Scores:
-    """All scores in one frame.
-
-    Raises:
-        BenchmdError: There are none, two have one name, a case appears twice, or they are of
-            another task, of other classes, or at another tolerance.
-    """
+    """All scores in one frame, after checking that they can be compared."""
     if not algorithms:
         raise BenchmdError("there is nothing to compare: name one folder of scores or more.")
     seen: dict[str, AlgorithmScores] = {}
@@ -164,11 +159,7 @@ def joined(algorithms: Sequence[AlgorithmScores]) -> Scores:
 
 
 def require_comparable(scores: Scores) -> None:
-    """Refuse algorithms that share no case, or of which one has no score.
-
-    Raises:
-        BenchmdError: The message names them.
-    """
+    """Refuse algorithms that share no case, or of which one has no score."""
     if not scores.common.any():
         raise BenchmdError(
             f"{', '.join(scores.algorithms)} have no case in common: compare those that were "
@@ -184,9 +175,9 @@ def require_comparable(scores: Scores) -> None:
 
 
 def completed(scores: Scores) -> Scores:
-    """Cases that an algorithm lacks count as missed, as challengeR's worst value for what is NA.
+    """Count cases that an algorithm lacks as missed, as challengeR does with its worst value.
 
-    DSC and NSD are 0 where the reference has the class, HD95 is infinite; notes count the cases.
+    DSC and NSD are 0 and HD95 is infinite where the reference has the class; notes count the cases.
     """
     rows, named = [scores.rows], dict(scores.by_name)
     # of each class a row with a score, where any algorithm has one: the reference has the class
@@ -216,11 +207,7 @@ def completed(scores: Scores) -> Scores:
 
 
 def require_shown(source: object, what: str, name: str) -> None:
-    """Refuse a name that tables and figures cannot show.
-
-    Raises:
-        BenchmdError: It is not `errors.is_name`.
-    """
+    """Refuse a name that tables and figures cannot show, see `errors.is_name`."""
     if not is_name(name):
         raise BenchmdError(
             f"{source}: the {what} is named {shown(name)}, expected up to {LONGEST_NAME} printable "
@@ -229,7 +216,6 @@ def require_shown(source: object, what: str, name: str) -> None:
 
 
 def _require_sound(algorithm: AlgorithmScores) -> None:
-    """Refuse rows that are missing, repeated or out of range."""
     rows = algorithm.rows
     if missing := [name for name in SCHEMA.names if name not in rows]:
         raise BenchmdError(f"{algorithm.source}: the scores lack the column {missing[0]}.")
@@ -266,7 +252,6 @@ def _require_sound(algorithm: AlgorithmScores) -> None:
 
 
 def _require_alike(first: AlgorithmScores, second: AlgorithmScores) -> None:
-    """Refuse scores that cannot be compared."""
     pair = f"{first.source} and {second.source}"
     if second.task != first.task:
         raise BenchmdError(
@@ -287,7 +272,7 @@ def _require_alike(first: AlgorithmScores, second: AlgorithmScores) -> None:
 
 
 def _require_one_reference(rows: pd.DataFrame, seen: Mapping[str, AlgorithmScores]) -> None:
-    """Refuse scores against other references, such as corrected ones, by the organs' volumes."""
+    """Refuse scores against different references: the volumes of their organs differ."""
     stated = rows[rows["volume_ref_ml"].notna()]
     volumes = stated.groupby(["case", "class"])["volume_ref_ml"]
     low, high = volumes.min(), volumes.max()
@@ -303,7 +288,6 @@ def _require_one_reference(rows: pd.DataFrame, seen: Mapping[str, AlgorithmScore
 
 
 def _tolerances(algorithm: AlgorithmScores) -> dict[str, Floats]:
-    """Of each class with NSD."""
     rows = algorithm.rows[algorithm.rows["nsd"].notna()]
     return {str(n): np.sort(r.unique()) for n, r in rows.groupby("class")["tolerance"]}
 
@@ -313,7 +297,6 @@ def _mm(values: Floats) -> str:
 
 
 def _some(names: Sequence[str]) -> str:
-    """Names, of many the first."""
     rest = len(names) - MOST_NAMED
     return ", ".join(map(str, names[:MOST_NAMED])) + (f" and {rest} others" if rest > 0 else "")
 

@@ -42,11 +42,7 @@ class CaseFiles:
 
 
 def cases_of(folder: Path, task: SegmentationTask) -> dict[str, CaseFiles]:
-    """The cases of a folder by name, in order of their names.
-
-    Raises:
-        BenchmdError: There is no case, or two have one name.
-    """
+    """The cases of a folder by name, sorted."""
     if not folder.is_dir():
         raise BenchmdError(f"{folder} is not a folder with a file or a folder for each case.")
     cases: dict[str, CaseFiles] = {}
@@ -79,11 +75,7 @@ def files_of(path: Path, task: SegmentationTask) -> CaseFiles:
 
 
 def images_of(folder: Path) -> dict[str, Path]:
-    """The image of each case of a folder: a file, ``ct.nii.gz`` in a folder, or a DICOM series.
-
-    Raises:
-        BenchmdError: There is none, or two are of one case.
-    """
+    """The image of each case of a folder: a file, ``ct.nii.gz`` in a folder, or a DICOM series."""
     if not folder.is_dir():
         raise BenchmdError(f"{folder} is not a folder with an image for each case.")
     images: dict[str, Path] = {}
@@ -142,7 +134,6 @@ def _in_folder(folder: Path, task: SegmentationTask) -> CaseFiles:
 
 
 def _masks(folder: Path, paths: Iterable[Path], task: SegmentationTask) -> CaseFiles:
-    """A file for each class; others are of other structures."""
     named = task.file_names()
     masks: dict[str, str] = {}
     for path in paths:
@@ -162,11 +153,7 @@ def _masks(folder: Path, paths: Iterable[Path], task: SegmentationTask) -> CaseF
 
 
 def _entries(folder: Path) -> list[Path]:
-    """What is in a folder, by name, but hidden files.
-
-    Raises:
-        BenchmdError: A name cannot be written into tables.
-    """
+    """Visible files and folders by name; an error where one cannot be written into tables."""
     paths = sorted(path for path in folder.iterdir() if not path.name.startswith("."))
     for path in paths:
         if not path.name.isprintable():  # also what is not UTF-8

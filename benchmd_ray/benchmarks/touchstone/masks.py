@@ -1,7 +1,7 @@
-"""Volumes of labels from files, with their place in the patient: NIfTI, NRRD and DICOM.
+"""Volumes of labels from NIfTI, NRRD and DICOM files, with their position in the patient.
 
-Files are not trusted: what a header claims is checked before anything is decoded. Decoders may
-still crash, so that `touchstone.case` reads in a separate process.
+What a header claims is checked before anything is decoded. Decoders may still crash, so
+`touchstone.case` reads in a separate process.
 """
 
 from __future__ import annotations
@@ -107,7 +107,7 @@ def suffix_of(path: Path) -> str:
 
 
 def stem_of(path: Path) -> str:
-    """The name without that suffix, in Unicode's composed form, as names are compared."""
+    """The name without that suffix, in Unicode's composed form."""
     return composed(path.name[: len(path.name) - len(suffix_of(path))])
 
 
@@ -122,14 +122,7 @@ def slices_of(folder: Path) -> list[Path]:
 
 
 def read_labels(path: Path) -> Labels:
-    """Read a volume of labels, its axes as the file has them.
-
-    Args:
-        path: A NIfTI or NRRD file, or a folder with the slices of one DICOM series.
-
-    Raises:
-        RecordError: It is missing, damaged, too large, or no volume of three axes.
-    """
+    """Labels of a NIfTI or NRRD file, or of a folder with one DICOM series; axes as stored."""
     if path.is_dir():
         return _of_series(path)
     suffix = suffix_of(path)
@@ -157,10 +150,7 @@ def resampled(labels: Labels, geometry: VoxelGrid) -> Labels:
 
 
 def claimed(path: Path) -> tuple[int, int]:
-    """Voxels that a header claims, and bytes of each; 0 where it cannot be read.
-
-    Reading will say why.
-    """
+    """Voxels that a header claims and bytes of each; 0 where it is unreadable."""
     voxels, size = _claimed(path)
     return (voxels, size) if 0 < voxels <= MAX_VOXELS else (0, 0)
 
@@ -182,9 +172,9 @@ def _claimed(path: Path) -> tuple[int, int]:
 
 
 def axes_of(direction: tuple[float, ...]) -> str:
-    """Where axes point, as letters: LPS are the left, the back (posterior) and the head.
+    """Directions of axes as letters, such as LPS: left, back (posterior), head (superior).
 
-    Those that are not along an axis of the patient have their cosines.
+    Cosines follow where an axis is oblique.
     """
     columns = np.array(direction).reshape(3, 3).T
     letters = []
@@ -215,7 +205,6 @@ def _image(values: Array, geometry: VoxelGrid) -> Any:
 
 
 def _of_series(folder: Path) -> Labels:
-    """Slices of one series: each pixel is a label."""
     files = slices_of(folder)
     volume = read_series(files, ct=False)
     if gaps := [why for why in volume.warnings if "thickness" not in why]:
@@ -242,7 +231,7 @@ def _of_series(folder: Path) -> Labels:
 
 
 def _frames(path: Path) -> tuple[int, int]:
-    """Pixels of all frames of a DICOM file, and bytes of each."""
+    """Pixels of all frames, and bytes of each."""
     header = open_dicom(path, stop_before_pixels=True)
     sizes = [numbers(header, key, 1) for key in ("Rows", "Columns", "NumberOfFrames")]
     (bits,) = numbers(header, "BitsAllocated", 1) or (8.0,)
@@ -258,10 +247,7 @@ def _of_nifti(path: Path) -> tuple[int, int]:
 
 
 def _shortest(length: float) -> float:
-    """A length as it was meant: 0.8 of a file that holds 32 bits is else 0.800000012.
-
-    Five such steps would be further than a tolerance of 4 mm.
-    """
+    """Undo 32-bit rounding, such as 0.800000012: five such steps exceed a tolerance of 4 mm."""
     return float(f"{length:.7g}")
 
 

@@ -53,15 +53,7 @@ def cut(
     number: int,
     image: Labels | None = None,
 ) -> Planes:
-    """Planes through the centre of the reference, or of the prediction where that is empty.
-
-    Args:
-        reference: On the grid.
-        prediction: On the grid.
-        grid: Of both.
-        number: Of the class.
-        image: On the same grid, or not shown.
-    """
+    """Planes through the centre of the reference, or of the prediction where that is empty."""
     everything: Box = (slice(None), slice(None), slice(None))
     masks = [_upright(side.mask(number, everything), grid) for side in (reference, prediction)]
     spacing = [grid.spacing[axis] for axis in _order(grid)]
@@ -107,7 +99,7 @@ def box(mask: Bits, spacing: Sequence[float]) -> Box:
 
 
 def _window(values: npt.NDArray[Any], box: Box) -> tuple[float, float]:
-    """That of soft tissue on CT; of other images all but the darkest and brightest hundredth."""
+    """Soft tissue on CT; of other images the 1 % to 99 % quantiles."""
     if float(values.min()) < LEAST_OF_CT:
         return HU_WINDOW
     low, high = np.quantile(values[box].astype(np.float64), (0.01, 0.99))

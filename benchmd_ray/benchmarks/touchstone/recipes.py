@@ -1,8 +1,4 @@
-"""Recipes for training MONAI's networks on volumes with masks: small baselines, not the paper's.
-
-The paper's algorithms were trained by their inventors, mostly within nnU-Net, on thousands of
-scans. These are what a study of your own data compares with.
-"""
+"""Training MONAI's networks on volumes with masks: small baselines, not the paper's algorithms."""
 
 from __future__ import annotations
 
@@ -28,19 +24,7 @@ def datasets() -> tuple[str, ...]:
 
 
 def start_settings(kind: Modality, technique: str, variant: str) -> Settings:
-    """The recipe of a network, for a run from random weights.
-
-    AdamW with a learning rate of 0.001 that falls to 0 by a cosine, a patch of each volume in each
-    epoch, Dice loss plus cross-entropy.
-
-    Args:
-        kind: Of volumes with masks.
-        technique: ``scratch``.
-        variant: One of `NETWORKS`; empty for the UNet.
-
-    Raises:
-        BenchmdError: There is no such network, or nothing is to be segmented.
-    """
+    """AdamW with cosine decay from 0.001; a patch per volume and epoch; Dice and cross-entropy."""
     network = variant or NETWORKS[0]
     if network not in NETWORKS:
         raise unknown_name("network of Touchstone", network, NETWORKS)

@@ -53,13 +53,11 @@ def draw(comparison: Comparison) -> Iterator[Drawn]:
 
 
 def _rows(frame: pd.DataFrame, metric: str, name: str, order: Sequence[str]) -> pd.DataFrame:
-    """Of one metric and class, a row for each algorithm in order."""
     cells = frame[(frame["metric"] == metric) & (frame["class"] == name)]
     return cells.set_index("algorithm").loc[list(order)].reset_index()
 
 
 def _algorithms(axes: Axes, order: Sequence[str], size: float = SMALL) -> None:
-    """Names down the y axis, the first on top."""
     axes.set_yticks(range(len(order)), list(order), fontsize=size)
     axes.set_ylim(len(order) - 0.4, -0.6)
     axes.tick_params(axis="y", length=0)
@@ -80,7 +78,6 @@ def _points(axes: Axes, rows: pd.DataFrame) -> None:
 
 
 def _key(figure: Figure, *, level: bool) -> None:
-    """What marks stand for."""
     handles = [
         Line2D([], [], color=BLUE, marker="o", markersize=4, label="common cases, 95 %"),
         Line2D([], [], color=ORANGE, marker="|", linestyle="", label="own cases"),
@@ -156,14 +153,12 @@ def _dots(comparison: Comparison, metric: str) -> Drawn:
 def _matrix(
     pairs: pd.DataFrame, metric: str, name: str, order: Sequence[str], column: str
 ) -> Floats:
-    """(a, b) of a column of the pairs."""
     cells = pairs[(pairs["metric"] == metric) & (pairs["class"] == name)]
     table = cells.pivot(index="a", columns="b", values=column)
     return table.reindex(index=list(order), columns=list(order)).to_numpy(np.float64)
 
 
 def _maps(comparison: Comparison, metric: str) -> Iterator[Drawn]:
-    """A map of each class, with the differences of means next to it."""
     if len(comparison.scores.algorithms) < 2:
         yield Skipped(slug("map", metric), "there is one algorithm, so no pair")
         return
@@ -223,7 +218,6 @@ def _map(comparison: Comparison, metric: str, name: str) -> Drawn:
 
 
 def _numbers(axes: Axes, values: Floats, highest: float) -> None:
-    """Values in their cells."""
     size = 5.0 if len(values) > 12 else 7.0
     for row, column in zip(*np.nonzero(~np.isnan(values)), strict=True):
         value = values[row, column]
@@ -346,7 +340,6 @@ def _speed(comparison: Comparison) -> Drawn:
 
 
 def _groups(comparison: Comparison) -> Iterator[Drawn]:
-    """Boxes of the mean over algorithms by group, a panel for each variable."""
     groups, scores, metric = comparison.groups, comparison.scores, comparison.metrics[0]
     rows = groups[(groups["algorithm"] == ALL) & (groups["class"] == CENTRED)]
     variables = [name for name in comparison.metadata.labels if name in set(rows["variable"])]
@@ -377,7 +370,6 @@ def _groups(comparison: Comparison) -> Iterator[Drawn]:
 
 
 def _boxes(axes: Axes, names: Sequence[str], samples: Sequence[Floats]) -> None:
-    """A box for each group, with the number of patients."""
     axes.boxplot(
         [*samples],
         widths=0.6,

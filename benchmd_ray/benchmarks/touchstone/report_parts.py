@@ -23,7 +23,7 @@ PERCENT = 100.0
 
 
 def table_with(caption: str, columns: Sequence[Column], rows: pd.DataFrame) -> Table | None:
-    """A table, text columns of one value said in its caption; None without rows."""
+    """A table; constant text columns go into its caption. None without rows."""
     if rows.empty:
         return None
     kept, note = constant(columns)
@@ -47,14 +47,14 @@ def class_title(name: str) -> str:
 
 
 def metric_column(comparison: Comparison, rows: pd.DataFrame) -> Column:
-    """By which readers choose a metric, the first at first."""
+    """A filter by metric, which starts with the first."""
     titles = [comparison.scores.title(name) for name in rows["metric"]]
     order = tuple(comparison.scores.title(name) for name in comparison.metrics)
     return Column("metric", titles, order=order, filtered=True, required=True, chosen=order[0])
 
 
 def class_column(comparison: Comparison, rows: pd.DataFrame, chosen: str = "") -> Column:
-    """By which readers choose a class, all of them at first if none is named."""
+    """A filter by class, which starts with all of them if none is named."""
     order = (*map(class_title, comparison.scores.classes), AVERAGE, CENTRED)
     names = [class_title(name) for name in rows["class"]]
     return Column("class", names, order=order, filtered=True, chosen=class_title(chosen))

@@ -1,4 +1,4 @@
-"""Networks that were trained here, in reports of runs: seeds pooled, next to the mean mask."""
+"""Trained networks in reports of runs: seeds pooled, next to the mean mask."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ class Trained:
         ]
 
     def of(self, name: str, method: str = "") -> dict[int, ClassDice]:
-        """A class of each seed; none of a baseline that is not there."""
+        """A class of each seed; empty where there is no baseline."""
         where = (self.key["split"], method, name)
         return {seed: scores[where] for seed, scores in self.scores.items() if where in scores}
 
@@ -106,7 +106,7 @@ def _trained(analysis: Analysis) -> list[Trained]:
 
 
 def frame(analysis: Analysis) -> pd.DataFrame:
-    """DSC of each network and class, pooled over seeds, and how far it is from the mean mask's.
+    """DSC of each network and class, pooled over seeds, and its difference to the mean mask.
 
     ``p`` is two-sided, of no difference on the same cases; ``positives`` are the cases whose
     reference has the class.
@@ -128,7 +128,7 @@ def frame(analysis: Analysis) -> pd.DataFrame:
 
 
 def _difference(ours: Mapping[int, ClassDice], others: Mapping[int, ClassDice]) -> dict[str, float]:
-    """One minus the other on the same cases, of the seeds that both have."""
+    """Paired difference on the seeds of both."""
     seeds = sorted(ours.keys() & others.keys())
     difference = difference_over_seeds(
         [ours[seed].value - others[seed].value for seed in seeds],
@@ -140,10 +140,7 @@ def _difference(ours: Mapping[int, ClassDice], others: Mapping[int, ClassDice]) 
 
 
 def pairs_frame(analysis: Analysis) -> pd.DataFrame:
-    """Mean DSC of each network minus that of each other one, of the seeds that both have.
-
-    ``p_holm`` is corrected over the pairs of one dataset and split.
-    """
+    """Differences in mean DSC of networks on the same cases; ``p_holm`` is by dataset and split."""
     rows: list[dict[str, Any]] = []
     for a, b in itertools.combinations(trained(analysis), 2):
         place = {name: a.key[name] for name in PLACE}

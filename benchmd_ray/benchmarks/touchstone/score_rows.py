@@ -1,8 +1,4 @@
-"""Scores of algorithms as score rows of reports: no run of the service has made them.
-
-Users name their folders by the variable `NAMED`, so that `benchmd report` shows them next to
-everything else.
-"""
+"""Scores of algorithms as score rows of reports, from folders that the variable `NAMED` lists."""
 
 from __future__ import annotations
 
@@ -30,11 +26,7 @@ RESAMPLES = 1000
 
 
 def named_rows() -> pd.DataFrame:
-    """Score rows of all folders that the user names; none where none is named.
-
-    Raises:
-        BenchmdError: A folder cannot be read, or scores of one task cannot be compared.
-    """
+    """Score rows of all folders that the user names."""
     folders = [Path(name) for name in os.environ.get(NAMED, "").split(os.pathsep) if name]
     test_sets = list(_by_task(folders))
     names = [name for name, _ in test_sets]
@@ -48,7 +40,7 @@ def named_rows() -> pd.DataFrame:
 
 
 def _by_task(folders: list[Path]) -> Iterator[tuple[str, Scores]]:
-    """Runs of one task together, each folder of released scores by itself."""
+    """Runs of one task together, each folder of released scores separately."""
     runs: dict[str, list[Path]] = {}
     for folder in folders:
         if (folder / MANIFEST).is_file():
@@ -60,7 +52,7 @@ def _by_task(folders: list[Path]) -> Iterator[tuple[str, Scores]]:
 
 
 def score_rows(dataset: str, scores: Scores) -> pd.DataFrame:
-    """Means of each algorithm and class on common and on own cases, and ranks.
+    """Means of each algorithm and class on common and own cases, and ranks.
 
     ``technique`` is the algorithm, ``regime`` the metric's title with its tolerance.
     """

@@ -33,11 +33,7 @@ from benchmd_ray.schema.typed import typed
 
 
 def read_scores(runs: Sequence[Path], folder: Path | None = None) -> Scores:
-    """The scores of runs, or those of a folder of released CSVs.
-
-    Raises:
-        BenchmdError: Neither or both are given, or they cannot be read or compared.
-    """
+    """The scores of runs, or those of a folder of released CSVs."""
     if bool(runs) == (folder is not None):
         raise BenchmdError(
             "name folders of `benchmd segment score`, or a folder of released CSVs (--scores): "
@@ -56,11 +52,7 @@ def read_scores(runs: Sequence[Path], folder: Path | None = None) -> Scores:
 
 
 def read_against(path: Path) -> Scores | Mapping[tuple[str, str], Means]:
-    """Another test set: released CSVs, a score run, or published means.
-
-    Raises:
-        BenchmdError: It is something else.
-    """
+    """Another test set: released CSVs, a score run, or published means."""
     if path.is_file():
         return read_means(path)
     if (path / "manifest.json").is_file():
@@ -95,7 +87,6 @@ def scores_of(run: Path, manifest: Manifest) -> AlgorithmScores:
 
 
 def _without_scores(manifest: Manifest) -> Iterator[str]:
-    """Notes on cases that count neither for nor against an algorithm."""
     for count, why in (
         (manifest.quarantined, "quarantined, as a file is broken or does not fit"),
         (len(manifest.unpredicted), "without a prediction"),
@@ -113,15 +104,8 @@ def read_planes(
 ) -> Planes:
     """Planes of a class of a case, read in a separate process.
 
-    Args:
-        manifest: Of the run.
-        case: Its name.
-        name: Of the class.
-        volumes: mL of both when they were scored, which tell whether files are still those.
-        image: To show behind them.
-
-    Raises:
-        BenchmdError: A file cannot be read, or is not what was scored.
+    ``volumes`` are mL of reference and prediction when they were scored: files that changed since
+    are refused. The ``image`` is shown behind them.
     """
     request = {
         "task": asdict(manifest.task),
@@ -148,11 +132,6 @@ def read_planes(
 
 
 def _files(folder: Path, task: SegmentationTask, case: str) -> CaseFiles:
-    """The files of a case.
-
-    Raises:
-        BenchmdError: They are not there any more.
-    """
     if folder.is_file():
         return files_of(folder, task)
     content = json.dumps(asdict(task))

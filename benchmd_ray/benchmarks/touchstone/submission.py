@@ -1,7 +1,7 @@
-"""A submission that is a command: it is run on the image of one case, bounded and watched.
+"""Run a submitted command on the image of one case.
 
-It is not trusted: it has no network where the system allows that, only the environment that it
-needs, and limits of time and memory. What it printed is kept; its failure is its own.
+The command is not trusted: it has no network where the system allows that, few environment
+variables, and limits of time and memory. Its output is stored.
 """
 
 from __future__ import annotations
@@ -68,11 +68,7 @@ class Submission:
             )
 
     def words(self) -> list[str]:
-        """The command's words; no shell reads them.
-
-        Raises:
-            BenchmdError: A quote is not closed.
-        """
+        """The command's words; no shell reads them."""
         try:
             return shlex.split(self.command)
         except ValueError as error:
@@ -144,7 +140,6 @@ class _Limits:
         self._bytes = submission.memory
 
     def __call__(self) -> None:
-        """Set them, and let the system end the process with its worker."""
         end_with_parent()
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
         _, most = resource.getrlimit(resource.RLIMIT_DATA)
@@ -155,7 +150,6 @@ class _Limits:
 def _watched(
     process: subprocess.Popen[bytes], submission: Submission, start: float, log: Path
 ) -> Ran:
-    """Wait for a command's end, or make it."""
     assert process.stdout is not None
     assert process.stderr is not None
     printed = [_Kept(process.stdout), _Kept(process.stderr)]
@@ -187,7 +181,7 @@ def _watched(
 
 
 def _ended(code: int) -> str:
-    """How a process ended; a shell adds 128 to the number of the signal that its command met."""
+    """How a process ended; shells add 128 to the number of a signal."""
     number = -code if code < 0 else code - 128
     name = ""
     with suppress(ValueError):
@@ -198,7 +192,6 @@ def _ended(code: int) -> str:
 
 
 def _tell(guard: subprocess.Popen[bytes], group: int) -> None:
-    """Name the group; a guard that is gone is no reason to leave the command alone."""
     assert guard.stdin is not None
     with suppress(OSError):
         guard.stdin.write(f"{group}\n".encode())
@@ -206,7 +199,7 @@ def _tell(guard: subprocess.Popen[bytes], group: int) -> None:
 
 
 def _guard() -> subprocess.Popen[bytes]:
-    """A process that ends a command whose worker dies: nobody else would watch its limits."""
+    """A process that kills the command if its worker dies: nobody else would enforce its limits."""
     return subprocess.Popen(
         ["/bin/sh", "-c", GUARD],
         stdin=subprocess.PIPE,
@@ -217,7 +210,7 @@ def _guard() -> subprocess.Popen[bytes]:
 
 
 class _Tree:
-    """A process and all that it started, also those that left its session."""
+    """A process and its descendants, also those that left its session."""
 
     def __init__(self, root: int) -> None:
         self._root = root
@@ -226,7 +219,7 @@ class _Tree:
         """When each process began, by its number: numbers are used again."""
 
     def held(self) -> int:
-        """Bytes of memory that they hold now; what several share counts once."""
+        """Bytes of memory in use; shared memory counts once."""
         page = os.sysconf("SC_PAGE_SIZE")
         parents = {pid: (parent, begun, pages) for pid, parent, begun, pages in _processes()}
         members = {self._root} | {
@@ -251,7 +244,6 @@ class _Tree:
         return self._shared
 
     def end(self) -> None:
-        """End them all."""
         with suppress(ProcessLookupError, PermissionError):
             os.killpg(self._root, signal.SIGKILL)
         now = {pid: begun for pid, _, begun, _ in _processes()}
@@ -262,7 +254,7 @@ class _Tree:
 
 
 def _processes() -> Iterator[tuple[int, int, str, int]]:
-    """Number, parent, time of start and resident pages of each process of this machine."""
+    """PID, parent, start time and resident pages of each process of this machine."""
     for name in os.listdir("/proc"):
         if not name.isdigit():
             continue
@@ -273,7 +265,7 @@ def _processes() -> Iterator[tuple[int, int, str, int]]:
 
 
 def _proportional(pid: int, resident: int) -> int:
-    """Bytes that a process holds, pages that n processes share as one n-th; else all of them."""
+    """Proportional set size in bytes: n-th of pages that n processes share; else ``resident``."""
     with suppress(OSError, ValueError, StopIteration):
         lines = Path("/proc", str(pid), "smaps_rollup").read_text("ascii").splitlines()
         return int(next(line for line in lines if line.startswith("Pss:")).split()[1]) * 1024
@@ -281,7 +273,7 @@ def _proportional(pid: int, resident: int) -> int:
 
 
 class _Kept:
-    """What comes from a pipe, without the middle of what is long."""
+    """Output of a pipe, without the middle where it is long."""
 
     def __init__(self, pipe: IO[bytes]) -> None:
         self._pipe, self._first, self._last, self._cut = pipe, b"", b"", 0
@@ -298,7 +290,7 @@ class _Kept:
                 self._cut += len(whole) - len(self._last)
 
     def text(self) -> str:
-        """It, once the pipe is closed; a process that was not found may hold it open."""
+        """The output so far if an undiscovered process holds the pipe open."""
         self._thread.join(5.0)
         between = f"\n… {self._cut:,} bytes …\n".encode() if self._cut else b""
         return (self._first + between + self._last).decode("utf-8", "replace")

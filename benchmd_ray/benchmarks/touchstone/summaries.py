@@ -1,9 +1,9 @@
-"""What the scores of each algorithm are: means, distances, missed and spurious organs, speed.
+"""Summaries of each algorithm: means, distances, missed and spurious organs, speed.
 
-The paper's means are those of an algorithm's ``own`` cases; ``common`` ones are of the cases that
-all compared algorithms have, and what all else rests on. The average is the mean of class means.
-Its published sd is the mean of the classes' sds, not the sd of anything per case, and is given
-with the paper's means only; the common average has an interval from a bootstrap over cases.
+``own`` means are those of the paper, over an algorithm's own cases; ``common`` ones are over the
+cases of all algorithms, and all else is based on them. Averages are means of class means. The sd of
+an own average is the mean of the classes' sds, as published, not an sd of anything per case; common
+averages have a bootstrap interval over cases.
 """
 
 from __future__ import annotations
@@ -33,10 +33,7 @@ PRESENT, ABSENT = ("both", "missed"), ("absent", "spurious")
 
 @dataclass(frozen=True, eq=False)
 class DrawnMeans:
-    """Means of one metric on the common cases, and in resamples of their patients.
-
-    The mean over classes is the last column of each.
-    """
+    """Means of one metric on common cases and in resamples of patients; last column: average."""
 
     values: Floats
     """(cases, algorithms, classes) of the common cases; NaN where there is none."""
@@ -84,8 +81,8 @@ def draw(
 ) -> DrawnMeans:
     """Means and their resamples.
 
-    Whole cases are drawn, all of a patient together, as many as there are (Wiesenfarth et al.
-    2021); a class that a resample loses is excluded from its mean over classes.
+    Patients are drawn with all of their cases (Wiesenfarth et al. 2021); a class that a resample
+    loses is excluded from its mean over classes.
     """
     values = scores.common_values(metric)[scores.common]
     cases = np.array(scores.cases)[scores.common]
@@ -170,10 +167,10 @@ def distances(scores: Scores) -> pd.DataFrame:
 
 
 def missed(scores: Scores) -> pd.DataFrame:
-    """Organs without any overlap, missed ones, and those predicted where there are none.
+    """Organs without overlap, missed ones, and spurious ones.
 
-    Missed and spurious are counted where the scores say which (`scores.dice.Presence`), else NaN: a
-    DSC of 0 is a missed organ or one predicted elsewhere.
+    Missed and spurious are NaN where scores do not say which (`scores.dice.Presence`): a DSC of 0
+    is a missed organ or one predicted elsewhere.
     """
     table = []
     for (algorithm, name), group in scores.rows.groupby(["algorithm", "class"], sort=False):
@@ -198,7 +195,7 @@ def missed(scores: Scores) -> pd.DataFrame:
 
 
 def speed(scores: Scores) -> pd.DataFrame:
-    """Seconds per volume of each algorithm: mean, median and 95 % quantile over its cases."""
+    """Seconds per volume: mean, median and 95 % quantile over an algorithm's cases."""
     times = scores.rows.groupby(["algorithm", "case"], sort=False)["seconds"].max().reset_index()
     table = []
     for algorithm in scores.algorithms:
@@ -217,7 +214,7 @@ def speed(scores: Scores) -> pd.DataFrame:
 
 
 def worst(scores: Scores, metric: str = "dsc") -> pd.DataFrame:
-    """The cases of each class with the lowest mean over algorithms, of those that all have."""
+    """Common cases of each class with the lowest mean over algorithms."""
     values = scores.common_values(metric)
     volumes = scores.values("volume_ref_ml")
     table = []

@@ -1,11 +1,9 @@
-"""Do two test sets order algorithms alike: Kendall's τ-b of their means, with an interval.
+"""Do two test sets rank algorithms alike: Kendall's τ-b of their means, with an interval.
 
-Resamples of both sets add their noise to the order twice, so that their τ is too low, and an
-interval by percentiles with it. The interval here follows from tests of pairs instead: with Holm's
-correction over all pairs of both sets, the sign of a difference of means is known or not. Pairs
-whose sign is known in both sets agree or disagree; any other may do either, which bounds τ. With
-95 % confidence all known signs are right, and then τ of the true means is within. Of published
-means only the order is known, and taken as it is.
+Resampling both sets would add noise to the order twice and bias τ down. The interval follows from
+tests of pairs instead: with Holm's correction over all pairs of both sets, the sign of a difference
+of means is known or not. Pairs known in both sets agree or disagree, any other may do either, which
+bounds τ with 95 % confidence. The order of published means is taken as known.
 """
 
 from __future__ import annotations
@@ -86,7 +84,7 @@ def agreement(first_set: Means, second_set: Means) -> Tau:
 
 
 def _p(test_set: Means, places: Sequence[int], first: Places, second: Places) -> Floats:
-    """Two-sided p of each pair's difference; 1 where nothing says it."""
+    """Two-sided p of each pair's difference; 1 where it cannot be tested."""
     values = test_set.values[list(places)]
     differences = values[first] - values[second]
     if test_set.draws is None:
@@ -117,11 +115,7 @@ def distance(
 
 
 def read_means(path: Path, metric: str = "dsc") -> dict[tuple[str, str], Means]:
-    """Published means: a CSV with the columns `COLUMNS`, the mean over classes as class ``mean``.
-
-    Raises:
-        BenchmdError: It is no such table, or has an algorithm twice in a class.
-    """
+    """Published means: a CSV with the columns `COLUMNS`; the class ``mean`` is the average."""
     lines = [line for line in read_lines(path) if line]
     head = [name.strip() for name in lines[0]] if lines else []
     if missing := [name for name in COLUMNS if name not in head]:
