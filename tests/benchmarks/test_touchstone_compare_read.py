@@ -6,11 +6,11 @@ from touchstone_scores import CLASSES, algorithm, simulated, write_csv
 
 from benchmd_ray.benchmarks.touchstone import imported
 from benchmd_ray.benchmarks.touchstone.comparing import compare
+from benchmd_ray.benchmarks.touchstone.contests import read_means
 from benchmd_ray.benchmarks.touchstone.imported import read_csv_folder
 from benchmd_ray.benchmarks.touchstone.joining import completed, joined, unequal
 from benchmd_ray.benchmarks.touchstone.metadata import read_metadata
 from benchmd_ray.benchmarks.touchstone.scored import read_scores
-from benchmd_ray.benchmarks.touchstone.two_sets import read_means
 from benchmd_ray.errors import BenchmdError
 
 

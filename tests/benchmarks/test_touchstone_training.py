@@ -33,12 +33,7 @@ from benchmd_ray.data.inner import inner_catalog
 from benchmd_ray.demo.segmentation import write_segmentation
 from benchmd_ray.errors import BenchmdError
 from benchmd_ray.evaluation.benchmark import Benchmark
-from benchmd_ray.evaluation.evaluation import (
-    CLASSIFICATION,
-    SEGMENTATION,
-    Asked,
-    usual_evaluation,
-)
+from benchmd_ray.evaluation.evaluation import CLASSIFICATION, SEGMENTATION, Asked, usual_evaluation
 from benchmd_ray.evaluation.registry import benchmark, evaluations_asked, protocol_of
 from benchmd_ray.evaluation.segmentation import measured, score_rows
 from benchmd_ray.files.integrity import Damaged
@@ -49,11 +44,7 @@ from benchmd_ray.report.figures_parts import FigureContext
 from benchmd_ray.report.page import page
 from benchmd_ray.report.table_files import write_tables
 from benchmd_ray.report.tables import main_table
-from benchmd_ray.runs.predictions import (
-    Predictions,
-    predictions_path,
-    read_predictions,
-)
+from benchmd_ray.runs.predictions import Predictions, predictions_path, read_predictions
 from benchmd_ray.runs.store import read_run
 from benchmd_ray.service.choice import Choice
 from benchmd_ray.service.execute import evaluate_run, transfer_run

@@ -110,12 +110,7 @@ def tune_files(
     benchmd medmnist tune FOLDER --start resnet18 --start resnet50 --start resnet18-acs
     benchmd medmnist tune --dry-run --gpus 8 --cpus 64
     """
-    from benchmd_ray.benchmarks.medmnist.files import (
-        built,
-        cards_of,
-        file_tunings,
-        usual_cards,
-    )
+    from benchmd_ray.benchmarks.medmnist.files import built, cards_of, file_tunings, usual_cards
     from benchmd_ray.service.tune_and_train import search_and_train
     from benchmd_ray.service.tune_dry_run import tuning_dry_run
 

@@ -21,13 +21,7 @@ import pandas as pd
 from benchmd_ray.benchmarks.medmnist.recipes import BASELINES
 from benchmd_ray.benchmarks.medmnist.scores import score, write_result
 from benchmd_ray.data.cards import dataset_card
-from benchmd_ray.data.medmnist_cards import (
-    EARLIER,
-    IMAGE_GROUPS,
-    PLAIN_SIZE,
-    UNOFFICIAL,
-    task_name,
-)
+from benchmd_ray.data.medmnist_cards import EARLIER, IMAGE_GROUPS, PLAIN_SIZE, UNOFFICIAL, task_name
 from benchmd_ray.errors import BenchmdError
 from benchmd_ray.files.atomic import replacing
 from benchmd_ray.modality.modalities import Modality

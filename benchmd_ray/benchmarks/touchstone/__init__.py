@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 def _rows(datasets: Collection[str]) -> pd.DataFrame:
-    from benchmd_ray.benchmarks.touchstone.score_rows import named_rows
+    from benchmd_ray.benchmarks.touchstone.scored import named_rows
 
     return named_rows()
 

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from functools import partial
+from collections.abc import Mapping
+from dataclasses import dataclass
 
 import pandas as pd
 
-from benchmd_ray.benchmarks.touchstone import groups as of_groups
-from benchmd_ray.benchmarks.touchstone import two_sets
-from benchmd_ray.benchmarks.touchstone.contests import Family, pairs, ranked
+from benchmd_ray.benchmarks.touchstone.contests import Family, Means, distance, pairs, ranked
+from benchmd_ray.benchmarks.touchstone.groups import compare_groups
 from benchmd_ray.benchmarks.touchstone.joining import Scores, require_comparable, unequal
 from benchmd_ray.benchmarks.touchstone.metadata import Metadata
 from benchmd_ray.benchmarks.touchstone.summaries import (
@@ -23,7 +21,6 @@ from benchmd_ray.benchmarks.touchstone.summaries import (
     worst,
 )
 from benchmd_ray.benchmarks.touchstone.tasks import MEAN
-from benchmd_ray.benchmarks.touchstone.two_sets import Means, distance
 from benchmd_ray.errors import BenchmdError, count_of, shown
 
 VERSION = 1
@@ -54,13 +51,11 @@ class Comparison:
     groups: pd.DataFrame
     group_pairs: pd.DataFrame
     groups_excluded: pd.DataFrame
-    distance: pd.DataFrame = field(
-        default_factory=partial(pd.DataFrame, columns=list(two_sets.DISTANCE))
-    )
-    """To another test set, see `two_sets.distance`."""
-    other: str = ""
+    distance: pd.DataFrame
+    """To another test set, see `contests.distance`."""
+    other: str
     """The other test set, for captions."""
-    notes: tuple[str, ...] = ()
+    notes: tuple[str, ...]
 
     @property
     def metrics(self) -> tuple[str, ...]:
@@ -70,9 +65,7 @@ class Comparison:
     @property
     def order(self) -> list[str]:
         """Algorithms by the rank of their average of the first metric."""
-        ranks = self.ranking
-        ranks = ranks[(ranks["metric"] == self.metrics[0]) & (ranks["class"] == MEAN)]
-        return list(ranks.sort_values(["rank", "algorithm"])["algorithm"])
+        return self.order_in(self.metrics[0], MEAN)
 
     def order_in(self, metric: str, name: str) -> list[str]:
         """Algorithms by their mean in a class, best first."""
@@ -109,9 +102,8 @@ def compare(
     drawn = {metric: draw(scores, metric, cases, resamples) for metric in scores.metrics}
     tests = pairs(scores, drawn, family)
     ranking, shares, taus = ranked(scores, drawn, tests)
-    groups, group_pairs, excluded = of_groups.compare_groups(scores, cases, scores.metrics[0])
-    others, untold = _other_means(scores, against, resamples)
-    apart = distance(_means(scores, drawn), others)
+    groups, group_pairs, excluded = compare_groups(scores, cases, scores.metrics[0])
+    other_means, not_compared = _other_means(scores, against, resamples)
     return Comparison(
         scores=scores,
         metadata=cases,
@@ -129,21 +121,17 @@ def compare(
         groups=groups,
         group_pairs=group_pairs,
         groups_excluded=excluded,
-        distance=apart,
+        distance=distance(_means(scores, drawn), other_means),
         other=other,
         notes=(
             *slow_notes,
-            *_noted(scores),
+            *(note for algorithm in scores.by_name.values() for note in algorithm.notes),
             *unequal(scores),
-            *_said_of_metrics(scores),
-            *_said_of_cases(scores, cases),
-            *untold,
+            *_notes_on_metrics(scores),
+            *_notes_on_cases(scores, cases),
+            *not_compared,
         ),
     )
-
-
-def _noted(scores: Scores) -> list[str]:
-    return [note for algorithm in scores.by_name.values() for note in algorithm.notes]
 
 
 def _slow(fast: pd.DataFrame, limit: float | None) -> tuple[list[str], list[str]]:
@@ -161,13 +149,8 @@ def _slow(fast: pd.DataFrame, limit: float | None) -> tuple[list[str], list[str]
 
 def _means(scores: Scores, drawn: Mapping[str, DrawnMeans]) -> dict[tuple[str, str], Means]:
     return {
-        (metric, name): Means(
-            scores.algorithms,
-            drawn_metric.means[:, c],
-            drawn_metric.draws[:, :, c],
-            int(drawn_metric.units[c]),
-        )
-        for metric, drawn_metric in drawn.items()
+        (metric, name): Means(scores.algorithms, m.means[:, c], m.draws[:, :, c], int(m.units[c]))
+        for metric, m in drawn.items()
         for c, name in enumerate((*scores.classes, MEAN))
     }
 
@@ -194,11 +177,9 @@ def _other_means(
     return means, notes
 
 
-def _said_of_metrics(scores: Scores) -> list[str]:
-    lines = [
-        f"{scores.title(metric)}: means are over cases whose reference has the class."
-        for metric in scores.metrics[:1]
-    ]
+def _notes_on_metrics(scores: Scores) -> list[str]:
+    first = scores.title(scores.metrics[0])
+    lines = [f"{first}: means are over cases whose reference has the class."]
     if "nsd" in scores.metrics and scores.rows["tolerance"].isna().all():
         lines.append(
             "NSD: computed by those who released the scores; they do not state the tolerance, so "
@@ -207,7 +188,7 @@ def _said_of_metrics(scores: Scores) -> list[str]:
     return lines
 
 
-def _said_of_cases(scores: Scores, metadata: Metadata) -> list[str]:
+def _notes_on_cases(scores: Scores, metadata: Metadata) -> list[str]:
     """Notes on cases without metadata, on their splits, and on earlier training."""
     lines = []
     if metadata.source:
@@ -230,31 +211,22 @@ def _said_of_cases(scores: Scores, metadata: Metadata) -> list[str]:
                 "patients: the metadata name none, so each case counts as one; where a patient has "
                 "several, intervals are too narrow."
             )
-    splits = pd.Series([metadata.splits.get(case, "") for case in scores.cases], dtype="str")
-    counts = splits[splits != ""].value_counts()
-    earlier = {
-        name: algorithm.pretrained_on
-        for name, algorithm in scores.by_name.items()
-        if algorithm.pretrained_on
-    }
-    if len(counts):
+    splits = [metadata.splits[case] for case in scores.cases if case in metadata.splits]
+    if splits:
+        counts = pd.Series(splits).value_counts()
         parts = ", ".join(f"{count:,} {name}" for name, count in counts.items())
         lines.append(
             f"splits: by the dataset's own split the cases are {parts}. An algorithm trained or "
             "pretrained on its training part has seen those cases."
         )
-    if earlier:
-        listed = "; ".join(f"{name} ({', '.join(data)})" for name, data in earlier.items())
+    pretrained = [
+        f"{name} ({', '.join(algorithm.pretrained_on)})"
+        for name, algorithm in scores.by_name.items()
+        if algorithm.pretrained_on
+    ]
+    if pretrained:
         lines.append(
-            f"pretrained: {listed}. Declared in cards; whether these data hold the cases compared "
-            "here must be checked before their results are read as of unseen cases."
+            f"pretrained: {'; '.join(pretrained)}. Declared in cards; whether these data hold the "
+            "cases compared here must be checked before their results are read as of unseen cases."
         )
     return lines
-
-
-def earlier_training(names: Sequence[str], scores: Scores) -> list[str]:
-    """Declared data of earlier training of each name; empty where there is none."""
-    algorithms = scores.by_name
-    return [
-        ", ".join(algorithms[name].pretrained_on) if name in algorithms else "" for name in names
-    ]

@@ -14,11 +14,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from benchmd_ray.benchmarks.touchstone.masks import (
-    GRID_TOLERANCE,
-    SPACING_TOLERANCE,
-    VoxelGrid,
-)
+from benchmd_ray.benchmarks.touchstone.masks import GRID_TOLERANCE, SPACING_TOLERANCE, VoxelGrid
 from benchmd_ray.data.readers.dicom import Stored, open_dicom, pixels
 from benchmd_ray.data.readers.dicom_values import numbers, text
 from benchmd_ray.data.readers.volume import MAX_SLICES, MAX_VOXELS, SAME

@@ -20,13 +20,7 @@ from benchmd_ray.data.readers.bounded import ANY, BoundedFile, require_held
 from benchmd_ray.data.readers.dicom import open_dicom
 from benchmd_ray.data.readers.dicom_begin import is_dicom
 from benchmd_ray.data.readers.dicom_values import numbers
-from benchmd_ray.data.readers.nifti import (
-    HEADER_BYTES,
-    Voxels,
-    read_header,
-    read_voxels,
-    unpacked,
-)
+from benchmd_ray.data.readers.nifti import HEADER_BYTES, Voxels, read_header, read_voxels, unpacked
 from benchmd_ray.data.readers.nrrd import read_header as read_nrrd_header
 from benchmd_ray.data.readers.nrrd import read_nrrd
 from benchmd_ray.data.readers.volume import MAX_VOXELS, SAME, read_series

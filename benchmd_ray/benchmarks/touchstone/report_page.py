@@ -14,14 +14,7 @@ from benchmd_ray.benchmarks.touchstone.report_slices import draw_slices
 from benchmd_ray.console.progress import progress
 from benchmd_ray.files.atomic import replacing, slug
 from benchmd_ray.report.canvas import styled, write_listed
-from benchmd_ray.report.document import (
-    Section,
-    document,
-    figure_parts,
-    listed_notes,
-    none,
-    terms,
-)
+from benchmd_ray.report.document import Section, document, figure_parts, listed_notes, none, terms
 from benchmd_ray.report.figures_parts import Skipped, Titled
 from benchmd_ray.report.page_tables import html
 from benchmd_ray.report.table_files import write_declared

@@ -10,7 +10,7 @@ import pandas as pd
 from benchmd_ray.benchmarks.touchstone.comparing import Comparison
 from benchmd_ray.benchmarks.touchstone.groups import CENTRED
 from benchmd_ray.benchmarks.touchstone.tasks import MEAN
-from benchmd_ray.report.columns import column_of, interval_of
+from benchmd_ray.report.columns import column_of, interval_of, part
 from benchmd_ray.report.table import Column, Table, constant
 
 RESULTS, PUBLISHED, COMMON = "Results", "As published: own cases", "On common cases"
@@ -33,7 +33,8 @@ def table_with(caption: str, columns: Sequence[Column], rows: pd.DataFrame) -> T
 def rank_column(rows: pd.DataFrame) -> Column:
     """Ranks with their intervals; algorithms of one mean share a rank."""
     about = "1 is the highest mean; the interval holds 95 % of the ranks in resamples of the cases"
-    return interval_of("rank [95 %]", rows, "rank", digits=rank_digits(rows["rank"]), about=about)
+    digits = rank_digits(rows["rank"])
+    return interval_of("rank [95 %]", part(rows, "rank"), "rank", digits=digits, about=about)
 
 
 def rank_digits(ranks: pd.Series) -> int:
@@ -68,11 +69,7 @@ def in_percent(rows: pd.DataFrame, *names: str) -> pd.DataFrame:
 def by_order(comparison: Comparison, rows: pd.DataFrame) -> pd.DataFrame:
     """Rows with the best average first."""
     places = {name: place for place, name in enumerate(comparison.order)}
-    return (
-        rows.assign(_=rows["algorithm"].map(places))
-        .sort_values("_", kind="stable")
-        .drop(columns="_")
-    )
+    return rows.sort_values("algorithm", key=lambda names: names.map(places), kind="stable")
 
 
 def where_any(rows: pd.DataFrame, name: str, title: str, kind: Any) -> tuple[Column, ...]:

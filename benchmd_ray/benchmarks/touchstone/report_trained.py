@@ -14,14 +14,7 @@ from benchmd_ray.evaluation.evaluation import SEGMENTATION
 from benchmd_ray.evaluation.segmentation import MEAN, ClassDice, Where, measured, row_of
 from benchmd_ray.files.atomic import slug
 from benchmd_ray.report.analysis import Analysis
-from benchmd_ray.report.columns import (
-    cautions,
-    column_of,
-    interval_of,
-    key_columns,
-    part,
-    table_of,
-)
+from benchmd_ray.report.columns import cautions, column_of, interval_of, key_columns, part, table_of
 from benchmd_ray.report.figures_panels import FAINT, SMALL, grid
 from benchmd_ray.report.figures_parts import Drawn, FigureContext, Titled
 from benchmd_ray.report.frames import KEY

@@ -10,12 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmd_ray.benchmarks.touchstone.layouts import files_of
-from benchmd_ray.benchmarks.touchstone.submission import (
-    Ran,
-    Submission,
-    isolation,
-    predict,
-)
+from benchmd_ray.benchmarks.touchstone.submission import Ran, Submission, isolation, predict
 from benchmd_ray.benchmarks.touchstone.tasks import SegmentationTask
 from benchmd_ray.data.apart import Apart, Died
 from benchmd_ray.files.atomic import TEMPORARY, remove, without_home
