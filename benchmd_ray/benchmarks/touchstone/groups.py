@@ -43,44 +43,36 @@ def compare_groups(
 
     ``p_holm`` is Kruskal's p adjusted over the classes of a variable and algorithm.
     """
-    cases = np.array(scores.cases)
-    patients = np.array([metadata.patient(case) for case in cases], np.str_)
-    rows: list[dict[str, Any]] = []
-    pairs: list[dict[str, Any]] = []
-    excluded: list[dict[str, Any]] = []
+    patients = np.array([metadata.patient(case) for case in scores.cases], np.str_)
+    rows: list[tuple[Any, ...]] = []
+    pairs: list[tuple[Any, ...]] = []
+    excluded: list[tuple[Any, ...]] = []
     for variable in metadata.labels:
         labels = metadata.groups(variable, scores.cases)
         for algorithm, values in _of_algorithms(scores, metric):
-            key = {"variable": variable, "algorithm": algorithm}
             compared = organs(values, scores.classes)
             if algorithm == ALL:
-                compared[RAW] = published_mean(scores.values(metric))
-            tables = {
-                name: compared_groups(
-                    column,
-                    patients,
-                    labels,
-                    least=LEAST,
-                    gate=LEVEL if algorithm == ALL or name == CENTRED else 0.0,
-                )
-                for name, column in compared.items()
-            }
+                compared[RAW] = _mean(_mean(scores.values(metric), 1), 1)
+            tables = {}
+            for name, column in compared.items():
+                gate = LEVEL if algorithm == ALL or name == CENTRED else 0.0
+                tables[name] = compared_groups(column, patients, labels, least=LEAST, gate=gate)
             p = holm([tables[name].kruskal_p for name in scores.classes])
             adjusted = dict(zip(scores.classes, p.tolist(), strict=True))
             for name, test in tables.items():
-                rows += _rows(test, {**key, "class": name}, adjusted.get(name, np.nan))
-                pairs += [
-                    {**key, "class": name, "a": a, "b": b, "p_bonferroni": p}
-                    for a, b, _, p in test.posthoc
+                key = (variable, algorithm, name)
+                rows += [
+                    (*key, *summary, test.kruskal_p, adjusted.get(name, np.nan))
+                    for summary in _summaries(test)
                 ]
+                pairs += [(*key, a, b, p) for a, b, _, p in test.posthoc]
             if algorithm == ALL:
-                excluded += [
-                    {"variable": variable, "group": group, "patients": count}
-                    for group, count in tables[CENTRED].excluded
-                ]
-    frames = zip((rows, pairs, excluded), (GROUPS, PAIRS, EXCLUDED), strict=True)
-    groups, posthoc, left = (pd.DataFrame(part, columns=list(names)) for part, names in frames)
-    return groups, posthoc, left
+                excluded += [(variable, *group) for group in tables[CENTRED].excluded]
+    return (
+        pd.DataFrame(rows, columns=GROUPS),
+        pd.DataFrame(pairs, columns=PAIRS),
+        pd.DataFrame(excluded, columns=EXCLUDED),
+    )
 
 
 def _of_algorithms(scores: Scores, metric: str) -> Iterator[tuple[str, Floats]]:
@@ -107,28 +99,13 @@ def organs(values: Floats, classes: Sequence[str]) -> dict[str, Floats]:
     return {**{name: values[:, c] for c, name in enumerate(classes)}, CENTRED: centred}
 
 
-def published_mean(values: Floats) -> Floats:
-    """(cases,) mean over organs of the mean over algorithms, from (cases, algorithms, classes)."""
-    return _mean(_mean(values, 1), 1)
-
-
 def _mean(values: Floats, axis: int) -> Floats:
     """Mean without NaN; NaN where nothing is left."""
     there = ~np.isnan(values)
     return ratio(np.where(there, values, 0.0).sum(axis=axis), there.sum(axis=axis))
 
 
-def _rows(test: GroupTest, key: dict[str, str], adjusted: float) -> Iterator[dict[str, Any]]:
+def _summaries(test: GroupTest) -> Iterator[tuple[Any, ...]]:
+    """Group, patients, mean and quartiles."""
     for group, values in test.samples.items():
-        q25, median, q75 = np.quantile(values, (0.25, 0.5, 0.75)).tolist()
-        yield {
-            **key,
-            "group": group,
-            "patients": len(values),
-            "mean": float(values.mean()),
-            "q25": q25,
-            "median": median,
-            "q75": q75,
-            "kruskal_p": test.kruskal_p,
-            "p_holm": adjusted,
-        }
+        yield group, len(values), values.mean(), *np.quantile(values, (0.25, 0.5, 0.75))
