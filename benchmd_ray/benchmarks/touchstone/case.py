@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -255,18 +256,12 @@ class _Reading:
         there = np.zeros(LARGEST_LABEL + 1, bool)
         for part in values:
             there[part] = True
-        unknown = [
-            label for label in np.flatnonzero(there).tolist() if label not in expected_labels
-        ]
-        beyond = [label for label in unknown if label > others]
-        if beyond:
-            unexpected, expected = (
-                ", ".join(map(str, labels))
-                for labels in (beyond[:10], sorted(expected_labels - {0}))
-            )
+        unknown = sorted({*np.flatnonzero(there).tolist()} - expected_labels)
+        if beyond := [str(label) for label in unknown if label > others]:
+            expected = ", ".join(map(str, sorted(expected_labels - {0})))
             raise RecordError(
-                f"{path.name}: labels {unexpected} are outside the task, whose layout has "
-                f"{expected}. Is it of another layout (--labels-layout, --predictions-layout)?"
+                f"{path.name}: labels {', '.join(beyond[:10])} are outside the task, whose layout "
+                f"has {expected}. Is it of another layout (--labels-layout, --predictions-layout)?"
             )
         self.notes.ignored = sorted({*self.notes.ignored, *unknown})
 
@@ -276,18 +271,13 @@ def _read(path: Path) -> Labels:
         return read_labels(path)
 
 
-class _named:
-    """Prefixes a `RecordError` with what was read."""
-
-    def __init__(self, what: str) -> None:
-        self._what = what
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
-        if isinstance(error, RecordError):
-            raise RecordError(f"{self._what}{error}") from error
+@contextmanager
+def _named(what: str) -> Iterator[None]:
+    """Prefix a `RecordError` with what was read."""
+    try:
+        yield
+    except RecordError as error:
+        raise RecordError(f"{what}{error}") from error
 
 
 def _require_same(geometry: VoxelGrid, expected: VoxelGrid, path: Path, whose: str) -> None:
@@ -296,7 +286,7 @@ def _require_same(geometry: VoxelGrid, expected: VoxelGrid, path: Path, whose: s
 
 
 def _whole(values: npt.NDArray[np.generic], path: Path) -> Kinds:
-    if values.dtype == np.uint8 or values.dtype == np.uint16:
+    if values.dtype in (np.uint8, np.uint16):
         return np.asarray(values, values.dtype)
     whole = np.empty(values.shape, np.uint16)
     for plane, out in zip(values, whole, strict=True):

@@ -119,7 +119,8 @@ def read_segments(path: Path) -> DicomSegments:
         for number, (owner, place) in enumerate(zip(owners, places, strict=True))
     )
     if kind == LABELMAP:
-        _require_described(planes, {*segments, 0, *_background(dataset)})
+        background = map(int, numbers(dataset, "PixelPaddingValue", 1) or ())
+        _require_described(planes, {*segments, 0, *background})
     return DicomSegments(tuple(segments.values()), tuple(segments), planes, geometry)
 
 
@@ -131,14 +132,8 @@ def _owner(group: Any, shared: Any, segments: Mapping[int, str]) -> int:
     return list(segments).index(number)
 
 
-def _background(dataset: Any) -> list[int]:
-    return [int(value) for value in numbers(dataset, "PixelPaddingValue", 1) or ()]
-
-
 def _require_described(planes: Iterable[tuple[Any, int, Stored]], values: set[int]) -> None:
-    there: set[int] = set()
-    for _, _, plane in planes:
-        there.update(np.unique(plane).tolist())
+    there = {int(value) for *_, plane in planes for value in np.unique(plane)}
     if odd := sorted(there - values):
         some = ", ".join(map(str, odd[:10]))
         raise RecordError(f"its pixels have the values {some}, which no segment is described for")

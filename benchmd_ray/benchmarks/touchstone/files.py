@@ -161,14 +161,14 @@ def _paired(asked: ScoreRequest) -> tuple[dict[str, _Case], tuple[str, ...], tup
 
 
 def _require_layouts(asked: ScoreRequest, cases: Mapping[str, _Case]) -> None:
-    sides = (
-        ("labels", "reference", asked.layouts[0]),
-        ("predictions", "prediction", asked.layouts[1]),
-    )
-    for option, side, name in sides:
-        needed = any(getattr(case, side).needs_layout for case in cases.values())
-        needed |= option == "predictions" and asked.submission is not None  # nobody has seen it
-        if asked.task.layout(name) is None and needed:
+    needed = {
+        "labels": any(case.reference.needs_layout for case in cases.values()),
+        # nobody has seen what a submission writes
+        "predictions": asked.submission is not None
+        or any(case.prediction.needs_layout for case in cases.values()),
+    }
+    for (option, is_needed), name in zip(needed.items(), asked.layouts, strict=True):
+        if asked.task.layout(name) is None and is_needed:
             raise BenchmdError(
                 f"the {option} are files with labels of all classes, and layouts of "
                 f"{asked.task.name} differ in what a label is: name theirs with --{option}-layout "
@@ -182,7 +182,8 @@ def _algorithm(asked: ScoreRequest) -> str:
 
 def _plan(asked: ScoreRequest) -> dict[str, Any]:
     """What scores depend on, other than the files."""
-    versions = {name: module.VERSION for name, module in _READERS.items()}
+    readers = {"dicom": dicom, "nifti": nifti, "nrrd": nrrd, "volume": volume}
+    versions = {name: module.VERSION for name, module in readers.items()}
     return {
         "algorithm": _algorithm(asked),
         "task": digest(asdict(asked.task)),
@@ -192,9 +193,6 @@ def _plan(asked: ScoreRequest) -> dict[str, Any]:
         "submission": asdict(asked.submission) if asked.submission else None,
         "scorer": digest([versions_of(["segmentation scores"]), versions]),
     }
-
-
-_READERS: dict[str, Any] = {"dicom": dicom, "nifti": nifti, "nrrd": nrrd, "volume": volume}
 
 
 def _require_same(out: Path, plan: Mapping[str, Any]) -> None:
@@ -224,12 +222,11 @@ def _done(
 ) -> dict[str, dict[str, Any]]:
     """Results of cases whose files are unchanged; of a finished run only those with scores."""
     if (out / MANIFEST).is_file():
-        noted = read_manifest(out).cases
-        rows: dict[str, list[dict[Any, Any]]] = {}
-        for row in read_scored(out).to_dict("records"):
-            rows.setdefault(row["case"], []).append(row)
+        grouped = read_scored(out).groupby("case")
+        rows = {str(name): group.to_dict("records") for name, group in grouped}
         parts: dict[str, dict[str, Any]] = {
-            name: {"rows": rows.get(name, []), "noted": noted[name]} for name in noted
+            name: {"rows": rows.get(name, []), "noted": noted}
+            for name, noted in read_manifest(out).cases.items()
         }
     else:
         parts = {}
@@ -239,7 +236,8 @@ def _done(
             except Damaged:
                 say(f"{path} is damaged: its case is scored again")
                 continue
-            if part["plan"] == digest(plan) and _is_part(part):
+            is_part = isinstance(part.get("rows"), list) or isinstance(part.get("reason"), str)
+            if part["plan"] == digest(plan) and is_part:
                 parts[part["case"]] = part
     return {
         name: part
@@ -248,10 +246,6 @@ def _done(
         and ("reason" in part or _is_scored(part["rows"], name, plan["algorithm"], task))
         and part["noted"].get("fingerprint") == cases[name].fingerprint()
     }
-
-
-def _is_part(part: Mapping[str, Any]) -> bool:
-    return isinstance(part.get("rows"), list) or isinstance(part.get("reason"), str)
 
 
 def _is_scored(rows: list[Any], case: str, algorithm: str, task: SegmentationTask) -> bool:
@@ -335,8 +329,7 @@ def _part(algorithm: str, name: str, reply: Mapping[str, Any], fingerprint: str)
     noted |= {key: reply[key] for key in ("peak_mib", "without_network") if key in reply}
     if "reason" in reply:
         return {"reason": reply["reason"], "noted": noted}
-    seconds = reply["seconds"]
-    named = {"algorithm": algorithm, "case": name, "seconds": seconds}
+    named = {"algorithm": algorithm, "case": name, "seconds": reply["seconds"]}
     rows = [{key: (named | row)[key] for key in SCHEMA.names} for row in reply["rows"]]
     return {"rows": rows, "noted": noted | reply["notes"]}
 
@@ -349,14 +342,12 @@ def _manifest(
     unreferenced: tuple[str, ...],
 ) -> Manifest:
     scored = {name: part["noted"] for name, part in sorted(done.items()) if "rows" in part}
-    with_network = [name for name, case in scored.items() if not case.get("without_network", True)]
-    predictions = asked.out / PREDICTIONS if asked.submission else asked.predictions
     return Manifest(
         task=asked.task,
         algorithm=plan["algorithm"],
         tolerance=plan["tolerance"],
         scorer=plan["scorer"],
-        predictions=str(predictions),
+        predictions=str(asked.out / PREDICTIONS if asked.submission else asked.predictions),
         labels=str(asked.labels),
         layouts=asked.layouts,
         resample=asked.resample,
@@ -364,5 +355,7 @@ def _manifest(
         quarantined=len(done) - len(scored),
         unpredicted=unpredicted,
         unreferenced=unreferenced,
-        with_network=tuple(with_network),
+        with_network=tuple(
+            n for n, case in scored.items() if not case.get("without_network", True)
+        ),
     )

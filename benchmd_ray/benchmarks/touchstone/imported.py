@@ -84,17 +84,13 @@ def read_csv_folder(folder: Path) -> list[AlgorithmScores]:
             f"{folder}: no folder in it has a dsc.csv: expected ALGORITHM/dsc.csv, with columns "
             "name and one for each class."
         )
-    others = [] if folders == [folder] else _without_scores(folder)
     read = [_algorithm(path) for path in folders]
-    if others:
-        note = f"not read: {', '.join(others)} in {folder.name} without a file dsc.csv."
+    others = [p for p in sorted(folder.iterdir()) if p.is_dir() and p not in folders]
+    names = [path.name for path in others if path.name[0] != "." and folders != [folder]]
+    if names:
+        note = f"not read: {', '.join(names)} in {folder.name} without a file dsc.csv."
         read[0] = replace(read[0], notes=(*read[0].notes, note))
     return read
-
-
-def _without_scores(folder: Path) -> list[str]:
-    folders = sorted(path for path in folder.iterdir() if path.is_dir() and path.name[0] != ".")
-    return [path.name for path in folders if not (path / "dsc.csv").is_file()]
 
 
 def _algorithm(folder: Path) -> AlgorithmScores:
@@ -104,7 +100,8 @@ def _algorithm(folder: Path) -> AlgorithmScores:
         for metric in METRICS
         if metric == "dsc" or (folder / f"{metric}.csv").is_file()
     }
-    classes = in_order(list(map(str, tables["dsc"])))
+    order = {name: place for place, name in enumerate(ORDER)}
+    classes = sorted(map(str, tables["dsc"]), key=lambda name: order.get(name, len(order)))
     for metric, table in tables.items():
         if {*map(str, table)} != {*classes}:
             differ = ", ".join(sorted({*map(str, table)} ^ {*classes}))
@@ -128,12 +125,6 @@ def _long(table: pd.DataFrame, metric: str) -> pd.Series:
     return pd.Series(table.to_numpy(np.float64).ravel(), index, name=metric)
 
 
-def in_order(classes: Sequence[str]) -> list[str]:
-    """Classes in the order of the paper's tables, others as they come."""
-    first = [name for name in ORDER if name in classes]
-    return first + [name for name in classes if name not in first]
-
-
 def read_scores_csv(path: Path) -> pd.DataFrame:
     """A CSV of scores: rows by case, a column for each class, NaN where a cell is empty."""
     lines = read_lines(path)
@@ -145,19 +136,18 @@ def read_scores_csv(path: Path) -> pd.DataFrame:
         )
     if len(set(head)) < len(head):
         raise BenchmdError(f"{path}: a column appears twice in {', '.join(head)}.")
-    wrong = [number for number, line in enumerate(lines, 1) if line and len(line) != len(head)]
-    if wrong:
-        raise BenchmdError(f"{path}, line {wrong[0]}: expected {len(head)} cells as in the header.")
-    cases = [line[head.index(NAME)].strip() for line in lines[1:] if line]
+    rows = {number: line for number, line in enumerate(lines[1:], 2) if line}
+    for number, line in rows.items():
+        if len(line) != len(head):
+            raise BenchmdError(f"{path}, line {number}: expected {len(head)} cells as in line 1.")
+    cases = [line[head.index(NAME)].strip() for line in rows.values()]
     if twice := sorted(name for name, count in Counter(cases).items() if count > 1):
         raise BenchmdError(
             f"{path}: {count_of(len(twice), 'case')} repeated, such as {shown(twice[0])}: keep "
             "one row for each case."
         )
     content = {
-        name: [
-            _number(line[place], path, number) for number, line in enumerate(lines[1:], 2) if line
-        ]
+        name: [_number(line[place], path, number) for number, line in rows.items()]
         for place, name in enumerate(head)
         if name != NAME
     }

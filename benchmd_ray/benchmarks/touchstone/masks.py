@@ -10,7 +10,6 @@ import math
 import zlib
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -131,13 +130,16 @@ def resampled(labels: Labels, geometry: VoxelGrid) -> Labels:
     """Labels on another grid, each voxel from the nearest one; background outside."""
     values = labels.values
     values = values.astype(np.uint8) if values.dtype == bool else values
-    image, grid = _image(values, labels.geometry), geometry
     itk = simple_itk()
+    image = itk.GetImageFromArray(values)
+    image.SetSpacing(labels.geometry.spacing[::-1])
+    image.SetOrigin(labels.geometry.origin)
+    image.SetDirection(labels.geometry.direction)
     resampler = itk.ResampleImageFilter()
-    resampler.SetSize(grid.shape[::-1])
-    resampler.SetOutputSpacing(grid.spacing[::-1])
-    resampler.SetOutputOrigin(grid.origin)
-    resampler.SetOutputDirection(grid.direction)
+    resampler.SetSize(geometry.shape[::-1])
+    resampler.SetOutputSpacing(geometry.spacing[::-1])
+    resampler.SetOutputOrigin(geometry.origin)
+    resampler.SetOutputDirection(geometry.direction)
     resampler.SetInterpolator(itk.sitkNearestNeighbor)
     result = itk.GetArrayFromImage(resampler.Execute(image))
     return Labels(result.astype(labels.values.dtype, copy=False), geometry)
@@ -145,24 +147,24 @@ def resampled(labels: Labels, geometry: VoxelGrid) -> Labels:
 
 def claimed(path: Path) -> tuple[int, int]:
     """Voxels that a header claims and bytes of each; 0 where it is unreadable."""
-    voxels, size = _claimed(path)
+    try:
+        voxels, size = _claimed(path)
+    except (RecordError, OSError, EOFError, ValueError, zlib.error):
+        return 0, 0
     return (voxels, size) if 0 < voxels <= MAX_VOXELS else (0, 0)
 
 
 def _claimed(path: Path) -> tuple[int, int]:
-    try:
-        if path.is_dir():
-            files = slices_of(path)
-            return (len(files) * _frames(files[0])[0], RESCALED_BYTES) if files else (0, 0)
-        suffix = suffix_of(path)
-        if suffix in NIFTI:
-            return _of_nifti(path)
-        if suffix in DICOM:
-            return _frames(path)
-        nrrd = read_nrrd_header(path)
-        return math.prod(nrrd.extents), nrrd.voxel_bytes
-    except (RecordError, OSError, EOFError, ValueError, zlib.error):
-        return 0, 0
+    if path.is_dir():
+        files = slices_of(path)
+        return (len(files) * _frames(files[0])[0], RESCALED_BYTES) if files else (0, 0)
+    suffix = suffix_of(path)
+    if suffix in NIFTI:
+        return _of_nifti(path)
+    if suffix in DICOM:
+        return _frames(path)
+    nrrd = read_nrrd_header(path)
+    return math.prod(nrrd.extents), nrrd.voxel_bytes
 
 
 def axes_of(direction: tuple[float, ...]) -> str:
@@ -188,14 +190,6 @@ def _of_voxels(voxels: Voxels) -> Labels:
         direction=voxels.grid.direction,
     )
     return Labels(voxels.values, geometry, voxels.scaling, voxels.warnings)
-
-
-def _image(values: Array, geometry: VoxelGrid) -> Any:
-    image = simple_itk().GetImageFromArray(values)
-    image.SetSpacing(geometry.spacing[::-1])
-    image.SetOrigin(geometry.origin)
-    image.SetDirection(geometry.direction)
-    return image
 
 
 def _of_series(folder: Path) -> Labels:

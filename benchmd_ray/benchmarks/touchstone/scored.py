@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import functools
-import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -27,10 +27,8 @@ from benchmd_ray.benchmarks.touchstone.metadata import Metadata
 from benchmd_ray.benchmarks.touchstone.planes import Planes, unpacked
 from benchmd_ray.benchmarks.touchstone.scoring import PARTS, PROCESS
 from benchmd_ray.benchmarks.touchstone.summaries import cells, draw
-from benchmd_ray.benchmarks.touchstone.tasks import SegmentationTask
 from benchmd_ray.data.apart import Died
 from benchmd_ray.errors import BenchmdError, count_of
-from benchmd_ray.schema.typed import typed
 
 
 def read_scores(runs: Sequence[Path], folder: Path | None = None) -> Scores:
@@ -65,15 +63,30 @@ def scores_of(run: Path, manifest: Manifest) -> AlgorithmScores:
     """The scores of a run."""
     rows = read_scored(run)
     card = algorithms().get(manifest.algorithm, Algorithm(manifest.algorithm))
-    places = zip(rows["case"], rows["class"], strict=True)
-    both = rows[["volume_ref_ml", "volume_pred_ml"]].to_numpy(np.float64).tolist()
-    volumes = {
-        place: (reference, prediction)
-        for place, (reference, prediction) in zip(places, both, strict=True)
-    }
+    volumes = rows.set_index(["case", "class"])[["volume_ref_ml", "volume_pred_ml"]]
+
+    @functools.cache
+    def cases(folder: Path) -> dict[str, CaseFiles]:
+        return cases_of(folder, manifest.task)
+
+    def files(folder: Path, case: str) -> dict[str, Any]:
+        if folder.is_file():
+            return asdict(files_of(folder, manifest.task))
+        if case not in cases(folder):
+            raise BenchmdError(f"{folder}: the case {case} is not there any more.")
+        return asdict(cases(folder)[case])
 
     def planes(case: str, name: str, image: Path | None) -> Planes:
-        return read_planes(manifest, case, name, volumes[case, name], image)
+        request = {
+            "task": asdict(manifest.task),
+            "reference": files(Path(manifest.labels), case),
+            "prediction": files(Path(manifest.predictions), case),
+            "layouts": list(manifest.layouts),
+            "resample": manifest.resample,
+            "draw": name,
+            "image": str(image or ""),
+        }
+        return _planes(case, request, volumes.loc[(case, name)])
 
     return AlgorithmScores(
         manifest.algorithm,
@@ -100,23 +113,8 @@ def _without_scores(manifest: Manifest) -> Iterator[str]:
             )
 
 
-def read_planes(
-    manifest: Manifest, case: str, name: str, volumes: tuple[float, float], image: Path | None
-) -> Planes:
-    """Planes of a class of a case, read in a separate process.
-
-    ``volumes`` are mL of reference and prediction when they were scored: files that changed since
-    are refused. The ``image`` is shown behind them.
-    """
-    request = {
-        "task": asdict(manifest.task),
-        "reference": asdict(_files(Path(manifest.labels), manifest.task, case)),
-        "prediction": asdict(_files(Path(manifest.predictions), manifest.task, case)),
-        "layouts": list(manifest.layouts),
-        "resample": manifest.resample,
-        "draw": name,
-        "image": str(image or ""),
-    }
+def _planes(case: str, request: dict[str, Any], volumes: pd.Series) -> Planes:
+    """Read in a separate process; files whose volumes (mL) changed since scoring are refused."""
     try:
         head, data = PROCESS.call(request)
     except Died as death:
@@ -130,22 +128,6 @@ def read_planes(
             f"{case}: its files are not what was scored: score them again for pictures."
         )
     return planes
-
-
-def _files(folder: Path, task: SegmentationTask, case: str) -> CaseFiles:
-    if folder.is_file():
-        return files_of(folder, task)
-    content = json.dumps(asdict(task))
-    files = _cases(folder, content).get(case)
-    if files is None:
-        raise BenchmdError(f"{folder}: the case {case} is not there any more.")
-    return files
-
-
-@functools.lru_cache(maxsize=64)
-def _cases(folder: Path, content: str) -> dict[str, CaseFiles]:
-    task: SegmentationTask = typed(SegmentationTask, json.loads(content), "the task")
-    return cases_of(folder, task)
 
 
 NAMED = "BENCHMD_SCORES"

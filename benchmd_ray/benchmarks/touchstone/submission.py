@@ -19,7 +19,8 @@ import time
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
+from itertools import starmap
 from pathlib import Path
 from typing import IO
 
@@ -103,7 +104,7 @@ def predict(submission: Submission, image: Path, output: Path, log: Path) -> Ran
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
                 start_new_session=True,
-                preexec_fn=_Limits(submission),
+                preexec_fn=partial(_limit, submission.memory),
             )
             _tell(guard, process.pid)
             ran = _watched(process, submission, start, log)
@@ -133,18 +134,13 @@ def _filled(word: str, values: dict[str, str]) -> str:
     return re.sub(marks, lambda mark: values[mark[0]], word)
 
 
-class _Limits:
-    """What the command's first process sets for itself and all that it starts."""
-
-    def __init__(self, submission: Submission) -> None:
-        self._bytes = submission.memory
-
-    def __call__(self) -> None:
-        end_with_parent()
-        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-        _, most = resource.getrlimit(resource.RLIMIT_DATA)
-        limit = self._bytes if most == resource.RLIM_INFINITY else min(self._bytes, most)
-        resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
+def _limit(memory: int) -> None:
+    """Limits of the command's first process and all that it starts."""
+    end_with_parent()
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    _, most = resource.getrlimit(resource.RLIMIT_DATA)
+    limit = memory if most == resource.RLIM_INFINITY else min(memory, most)
+    resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
 
 
 def _watched(
@@ -225,11 +221,8 @@ class _Tree:
         members = {self._root} | {
             p for p, b in self._seen.items() if p in parents and parents[p][1] == b
         }
-        grown = True
-        while grown:
-            more = {pid for pid, (parent, _, _) in parents.items() if parent in members} - members
+        while more := {pid for pid, (parent, *_) in parents.items() if parent in members} - members:
             members |= more
-            grown = bool(more)
         alive = members & parents.keys()
         self._seen |= {pid: parents[pid][1] for pid in alive}
         resident = {pid: parents[pid][2] * page for pid in alive}
@@ -237,9 +230,7 @@ class _Tree:
             return sum(resident.values())
         total = sum(resident.values())
         if total > GROWN * self._resident or time.monotonic() - self._looked > SHARED_SECONDS:
-            self._shared = sum(
-                _proportional(pid, bytes_held) for pid, bytes_held in resident.items()
-            )
+            self._shared = sum(starmap(_proportional, resident.items()))
             self._resident, self._looked = total, time.monotonic()
         return self._shared
 
