@@ -10,6 +10,7 @@ import functools
 import os
 from collections.abc import Mapping
 from importlib.metadata import EntryPoint, distributions, entry_points
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -69,11 +70,11 @@ def starts() -> dict[str, Start]:
 
 def evaluations() -> dict[str, Evaluation]:
     """The evaluations of all benchmarks by name."""
-    return {
-        evaluation.name: evaluation
-        for benchmark in benchmarks().values()
-        for evaluation in benchmark.evaluations
-    }
+    return _evaluations(benchmarks())
+
+
+def _evaluations(sound: dict[str, Benchmark]) -> dict[str, Evaluation]:
+    return {e.name: e for declared in sound.values() for e in declared.evaluations}
 
 
 def asked_name(name: str) -> str:
@@ -124,12 +125,10 @@ def published_for(dataset: str, setting: str, technique: str) -> tuple[Benchmark
 
 def built_in_space(technique: str, setting: str, kind: Modality) -> Path | None:
     """The file of a benchmark's own search space for a search, if one has it."""
-    paths = (
-        declared.space(technique, setting, kind)
-        for declared in benchmarks().values()
-        if declared.space
-    )
-    return next((path for path in paths if path is not None), None)
+    for declared in benchmarks().values():
+        if declared.space and (path := declared.space(technique, setting, kind)):
+            return path
+    return None
 
 
 @functools.cache
@@ -143,14 +142,14 @@ def _found(named: str) -> tuple[dict[str, Benchmark], dict[str, str]]:
     for name, path in paths.items():
         try:
             benchmark = _loaded(path)
-            for what, names, taken in (
-                ("benchmark", {benchmark.name}, sound.keys()),
-                ("start", {start.name for start in benchmark.starts}, _names(sound)),
-                ("evaluation", _others(benchmark, sound), _others(benchmark, sound)),
+            for what, taken in (
+                ("benchmark", {benchmark.name} & sound.keys()),
+                ("start", _starts(benchmark) & {*chain(*map(_starts, sound.values()))}),
+                ("evaluation", _others(benchmark, sound)),
             ):
-                if both := sorted(names & taken):
+                if taken:
                     raise BenchmdError(
-                        f"{path}: there is a {what} {both[0]} already: choose another name."
+                        f"{path}: there is a {what} {min(taken)} already: choose another name."
                     )
             sound[benchmark.name] = benchmark
         except BenchmdError as error:
@@ -173,21 +172,14 @@ def _order(entry: EntryPoint) -> tuple[bool, bool, str, str]:
     return is_other, entry.name != USUAL, entry.name, entry.value
 
 
-def _names(sound: dict[str, Benchmark]) -> set[str]:
-    return {start.name for declared in sound.values() for start in declared.starts}
+def _starts(benchmark: Benchmark) -> set[str]:
+    return {start.name for start in benchmark.starts}
 
 
 def _others(benchmark: Benchmark, sound: dict[str, Benchmark]) -> set[str]:
-    taken = {
-        evaluation.name: evaluation
-        for declared in sound.values()
-        for evaluation in declared.evaluations
-    }
-    return {
-        evaluation.name
-        for evaluation in benchmark.evaluations
-        if taken.get(evaluation.name, evaluation) is not evaluation
-    }
+    """Names of evaluations that are another's, of the same name."""
+    taken = _evaluations(sound)
+    return {e.name for e in benchmark.evaluations if taken.get(e.name, e) is not e}
 
 
 def _loaded(path: str) -> Benchmark:

@@ -57,24 +57,17 @@ def measured(predictions: Predictions, resamples: int) -> dict[Where, ClassDice]
 def score_rows(predictions: Predictions, resamples: int) -> pd.DataFrame:
     """Score rows of `measured`."""
     rows = [
-        {
-            "split": split,
-            "method": method,
-            "scored": predictions.task.scored,
-            "class": name,
-            **row_of([score]),
-        }
+        {"split": split, "method": method, "class": name, **row_of([score])}
         for (split, method, name), score in measured(predictions, resamples).items()
     ]
-    return pd.DataFrame(rows)
+    return pd.DataFrame(rows).assign(scored=predictions.task.scored)
 
 
 def row_of(seeds: list[ClassDice]) -> dict[str, object]:
     """Value, interval and counts of one seed or of several, pooled."""
     first = seeds[0]
-    pooled = pooled_seeds(
-        [seed.value for seed in seeds], [seed.draws for seed in seeds], first.basis
-    )
+    values, draws = [seed.value for seed in seeds], [seed.draws for seed in seeds]
+    pooled = pooled_seeds(values, draws, first.basis)
     return {
         "metric": METRIC,
         "value": pooled.mean,
@@ -104,12 +97,6 @@ def _measured(
     whole = Basis(effective(np.bincount(place)), counts)
     value, over = float(mean_over_classes(point)), mean_over_classes(draws)
     yield MEAN, ClassDice(value, over, whole, *sizes, int(scored.any(axis=1).sum()))
-    for column, name in enumerate(classes):
-        basis = Basis(patients[column], ())
-        draws_of_class = draws[:, column]
-        yield (
-            name,
-            ClassDice(
-                float(point[column]), draws_of_class, basis, *sizes, int(scored[:, column].sum())
-            ),
-        )
+    for c, name in enumerate(classes):
+        basis, cases_with = Basis(patients[c], ()), int(scored[:, c].sum())
+        yield name, ClassDice(float(point[c]), draws[:, c], basis, *sizes, cases_with)

@@ -48,10 +48,9 @@ REACH_SECONDS = 30.0
 """How long the first run waits for W&B; then all are written offline."""
 END_SECONDS = 60.0
 """How long the end of a plan waits for what is not sent yet."""
-KEPT = tuple(
-    "kind technique setting modality source policy provenance options seed protocol device "
-    "settings "
-    "versions".split()
+KEPT = (
+    *("kind", "technique", "setting", "modality", "source", "policy", "provenance", "options"),
+    *("seed", "protocol", "device", "settings", "versions"),
 )
 """What of a run's description is W&B's configuration."""
 
@@ -95,11 +94,7 @@ class Tracker:
     """
 
     def __init__(
-        self,
-        store: Path,
-        dashboard: Dashboard,
-        *,
-        reach_seconds: float = REACH_SECONDS,
+        self, store: Path, dashboard: Dashboard, *, reach_seconds: float = REACH_SECONDS
     ) -> None:
         """Start following the runs in ``store``; W&B's files go to its `FOLDER`."""
         dashboard = dashboard.settled()
@@ -157,9 +152,9 @@ class Tracker:
         late = self._process.is_alive()
         if late:
             self._process.kill()
-        later = f"`wandb sync {self.folder}/offline-run-*` sends them"
         if late or self._process.exitcode:
             return f"Not everything could be sent to W&B; what was written is in {self.folder}."
+        later = f"`wandb sync {self.folder}/offline-run-*` sends them"
         if self.mode == "offline":
             return f"W&B: runs written offline; {later}."
         if self._offline() - self._before:
@@ -186,7 +181,7 @@ def _follow(messages: Any, followed: _Following, parent: int) -> None:
             break
         if event == "closed":
             break
-        followed.guarded(lambda: getattr(followed, event)(item, content))  # noqa: B023
+        followed.guarded(getattr(followed, event), item, content)
     followed.end()
 
 
@@ -224,10 +219,10 @@ class _Following:
     """Items that were started and whose run is not described yet, by name."""
     searches: dict[str, _Search] = field(default_factory=dict)
 
-    def guarded(self, action: Callable[[], object]) -> None:
+    def guarded(self, action: Callable[..., object], *arguments: Any) -> None:
         """Do something with W&B; errors go to a file."""
         try:
-            action()
+            action(*arguments)
         except Exception as error:
             folder = self.store / FOLDER
             folder.mkdir(parents=True, exist_ok=True)
@@ -255,16 +250,13 @@ class _Following:
         else:
             entry.more -= 1
         try:
-            self._tell_end(item, folder, entry, trained)
+            if trained:
+                hardware = {"hardware": [str(machine) for machine in trained_by(folder)]}
+                entry.wandb_run.config.update(hardware, allow_val_change=True)
+            if item.evaluation:
+                tell_scores(entry.wandb_run, folder, item.dataset, item.evaluation)
         finally:
             self._close_if_done(item.name)
-
-    def _tell_end(self, item: Followed, folder: Path, entry: _Open, trained: bool) -> None:
-        if trained:
-            where = {"hardware": [str(one) for one in trained_by(folder)]}
-            entry.wandb_run.config.update(where, allow_val_change=True)
-        if item.evaluation:
-            tell_scores(entry.wandb_run, folder, item.dataset, item.evaluation)
 
     def failed(self, item: Followed, _: str) -> None:
         """The reason is not sent: it may name a record, a file or a machine."""
@@ -286,9 +278,9 @@ class _Following:
         """Close finished runs, and the oldest of too many: they can be opened again."""
         if self.open[name].more <= 0:
             self.open.pop(name).wandb_run.finish()
-        waiting = [each for each, entry in self.open.items() if not entry.training]
-        for each in waiting[:-MOST_OPEN]:
-            self.open.pop(each).wandb_run.finish()
+        waiting = [name for name, entry in self.open.items() if not entry.training]
+        for name in waiting[:-MOST_OPEN]:
+            self.open.pop(name).wandb_run.finish()
 
     def reported(self, synthetic: bool, folder: Path) -> None:
         import wandb
@@ -306,8 +298,7 @@ class _Following:
 
     def trial_ended(self, named: tuple[str, Mapping[str, Any]], trial: Mapping[str, Any]) -> None:
         search, about = named
-        held = self.searches.setdefault(search, _Search(about))
-        held.trials.append(trial)
+        self.searches.setdefault(search, _Search(about)).trials.append(trial)
         number = int(trial["number"])
         config = shown_of_search(search, about) | trial_config(trial)
         identity = digest(["trial", search, number])[:16]
@@ -315,12 +306,11 @@ class _Following:
         tell_trial(run, trial)
         run.finish(exit_code=int(trial["state"] == "failed"))
 
-    def _searched(self, search: str) -> None:
+    def _searched(self, name: str, search: _Search) -> None:
         """All trials in one table, also of earlier sessions."""
-        held = self.searches[search]
-        config = shown_of_search(search, held.about)
-        run = self._init(digest(["search", search])[:16], search, search, "search", config)
-        tell_search(run, trials_of(self.store, search, held.trials))
+        config = shown_of_search(name, search.about)
+        run = self._init(digest(["search", name])[:16], name, name, "search", config)
+        tell_search(run, trials_of(self.store, name, search.trials))
         run.finish()
 
     def poll(self) -> None:
@@ -332,11 +322,10 @@ class _Following:
     def end(self) -> None:
         for entry in self.open.values():  # interrupted: they continue under the same id
             if entry.training:
-                self.guarded(lambda: self._tell_metrics(entry))  # noqa: B023
-            ended = int(not (entry.folder / DONE).is_file())
-            self.guarded(lambda: entry.wandb_run.finish(exit_code=ended))  # noqa: B023
-        for search in self.searches:
-            self.guarded(lambda: self._searched(search))  # noqa: B023
+                self.guarded(self._tell_metrics, entry)
+            self.guarded(entry.wandb_run.finish, int(not (entry.folder / DONE).is_file()))
+        for name, search in self.searches.items():
+            self.guarded(self._searched, name, search)
 
     def _opened(self, item: Followed, folder: Path) -> _Open:
         if item.name not in self.open:
@@ -385,33 +374,27 @@ class _Following:
         return wandb.init(**arguments, settings=self._settings("offline"))
 
     def _settings(self, mode: Literal["online", "offline"]) -> Any:
-        return _private(self.store, mode, self.reach_seconds, system=self.dashboard.system)
+        """Settings that send nothing about machine, user or code."""
+        import wandb
 
-
-def _private(
-    store: Path, mode: Literal["online", "offline"], reach_seconds: float, *, system: bool
-) -> Any:
-    """Settings that send nothing about machine, user or code."""
-    import wandb
-
-    staging = store / FOLDER / "staging"
-    staging.mkdir(parents=True, exist_ok=True)
-    os.environ["WANDB_DATA_DIR"] = os.environ["WANDB_CACHE_DIR"] = str(staging)
-    return wandb.Settings(
-        mode=mode,
-        init_timeout=reach_seconds,
-        console="off",
-        silent=True,
-        disable_code=True,
-        disable_git=True,
-        disable_job_creation=True,
-        save_code=False,
-        x_disable_machine_info=True,
-        x_disable_meta=True,
-        x_disable_stats=not system,
-        x_save_requirements=False,
-        email="",
-        host="",
-        program="",
-        username="",
-    )
+        staging = self.store / FOLDER / "staging"
+        staging.mkdir(parents=True, exist_ok=True)
+        os.environ["WANDB_DATA_DIR"] = os.environ["WANDB_CACHE_DIR"] = str(staging)
+        return wandb.Settings(
+            mode=mode,
+            init_timeout=self.reach_seconds,
+            console="off",
+            silent=True,
+            disable_code=True,
+            disable_git=True,
+            disable_job_creation=True,
+            save_code=False,
+            x_disable_machine_info=True,
+            x_disable_meta=True,
+            x_disable_stats=not self.dashboard.system,
+            x_save_requirements=False,
+            email="",
+            host="",
+            program="",
+            username="",
+        )

@@ -76,7 +76,7 @@ def _score_rows(folder: Path, dataset: str, evaluation: Evaluation) -> list[Any]
         scored = evaluation.scores(predictions, RESAMPLES)
         return whole_rows(scored.assign(dataset=dataset)).to_dict("records")
     results = measured(of_predictions(read_run(folder), predictions), ("auroc",), RESAMPLES)
-    return [row for one in results for row in score_rows(one, "")]
+    return [row for result in results for row in score_rows(result, "")]
 
 
 def shown_of_search(search: str, about: Mapping[str, Any]) -> dict[str, Any]:
@@ -86,12 +86,12 @@ def shown_of_search(search: str, about: Mapping[str, Any]) -> dict[str, Any]:
 
 def settings_of(trial: Row) -> dict[str, Any]:
     """The searched settings that were active in a trial."""
-    named = {
-        name: _plain(value)
+    return {
+        name: plain
         for name, value in trial.items()
         if name not in UNSENT and name not in RESULTS and not name.startswith(SCORE_OF)
+        if (plain := _plain(value)) is not None
     }
-    return {name: value for name, value in named.items() if value is not None}
 
 
 def trial_config(trial: Row) -> dict[str, Any]:
@@ -112,23 +112,22 @@ def tell_search(wandb_run: Any, trials: Sequence[Row]) -> None:
     """All trials of a search as a table; counts and the highest score as summary."""
     import wandb
 
-    rows = [(row, settings_of(row), _results(row)) for row in trials]
-    names = list(dict.fromkeys(name for _, settings, _ in rows for name in settings))
-    results = list(dict.fromkeys(name for *_, values in rows for name in values))
-    data: list[Iterable[Any]] = [
-        [int(row["number"]), row["state"], *map(settings.get, names), *map(held.get, results)]
-        for row, settings, held in rows
+    settings = dict.fromkeys(name for trial in trials for name in settings_of(trial))
+    results = dict.fromkeys(name for trial in trials for name in _results(trial))
+    columns: list[str | int] = ["trial", "state", *settings, *results]
+    rows = [
+        {"trial": int(t["number"]), "state": t["state"], **settings_of(t), **_results(t)}
+        for t in trials
     ]
-    table = wandb.Table(
-        columns=["trial", "state", *names, *results], data=data, allow_mixed_types=True
-    )
+    data: list[Iterable[Any]] = [[row.get(str(name)) for name in columns] for row in rows]
+    table = wandb.Table(columns=columns, data=data, allow_mixed_types=True)
     wandb_run.log({"trials": table})
     states = [row["state"] for row in trials]
     wandb_run.summary.update({f"trials/{state}": states.count(state) for state in set(states)})
-    scored = [(held["score"], int(row["number"])) for row, _, held in rows if "score" in held]
-    if scored:
-        value, number = max(scored, key=lambda each: (each[0], -each[1]))
-        wandb_run.summary.update({"highest_score": value, "highest_score_trial": number})
+    if scored := [row for row in rows if "score" in row]:
+        best = max(scored, key=lambda row: (row["score"], -row["trial"]))
+        highest = {"highest_score": best["score"], "highest_score_trial": best["trial"]}
+        wandb_run.summary.update(highest)
 
 
 def trials_of(store: Path, search: str, reported: Iterable[Row]) -> list[Row]:
@@ -137,8 +136,8 @@ def trials_of(store: Path, search: str, reported: Iterable[Row]) -> list[Row]:
     Those on disk win: the table is written again with fresh evaluations.
     """
     path = store / SEARCHES / search / TRIALS
-    held = read_trials(path).to_pylist() if path.is_file() else []
-    rows = {int(row["number"]): row for row in (*reported, *held)}
+    stored = read_trials(path).to_pylist() if path.is_file() else []
+    rows = {int(row["number"]): row for row in (*reported, *stored)}
     return [rows[number] for number in sorted(rows)]
 
 
