@@ -39,8 +39,8 @@ def _called(
         ) from error
     names = expected is tuple and isinstance(result, tuple)
     if not isinstance(result, expected) or (names and not all(isinstance(n, str) for n in result)):
-        wanted = {tuple: "a tuple of names", Mapping: "a mapping", Settings: "Settings"}
-        expectation = wanted.get(expected, expected)
+        words = {tuple: "a tuple of names", Mapping: "a mapping", Settings: "Settings"}
+        expectation = words.get(expected, expected)
         raise BenchmdError(f"{what} gives {shown(result)}, expected {expectation}.")
     return result
 
@@ -184,9 +184,5 @@ class Benchmark:
         for start in self.starts:
             if name == start.name or name in start.variants(kind):
                 return start, "" if name == start.name else name
-        valid = [
-            valid_name
-            for start in self.starts
-            for valid_name in (start.name, *start.variants(kind))
-        ]
+        valid = [n for start in self.starts for n in (start.name, *start.variants(kind))]
         raise unknown_name(f"start of {self.name}", name, valid)

@@ -417,7 +417,7 @@ def test_a_report_pools_seeds_and_compares_networks(reported, tmp_path):
     assert main_table(reported).name == "segmentation-networks-means"
     content = page(reported, [])
     glance = content[content.index('id="main"') : content.index('id="notes"')]
-    first = report_trained.first_table(reported)
+    first = main_table(reported).printed(reported)
     assert first is not None
     assert first.rows == 2
     assert first.caption in unescape(glance)

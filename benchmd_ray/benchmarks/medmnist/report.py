@@ -10,7 +10,7 @@ from __future__ import annotations
 import csv
 import functools
 import re
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -45,6 +45,8 @@ PUBLISHED = "published"
 SPLIT = "test"
 SCORES = {"auroc": "auc", "accuracy": "acc"}
 """Metrics of score rows by MedMNIST's names."""
+ENDS = {"": "value", "_low": "low", "_high": "high", "_sd": "sd"}
+"""Columns of score rows by the ends of the names of ours."""
 NAMED = ["dataset", "file", "method", "setting", "protocol"]
 """What runs that differ only by their seeds share."""
 FOUND = "tuned network"
@@ -96,16 +98,12 @@ def run_frame(analysis: Analysis) -> pd.DataFrame:
     results = []
     for (name, dataset), scores in ours.groupby(["run", "dataset"], sort=False):
         run = runs[str(name)]
-        unscored = _unscored(scores)
         results.append(
             {
                 **_named(str(dataset), run),
-                "setting": scores["setting"].iloc[0],
-                "protocol": scores["protocol"].iloc[0],
-                "seed": scores["seed"].iloc[0],
-                "auc": np.nan if unscored else _whole(scores, "auroc")["value"],
-                "acc": _whole(scores, "accuracy")["value"],
-                "unscored": unscored,
+                **scores[["setting", "protocol", "seed"]].iloc[0],
+                **_pooled(scores, ("",)),
+                "unscored": _unscored(scores),
                 "run": name,
                 "trained": run.done["finished"],
             }
@@ -121,23 +119,18 @@ def compared(analysis: Analysis) -> pd.DataFrame:
     runs = {run.folder.name: run for run in analysis.runs}
     scores = analysis.scores
     ours = scores[scores["modality"].isin(IMAGE_GROUPS) & (scores["split"] == SPLIT)]
-    pooled = [
-        {
-            **_named(str(rows["dataset"].iloc[0]), _run(rows, runs)),
-            **{name: rows[name].iloc[0] for name in ("setting", "protocol", "seeds")},
-            **_pooled(rows),
-        }
-        for _, rows in ours.groupby([*KEY], sort=False)
-    ]
+    pooled = []
+    for _, rows in ours.groupby([*KEY], sort=False):
+        first = rows.iloc[0]
+        named = _named(first["dataset"], runs[first["runs"].split("; ")[0]])
+        pooled.append({**named, **first[["setting", "protocol", "seeds"]], **_pooled(rows)})
     columns = [*NAMED, "seeds", *(f"{n}{end}" for n in SCORES.values() for end in ENDS)]
     frame = pd.DataFrame([*pooled, *_theirs(ours["dataset"])], columns=columns)
     order = list(dict.fromkeys(published()["dataset"]))
-    frame["place"] = frame["dataset"].map(order.index)
-    frame = frame.sort_values(["place", "auc"], ascending=[True, False], kind="stable")
-    return frame.drop(columns="place").reset_index(drop=True)
-
-
-ENDS = ("", "_low", "_high", "_sd")
+    frame = frame.sort_values("auc", ascending=False, kind="stable")
+    return frame.sort_values(
+        "dataset", key=lambda names: names.map(order.index), kind="stable", ignore_index=True
+    )
 
 
 def _theirs(datasets: Iterable[str]) -> Iterator[dict[str, Any]]:
@@ -148,27 +141,18 @@ def _theirs(datasets: Iterable[str]) -> Iterator[dict[str, Any]]:
         yield {**about, "protocol": PUBLISHED, **values}
 
 
-def _pooled(rows: pd.DataFrame) -> dict[str, float]:
+def _pooled(rows: pd.DataFrame, ends: Sequence[str] = tuple(ENDS)) -> dict[str, float]:
     values = {}
     for metric, name in SCORES.items():
-        row = _whole(rows, metric)
+        row = rows[(rows["metric"] == metric) & (rows["class"] == "mean")].iloc[0]
         lost = metric == "auroc" and bool(_unscored(rows))
-        for end, column in zip(ENDS, ("value", "low", "high", "sd"), strict=True):
-            values[f"{name}{end}"] = np.nan if lost else row[column]
+        values |= {f"{name}{end}": np.nan if lost else row[ENDS[end]] for end in ends}
     return values
-
-
-def _whole(rows: pd.DataFrame, metric: str) -> pd.Series:
-    return rows[(rows["metric"] == metric) & (rows["class"] == "mean")].iloc[0]
 
 
 def _unscored(rows: pd.DataFrame) -> str:
     unscored = rows[(rows["metric"] == "auroc") & (rows["class"] != "mean") & rows["value"].isna()]
     return "; ".join(unscored["class"])
-
-
-def _run(rows: pd.DataFrame, runs: Mapping[str, Run]) -> Run:
-    return runs[str(rows["runs"].iloc[0]).split("; ")[0]]
 
 
 def _named(dataset: str, run: Run) -> dict[str, str]:
@@ -199,22 +183,19 @@ def averages(both: pd.DataFrame) -> pd.DataFrame:
     """
     protocol = both["protocol"].map(base_of)
     method = both["method"].where(~both["protocol"].map(is_tuned).astype(bool), FOUND)
-    whole = both.assign(images=both["dataset"].map(_images), protocol=protocol, method=method)
+    images = np.where(both["dataset"].str.endswith("3d"), "3-D", "2-D")
+    whole = both.assign(images=images, protocol=protocol, method=method)
     rows = []
-    for images, together in whole.groupby("images"):
+    for dimensions, together in whole.groupby("images"):
         count = together["dataset"].nunique()
         for key, group in together.groupby(["method", "setting", "protocol"], sort=False):
             if group["dataset"].nunique() == count == len(group):
                 file = ", ".join(sorted(set(group["file"]) - {""}))
                 means = (group[name].mean(skipna=False) for name in ("auc", "acc"))
-                rows.append((images, count, file, *key, *means))
+                rows.append((dimensions, count, file, *key, *means))
     columns = ["images", "datasets", "file", "method", "setting", "protocol", "auc", "acc"]
     averaged = pd.DataFrame(rows, columns=columns)
     return averaged.sort_values(["images", "auc"], ascending=[True, False], ignore_index=True)
-
-
-def _images(dataset: str) -> str:
-    return "3-D" if dataset.endswith("3d") else "2-D"
 
 
 def _table(analysis: Analysis) -> Table | None:

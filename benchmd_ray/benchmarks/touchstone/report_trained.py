@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -20,12 +21,12 @@ from benchmd_ray.report.figures_parts import Drawn, FigureContext, Titled
 from benchmd_ray.report.frames import KEY
 from benchmd_ray.report.table import Column, Table
 from benchmd_ray.report.tables import Declared, aggregates
-from benchmd_ray.runs.predictions import Predictions, predictions_path, read_predictions
+from benchmd_ray.runs.predictions import predictions_path, read_predictions
 from benchmd_ray.scores.comparison import holm
 from benchmd_ray.scores.seeds import difference_over_seeds
 from benchmd_ray.training.segmented import BASELINE
 
-HEADING = "Networks that segment"
+HEADING, STEM = "Networks that segment", "segmentation-networks"
 DIFFERENCE = ("difference", "difference_low", "difference_high", "p")
 COLUMNS = (
     *(*KEY, "network", "class", "value", "low", "high", "baseline", *DIFFERENCE),
@@ -44,21 +45,16 @@ class Trained:
     network: str
     catalog: str
     """Digest of what was scored."""
-    runs: dict[int, str]
+    runs: dict[int, str] = field(default_factory=dict)
     """Names, by seed."""
-    scores: dict[int, dict[Where, ClassDice]]
+    scores: dict[int, dict[Where, ClassDice]] = field(default_factory=dict)
     """By seed."""
 
     @property
     def classes(self) -> list[str]:
         """`MEAN`, then the classes."""
-        split = self.key["split"]
-        measured_at = next(iter(self.scores.values()))
-        return [
-            name
-            for scored_split, method, name in measured_at
-            if (scored_split, method) == (split, "")
-        ]
+        places = next(iter(self.scores.values()))
+        return [name for *at, name in places if at == [self.key["split"], ""]]
 
     def of(self, name: str, method: str = "") -> dict[int, ClassDice]:
         """A class of each seed; empty where there is no baseline."""
@@ -66,35 +62,21 @@ class Trained:
         return {seed: scores[where] for seed, scores in self.scores.items() if where in scores}
 
 
-_LAST: list[tuple[Analysis, list[Trained]]] = []
-"""The last analysis that was asked for: tables and figure ask for the same."""
-
-
+@functools.lru_cache(maxsize=1)  # tables and figure ask for the same
 def trained(analysis: Analysis) -> list[Trained]:
     """The networks of an analysis."""
-    if not _LAST or _LAST[0][0] is not analysis:
-        _LAST[:] = [(analysis, [*_trained(analysis)])]
-    return _LAST[0][1]
-
-
-def _trained(analysis: Analysis) -> list[Trained]:
     rows = analysis.rows[analysis.rows["evaluation"] == SEGMENTATION.name]
     rows = rows[rows["run"] != ""].sort_values("seed", kind="stable")
     runs = {run.folder.name: run for run in analysis.runs}
-    read: dict[tuple[str, str], Predictions] = {}
+    read = functools.cache(lambda path: read_predictions(path, SEGMENTATION.form))
     networks: dict[tuple[str, ...], Trained] = {}
     for *key, seed, name in rows[[*KEY, "seed", "run"]].drop_duplicates().itertuples(index=False):
         names, run = dict(zip(KEY, map(str, key), strict=True)), runs[str(name)]
-        path = predictions_path(run.folder, names["dataset"], SEGMENTATION.name)
-        if (held_at := (run.folder.name, names["dataset"])) not in read:
-            read[held_at] = read_predictions(path, SEGMENTATION.form)
-        predictions = read[held_at]
-        network, catalog = run.settings.encoder.network, predictions.description["catalog"]
-        network_runs = networks.setdefault(
-            (*names.values(), catalog), Trained(names, network, catalog, {}, {})
-        )
-        network_runs.runs[int(seed)] = run.folder.name
-        network_runs.scores[int(seed)] = measured(predictions, analysis.resamples)
+        predictions = read(predictions_path(run.folder, names["dataset"], SEGMENTATION.name))
+        new = Trained(names, run.settings.encoder.network, predictions.description["catalog"])
+        network = networks.setdefault((*names.values(), new.catalog), new)
+        network.runs[int(seed)] = run.folder.name
+        network.scores[int(seed)] = measured(predictions, analysis.resamples)
     return list(networks.values())
 
 
@@ -108,11 +90,8 @@ def frame(analysis: Analysis) -> pd.DataFrame:
     for network in trained(analysis):
         for name in network.classes:
             ours, base = network.of(name), network.of(name, BASELINE)
-            row = network.key | {
-                "network": network.network,
-                "class": name,
-                **row_of([*ours.values()]),
-            }
+            row = {**network.key, "network": network.network, "class": name}
+            row |= row_of([*ours.values()])
             row |= {"seeds": len(network.runs), "runs": "; ".join(network.runs.values())}
             if base:  # none of a target, which nothing was trained on
                 row |= {"baseline": next(iter(base.values())).value, **_difference(ours, base)}
@@ -153,36 +132,21 @@ def _title(network: Trained) -> str:
     return f"{network.network} ({network.key['protocol']})"
 
 
-def means(analysis: Analysis) -> pd.DataFrame:
-    """Of `frame`, the mean over classes."""
+def _means(analysis: Analysis) -> pd.DataFrame:
     rows = frame(analysis)
     return rows[rows["class"] == MEAN].reset_index(drop=True)
 
 
-def first_table(analysis: Analysis) -> Table | None:
-    """Mean DSC of the networks, next to the mean mask's."""
-    return _networks(means(analysis))
-
-
-def networks(analysis: Analysis) -> Table | None:
-    """DSC of the networks, class by class, next to the mean mask's."""
-    return _networks(frame(analysis))
-
-
 def _networks(rows: pd.DataFrame) -> Table | None:
+    """DSC of networks, next to the mean mask's."""
+    difference = part(rows, "difference").assign(p=rows["p"])
     columns = (
         *key_columns(rows),
         column_of("network", rows["network"], "text", filtered=True),
         column_of("class", rows["class"], "text", filtered=True),
         interval_of("DSC [95 %]", rows, "value"),
         Column("mean mask", list(rows["baseline"]), "number"),
-        interval_of(
-            "network − mean mask [95 %]",
-            part(rows, "difference").assign(p=rows["p"]),
-            "difference",
-            "change",
-            p="p",
-        ),
+        interval_of("network − mean mask [95 %]", difference, "difference", "change", p="p"),
         Column("cases with it", list(rows["positives"]), "integer"),
         column_of("patients", rows["patients"], "integer"),
         column_of("seeds", rows["seeds"], "integer"),
@@ -234,13 +198,12 @@ def draw(report: FigureContext) -> Iterator[Drawn]:
             axes.grid(axis="y", color=FAINT, linewidth=0.4)
             axes.set_xlabel(f"DSC, {name}")
         caption = "With 95 % intervals over patients and seeds; orange bars: the mean mask."
-        stem = slug("segmentation-networks", dataset, split)
-        yield Titled(stem, HEADING, title, caption, figure, aggregate=True)
+        yield Titled(slug(STEM, dataset, split), HEADING, title, caption, figure, aggregate=True)
 
 
 TABLES = aggregates(
-    Declared.both("segmentation-networks-means", HEADING, means, first_table, first=True),
-    Declared.both("segmentation-networks", HEADING, frame, networks),
-    Declared.both("segmentation-networks-pairs", HEADING, pairs_frame, pairs),
+    Declared.both(f"{STEM}-means", HEADING, _means, lambda a: _networks(_means(a)), first=True),
+    Declared.both(STEM, HEADING, frame, lambda a: _networks(frame(a))),
+    Declared.both(f"{STEM}-pairs", HEADING, pairs_frame, pairs),
 )
 TOPICS = (draw,)
