@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -64,8 +64,7 @@ class Scores:
     algorithms: tuple[str, ...]
     rows: pd.DataFrame
     """Columns of `cases.SCHEMA`."""
-    by_name: Mapping[str, AlgorithmScores] = field(default_factory=dict)
-    """By name."""
+    by_name: Mapping[str, AlgorithmScores]
 
     @cached_property
     def cases(self) -> tuple[str, ...]:
@@ -86,13 +85,10 @@ class Scores:
 
     @cached_property
     def _places(self) -> tuple[npt.NDArray[np.intp], ...]:
+        axes = {"case": self.cases, "algorithm": self.algorithms, "class": self.classes}
         return tuple(
             pd.Index(names).get_indexer(pd.Index(self.rows[column]))
-            for column, names in (
-                ("case", self.cases),
-                ("algorithm", self.algorithms),
-                ("class", self.classes),
-            )
+            for column, names in axes.items()
         )
 
     def values(self, column: str) -> Floats:
@@ -105,9 +101,8 @@ class Scores:
     def common_values(self, column: str) -> Floats:
         """The same, NaN where any algorithm has no value for the case and class."""
         values = self.values(column)
-        values[np.isnan(values).any(axis=1, keepdims=True).repeat(values.shape[1], axis=1)] = np.nan
-        values[~self.common] = np.nan
-        return values
+        there = ~np.isnan(values).any(axis=1, keepdims=True) & self.common[:, None, None]
+        return np.where(there, values, np.nan)
 
     @cached_property
     def metrics(self) -> tuple[str, ...]:
@@ -128,10 +123,9 @@ class Scores:
 
     def without(self, names: Sequence[str]) -> Scores:
         """The same without some algorithms."""
-        kept = tuple(name for name in self.algorithms if name not in names)
+        kept = {name: scores for name, scores in self.by_name.items() if name not in names}
         rows = self.rows[self.rows["algorithm"].isin(kept)].reset_index(drop=True)
-        remaining = {name: algorithm for name, algorithm in self.by_name.items() if name in kept}
-        return Scores(self.task, self.classes, kept, rows, remaining)
+        return Scores(self.task, self.classes, tuple(kept), rows, kept)
 
 
 def joined(algorithms: Sequence[AlgorithmScores]) -> Scores:
@@ -186,19 +180,20 @@ def completed(scores: Scores) -> Scores:
         lacking = [scores.cases[row] for row in np.flatnonzero(~scores.has[:, place])]
         if not lacking:
             continue
-        missing_rows = reference_rows[reference_rows["case"].isin(lacking)].assign(
-            algorithm=name, seconds=np.nan
-        )
-        there = missing_rows["dsc"].notna()
+        lost = reference_rows[reference_rows["case"].isin(lacking)]
+        there, code = lost["dsc"].notna(), lost["code"]
         zero = there.map({True: 0.0, False: np.nan})
-        missing_rows = missing_rows.assign(
-            dsc=zero, hd95=zero.where(~there, np.inf), volume_pred_ml=0.0
+        rows.append(
+            lost.assign(
+                algorithm=name,
+                seconds=np.nan,
+                dsc=zero,
+                nsd=zero.where(lost["nsd"].notna(), np.nan),
+                hd95=zero.where(~there, np.inf),
+                volume_pred_ml=0.0,
+                code=code.where(code.isna(), there.map({True: "missed", False: "absent"})),
+            )
         )
-        missing_rows["nsd"] = zero.where(missing_rows["nsd"].notna(), np.nan)
-        missing_rows["code"] = missing_rows["code"].where(
-            missing_rows["code"].isna(), there.map({True: "missed", False: "absent"})
-        )
-        rows.append(missing_rows)
         algorithm = named[name]
         note = f"{name}: {count_of(len(lacking), 'case')} without a score, counted as missed."
         named[name] = replace(algorithm, notes=(*algorithm.notes, note))
@@ -229,14 +224,11 @@ def _require_sound(algorithm: AlgorithmScores) -> None:
     if others := sorted(set(rows["class"]) - set(algorithm.classes)):
         raise BenchmdError(
             f"{algorithm.source}: the class {shown(others[0])} is not of the task "
-            f"{algorithm.task}, expected "
-            f"{', '.join(algorithm.classes)}."
+            f"{algorithm.task}, expected {', '.join(algorithm.classes)}."
         )
-    for what, name in (
-        ("algorithm", algorithm.name),
-        *(("class", name) for name in algorithm.classes),
-    ):
-        require_shown(algorithm.source, what, name)
+    require_shown(algorithm.source, "algorithm", algorithm.name)
+    for name in algorithm.classes:
+        require_shown(algorithm.source, "class", name)
     if MEAN in algorithm.classes:
         raise BenchmdError(
             f"{algorithm.source}: a class is named {MEAN}, as the mean over classes is: rename or "
@@ -307,22 +299,18 @@ def unequal(scores: Scores) -> list[str]:
     counts = scores.has.sum(axis=0)
     everything, common = len(scores.cases), int(scores.common.sum())
     if common < everything:
-        fewer = [
-            f"{name} {count:,}"
-            for name, count in zip(scores.algorithms, counts.tolist(), strict=True)
-            if count < everything
-        ]
+        named = zip(scores.algorithms, counts.tolist(), strict=True)
+        fewer = [f"{name} {count:,}" for name, count in named if count < everything]
         lines.append(
             f"common cases: {common:,} of {everything:,} cases were scored by all algorithms; "
             f"fewer than all: {', '.join(fewer)}. Ranks, tests and intervals use the common cases."
         )
-    nothing = int(np.isnan(scores.values("dsc")).all(axis=(1, 2)).sum())
-    if nothing:
+    there = ~np.isnan(scores.values("dsc"))
+    if nothing := int((~there.any(axis=(1, 2))).sum()):
         lines.append(
             f"without a class: {count_of(nothing, 'case')} of {everything:,} have none of the "
             "classes in the reference, so no score counts there."
         )
-    there = ~np.isnan(scores.values("dsc"))
     differ = (there != there.max(axis=1, keepdims=True)) & scores.has[:, :, None]
     for place, name in enumerate(scores.algorithms):
         if count := int(differ[:, place].sum()):

@@ -67,11 +67,10 @@ def cut(
             values = _upright(image.values, grid)
             grey_window = _window(values, window)
     planes = []
-    for axis in range(3):
-        kept = [other for other in range(3) if other != axis]
+    for axis, (rows, columns) in enumerate(((1, 2), (0, 2), (0, 1))):
         plane = tuple(at[other] if other == axis else window[other] for other in range(3))
         pixels = None if values is None else np.asarray(values[plane], np.float32)
-        steps = (float(spacing[kept[0]]), float(spacing[kept[1]]))
+        steps = (float(spacing[rows]), float(spacing[columns]))
         planes.append(Plane(masks[0][plane], masks[1][plane], steps, pixels))
     volumes = [float(np.count_nonzero(mask)) * grid.voxel_ml for mask in masks]
     return Planes(tuple(planes), (volumes[0], volumes[1]), grey_window, note)
