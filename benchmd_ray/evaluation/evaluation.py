@@ -54,11 +54,9 @@ class Asked:
     run: Path
     """Folder of a finished transfer run."""
     catalog: Catalog
-    """What is to be scored."""
     settings: Settings
     """Precision and feed."""
     worker: Worker
-    """The device."""
     also: tuple[Catalog, ...] = ()
     """Other catalogs that it reads, in order of name."""
 
@@ -82,7 +80,6 @@ class Evaluation:
     roles: tuple[str, ...] = ("source", "target")
     """Of the datasets that it takes."""
     tasks: tuple[TaskKind, ...] = LABELS
-    """Kinds of the tasks that it takes."""
     also: Callable[[Member, Sequence[Member]], tuple[str, ...]] | None = None
     """From a dataset that it takes, and all that were chosen, to the names of those that it reads
     in addition; None for an evaluation that reads no other."""

@@ -32,11 +32,9 @@ class ClassDice:
     draws: Floats
     """(resamples,): the same of whole patients drawn with replacement."""
     basis: Basis
-    """The patients that it rests on."""
     records: int
     """Cases of the split."""
     patients: int
-    """Patients of the split."""
     cases: int
     """Cases whose reference has the class, or any class."""
 

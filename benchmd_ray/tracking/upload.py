@@ -199,7 +199,6 @@ class _Open:
     more: int = 0
     """Evaluations of it that are awaited."""
     training: bool = False
-    """Whether its metrics still come."""
 
 
 @dataclass

@@ -306,7 +306,7 @@ def test_an_image_is_shown_as_ct_where_it_has_air_else_by_its_own_values(air, wi
     other = replace(grid, spacing=(1.0, 1.0, 2.0))
     unlike = cut(side, side, grid, 0, Labels(values, other))
     assert "spacing 1 × 1 × 2 mm, expected 1 × 1 × 99 mm" in unlike.note
-    assert all(plane.image is None for plane in unlike.each)
+    assert all(plane.image is None for plane in unlike.views)
 
 
 def test_worst_cases_are_those_of_the_lowest_mean_over_algorithms(one):

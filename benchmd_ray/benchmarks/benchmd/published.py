@@ -7,13 +7,11 @@ import functools
 from importlib import resources
 
 SOURCE = "BenchMD v2, tables 1 and 2"
-"""Where the numbers are from."""
 WORDS = (
     "Its numbers are of the full datasets with the released labels and splits. They are next to "
     "ours only for runs of the fixed protocol on its own sources and splits, with unshuffled "
     "labels, default options of the builds, and at least half of the raw records of a dataset."
 )
-"""What a reader must know of them."""
 
 
 @functools.cache

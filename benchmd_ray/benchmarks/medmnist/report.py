@@ -142,7 +142,7 @@ def _theirs(datasets: Iterable[str]) -> Iterator[dict[str, Any]]:
 
 
 def _pooled(rows: pd.DataFrame, ends: Sequence[str] = tuple(ENDS)) -> dict[str, float]:
-    values = {}
+    values: dict[str, float] = {}
     for metric, name in SCORES.items():
         row = rows[(rows["metric"] == metric) & (rows["class"] == "mean")].iloc[0]
         lost = metric == "auroc" and bool(_unscored(rows))

@@ -46,7 +46,6 @@ SCHEMA = pa.schema(
         pa.field("seconds", pa.float64()),  # that predicting the case took; NaN where unknown
     ]
 )
-"""Of a table of scores."""
 
 
 @dataclass(frozen=True)
@@ -54,9 +53,7 @@ class Manifest:
     """What was scored and how; written last."""
 
     task: SegmentationTask
-    """What was scored."""
     algorithm: str
-    """Its name in tables."""
     tolerance: dict[str, float]
     """mm, of each class's surface Dice."""
     scorer: str
@@ -68,7 +65,6 @@ class Manifest:
     layouts: tuple[str, str]
     """Of references and predictions."""
     resample: bool
-    """Whether predictions were put on the references' grids."""
     scores: str = ""
     """SHA-256 of `SCORES`."""
     quarantine: str = ""
@@ -78,11 +74,9 @@ class Manifest:
     `ignored` labels, whether it was `resampled`, `warnings` of its files; of a command, `peak_mib`
     and `without_network`."""
     quarantined: int = 0
-    """Cases without scores, see `QUARANTINE`."""
     unpredicted: tuple[str, ...] = ()
     """Cases with a reference and no prediction: they have no rows."""
     unreferenced: tuple[str, ...] = ()
-    """Cases with a prediction and no reference."""
     with_network: tuple[str, ...] = ()
     """Cases on which a command had network, as the node does not let users block it."""
 

@@ -36,11 +36,8 @@ class Comparison:
     resamples: int
     family: Family
     cells: pd.DataFrame
-    """Means of each metric, algorithm and class, see `summaries.cells`."""
     pairs: pd.DataFrame
-    """Every ordered pair, see `contests.pairs`."""
     ranking: pd.DataFrame
-    """Ranks, see `contests.ranked`."""
     shares: pd.DataFrame
     taus: pd.DataFrame
     distances: pd.DataFrame
@@ -52,7 +49,6 @@ class Comparison:
     group_pairs: pd.DataFrame
     groups_excluded: pd.DataFrame
     distance: pd.DataFrame
-    """To another test set, see `contests.distance`."""
     other: str
     """The other test set, for captions."""
     notes: tuple[str, ...]
@@ -69,9 +65,13 @@ class Comparison:
 
     def order_in(self, metric: str, name: str) -> list[str]:
         """Algorithms by their mean in a class, best first."""
-        ranks = self.ranking
-        ranks = ranks[(ranks["metric"] == metric) & (ranks["class"] == name)]
-        return list(ranks.sort_values(["rank", "algorithm"])["algorithm"])
+        return list(self.ranks(metric, name)["algorithm"])
+
+    def ranks(self, metric: str, name: str) -> pd.DataFrame:
+        """Rows of the ranking in a class, best first."""
+        rows = self.ranking
+        rows = rows[(rows["metric"] == metric) & (rows["class"] == name)]
+        return rows.sort_values(["rank", "algorithm"])
 
 
 def compare(

@@ -70,7 +70,6 @@ PAIRS = (
     *("metric", "class", "a", "b", "p", "p_holm", "wins"),
     *("difference", "low", "high", "n"),
 )
-"""Columns of `pairs`."""
 
 
 def ranked(
@@ -156,7 +155,6 @@ FEWEST = 3
 """Algorithms that an order takes."""
 COLUMNS = ("algorithm", "class", "mean")
 DISTANCE = ("metric", "class", "tau", "low", "high", "algorithms", "n", "other_n", "known")
-"""Columns of `distance`."""
 
 
 @dataclass(frozen=True, eq=False)

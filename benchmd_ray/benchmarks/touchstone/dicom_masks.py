@@ -21,7 +21,6 @@ from benchmd_ray.data.readers.volume import MAX_SLICES, MAX_VOXELS, SAME
 from benchmd_ray.data.records import RecordError
 
 BINARY, LABELMAP = "BINARY", "LABELMAP"
-"""Types of segmentations."""
 STORAGE = {
     "1.2.840.10008.5.1.4.1.1.66.4": BINARY,
     "1.2.840.10008.5.1.4.1.1.66.7": LABELMAP,
@@ -35,7 +34,6 @@ class DicomSegments:
     """The segments of a file."""
 
     names: tuple[str, ...]
-    """Their labels."""
     numbers: tuple[int, ...]
     """Their numbers, which the pixels of a label map are."""
     planes: tuple[tuple[int | None, int, Stored], ...]

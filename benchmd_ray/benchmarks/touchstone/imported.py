@@ -49,7 +49,6 @@ class Algorithm:
     """A card of an algorithm."""
 
     title: str
-    """Display name."""
     framework: str = ""
     pretrained_on: tuple[str, ...] = ()
     """Data of an earlier training; ``not stated`` where it is only known that there was one."""

@@ -48,7 +48,6 @@ class AlgorithmScores:
     rows: pd.DataFrame
     """Columns of `cases.SCHEMA`."""
     pretrained_on: tuple[str, ...] = ()
-    """Data of an earlier training, as its card declares it."""
     notes: tuple[str, ...] = ()
     """What a reader must know, such as cases without scores."""
     planes: Callable[[str, str, Path | None], Planes] | None = None
@@ -63,7 +62,6 @@ class Scores:
     classes: tuple[str, ...]
     algorithms: tuple[str, ...]
     rows: pd.DataFrame
-    """Columns of `cases.SCHEMA`."""
     by_name: Mapping[str, AlgorithmScores]
 
     @cached_property

@@ -28,7 +28,6 @@ class CaseFiles:
     masks: Mapping[str, str] = field(default_factory=dict)
     """File with each class, where there is one for each."""
     fault: str = ""
-    """Why there is nothing to read."""
 
     @property
     def paths(self) -> list[Path]:

@@ -90,7 +90,6 @@ class Labels:
     scaling: tuple[float, float] = (1.0, 0.0)
     """Slope and intercept that made the values of stored numbers."""
     warnings: tuple[str, ...] = ()
-    """What is unusual about the file."""
 
 
 def suffix_of(path: Path) -> str:

@@ -37,7 +37,7 @@ class Plane:
 class Planes(NamedTuple):
     """The planes across z, y and x through a class of a case."""
 
-    each: tuple[Plane, ...]
+    views: tuple[Plane, ...]
     volumes: tuple[float, float]
     """mL of reference and prediction."""
     window: tuple[float, float] = HU_WINDOW
@@ -123,13 +123,13 @@ def _upright(values: npt.NDArray[T], grid: VoxelGrid) -> npt.NDArray[T]:
 def packed(planes: Planes) -> tuple[dict[str, Any], bytes]:
     """Planes as plain values and bytes, for another process."""
     arrays: list[npt.NDArray[Any]] = []
-    for plane in planes.each:
+    for plane in planes.views:
         arrays += [plane.reference.astype(np.uint8), plane.prediction.astype(np.uint8)]
         arrays += [plane.image] if plane.image is not None else []
     head = {
         "planes": [
             {"shape": plane.reference.shape, "steps": plane.steps, "image": plane.image is not None}
-            for plane in planes.each
+            for plane in planes.views
         ],
         **{"volumes": planes.volumes, "window": planes.window, "note": planes.note},
     }

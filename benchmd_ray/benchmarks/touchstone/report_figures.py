@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -92,9 +93,7 @@ def _key(figure: Figure, *, level: bool) -> None:
 
 def _joined(comparison: Comparison, metric: str, name: str) -> pd.DataFrame:
     rows = _rows(comparison.cells, metric, name, comparison.order_in(metric, name))
-    ranks = comparison.ranking[
-        (comparison.ranking["metric"] == metric) & (comparison.ranking["class"] == name)
-    ]
+    ranks = comparison.ranks(metric, name)
     return rows.merge(ranks[["algorithm", "level", "rank", "first", "tau"]], on="algorithm")
 
 
@@ -122,19 +121,13 @@ def _averages(comparison: Comparison, metric: str) -> Drawn:
 
 def _dots(comparison: Comparison, metric: str) -> Drawn:
     names = comparison.scores.classes
-    alone = [
-        f"{class_title(name)}{GLUE}({count_of_level})"
-        for name in names
-        if (count_of_level := int(_joined(comparison, metric, name)["level"].sum())) > 0
-    ]
-    title = (
-        f"{comparison.scores.title(metric)} of each class; algorithms level with the best: "
-        + ", ".join(alone)
-    )
+    frames = {name: _joined(comparison, metric, name) for name in names}
+    level = {name: int(rows["level"].sum()) for name, rows in frames.items()}
+    title = f"{comparison.scores.title(metric)} of each class; algorithms level with the best: "
+    title += ", ".join(f"{class_title(name)}{GLUE}({n})" for name, n in level.items() if n)
     count = len(comparison.scores.algorithms)
     figure, panels = grid(title, len(names), columns=3, row=ROW * count + 0.75)
-    for axes, name in zip(panels, names, strict=True):
-        rows = _joined(comparison, metric, name)
+    for axes, (name, rows) in zip(panels, frames.items(), strict=True):
         _points(axes, rows)
         _algorithms(axes, list(rows["algorithm"]), 7)
         axes.set_title(f"{class_title(name)} (n = {int(rows['n'].iloc[0]):,})")
@@ -174,12 +167,10 @@ def _map(comparison: Comparison, metric: str, name: str) -> Drawn:
     count = len(order)
     title = (
         f"{class_title(name)}, {comparison.scores.title(metric)}: {int(np.nansum(wins))} of "
-        f"{count * (count - 1)} "
-        + (
-            "ordered pairs are significant"
-            + (f", {against} of them against the order of the means" if against else "")
-        )
+        f"{count * (count - 1)} ordered pairs are significant"
     )
+    if against:
+        title += f", {against} of them against the order of the means"
     figure = new_figure(title, max(0.19 * count + 2.0, 3.5))
     left, right = figure.subplots(1, 2)
     masked = np.ma.masked_invalid(wins.T)  # column above row
@@ -233,10 +224,7 @@ def _blobs(comparison: Comparison, metric: str) -> Drawn:
     shares = comparison.shares[comparison.shares["metric"] == metric]
     if shares.empty:
         return Skipped(slug("blob", metric), NO_ORDER)
-    firm = comparison.ranking[
-        (comparison.ranking["metric"] == metric) & (comparison.ranking["class"] == MEAN)
-    ]
-    best = firm.sort_values("rank").iloc[0]
+    best = comparison.ranks(metric, MEAN).iloc[0]
     ends = dict.fromkeys(f"{best[end]:.0f}" for end in ("low", "high"))
     title = (
         f"Ranks by {comparison.scores.title(metric)} in resamples: {best['algorithm']} is first on "
@@ -250,7 +238,7 @@ def _blobs(comparison: Comparison, metric: str) -> Drawn:
         axes.scatter(
             cells["rank"], places, s=100 * cells["share"], color=BLUE, alpha=0.75, linewidth=0
         )
-        rows = _rows(comparison.ranking, metric, name, order)
+        rows = comparison.ranks(metric, name)
         axes.scatter(rows["rank"], range(count), marker="x", s=14, color="black", linewidth=0.8)
         axes.hlines(range(count), rows["low"], rows["high"], color="#555555", linewidth=0.7)
         _algorithms(axes, order, 7)
@@ -301,8 +289,7 @@ def _violins(comparison: Comparison, metric: str) -> Drawn:
 
 
 def _speed(comparison: Comparison) -> Drawn:
-    metric = comparison.metrics[0]
-    cells = comparison.cells
+    metric, cells = comparison.metrics[0], comparison.cells
     rows = cells[(cells["metric"] == metric) & (cells["class"] == MEAN)]
     rows = rows.merge(comparison.speed[["algorithm", "seconds"]], on="algorithm")
     rows = rows.dropna(subset=["seconds"])
@@ -354,11 +341,10 @@ def _groups(comparison: Comparison) -> Iterator[Drawn]:
     figure, panels = grid(title, len(variables), columns=2, row=2.5)
     for axes, variable in zip(panels, variables, strict=True):
         samples = compared_samples(scores, comparison.metadata, variable, metric)
-        _boxes(axes, list(samples), [PERCENT * sample for sample in samples.values()])
-        p = tests[variable]
-        p_text = "p < 0.001" if p < 0.001 else f"p = {p:.3f}"
-        p_text = "one group, no test" if np.isnan(p) else f"Kruskal and Wallis, {p_text}"
-        axes.set_title(f"{variable} ({p_text})")
+        _boxes(axes, samples)
+        p = "p < 0.001" if tests[variable] < 0.001 else f"p = {tests[variable]:.3f}"
+        test = "one group, no test" if np.isnan(tests[variable]) else f"Kruskal and Wallis, {p}"
+        axes.set_title(f"{variable} ({test})")
         axes.set_ylabel(f"{scores.title(metric)} (%)")
     caption = (
         "Each patient's mean over the organs that the scans show, of the mean over all algorithms, "
@@ -369,24 +355,15 @@ def _groups(comparison: Comparison) -> Iterator[Drawn]:
     yield Titled("groups", GROUPS, title, caption, figure)
 
 
-def _boxes(axes: Axes, names: Sequence[str], samples: Sequence[Floats]) -> None:
+def _boxes(axes: Axes, samples: Mapping[str, Floats]) -> None:
     axes.boxplot(
-        [*samples],
+        [PERCENT * values for values in samples.values()],
         widths=0.6,
         patch_artist=True,
         boxprops={"facecolor": "#A6CBE3", "linewidth": 0.8},
         medianprops={"color": "black"},
         flierprops={"marker": ".", "markersize": 3, "markeredgecolor": "#888888"},
     )
-    labels = [
-        f"{name.replace('_', ' ')}\nn = {len(sample):,}"
-        for name, sample in zip(names, samples, strict=True)
-    ]
-    turned = len(names) > 6
-    axes.set_xticks(
-        range(1, len(names) + 1),
-        labels,
-        fontsize=7,
-        rotation=35 if turned else 0,
-        ha="right" if turned else "center",
-    )
+    labels = [f"{name.replace('_', ' ')}\nn = {len(s):,}" for name, s in samples.items()]
+    turned: dict[str, Any] = {"rotation": 35, "ha": "right"} if len(samples) > 6 else {}
+    axes.set_xticks(range(1, len(labels) + 1), labels, fontsize=7, **turned)

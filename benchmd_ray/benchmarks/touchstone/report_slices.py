@@ -30,7 +30,7 @@ ROWS = 10
 
 def draw_planes(axes: Sequence[Axes], planes: Planes) -> None:
     """Contours in three planes, in mm: front and head up, the patient's left to the right."""
-    for number, (panel, plane) in enumerate(zip(axes, planes.each, strict=True)):
+    for number, (panel, plane) in enumerate(zip(axes, planes.views, strict=True)):
         height, width = plane.reference.shape
         rows = (np.arange(height) + 0.5) * plane.steps[0]
         columns = (np.arange(width) + 0.5) * plane.steps[1]

@@ -48,7 +48,6 @@ class Trained:
     runs: dict[int, str] = field(default_factory=dict)
     """Names, by seed."""
     scores: dict[int, dict[Where, ClassDice]] = field(default_factory=dict)
-    """By seed."""
 
     @property
     def classes(self) -> list[str]:
@@ -90,7 +89,7 @@ def frame(analysis: Analysis) -> pd.DataFrame:
     for network in trained(analysis):
         for name in network.classes:
             ours, base = network.of(name), network.of(name, BASELINE)
-            row = {**network.key, "network": network.network, "class": name}
+            row: dict[str, object] = {**network.key, "network": network.network, "class": name}
             row |= row_of([*ours.values()])
             row |= {"seeds": len(network.runs), "runs": "; ".join(network.runs.values())}
             if base:  # none of a target, which nothing was trained on

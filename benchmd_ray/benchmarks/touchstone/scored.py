@@ -18,6 +18,7 @@ from benchmd_ray.benchmarks.touchstone.imported import Algorithm, algorithms, re
 from benchmd_ray.benchmarks.touchstone.joining import (
     SAME_VOLUME,
     AlgorithmScores,
+    Floats,
     Scores,
     joined,
     require_comparable,
@@ -86,7 +87,7 @@ def scores_of(run: Path, manifest: Manifest) -> AlgorithmScores:
             "draw": name,
             "image": str(image or ""),
         }
-        return _planes(case, request, volumes.loc[(case, name)])
+        return _planes(case, request, volumes.loc[[(case, name)]].to_numpy()[0])
 
     return AlgorithmScores(
         manifest.algorithm,
@@ -113,7 +114,7 @@ def _without_scores(manifest: Manifest) -> Iterator[str]:
             )
 
 
-def _planes(case: str, request: dict[str, Any], volumes: pd.Series) -> Planes:
+def _planes(case: str, request: dict[str, Any], volumes: Floats) -> Planes:
     """Read in a separate process; files whose volumes (mL) changed since scoring are refused."""
     try:
         head, data = PROCESS.call(request)

@@ -124,10 +124,10 @@ def cells(scores: Scores, drawn: Mapping[str, DrawnMeans]) -> pd.DataFrame:
                 (*sizes, int((~np.isnan(values[:, a])).any(axis=1).sum())),
                 strict=True,
             )
-            for c, own in enumerate(rows):
+            for c, own_cells in enumerate(rows):
                 interval = (float(common.means[a, c]), *common.interval(a, c))
                 sizes_of_class = int(common.counts[c]), int(common.units[c])
-                table.append((metric, algorithm, *own, *interval, *sizes_of_class))
+                table.append((metric, algorithm, *own_cells, *interval, *sizes_of_class))
     return pd.DataFrame(table, columns=CELLS)
 
 
@@ -135,7 +135,6 @@ CELLS = (
     *("metric", "algorithm", "class", "own_mean", "own_sd", "own_n"),
     *("value", "low", "high", "n", "patients"),
 )
-"""Columns of `cells`."""
 
 
 def distances(scores: Scores) -> pd.DataFrame:
