@@ -47,15 +47,15 @@ def cases_of(folder: Path, task: SegmentationTask) -> dict[str, CaseFiles]:
     cases: dict[str, CaseFiles] = {}
     places: dict[str, Path] = {}
     for path in _entries(folder):
-        name, files = _case(path, task)
-        if files is None:
+        if not path.is_dir() and not suffix_of(path):
             continue
+        name = composed(path.name) if path.is_dir() else stem_of(path)
         if name in places:
             raise BenchmdError(
                 f"{folder} has the case {name} twice, {places[name].name} and {path.name}: keep "
                 "one."
             )
-        cases[name], places[name] = files, path
+        cases[name], places[name] = files_of(path, task), path
     if not cases:
         raise BenchmdError(
             f"{folder} has no case: expected files {', '.join(SUFFIXES)}, or a folder for each "
@@ -68,9 +68,9 @@ def files_of(path: Path, task: SegmentationTask) -> CaseFiles:
     """The files of one case: of a file itself, or of a folder."""
     if path.is_dir():
         return _in_folder(path, task)
-    return (
-        CaseFiles(str(path)) if suffix_of(path) else CaseFiles(fault=f"{path.name} is no such file")
-    )
+    if not suffix_of(path):
+        return CaseFiles(fault=f"{path.name} is no such file")
+    return CaseFiles(str(path))
 
 
 def images_of(folder: Path) -> dict[str, Path]:
@@ -104,12 +104,6 @@ def _image(folder: Path) -> Path | None:
 def files_from(content: Mapping[str, Any]) -> CaseFiles:
     """The files as `dataclasses.asdict` gives them."""
     return CaseFiles(content["labels"], dict(content["masks"]), content["fault"])
-
-
-def _case(path: Path, task: SegmentationTask) -> tuple[str, CaseFiles | None]:
-    if path.is_dir():
-        return composed(path.name), _in_folder(path, task)
-    return stem_of(path), CaseFiles(str(path)) if suffix_of(path) else None
 
 
 def _in_folder(folder: Path, task: SegmentationTask) -> CaseFiles:
