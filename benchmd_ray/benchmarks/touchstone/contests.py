@@ -21,7 +21,7 @@ import pandas as pd
 from scipy.special import stdtr
 from scipy.stats import kendalltau
 
-from benchmd_ray.benchmarks.touchstone.imported import read_lines
+from benchmd_ray.benchmarks.touchstone.imported import read_rows, require_cells
 from benchmd_ray.benchmarks.touchstone.joining import Floats, Scores
 from benchmd_ray.benchmarks.touchstone.summaries import DrawnMeans
 from benchmd_ray.benchmarks.touchstone.tasks import MEAN
@@ -239,17 +239,15 @@ def distance(
 
 def read_means(path: Path, metric: str = "dsc") -> dict[tuple[str, str], Means]:
     """Published means: a CSV with the columns `COLUMNS`; the class ``mean`` is the average."""
-    lines = [line for line in read_lines(path) if line]
-    head = [name.strip() for name in lines[0]] if lines else []
+    head, rows = read_rows(path)
     if missing := [name for name in COLUMNS if name not in head]:
         raise BenchmdError(
             f"{path}: it lacks the column {missing[0]}; expected {', '.join(COLUMNS)}."
         )
+    require_cells(path, head, rows)
     classes: dict[str, dict[str, float]] = {}
-    for number, line in enumerate(lines[1:], 2):
-        if len(line) != len(head):
-            raise BenchmdError(f"{path}, line {number}: expected {len(head)} cells as in line 1.")
-        algorithm, name, mean = (line[head.index(column)].strip() for column in COLUMNS)
+    for number, line in rows.items():
+        algorithm, name, mean = (line[head.index(column)] for column in COLUMNS)
         means = classes.setdefault(name, {})
         if algorithm in means:
             raise BenchmdError(f"{path}, line {number}: {algorithm} appears twice in {name}.")

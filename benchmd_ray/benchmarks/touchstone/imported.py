@@ -12,7 +12,7 @@ import functools
 import io
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -126,8 +126,7 @@ def _long(table: pd.DataFrame, metric: str) -> pd.Series:
 
 def read_scores_csv(path: Path) -> pd.DataFrame:
     """A CSV of scores: rows by case, a column for each class, NaN where a cell is empty."""
-    lines = read_lines(path)
-    head = [name.strip() for name in lines[0]] if lines else []
+    head, rows = read_rows(path)
     if NAME not in head or len(head) < 2:
         raise BenchmdError(
             f"{path}: its header is {', '.join(head) or 'empty'}; expected name and one column for "
@@ -135,11 +134,8 @@ def read_scores_csv(path: Path) -> pd.DataFrame:
         )
     if len(set(head)) < len(head):
         raise BenchmdError(f"{path}: a column appears twice in {', '.join(head)}.")
-    rows = {number: line for number, line in enumerate(lines[1:], 2) if line}
-    for number, line in rows.items():
-        if len(line) != len(head):
-            raise BenchmdError(f"{path}, line {number}: expected {len(head)} cells as in line 1.")
-    cases = [line[head.index(NAME)].strip() for line in rows.values()]
+    require_cells(path, head, rows)
+    cases = [line[head.index(NAME)] for line in rows.values()]
     if twice := sorted(name for name, count in Counter(cases).items() if count > 1):
         raise BenchmdError(
             f"{path}: {count_of(len(twice), 'case')} repeated, such as {shown(twice[0])}: keep "
@@ -153,8 +149,17 @@ def read_scores_csv(path: Path) -> pd.DataFrame:
     return pd.DataFrame(content, index=cases)
 
 
-def read_lines(path: Path, delimiters: str = ",", expected: Sequence[str] = ()) -> list[list[str]]:
-    """Cells of a text table in UTF-8, in Unicode's composed form.
+def require_cells(path: Path, head: list[str], rows: Mapping[int, list[str]]) -> None:
+    """Refuse rows, by line number, that are longer or shorter than the header."""
+    for number, line in rows.items():
+        if len(line) != len(head):
+            raise BenchmdError(f"{path}, line {number}: expected {len(head)} cells as in line 1.")
+
+
+def read_rows(
+    path: Path, delimiters: str = ",", expected: Sequence[str] = ()
+) -> tuple[list[str], dict[int, list[str]]]:
+    """Header and rows by line number of a text table in UTF-8; Unicode is composed.
 
     A spreadsheet's first line ``sep=;`` states the separator. Otherwise it is the one of
     ``delimiters`` by which the first line has a column named as in ``expected``, or most cells.
@@ -173,7 +178,10 @@ def read_lines(path: Path, delimiters: str = ",", expected: Sequence[str] = ()) 
             return any(name.strip().lower() in expected for name in first), len(first)
 
         delimiter = max(delimiters, key=fits)
-        return list(csv.reader(io.StringIO(content), delimiter=delimiter, strict=True))
+        lines = csv.reader(io.StringIO(content), delimiter=delimiter, strict=True)
+        numbered = enumerate(lines, 2 if stated else 1)
+        rows = {number: [cell.strip() for cell in line] for number, line in numbered if line}
+        return rows.pop(min(rows, default=0), []), rows
     except RecordError as error:
         raise BenchmdError(f"{path}: {error}.") from error
     except FileNotFoundError as error:
@@ -183,9 +191,9 @@ def read_lines(path: Path, delimiters: str = ",", expected: Sequence[str] = ()) 
 
 
 def _number(cell: str, path: Path, line: int) -> float:
-    if cell.strip().lower() in ("", "nan"):
+    if cell.lower() in ("", "nan"):
         return math.nan
-    value = number_of(cell.strip())
+    value = number_of(cell)
     if value is None:
         raise BenchmdError(
             f"{path}, line {line}: {shown(cell)} is not a number; leave a cell empty where the "

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from benchmd_ray.benchmarks.touchstone.imported import read_lines
+from benchmd_ray.benchmarks.touchstone.imported import read_rows, require_cells
 from benchmd_ray.data.plain_numbers import number_of
 from benchmd_ray.data.tables import sex as known_sex
 from benchmd_ray.errors import BenchmdError, shown, unknown_name
@@ -63,8 +63,8 @@ class Metadata:
 
 def read_metadata(path: Path, also: Sequence[str] = ()) -> Metadata:
     """Read a table of cases, separated by commas, semicolons or tabs."""
-    lines = [line for line in read_lines(path, ",;\t", CASE) if line]
-    head = [name.strip().lower() for name in lines[0]] if lines else []
+    head, rows = read_rows(path, ",;\t", CASE)
+    head = [name.lower() for name in head]
     key = next((name for name in CASE if name in head), "")
     if not key:
         raise BenchmdError(
@@ -73,10 +73,8 @@ def read_metadata(path: Path, also: Sequence[str] = ()) -> Metadata:
         )
     if twice := sorted({name for name in head if head.count(name) > 1}):
         raise BenchmdError(f"{path}: the column {shown(twice[0])} appears twice: keep one.")
-    for number, line in enumerate(lines, 1):
-        if len(line) != len(head):
-            raise BenchmdError(f"{path}, line {number}: expected {len(head)} cells as in line 1.")
-    columns = {name: [line[place].strip() for line in lines[1:]] for place, name in enumerate(head)}
+    require_cells(path, head, rows)
+    columns = {name: [line[place] for line in rows.values()] for place, name in enumerate(head)}
     cases = columns[key]
     if len(set(cases)) < len(cases):
         both = next(case for case in cases if cases.count(case) > 1)
