@@ -1,4 +1,4 @@
-"""What a benchmark declares: its datasets, its starts, what was published, its search spaces."""
+"""What a benchmark declares: datasets, starts, published results, search spaces."""
 
 from __future__ import annotations
 
@@ -26,11 +26,7 @@ RESERVED = ("tuned", "tuned ensemble", "start ensemble", "custom", "shuffled", "
 def _called(
     what: str, expected: Any, work: Callable[..., Any], *arguments: Any, **more: Any
 ) -> Any:
-    """What a function of a declaration gives.
-
-    Raises:
-        BenchmdError: As the function does; also where it fails otherwise or gives something else.
-    """
+    """The result of a declaration's function; failures and wrong types are errors that name it."""
     try:
         result = work(*arguments, **more)
     except BenchmdError:
@@ -43,14 +39,13 @@ def _called(
         ) from error
     names = expected is tuple and isinstance(result, tuple)
     if not isinstance(result, expected) or (names and not all(isinstance(n, str) for n in result)):
-        wanted = {tuple: "a tuple of names", Mapping: "a mapping", Settings: "Settings"}
-        expectation = wanted.get(expected, expected)
+        words = {tuple: "a tuple of names", Mapping: "a mapping", Settings: "Settings"}
+        expectation = words.get(expected, expected)
         raise BenchmdError(f"{what} gives {shown(result)}, expected {expectation}.")
     return result
 
 
 def _guard(declared: object, what: str, expected: Mapping[str, Any]) -> None:
-    """Let failures of a declaration's functions be errors that name it."""
     for name, kind in expected.items():
         work = getattr(declared, name)
         if isinstance(work, partial) and work.func is _called:  # of a copy
@@ -92,7 +87,6 @@ class Start:
     """What a report adds where it has results of it."""
 
     def __post_init__(self) -> None:
-        """Refuse a reserved or malformed name."""
         require_plain_name("start", self.name)
         if self.name in RESERVED:
             raise BenchmdError(f"a start cannot be named {self.name}: choose another name.")
@@ -123,7 +117,6 @@ class Published:
     (see `benchmarks.benchmd.published`)."""
 
     def __post_init__(self) -> None:
-        """Let failures of its functions be errors that name it."""
         expected = {"auroc": Mapping, "unlike": str | None}
         _guard(self, f"what was published in {self.source}", expected)
 
@@ -165,11 +158,6 @@ class Benchmark:
     """Source and what else its user should know."""
 
     def __post_init__(self) -> None:
-        """Refuse a benchmark that cannot be named or started.
-
-        Raises:
-            BenchmdError: The message says why.
-        """
         require_plain_name("benchmark", self.name)
         if not self.starts:
             raise BenchmdError(f"the benchmark {self.name} has no start: expected one or more.")
@@ -190,19 +178,11 @@ class Benchmark:
         _guard(self, f"the benchmark {self.name}", {"datasets": tuple, "space": Path | None})
 
     def start_named(self, name: str, kind: Modality) -> tuple[Start, str]:
-        """A start and its variant, by the name of either; the usual start for an empty name.
-
-        Raises:
-            BenchmdError: There is none; the message lists the valid names.
-        """
+        """A start and its variant, by the name of either; the usual start for an empty name."""
         if not name:
             return self.starts[0], ""
         for start in self.starts:
             if name == start.name or name in start.variants(kind):
                 return start, "" if name == start.name else name
-        valid = [
-            valid_name
-            for start in self.starts
-            for valid_name in (start.name, *start.variants(kind))
-        ]
+        valid = [n for start in self.starts for n in (start.name, *start.variants(kind))]
         raise unknown_name(f"start of {self.name}", name, valid)

@@ -1,4 +1,4 @@
-"""What an evaluation is: it turns a run's model into stored predictions, and these into scores."""
+"""What an evaluation is: it turns a model into stored predictions, and these into scores."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Member(Protocol):
 
     @property
     def name(self) -> str:
-        """Its name."""
+        """Name of the dataset."""
 
     @property
     def kind(self) -> Modality:
@@ -54,11 +54,9 @@ class Asked:
     run: Path
     """Folder of a finished transfer run."""
     catalog: Catalog
-    """What is to be scored."""
     settings: Settings
     """Precision and feed."""
     worker: Worker
-    """The device."""
     also: tuple[Catalog, ...] = ()
     """Other catalogs that it reads, in order of name."""
 
@@ -82,7 +80,6 @@ class Evaluation:
     roles: tuple[str, ...] = ("source", "target")
     """Of the datasets that it takes."""
     tasks: tuple[TaskKind, ...] = LABELS
-    """Kinds of the tasks that it takes."""
     also: Callable[[Member, Sequence[Member]], tuple[str, ...]] | None = None
     """From a dataset that it takes, and all that were chosen, to the names of those that it reads
     in addition; None for an evaluation that reads no other."""
@@ -95,7 +92,6 @@ class Evaluation:
     """Times that each record goes through the encoder, for estimates."""
 
     def __post_init__(self) -> None:
-        """Refuse a name that cannot be a folder's, and predictions that nothing scores."""
         require_plain_name("evaluation", self.name)
         if self.scores is None and self.form is not CLASSIFIED:
             raise BenchmdError(
@@ -109,11 +105,7 @@ class Evaluation:
         return self.form.evaluation
 
     def predict(self, asked: Asked) -> Path:
-        """Write the predictions of a run for a catalog.
-
-        Raises:
-            BenchmdError: As `compute` does.
-        """
+        """Write the predictions of a run for a catalog."""
         table, where = self.compute(asked), hardware(asked.worker.device)
         return write_predictions(table, asked.run, asked.catalog, where, self.form, asked.also)
 
@@ -158,5 +150,5 @@ OF_TRANSFERS = (CLASSIFICATION, SEGMENTATION)
 
 
 def usual_evaluation(task: Task) -> Evaluation:
-    """What a transfer to a task is scored by: its source always is, and targets zero-shot."""
+    """What a transfer to a task is always scored by."""
     return next(evaluation for evaluation in OF_TRANSFERS if task.kind in evaluation.tasks)

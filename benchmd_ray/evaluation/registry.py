@@ -1,7 +1,7 @@
-"""Where benchmarks are found: by the entry points of installed packages, and by import path.
+"""Find benchmarks: entry points of installed packages, and import paths.
 
-The four that ship with this package are entry points of the group `GROUP` like anybody's. A custom
-module is named on the command line (``--bench package.module:NAME``) or in `NAMED`.
+The shipped four are entry points of the group `GROUP` too. A custom module is named on the command
+line (``--bench package.module:NAME``) or in `NAMED`.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import functools
 import os
 from collections.abc import Mapping
 from importlib.metadata import EntryPoint, distributions, entry_points
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -27,14 +28,7 @@ USUAL = "benchmd"
 
 
 def add_benchmark(path: str) -> str:
-    """Let this process, and those that it starts, use the benchmark of an import path.
-
-    Returns:
-        Its name.
-
-    Raises:
-        BenchmdError: It cannot be imported, or has a name that is taken.
-    """
+    """Add the benchmark of an import path, also for processes that start from here; its name."""
     paths = [path for path in os.environ.get(NAMED, "").split(",") if path]
     name = _loaded(path).name
     os.environ[NAMED] = ",".join(dict.fromkeys([*paths, path]))
@@ -49,16 +43,12 @@ def benchmarks() -> dict[str, Benchmark]:
 
 
 def broken_benchmarks() -> dict[str, str]:
-    """What is wrong with the others, by their names or import paths."""
+    """What is wrong with the others, by name or import path."""
     return _found(os.environ.get(NAMED, ""))[1]
 
 
 def benchmark(name: str = USUAL) -> Benchmark:
-    """The benchmark of that name, or of that import path.
-
-    Raises:
-        BenchmdError: There is none, or it is broken.
-    """
+    """The benchmark of that name, or of that import path."""
     if IMPORT_PATH.fullmatch(name):
         name = add_benchmark(name)
     if name in broken_benchmarks():
@@ -80,19 +70,15 @@ def starts() -> dict[str, Start]:
 
 def evaluations() -> dict[str, Evaluation]:
     """The evaluations of all benchmarks by name."""
-    return {
-        evaluation.name: evaluation
-        for benchmark in benchmarks().values()
-        for evaluation in benchmark.evaluations
-    }
+    return _evaluations(benchmarks())
+
+
+def _evaluations(sound: dict[str, Benchmark]) -> dict[str, Evaluation]:
+    return {e.name: e for declared in sound.values() for e in declared.evaluations}
 
 
 def asked_name(name: str) -> str:
-    """Name of what evaluations are asked for: a benchmark's, also of an import path, or one.
-
-    Raises:
-        BenchmdError: There is neither a benchmark nor an evaluation of that name.
-    """
+    """The name of a benchmark, also by import path, or of an evaluation."""
     alone = evaluations().keys() - benchmarks().keys()
     if name not in alone and not IMPORT_PATH.fullmatch(name) and name not in benchmarks():
         raise unknown_name("benchmark or evaluation", name, [*benchmarks(), *sorted(alone)])
@@ -113,12 +99,9 @@ def settings_among(determinants: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def protocol_of(kind: Modality, technique: str, *settings: Mapping[str, Any]) -> str:
-    """Name of the first start whose protocol a run follows, empty where it follows none.
+    """Name of the first start whose protocol a run follows, or empty.
 
-    Args:
-        kind: What it is trained on.
-        technique: Its technique.
-        settings: Those of the run and of its pretraining, by part, as `Start.followed` takes them.
+    ``settings`` are those of the run and of its pretraining, by part, as for `Start.followed`.
     """
     for start in starts().values():
         if all(start.followed(kind, technique, part) for part in settings):
@@ -142,17 +125,14 @@ def published_for(dataset: str, setting: str, technique: str) -> tuple[Benchmark
 
 def built_in_space(technique: str, setting: str, kind: Modality) -> Path | None:
     """The file of a benchmark's own search space for a search, if one has it."""
-    paths = (
-        declared.space(technique, setting, kind)
-        for declared in benchmarks().values()
-        if declared.space
-    )
-    return next((path for path in paths if path is not None), None)
+    for declared in benchmarks().values():
+        if declared.space and (path := declared.space(technique, setting, kind)):
+            return path
+    return None
 
 
 @functools.cache
 def _found(named: str) -> tuple[dict[str, Benchmark], dict[str, str]]:
-    """Sound benchmarks by name, and what is wrong with others."""
     sound: dict[str, Benchmark] = {}
     broken: dict[str, str] = {}
     paths: dict[str, str] = {}
@@ -162,14 +142,14 @@ def _found(named: str) -> tuple[dict[str, Benchmark], dict[str, str]]:
     for name, path in paths.items():
         try:
             benchmark = _loaded(path)
-            for what, names, taken in (
-                ("benchmark", {benchmark.name}, sound.keys()),
-                ("start", {start.name for start in benchmark.starts}, _names(sound)),
-                ("evaluation", _others(benchmark, sound), _others(benchmark, sound)),
+            for what, taken in (
+                ("benchmark", {benchmark.name} & sound.keys()),
+                ("start", _starts(benchmark) & {*chain(*map(_starts, sound.values()))}),
+                ("evaluation", _others(benchmark, sound)),
             ):
-                if both := sorted(names & taken):
+                if taken:
                     raise BenchmdError(
-                        f"{path}: there is a {what} {both[0]} already: choose another name."
+                        f"{path}: there is a {what} {min(taken)} already: choose another name."
                     )
             sound[benchmark.name] = benchmark
         except BenchmdError as error:
@@ -178,10 +158,9 @@ def _found(named: str) -> tuple[dict[str, Benchmark], dict[str, str]]:
 
 
 def _entries() -> list[EntryPoint]:
-    """Entry points of all installed packages, this one's first.
+    """Entry points of all packages, ours first so that no other takes their names.
 
-    A folder of metadata that an older build left in a checkout hides this package's entry points
-    from `entry_points`, so that they are looked up in all metadata of its name.
+    An older build's metadata in a checkout hides ours from `entry_points`, so all are looked up.
     """
     shipped = [entry for dist in distributions(name=PACKAGE) for entry in dist.entry_points]
     entries = {entry for entry in shipped if entry.group == GROUP} | {*entry_points(group=GROUP)}
@@ -189,35 +168,21 @@ def _entries() -> list[EntryPoint]:
 
 
 def _order(entry: EntryPoint) -> tuple[bool, bool, str, str]:
-    """This package's come first, so that no other package takes their names."""
     is_other = entry.dist is None or entry.dist.name != PACKAGE
     return is_other, entry.name != USUAL, entry.name, entry.value
 
 
-def _names(sound: dict[str, Benchmark]) -> set[str]:
-    return {start.name for declared in sound.values() for start in declared.starts}
+def _starts(benchmark: Benchmark) -> set[str]:
+    return {start.name for start in benchmark.starts}
 
 
 def _others(benchmark: Benchmark, sound: dict[str, Benchmark]) -> set[str]:
-    """Names of evaluations of a benchmark that are another's, of the same name."""
-    taken = {
-        evaluation.name: evaluation
-        for declared in sound.values()
-        for evaluation in declared.evaluations
-    }
-    return {
-        evaluation.name
-        for evaluation in benchmark.evaluations
-        if taken.get(evaluation.name, evaluation) is not evaluation
-    }
+    """Names of evaluations that are another's, of the same name."""
+    taken = _evaluations(sound)
+    return {e.name for e in benchmark.evaluations if taken.get(e.name, e) is not e}
 
 
 def _loaded(path: str) -> Benchmark:
-    """What an import path names.
-
-    Raises:
-        BenchmdError: It cannot be imported, or is not a benchmark.
-    """
     try:
         benchmark = EntryPoint("", path, GROUP).load()
     except Exception as error:  # whatever a module of the user does
@@ -242,11 +207,7 @@ def commands() -> dict[str, str]:
 
 
 def named_by(path: str) -> Any:
-    """What an import path of a benchmark names.
-
-    Raises:
-        BenchmdError: It cannot be imported.
-    """
+    """What an import path of a benchmark names."""
     try:
         return EntryPoint("", path, GROUP).load()
     except Exception as error:  # whatever a module of the user does

@@ -1,4 +1,4 @@
-"""Scores of segmentations: DSC of each class with its interval over patients."""
+"""DSC of each class with its interval over patients."""
 
 from __future__ import annotations
 
@@ -32,22 +32,17 @@ class ClassDice:
     draws: Floats
     """(resamples,): the same of whole patients drawn with replacement."""
     basis: Basis
-    """The patients that it rests on."""
     records: int
     """Cases of the split."""
     patients: int
-    """Patients of the split."""
     cases: int
     """Cases whose reference has the class, or any class."""
 
 
 def measured(predictions: Predictions, resamples: int) -> dict[Where, ClassDice]:
-    """DSC of the model and of the baseline, split by split: each class, and their mean.
+    """DSC of the model and of the baseline by split: each class, and their mean.
 
-    Args:
-        predictions: Of the evaluation ``segmentation``.
-        resamples: Of the bootstrap over patients. Draws are the same for all methods and runs that
-            have the same patients.
+    Bootstrap draws are the same for all methods and runs that have the same patients.
     """
     frame = predictions.table.to_pandas()
     return {
@@ -60,24 +55,17 @@ def measured(predictions: Predictions, resamples: int) -> dict[Where, ClassDice]
 def score_rows(predictions: Predictions, resamples: int) -> pd.DataFrame:
     """Score rows of `measured`."""
     rows = [
-        {
-            "split": split,
-            "method": method,
-            "scored": predictions.task.scored,
-            "class": name,
-            **row_of([score]),
-        }
+        {"split": split, "method": method, "class": name, **row_of([score])}
         for (split, method, name), score in measured(predictions, resamples).items()
     ]
-    return pd.DataFrame(rows)
+    return pd.DataFrame(rows).assign(scored=predictions.task.scored)
 
 
 def row_of(seeds: list[ClassDice]) -> dict[str, object]:
     """Value, interval and counts of one seed or of several, pooled."""
     first = seeds[0]
-    pooled = pooled_seeds(
-        [seed.value for seed in seeds], [seed.draws for seed in seeds], first.basis
-    )
+    values, draws = [seed.value for seed in seeds], [seed.draws for seed in seeds]
+    pooled = pooled_seeds(values, draws, first.basis)
     return {
         "metric": METRIC,
         "value": pooled.mean,
@@ -94,7 +82,6 @@ def row_of(seeds: list[ClassDice]) -> dict[str, object]:
 def _measured(
     rows: pd.DataFrame, classes: tuple[str, ...], resamples: int
 ) -> Iterator[tuple[str, ClassDice]]:
-    """Of one method on one split."""
     table = rows.pivot(index="record_id", columns="class", values="dsc")[list(classes)]
     cases = rows.drop_duplicates("record_id").set_index("record_id").loc[table.index]
     names, place = np.unique(cases["group_id"].to_numpy(dtype=np.str_), return_inverse=True)
@@ -108,12 +95,6 @@ def _measured(
     whole = Basis(effective(np.bincount(place)), counts)
     value, over = float(mean_over_classes(point)), mean_over_classes(draws)
     yield MEAN, ClassDice(value, over, whole, *sizes, int(scored.any(axis=1).sum()))
-    for column, name in enumerate(classes):
-        basis = Basis(patients[column], ())
-        draws_of_class = draws[:, column]
-        yield (
-            name,
-            ClassDice(
-                float(point[column]), draws_of_class, basis, *sizes, int(scored[:, column].sum())
-            ),
-        )
+    for c, name in enumerate(classes):
+        basis, cases_with = Basis(patients[c], ()), int(scored[:, c].sum())
+        yield name, ClassDice(float(point[c]), draws[:, c], basis, *sizes, cases_with)

@@ -1,4 +1,4 @@
-"""Where Weights & Biases shows runs, and how: what a command is told of it."""
+"""Options of Weights & Biases."""
 
 from __future__ import annotations
 
@@ -30,11 +30,7 @@ class Dashboard:
     """Whether W&B sees how busy processors, GPUs, memory and network are."""
 
     def settled(self) -> Dashboard:
-        """With the mode that ``auto`` stands for.
-
-        Raises:
-            BenchmdError: There is no such mode, or W&B's package is not installed.
-        """
+        """With ``auto`` resolved; an error where W&B's package is missing."""
         mode = chosen_mode(self.mode)
         if mode != "off":
             require("Weights & Biases (--wandb)", "wandb")
@@ -42,11 +38,7 @@ class Dashboard:
 
 
 def chosen_mode(mode: str) -> str:
-    """``online``, ``offline`` or ``off``.
-
-    Raises:
-        BenchmdError: There is no such mode.
-    """
+    """``online``, ``offline`` or ``off``."""
     if mode not in MODES:
         raise unknown_name("mode of W&B", mode, MODES)
     if mode != "auto":
@@ -60,7 +52,6 @@ def chosen_mode(mode: str) -> str:
 
 
 def _login() -> bool:
-    """Whether a key was left by ``wandb login``."""
     host = urlparse(os.environ.get("WANDB_BASE_URL", "https://api.wandb.ai")).hostname or ""
     try:
         return netrc.netrc(os.environ.get("NETRC")).authenticators(host) is not None

@@ -1,13 +1,10 @@
-"""Runs followed in Weights & Biases: one W&B run per training run and per trial of a search.
+"""Follow runs in Weights & Biases: one W&B run per training run, trial, search and report.
 
-Scores on targets are in the summary of the transfer that they are of. A report and a search have a
-W&B run each, too.
-
-Everything happens in a process apart, which reads the runs' folders: an unreachable W&B, a slow one
-or an error there can neither fail nor delay a run. What leaves: settings, metrics, scores of whole
-splits, versions, the model of the CPU or GPU, the report; where it is asked for, how busy the
-machine is. What never leaves: predictions and
-records, why something failed, keys, paths, names of machines and of users.
+Scores on targets are in the summary of their transfer. A separate process reads the runs' folders,
+so that a slow or unreachable W&B, or an error there, can neither fail nor delay a run. Sent are
+settings, metrics, scores of whole splits, versions, CPU or GPU model, the report and, if asked for,
+system load. Never sent are predictions, records, reasons of failures, keys, paths, names of
+machines and users.
 """
 
 from __future__ import annotations
@@ -50,10 +47,9 @@ REACH_SECONDS = 30.0
 """How long the first run waits for W&B; then all are written offline."""
 END_SECONDS = 60.0
 """How long the end of a plan waits for what is not sent yet."""
-KEPT = tuple(
-    "kind technique setting modality source policy provenance options seed protocol device "
-    "settings "
-    "versions".split()
+KEPT = (
+    *("kind", "technique", "setting", "modality", "source", "policy", "provenance", "options"),
+    *("seed", "protocol", "device", "settings", "versions"),
 )
 """What of a run's description is W&B's configuration."""
 
@@ -78,7 +74,6 @@ class Followed:
 
 @contextlib.contextmanager
 def _without_working_folder() -> Iterator[None]:
-    """Python processes that start within do not look for modules in the working folder."""
     name = "PYTHONSAFEPATH"
     before = os.environ.get(name)
     os.environ[name] = "1"
@@ -92,28 +87,15 @@ def _without_working_folder() -> Iterator[None]:
 
 
 class Tracker:
-    """Takes what happens in a plan or a search and hands it to the process that follows.
+    """Passes events of a plan or a search to the process that follows.
 
     No method raises or waits, but `closed`, which waits for `END_SECONDS` at most.
     """
 
     def __init__(
-        self,
-        store: Path,
-        dashboard: Dashboard,
-        *,
-        reach_seconds: float = REACH_SECONDS,
+        self, store: Path, dashboard: Dashboard, *, reach_seconds: float = REACH_SECONDS
     ) -> None:
-        """Start following.
-
-        Args:
-            store: Folder of the runs; W&B's files go to `FOLDER` in it.
-            dashboard: Where they are shown; its mode is not ``off``.
-            reach_seconds: How long the first run waits for W&B before all are written offline.
-
-        Raises:
-            BenchmdError: There is no such mode, or W&B's package is not installed.
-        """
+        """Start following the runs in ``store``; W&B's files go to its `FOLDER`."""
         dashboard = dashboard.settled()
         self.mode, self.folder = dashboard.mode, store / FOLDER
         self._before = self._offline()
@@ -148,41 +130,30 @@ class Tracker:
         self._messages.put(("finished", item, run))
 
     def failed(self, item: Followed, reason: str) -> None:
-        """An item failed for good; W&B learns that, not why."""
+        """An item failed for good; the reason is not sent."""
         self._messages.put(("failed", item, reason))
 
     def reported(self, folder: Path, *, synthetic: bool = False) -> None:
-        """Send a report, all files of a folder, which rests on synthetic data or not."""
+        """Send a report, all files of a folder."""
         self._messages.put(("reported", synthetic, folder.resolve()))
 
     def trial_ended(self, search: str, about: Mapping[str, Any], trial: Mapping[str, Any]) -> None:
-        """A trial of a search ended.
-
-        Args:
-            search: Name of the search.
-            about: Its technique, setting and modality.
-            trial: The trial's row of the search's ``trials.parquet``.
-        """
+        """A trial ended; ``trial`` is its row of the search's ``trials.parquet``."""
         self._messages.put(("trial_ended", (search, dict(about)), dict(trial)))
 
     def _offline(self) -> set[Path]:
-        """Folders of the runs that are written offline."""
         return set(self.folder.glob("offline-run-*"))
 
     def closed(self) -> str:
-        """Wait for what is not written yet, but not for long.
-
-        Returns:
-            What a user should know, in one line.
-        """
+        """Wait for what is not sent yet, but not for long; returns a line for the user."""
         self._messages.put(("closed", None, None))
         self._process.join(END_SECONDS)
         late = self._process.is_alive()
         if late:
             self._process.kill()
-        later = f"`wandb sync {self.folder}/offline-run-*` sends them"
         if late or self._process.exitcode:
             return f"Not everything could be sent to W&B; what was written is in {self.folder}."
+        later = f"`wandb sync {self.folder}/offline-run-*` sends them"
         if self.mode == "offline":
             return f"W&B: runs written offline; {later}."
         if self._offline() - self._before:
@@ -191,7 +162,6 @@ class Tracker:
 
 
 def _follow(messages: Any, followed: _Following, parent: int) -> None:
-    """The process that talks to W&B, until it is told to end or its parent is gone."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent says when to end
     with contextlib.suppress(OSError):  # W&B's own messages would break the progress display
         nowhere = os.open(os.devnull, os.O_WRONLY)
@@ -210,13 +180,13 @@ def _follow(messages: Any, followed: _Following, parent: int) -> None:
             break
         if event == "closed":
             break
-        followed.guarded(lambda: getattr(followed, event)(item, content))  # noqa: B023
+        followed.guarded(getattr(followed, event), item, content)
     followed.end()
 
 
 @dataclass
 class _Open:
-    """A W&B run that is not finished yet."""
+    """An unfinished W&B run."""
 
     wandb_run: Any
     folder: Path
@@ -228,21 +198,16 @@ class _Open:
     more: int = 0
     """Evaluations of it that are awaited."""
     training: bool = False
-    """Whether its metrics still come."""
 
 
 @dataclass
 class _Search:
-    """A search of which trials ended."""
-
     about: Mapping[str, Any]
     trials: list[Mapping[str, Any]] = field(default_factory=list)
 
 
 @dataclass
 class _Following:
-    """What the process apart knows."""
-
     store: Path
     dashboard: Dashboard
     reach_seconds: float
@@ -252,10 +217,10 @@ class _Following:
     """Items that were started and whose run is not described yet, by name."""
     searches: dict[str, _Search] = field(default_factory=dict)
 
-    def guarded(self, action: Callable[[], object]) -> None:
-        """Do something with W&B; whatever goes wrong is written down and nothing else."""
+    def guarded(self, action: Callable[..., object], *arguments: Any) -> None:
+        """Do something with W&B; errors go to a file."""
         try:
-            action()
+            action(*arguments)
         except Exception as error:
             folder = self.store / FOLDER
             folder.mkdir(parents=True, exist_ok=True)
@@ -267,14 +232,13 @@ class _Following:
             self._look()
 
     def _look(self) -> None:
-        """Open what was announced and is described by now."""
         for item, folder in list(self.announced.values()):
             if (folder / RUN).is_file():
                 del self.announced[item.name]
                 self._opened(item, folder)
 
     def finished(self, item: Followed, folder: Path) -> None:
-        """A transfer stays open until all that scores it is done."""
+        """A transfer stays open until its evaluations are done."""
         self.announced.pop(item.name, None)
         trained = item.makes_run or item.name not in self.open
         entry = self._opened(item, folder)
@@ -284,19 +248,16 @@ class _Following:
         else:
             entry.more -= 1
         try:
-            self._tell_end(item, folder, entry, trained)
+            if trained:
+                hardware = {"hardware": [str(machine) for machine in trained_by(folder)]}
+                entry.wandb_run.config.update(hardware, allow_val_change=True)
+            if item.evaluation:
+                tell_scores(entry.wandb_run, folder, item.dataset, item.evaluation)
         finally:
             self._close_if_done(item.name)
 
-    def _tell_end(self, item: Followed, folder: Path, entry: _Open, trained: bool) -> None:
-        if trained:
-            where = {"hardware": [str(one) for one in trained_by(folder)]}
-            entry.wandb_run.config.update(where, allow_val_change=True)
-        if item.evaluation:
-            tell_scores(entry.wandb_run, folder, item.dataset, item.evaluation)
-
     def failed(self, item: Followed, _: str) -> None:
-        """The reason stays here: it may name a record, a file or a machine."""
+        """The reason is not sent: it may name a record, a file or a machine."""
         self.announced.pop(item.name, None)
         entry = self.open.get(item.name)
         if entry is None:
@@ -312,12 +273,12 @@ class _Following:
             self._close_if_done(item.name)
 
     def _close_if_done(self, name: str) -> None:
-        """Close what awaits no more scores, and of many that do the first: it is opened again."""
+        """Close finished runs, and the oldest of too many: they can be opened again."""
         if self.open[name].more <= 0:
             self.open.pop(name).wandb_run.finish()
-        waiting = [each for each, entry in self.open.items() if not entry.training]
-        for each in waiting[:-MOST_OPEN]:
-            self.open.pop(each).wandb_run.finish()
+        waiting = [name for name, entry in self.open.items() if not entry.training]
+        for name in waiting[:-MOST_OPEN]:
+            self.open.pop(name).wandb_run.finish()
 
     def reported(self, synthetic: bool, folder: Path) -> None:
         import wandb
@@ -335,8 +296,7 @@ class _Following:
 
     def trial_ended(self, named: tuple[str, Mapping[str, Any]], trial: Mapping[str, Any]) -> None:
         search, about = named
-        held = self.searches.setdefault(search, _Search(about))
-        held.trials.append(trial)
+        self.searches.setdefault(search, _Search(about)).trials.append(trial)
         number = int(trial["number"])
         config = shown_of_search(search, about) | trial_config(trial)
         identity = digest(["trial", search, number])[:16]
@@ -344,12 +304,11 @@ class _Following:
         tell_trial(run, trial)
         run.finish(exit_code=int(trial["state"] == "failed"))
 
-    def _searched(self, search: str) -> None:
-        """All trials in one table: those of earlier sessions, too."""
-        held = self.searches[search]
-        config = shown_of_search(search, held.about)
-        run = self._init(digest(["search", search])[:16], search, search, "search", config)
-        tell_search(run, trials_of(self.store, search, held.trials))
+    def _searched(self, name: str, search: _Search) -> None:
+        """All trials in one table, also of earlier sessions."""
+        config = shown_of_search(name, search.about)
+        run = self._init(digest(["search", name])[:16], name, name, "search", config)
+        tell_search(run, trials_of(self.store, name, search.trials))
         run.finish()
 
     def poll(self) -> None:
@@ -361,11 +320,10 @@ class _Following:
     def end(self) -> None:
         for entry in self.open.values():  # interrupted: they continue under the same id
             if entry.training:
-                self.guarded(lambda: self._tell_metrics(entry))  # noqa: B023
-            ended = int(not (entry.folder / DONE).is_file())
-            self.guarded(lambda: entry.wandb_run.finish(exit_code=ended))  # noqa: B023
-        for search in self.searches:
-            self.guarded(lambda: self._searched(search))  # noqa: B023
+                self.guarded(self._tell_metrics, entry)
+            self.guarded(entry.wandb_run.finish, int(not (entry.folder / DONE).is_file()))
+        for name, search in self.searches.items():
+            self.guarded(self._searched, name, search)
 
     def _opened(self, item: Followed, folder: Path) -> _Open:
         if item.name not in self.open:
@@ -388,7 +346,7 @@ class _Following:
     def _init(
         self, identity: str, name: str, group: str, kind: str, config: Mapping[str, Any]
     ) -> Any:
-        """A W&B run; where W&B is not reachable, this and all that follow are written offline."""
+        """A W&B run; if W&B is unreachable, this and all that follow are written offline."""
         import wandb
 
         synthetic = ["synthetic"] if config.get("provenance") == "synthetic" else []
@@ -414,33 +372,27 @@ class _Following:
         return wandb.init(**arguments, settings=self._settings("offline"))
 
     def _settings(self, mode: Literal["online", "offline"]) -> Any:
-        return _private(self.store, mode, self.reach_seconds, system=self.dashboard.system)
+        """Settings that send nothing about machine, user or code."""
+        import wandb
 
-
-def _private(
-    store: Path, mode: Literal["online", "offline"], reach_seconds: float, *, system: bool
-) -> Any:
-    """W&B's settings: nothing about the machine's name, the user, the program or its code."""
-    import wandb
-
-    staging = store / FOLDER / "staging"
-    staging.mkdir(parents=True, exist_ok=True)
-    os.environ["WANDB_DATA_DIR"] = os.environ["WANDB_CACHE_DIR"] = str(staging)
-    return wandb.Settings(
-        mode=mode,
-        init_timeout=reach_seconds,
-        console="off",
-        silent=True,
-        disable_code=True,
-        disable_git=True,
-        disable_job_creation=True,
-        save_code=False,
-        x_disable_machine_info=True,
-        x_disable_meta=True,
-        x_disable_stats=not system,
-        x_save_requirements=False,
-        email="",
-        host="",
-        program="",
-        username="",
-    )
+        staging = self.store / FOLDER / "staging"
+        staging.mkdir(parents=True, exist_ok=True)
+        os.environ["WANDB_DATA_DIR"] = os.environ["WANDB_CACHE_DIR"] = str(staging)
+        return wandb.Settings(
+            mode=mode,
+            init_timeout=self.reach_seconds,
+            console="off",
+            silent=True,
+            disable_code=True,
+            disable_git=True,
+            disable_job_creation=True,
+            save_code=False,
+            x_disable_machine_info=True,
+            x_disable_meta=True,
+            x_disable_stats=not self.dashboard.system,
+            x_save_requirements=False,
+            email="",
+            host="",
+            program="",
+            username="",
+        )

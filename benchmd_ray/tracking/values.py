@@ -1,7 +1,4 @@
-"""What Weights & Biases is shown of a run's scores and of a search's trials.
-
-Why a trial failed stays here, as with runs: the reason may name a record, a file or a machine.
-"""
+"""Scores of runs and trials of searches as W&B shows them; reasons of failures are not sent."""
 
 from __future__ import annotations
 
@@ -49,7 +46,7 @@ Row = Mapping[str, Any]
 
 
 def tell_scores(wandb_run: Any, folder: Path, dataset: str, evaluation: str) -> None:
-    """Scores of each split of a dataset into the summary, and of each class into a table."""
+    """Scores of each split into the summary, and of each class into a table."""
     import wandb
 
     rows = _score_rows(folder, dataset, evaluations()[evaluation])
@@ -67,19 +64,19 @@ def tell_scores(wandb_run: Any, folder: Path, dataset: str, evaluation: str) -> 
 
 
 def named(dataset: str, evaluation: str) -> str:
-    """A dataset, and the evaluation where it is another than the usual one."""
+    """A dataset, with the evaluation unless it is the usual one."""
     return dataset if evaluation == CLASSIFIED.evaluation else f"{dataset}/{evaluation}"
 
 
 def _score_rows(folder: Path, dataset: str, evaluation: Evaluation) -> list[Any]:
-    """Score rows of predictions; of a classification those of AUROC."""
+    """Score rows of predictions; of a classification AUROC only."""
     path = predictions_path(folder, dataset, evaluation.name)
     predictions = read_predictions(path, evaluation.form)
     if evaluation.scores is not None:
         scored = evaluation.scores(predictions, RESAMPLES)
         return whole_rows(scored.assign(dataset=dataset)).to_dict("records")
     results = measured(of_predictions(read_run(folder), predictions), ("auroc",), RESAMPLES)
-    return [row for one in results for row in score_rows(one, "")]
+    return [row for result in results for row in score_rows(result, "")]
 
 
 def shown_of_search(search: str, about: Mapping[str, Any]) -> dict[str, Any]:
@@ -88,23 +85,23 @@ def shown_of_search(search: str, about: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def settings_of(trial: Row) -> dict[str, Any]:
-    """The searched settings that were active in a trial, by their full names."""
-    named = {
-        name: _plain(value)
+    """The searched settings that were active in a trial."""
+    return {
+        name: plain
         for name, value in trial.items()
         if name not in UNSENT and name not in RESULTS and not name.startswith(SCORE_OF)
+        if (plain := _plain(value)) is not None
     }
-    return {name: value for name, value in named.items() if value is not None}
 
 
 def trial_config(trial: Row) -> dict[str, Any]:
-    """A trial's number and settings as configuration: W&B wants no dots in names."""
+    """A trial's number and settings as configuration; W&B allows no dots in names."""
     settings = {name.replace(".", "_"): value for name, value in settings_of(trial).items()}
     return {"trial": int(trial["number"]), **settings}
 
 
 def tell_trial(wandb_run: Any, trial: Row) -> None:
-    """A trial's curve into the history, how it ended into the summary."""
+    """A trial's curve into the history, its outcome into the summary."""
     curve = trial.get("curve")
     for point in () if curve is None else curve:
         wandb_run.log({CURVE: _plain(point["value"])}, step=int(point["step"]))
@@ -112,41 +109,39 @@ def tell_trial(wandb_run: Any, trial: Row) -> None:
 
 
 def tell_search(wandb_run: Any, trials: Sequence[Row]) -> None:
-    """All trials of a search as one table; their counts and the highest score as summary."""
+    """All trials of a search as a table; counts and the highest score as summary."""
     import wandb
 
-    rows = [(row, settings_of(row), _results(row)) for row in trials]
-    names = list(dict.fromkeys(name for _, settings, _ in rows for name in settings))
-    results = list(dict.fromkeys(name for *_, values in rows for name in values))
-    data: list[Iterable[Any]] = [
-        [int(row["number"]), row["state"], *map(settings.get, names), *map(held.get, results)]
-        for row, settings, held in rows
+    settings = dict.fromkeys(name for trial in trials for name in settings_of(trial))
+    results = dict.fromkeys(name for trial in trials for name in _results(trial))
+    columns: list[str | int] = ["trial", "state", *settings, *results]
+    rows = [
+        {"trial": int(t["number"]), "state": t["state"], **settings_of(t), **_results(t)}
+        for t in trials
     ]
-    table = wandb.Table(
-        columns=["trial", "state", *names, *results], data=data, allow_mixed_types=True
-    )
+    data: list[Iterable[Any]] = [[row.get(str(name)) for name in columns] for row in rows]
+    table = wandb.Table(columns=columns, data=data, allow_mixed_types=True)
     wandb_run.log({"trials": table})
     states = [row["state"] for row in trials]
     wandb_run.summary.update({f"trials/{state}": states.count(state) for state in set(states)})
-    scored = [(held["score"], int(row["number"])) for row, _, held in rows if "score" in held]
-    if scored:
-        value, number = max(scored, key=lambda each: (each[0], -each[1]))
-        wandb_run.summary.update({"highest_score": value, "highest_score_trial": number})
+    if scored := [row for row in rows if "score" in row]:
+        best = max(scored, key=lambda row: (row["score"], -row["trial"]))
+        highest = {"highest_score": best["score"], "highest_score_trial": best["trial"]}
+        wandb_run.summary.update(highest)
 
 
 def trials_of(store: Path, search: str, reported: Iterable[Row]) -> list[Row]:
-    """All trials of a search by number: those on disk, of earlier sessions too, and the reported.
+    """Trials by number: those on disk, also of earlier sessions, and the reported.
 
-    The table on disk is written first, and once more with what fresh evaluations say.
+    Those on disk win: the table is written again with fresh evaluations.
     """
     path = store / SEARCHES / search / TRIALS
-    held = read_trials(path).to_pylist() if path.is_file() else []
-    rows = {int(row["number"]): row for row in (*reported, *held)}
+    stored = read_trials(path).to_pylist() if path.is_file() else []
+    rows = {int(row["number"]): row for row in (*reported, *stored)}
     return [rows[number] for number in sorted(rows)]
 
 
 def _results(trial: Row) -> dict[str, Any]:
-    """What came out of a trial, without what it has no value for."""
     named = {title: _plain(trial.get(name)) for name, title in RESULTS.items()}
     for name, value in trial.items():
         if name.startswith(SCORE_OF):
@@ -155,6 +150,6 @@ def _results(trial: Row) -> dict[str, Any]:
 
 
 def _plain(value: Any) -> Any:
-    """A value of a table's row for W&B: no NumPy scalar, and None for NaN."""
+    """Without NumPy scalars, and None for NaN."""
     plain = value.item() if hasattr(value, "item") else value
     return None if isinstance(plain, float) and math.isnan(plain) else plain

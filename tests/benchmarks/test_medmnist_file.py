@@ -7,12 +7,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from benchmd_ray.benchmarks.medmnist.files import (
-    cards_of,
-    file_tuning,
-    file_tunings,
-    usual_cards,
-)
+from benchmd_ray.benchmarks.medmnist.files import cards_of, file_tuning, file_tunings, usual_cards
 from benchmd_ray.cli import main
 from benchmd_ray.data.cards import cards, kind_of
 from benchmd_ray.errors import BenchmdError

@@ -27,12 +27,7 @@ from benchmd_ray.service.plan import make_plan
 from benchmd_ray.service.search_session import Searched
 from benchmd_ray.service.searches import Tuning, planned_searches
 from benchmd_ray.service.tune_and_train import retraining_plan
-from benchmd_ray.settings.definition import (
-    ENCODERS,
-    Settings,
-    default_settings,
-    updated,
-)
+from benchmd_ray.settings.definition import ENCODERS, Settings, default_settings, updated
 from benchmd_ray.tuning import stages
 from benchmd_ray.tuning.known import Trial
 from benchmd_ray.tuning.trial import run_trial

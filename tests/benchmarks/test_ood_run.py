@@ -619,12 +619,7 @@ def test_the_report_shows_detectors_controls_and_alarms(
     from matplotlib.backends.backend_agg import FigureCanvasAgg
 
     from benchmd_ray.benchmarks.ood import report_rows
-    from benchmd_ray.benchmarks.ood.report import (
-        controls,
-        detectors,
-        first_table,
-        shifted,
-    )
+    from benchmd_ray.benchmarks.ood.report import controls, detectors, first_table, shifted
     from benchmd_ray.benchmarks.ood.report_figures import draw
     from benchmd_ray.benchmarks.ood.report_rows import compared
     from benchmd_ray.report.analysis import analyse

@@ -16,6 +16,7 @@ from touchstone_scores import CLASSES, algorithm, simulated, write_csv
 from benchmd_ray.benchmarks.touchstone import report
 from benchmd_ray.benchmarks.touchstone.commands import compare_scores
 from benchmd_ray.benchmarks.touchstone.comparing import compare
+from benchmd_ray.benchmarks.touchstone.contests import Means, agreement
 from benchmd_ray.benchmarks.touchstone.groups import ALL, CENTRED, RAW, compared_samples, organs
 from benchmd_ray.benchmarks.touchstone.joining import joined
 from benchmd_ray.benchmarks.touchstone.masks import Labels, VoxelGrid
@@ -28,8 +29,7 @@ from benchmd_ray.benchmarks.touchstone.report_page import write_comparison
 from benchmd_ray.benchmarks.touchstone.report_rows import algorithms
 from benchmd_ray.benchmarks.touchstone.report_rows import draw as draw_rows
 from benchmd_ray.benchmarks.touchstone.report_slices import draw_planes
-from benchmd_ray.benchmarks.touchstone.score_rows import COMMON, NAMED, OWN, named_rows
-from benchmd_ray.benchmarks.touchstone.two_sets import Means, agreement
+from benchmd_ray.benchmarks.touchstone.scored import COMMON, NAMED, OWN, named_rows
 from benchmd_ray.cli import main
 from benchmd_ray.errors import BenchmdError
 from benchmd_ray.evaluation.registry import benchmark
@@ -306,7 +306,7 @@ def test_an_image_is_shown_as_ct_where_it_has_air_else_by_its_own_values(air, wi
     other = replace(grid, spacing=(1.0, 1.0, 2.0))
     unlike = cut(side, side, grid, 0, Labels(values, other))
     assert "spacing 1 × 1 × 2 mm, expected 1 × 1 × 99 mm" in unlike.note
-    assert all(plane.image is None for plane in unlike.each)
+    assert all(plane.image is None for plane in unlike.views)
 
 
 def test_worst_cases_are_those_of_the_lowest_mean_over_algorithms(one):

@@ -5,11 +5,10 @@ import pytest
 from scipy.stats import binom
 from touchstone_scores import algorithm
 
-from benchmd_ray.benchmarks.touchstone.contests import p_of_pairs
+from benchmd_ray.benchmarks.touchstone.contests import Means, agreement, p_of_pairs
 from benchmd_ray.benchmarks.touchstone.joining import joined
 from benchmd_ray.benchmarks.touchstone.metadata import Metadata
 from benchmd_ray.benchmarks.touchstone.summaries import draw
-from benchmd_ray.benchmarks.touchstone.two_sets import Means, agreement
 from benchmd_ray.scores.signed_rank import holm_together
 
 CASES = 60

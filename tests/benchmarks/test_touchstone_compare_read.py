@@ -6,11 +6,11 @@ from touchstone_scores import CLASSES, algorithm, simulated, write_csv
 
 from benchmd_ray.benchmarks.touchstone import imported
 from benchmd_ray.benchmarks.touchstone.comparing import compare
+from benchmd_ray.benchmarks.touchstone.contests import read_means
 from benchmd_ray.benchmarks.touchstone.imported import read_csv_folder
 from benchmd_ray.benchmarks.touchstone.joining import completed, joined, unequal
 from benchmd_ray.benchmarks.touchstone.metadata import read_metadata
 from benchmd_ray.benchmarks.touchstone.scored import read_scores
-from benchmd_ray.benchmarks.touchstone.two_sets import read_means
 from benchmd_ray.errors import BenchmdError
 
 
@@ -221,6 +221,8 @@ def test_cases_of_a_training_part_are_stated(tmp_path):
         ("name,age\ns1,-3\n", "the age '-3' is not within 0 to 150"),
         ("name,age\ns1,3\ns1,4\n", "the case 's1' appears twice"),
         ("name,age\ns1\n", "line 2: expected 2 cells"),
+        ("name,age\n\ns1\n", "line 3: expected 2 cells"),
+        ("sep=;\nname;age\ns1\n", "line 3: expected 2 cells"),
     ],
 )
 def test_broken_metadata_are_one_clear_error(tmp_path, text, message):

@@ -114,8 +114,8 @@ def test_worst_cases_are_drawn_the_way_the_patient_lies(tmp_path, turned):
     path = tmp_path / "images" / "s0000.nii.gz"
     write_volume(path, image, turned)
     planes = scores.by_name["far"].planes("s0000", "anterior", path)
-    axial, coronal, sagittal = planes.each  # the margin takes in the whole small volume
-    assert [each.steps for each in planes.each] == [(1.5, 1.0), (3.0, 1.0), (3.0, 1.5)]
+    axial, coronal, sagittal = planes.views  # the margin takes in the whole small volume
+    assert [view.steps for view in planes.views] == [(1.5, 1.0), (3.0, 1.0), (3.0, 1.5)]
     for plane, mask, own in (
         (axial, box(1)[2], image[2]),
         (coronal, box(1)[:, 4], image[:, 4]),

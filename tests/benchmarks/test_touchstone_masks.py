@@ -18,13 +18,7 @@ from pydicom.uid import ExplicitVRLittleEndian, generate_uid
 
 from benchmd_ray.benchmarks.touchstone.case import score_case
 from benchmd_ray.benchmarks.touchstone.layouts import cases_of, files_of
-from benchmd_ray.benchmarks.touchstone.masks import (
-    Labels,
-    axes_of,
-    claimed,
-    read_labels,
-    resampled,
-)
+from benchmd_ray.benchmarks.touchstone.masks import Labels, axes_of, claimed, read_labels, resampled
 from benchmd_ray.benchmarks.touchstone.tasks import task_named
 from benchmd_ray.data.readers import nrrd
 from benchmd_ray.data.records import RecordError

@@ -18,7 +18,7 @@ def fixed(kind: Modality, technique: str, _: str = "") -> Settings:
 
 
 def _like(kind: Modality, technique: str, settings: Settings) -> Settings:
-    """The fixed protocol with the run's own mode and labels, which are the paper's axes."""
+    """The fixed protocol with the run's mode and labels, which are the paper's axes."""
     protocol, transfer = fixed(kind, technique), settings.transfer
     axes = replace(protocol.transfer, mode=transfer.mode, labels=transfer.labels)
     return replace(protocol, transfer=axes)

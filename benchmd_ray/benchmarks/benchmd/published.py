@@ -1,4 +1,4 @@
-"""The paper's numbers, and with which of ours they can be compared."""
+"""The paper's numbers, and which of our results they can be compared with."""
 
 from __future__ import annotations
 
@@ -7,13 +7,11 @@ import functools
 from importlib import resources
 
 SOURCE = "BenchMD v2, tables 1 and 2"
-"""Where the numbers are from."""
 WORDS = (
     "Its numbers are of the full datasets with the released labels and splits. They are next to "
     "ours only for runs of the fixed protocol on its own sources and splits, with unshuffled "
     "labels, default options of the builds, and at least half of the raw records of a dataset."
 )
-"""What a reader must know of them."""
 
 
 @functools.cache
@@ -47,15 +45,8 @@ def unlike(
     """Why the paper's number cannot be compared with a result; None where it can.
 
     The paper trains on one source of each modality and scores its validation split and the
-    targets. The fixed protocol's settings and the default options are nearest to what it did.
-
-    Args:
-        protocol: ``fixed``, ``custom`` or ``shuffled``, maybe with a number and a letter.
-        source: Dataset that the run was trained on.
-        role: Role of the dataset that is scored.
-        split: Split that is scored.
-        options: Options of the builds that are not the cards' defaults.
-        raw: Raw records of source and scored dataset that were there, and of the whole dataset.
+    targets. ``options`` are those of builds that are not the cards' defaults; ``raw`` are raw
+    records of source and scored dataset: how many were there, and how many there are.
     """
     base = protocol.partition(" ")[0]
     if base == "shuffled":

@@ -111,12 +111,7 @@ def tune_files(
     benchmd medmnist tune FOLDER --start resnet18 --start resnet50 --start resnet18-acs
     benchmd medmnist tune --dry-run --gpus 8 --cpus 64
     """
-    from benchmd_ray.benchmarks.medmnist.files import (
-        built,
-        cards_of,
-        file_tunings,
-        usual_cards,
-    )
+    from benchmd_ray.benchmarks.medmnist.files import built, cards_of, file_tunings, usual_cards
     from benchmd_ray.service.tune_and_train import search_and_train
 
     if not files and not dry_run:
@@ -167,18 +162,17 @@ def scores(paths: tuple[Path, ...], out: Path | None, resamples: int) -> None:
 
 
 def _print_scores(paths: Sequence[Path], out: Path | None, resamples: int = 1000) -> None:
-    """Print scores next to the published ones, and write them where a folder is named."""
-    from benchmd_ray.benchmarks.medmnist import report as own
+    from benchmd_ray.benchmarks.medmnist.report import TABLES, notes, run_frame, write
     from benchmd_ray.report.analysis import analyse_stores
 
     analysis = analyse_stores(paths, resamples=resamples, curves=False)
-    frame = own.run_frame(analysis)
-    for table in own.TABLES:
+    frame = run_frame(analysis)
+    for table in TABLES:
         if table.printed is not None:
             print_table(table.printed(analysis))
     echo()
-    for note in own.notes(analysis, frame):
+    for note in notes(analysis, frame):
         echo(note)
     if out is not None:
-        for path in own.write(analysis, out):
+        for path in write(analysis, out):
             echo(f"written: {path}")

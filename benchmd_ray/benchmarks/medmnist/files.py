@@ -1,4 +1,4 @@
-"""From one file of MedMNIST to what is searched on it."""
+"""From files of MedMNIST to searches."""
 
 from __future__ import annotations
 
@@ -39,11 +39,7 @@ def built(
     any_md5: bool,
     cpus: int | None,
 ) -> Catalog:
-    """The catalog of a file of MedMNIST, built unless it is there.
-
-    Raises:
-        BenchmdError: It cannot be built.
-    """
+    """The catalog of a file of MedMNIST, built unless it exists."""
     options = {"md5": "allow" if any_md5 else "require"}
     catalog = build(card.name, raw, out, options=options, cpus=cpus or 1)
     rows = ", ".join(f"{name} {catalog.rows(name):,}" for name in catalog.manifest["splits"])
@@ -54,12 +50,7 @@ def built(
 def cards_of(
     paths: Sequence[Path], say: Callable[[str], None] = lambda text: None
 ) -> dict[str, tuple[DatasetCard, Path]]:
-    """The card and the file of each dataset by its name: of files, or of all files in folders.
-
-    Raises:
-        BenchmdError: A file is named as none of MedMNIST's, a folder holds none, or two files are
-            of one dataset.
-    """
+    """Card and file of each dataset by name, of files or of all files in folders."""
     cards_by_name = {card.layouts[CURRENT].pattern: card for card in _every_card()}
     chosen: dict[str, tuple[DatasetCard, Path]] = {}
     for path in paths:
@@ -91,7 +82,6 @@ def usual_cards() -> list[DatasetCard]:
 
 
 def _every_card() -> list[DatasetCard]:
-    """Those of every size."""
     return [card for card in cards().values() if card.collection == COLLECTION]
 
 
@@ -102,16 +92,9 @@ def file_tunings(
     starts: tuple[str, ...],
     **asked: Any,
 ) -> list[tuple[DatasetCard, Tuning]]:
-    """What is searched on some datasets of MedMNIST: from each baseline that fits one of them.
+    """Searches on datasets: from each baseline that fits one of them, or from the usual ones.
 
-    Args:
-        chosen: Cards of the datasets.
-        folder: Of their catalogs, which need not be there yet; None plans by the cards.
-        starts: Baselines; none takes the usual one of each.
-        asked: See `file_tuning`.
-
-    Raises:
-        BenchmdError: A baseline fits none of them, or see `file_tuning`.
+    Catalogs in ``folder`` may not exist yet; None plans by the cards.
     """
     tunings: list[tuple[DatasetCard, Tuning]] = []
     for start in starts or ("",):
@@ -123,7 +106,6 @@ def file_tunings(
 
 
 def _fits(card: DatasetCard, start: str) -> bool:
-    """Whether a baseline is one for the images or volumes of a dataset."""
     try:
         require_fitting(card.signal, baseline_settings(card.modality, start).encoder)
     except BenchmdError:
@@ -143,23 +125,7 @@ def file_tuning(
     trials: int,
     seeds: tuple[int, ...],
 ) -> Tuning:
-    """What is searched on a dataset of MedMNIST, and what is trained afterwards.
-
-    Args:
-        card: Of the dataset.
-        folder: Of catalogs, where its own need not be there yet; None plans by the card.
-        start: Baseline that the search starts from; empty takes the usual one.
-        small: Search narrow networks for few epochs.
-        assignments: ``a.b=value`` settings of the start, over all else.
-        space: File of the user's own search space.
-        held: Settings of the space that keep their value.
-        trials: Trials of the search.
-        seeds: Of the runs after it.
-
-    Raises:
-        BenchmdError: There is no such baseline, it does not fit the dataset, or the search cannot
-            start there.
-    """
+    """A search on a dataset and the training after it, from a baseline or the usual one (empty)."""
     dimensions = len(card.signal.axes) - 1
     if small and space is None:
         space = Path(__file__).with_name("small.yaml")

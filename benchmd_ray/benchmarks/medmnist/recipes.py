@@ -18,15 +18,9 @@ SHAPES = ("adrenalmnist3d", "vesselmnist3d")
 
 
 def baseline_settings(modality: Modality, name: str) -> Settings:
-    """The settings of one of MedMNIST's baselines.
+    """Settings of one of `BASELINES`, or of one with the pixels that images are resized to.
 
-    Args:
-        modality: Of images or volumes.
-        name: One of `BASELINES`, or one with the extent in pixels that images are resized to:
-            ``resnet18-224``. Images of that very extent stay as they are.
-
-    Raises:
-        BenchmdError: There is no such baseline.
+    ``resnet18-224``, for example; images of that extent stay as they are.
     """
     network, _, size = name.rpartition("-")
     if not size.isdecimal():
@@ -44,14 +38,9 @@ def medmnist_settings(modality: Modality, network: str, resize: int = 0) -> Sett
 
     Adam with a learning rate of 0.001 that drops to a tenth after 50 and again after 75 of 100
     epochs, in batches of 128 images or 32 volumes; the shape datasets with their augmentation.
-    Source: Yang et al., MedMNIST v2 (https://arxiv.org/abs/2110.14795), section "Baseline
-    Methods", with the code released with it. The best epoch by validation AUROC is kept, as in
-    every transfer.
-
-    Args:
-        modality: Of images or volumes.
-        network: A ResNet or a network of MONAI, as ``encoder.network`` names it.
-        resize: Extent in pixels that images are resized to, 224 in the paper; 0: as they are.
+    Images are resized to ``resize`` pixels, 224 in the paper; 0 keeps them. Source: Yang et al.,
+    MedMNIST v2 (https://arxiv.org/abs/2110.14795), "Baseline Methods", and the code released with
+    it. The best epoch by validation AUROC is kept, as in every transfer.
     """
     volumes = len(modality.signal.axes) == 4
     encoder = {"network": network, "options": {"resize": resize} if resize else {}}
@@ -81,7 +70,7 @@ def start_settings(modality: Modality, technique: str, variant: str) -> Settings
 
 
 def like(modality: Modality, technique: str, settings: Settings) -> Settings | None:
-    """The recipe for the network and the extent of a run on a dataset of MedMNIST."""
+    """The recipe for the network and image size of a run on a dataset of MedMNIST."""
     encoder = settings.encoder
     if modality.name not in IMAGE_GROUPS or encoder.network not in BASELINES:
         return None

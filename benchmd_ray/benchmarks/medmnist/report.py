@@ -1,9 +1,8 @@
-"""Results on MedMNIST with its own scores, next to those that are published.
+"""Results on MedMNIST with its own scores, next to the published ones.
 
-AUC is the AUROC of a score row, missing where a class has none, and ACC its accuracy: both are
-those of MedMNIST's evaluator (`benchmarks.medmnist.scores`). Source of the published ones: Yang et
-al., MedMNIST v2 (Scientific Data 10, 41, 2023), tables 3 and 4, which are means of three runs or
-more on the files of version 2.
+Published are means of three runs or more on the files of version 2: Yang et al., MedMNIST v2
+(Scientific Data 10, 41, 2023), tables 3 and 4. AUC and ACC are AUROC and accuracy of score rows, as
+in MedMNIST's evaluator; no AUC where a class has none.
 """
 
 from __future__ import annotations
@@ -11,7 +10,7 @@ from __future__ import annotations
 import csv
 import functools
 import re
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -22,13 +21,7 @@ import pandas as pd
 from benchmd_ray.benchmarks.medmnist.recipes import BASELINES
 from benchmd_ray.benchmarks.medmnist.scores import score, write_result
 from benchmd_ray.data.cards import dataset_card
-from benchmd_ray.data.medmnist_cards import (
-    EARLIER,
-    IMAGE_GROUPS,
-    PLAIN_SIZE,
-    UNOFFICIAL,
-    task_name,
-)
+from benchmd_ray.data.medmnist_cards import EARLIER, IMAGE_GROUPS, PLAIN_SIZE, UNOFFICIAL, task_name
 from benchmd_ray.errors import BenchmdError
 from benchmd_ray.files.atomic import replacing
 from benchmd_ray.modality.modalities import Modality
@@ -52,6 +45,8 @@ PUBLISHED = "published"
 SPLIT = "test"
 SCORES = {"auroc": "auc", "accuracy": "acc"}
 """Metrics of score rows by MedMNIST's names."""
+ENDS = {"": "value", "_low": "low", "_high": "high", "_sd": "sd"}
+"""Columns of score rows by the ends of the names of ours."""
 NAMED = ["dataset", "file", "method", "setting", "protocol"]
 """What runs that differ only by their seeds share."""
 FOUND = "tuned network"
@@ -84,13 +79,8 @@ def published_rows(datasets: Collection[str]) -> pd.DataFrame:
 def run_frame(analysis: Analysis) -> pd.DataFrame:
     """AUC and ACC on the test split, a row for each run.
 
-    ``dataset`` is MedMNIST's name, ``file`` says more where it is not the official one of now;
-    ``method`` names network and technique with the images' size, ``setting`` is that of the
-    transfer; ``unscored`` are the classes without an AUC; ``trained`` is when training ended, after
-    which the test split was read (ISO time, UTC).
-
-    Raises:
-        BenchmdError: No finished run has predictions on a dataset of MedMNIST.
+    ``file`` is empty for the current official file; ``unscored`` are the classes without an AUC;
+    ``trained`` is when training ended, after which the test split was read (ISO time, UTC).
     """
     runs = {run.folder.name: run for run in analysis.runs}
     rows = analysis.rows
@@ -108,16 +98,12 @@ def run_frame(analysis: Analysis) -> pd.DataFrame:
     results = []
     for (name, dataset), scores in ours.groupby(["run", "dataset"], sort=False):
         run = runs[str(name)]
-        unscored = _unscored(scores)
         results.append(
             {
                 **_named(str(dataset), run),
-                "setting": scores["setting"].iloc[0],
-                "protocol": scores["protocol"].iloc[0],
-                "seed": scores["seed"].iloc[0],
-                "auc": np.nan if unscored else _whole(scores, "auroc")["value"],
-                "acc": _whole(scores, "accuracy")["value"],
-                "unscored": unscored,
+                **scores[["setting", "protocol", "seed"]].iloc[0],
+                **_pooled(scores, ("",)),
+                "unscored": _unscored(scores),
                 "run": name,
                 "trained": run.done["finished"],
             }
@@ -126,34 +112,28 @@ def run_frame(analysis: Analysis) -> pd.DataFrame:
 
 
 def compared(analysis: Analysis) -> pd.DataFrame:
-    """Our results, seeds pooled, and the published ones, by dataset; the best AUC of each first.
+    """Our results, seeds pooled, and the published ones, by dataset; highest AUC first.
 
     Columns: `NAMED`, seeds, and for auc and acc the value, ``_low``, ``_high`` and ``_sd``.
     """
     runs = {run.folder.name: run for run in analysis.runs}
     scores = analysis.scores
     ours = scores[scores["modality"].isin(IMAGE_GROUPS) & (scores["split"] == SPLIT)]
-    pooled = [
-        {
-            **_named(str(rows["dataset"].iloc[0]), _run(rows, runs)),
-            **{name: rows[name].iloc[0] for name in ("setting", "protocol", "seeds")},
-            **_pooled(rows),
-        }
-        for _, rows in ours.groupby([*KEY], sort=False)
-    ]
+    pooled = []
+    for _, rows in ours.groupby([*KEY], sort=False):
+        first = rows.iloc[0]
+        named = _named(first["dataset"], runs[first["runs"].split("; ")[0]])
+        pooled.append({**named, **first[["setting", "protocol", "seeds"]], **_pooled(rows)})
     columns = [*NAMED, "seeds", *(f"{n}{end}" for n in SCORES.values() for end in ENDS)]
     frame = pd.DataFrame([*pooled, *_theirs(ours["dataset"])], columns=columns)
     order = list(dict.fromkeys(published()["dataset"]))
-    frame["place"] = frame["dataset"].map(order.index)
-    frame = frame.sort_values(["place", "auc"], ascending=[True, False], kind="stable")
-    return frame.drop(columns="place").reset_index(drop=True)
-
-
-ENDS = ("", "_low", "_high", "_sd")
+    frame = frame.sort_values("auc", ascending=False, kind="stable")
+    return frame.sort_values(
+        "dataset", key=lambda names: names.map(order.index), kind="stable", ignore_index=True
+    )
 
 
 def _theirs(datasets: Iterable[str]) -> Iterator[dict[str, Any]]:
-    """Published rows on these datasets, AUC and ACC in one."""
     rows = published_rows(set(datasets))
     for (dataset, method), both in rows.groupby(["dataset", "technique"], sort=False):
         values = {SCORES[m]: v for m, v in zip(both["metric"], both["value"], strict=True)}
@@ -161,28 +141,18 @@ def _theirs(datasets: Iterable[str]) -> Iterator[dict[str, Any]]:
         yield {**about, "protocol": PUBLISHED, **values}
 
 
-def _pooled(rows: pd.DataFrame) -> dict[str, float]:
-    """AUC and ACC of the pooled score rows of one result."""
-    values = {}
+def _pooled(rows: pd.DataFrame, ends: Sequence[str] = tuple(ENDS)) -> dict[str, float]:
+    values: dict[str, float] = {}
     for metric, name in SCORES.items():
-        row = _whole(rows, metric)
+        row = rows[(rows["metric"] == metric) & (rows["class"] == "mean")].iloc[0]
         lost = metric == "auroc" and bool(_unscored(rows))
-        for end, column in zip(ENDS, ("value", "low", "high", "sd"), strict=True):
-            values[f"{name}{end}"] = np.nan if lost else row[column]
+        values |= {f"{name}{end}": np.nan if lost else row[ENDS[end]] for end in ends}
     return values
-
-
-def _whole(rows: pd.DataFrame, metric: str) -> pd.Series:
-    return rows[(rows["metric"] == metric) & (rows["class"] == "mean")].iloc[0]
 
 
 def _unscored(rows: pd.DataFrame) -> str:
     unscored = rows[(rows["metric"] == "auroc") & (rows["class"] != "mean") & rows["value"].isna()]
     return "; ".join(unscored["class"])
-
-
-def _run(rows: pd.DataFrame, runs: Mapping[str, Run]) -> Run:
-    return runs[str(rows["runs"].iloc[0]).split("; ")[0]]
 
 
 def _named(dataset: str, run: Run) -> dict[str, str]:
@@ -191,15 +161,11 @@ def _named(dataset: str, run: Run) -> dict[str, str]:
 
 
 def _dataset(kind: Modality) -> str:
-    """Name of the dataset, which all sizes of its images share."""
     return kind.signal.name.partition("-")[0]
 
 
 def _method(run: Run) -> str:
-    """Such as resnet18-28, resnet18-3d, or transformer mae-28 where it was pretrained.
-
-    A ResNet of another width than the published ones says so: resnet18-28, width 16.
-    """
+    """Such as resnet18-28, resnet18-3d, transformer mae-28, or resnet18-28, width 16."""
     encoder, kind = run.settings.encoder, run.modality
     plain = run.description.get("upstream") is None and encoder.network != "transformer"
     named = encoder.network if plain else f"{encoder.network} {run.description['technique']}"
@@ -210,31 +176,26 @@ def _method(run: Run) -> str:
 
 
 def averages(both: pd.DataFrame) -> pd.DataFrame:
-    """Mean AUC and ACC over datasets of each method that has one result on each of those at hand.
+    """Mean AUC and ACC of each method that has one result on each dataset.
 
-    2-D and 3-D datasets apart, as in the paper's tables 5 and 6. Numbers and letters of protocols
-    tell apart the runs of one dataset and are excluded. No mean of the AUC where one is missing.
-    Columns: images, datasets, file (of datasets whose file is not the official one of now), method,
-    setting, protocol, auc, acc.
+    2-D and 3-D datasets apart, as in the paper's tables 5 and 6. Numbers and letters of protocols,
+    which tell runs of one dataset apart, are ignored. NaN where a dataset has no AUC.
     """
     protocol = both["protocol"].map(base_of)
     method = both["method"].where(~both["protocol"].map(is_tuned).astype(bool), FOUND)
-    whole = both.assign(images=both["dataset"].map(_images), protocol=protocol, method=method)
+    images = np.where(both["dataset"].str.endswith("3d"), "3-D", "2-D")
+    whole = both.assign(images=images, protocol=protocol, method=method)
     rows = []
-    for images, together in whole.groupby("images"):
+    for dimensions, together in whole.groupby("images"):
         count = together["dataset"].nunique()
         for key, group in together.groupby(["method", "setting", "protocol"], sort=False):
             if group["dataset"].nunique() == count == len(group):
                 file = ", ".join(sorted(set(group["file"]) - {""}))
                 means = (group[name].mean(skipna=False) for name in ("auc", "acc"))
-                rows.append((images, count, file, *key, *means))
+                rows.append((dimensions, count, file, *key, *means))
     columns = ["images", "datasets", "file", "method", "setting", "protocol", "auc", "acc"]
     averaged = pd.DataFrame(rows, columns=columns)
     return averaged.sort_values(["images", "auc"], ascending=[True, False], ignore_index=True)
-
-
-def _images(dataset: str) -> str:
-    return "3-D" if dataset.endswith("3d") else "2-D"
 
 
 def _table(analysis: Analysis) -> Table | None:
@@ -283,7 +244,6 @@ TABLES = aggregates(
 
 
 def _marked(frame: pd.DataFrame, column: str) -> list[str]:
-    """A column with what the column ``file`` says."""
     return [
         f"{value} ({file} file)" if file else str(value)
         for value, file in zip(frame[column], frame["file"], strict=True)
@@ -291,7 +251,7 @@ def _marked(frame: pd.DataFrame, column: str) -> list[str]:
 
 
 def notes(analysis: Analysis, frame: pd.DataFrame) -> list[str]:
-    """What readers of the tables should know; ``frame`` is that of `run_frame`."""
+    """Notes on the tables; ``frame`` is that of `run_frame`."""
     lines = [f"The published results are of {SOURCE}, means of three runs or more on version 2."]
     changed = [name for name in frame["dataset"].unique() if EARLIER in dataset_card(name).layouts]
     if changed:
@@ -310,7 +270,7 @@ def notes(analysis: Analysis, frame: pd.DataFrame) -> list[str]:
 
 
 def _readings(frame: pd.DataFrame, searched: Sequence[SearchRecord]) -> list[str]:
-    """Which test split was read by how many runs and when, and what searches cost before it."""
+    """How often and when each test split was read, and what searches cost before."""
     lines = []
     for dataset, rows in frame.groupby("dataset", sort=False):
         runs = f"{len(rows)} runs, once by each" if len(rows) > 1 else "1 run, once"
@@ -332,17 +292,13 @@ def _readings(frame: pd.DataFrame, searched: Sequence[SearchRecord]) -> list[str
 
 
 def _span(starts: pd.Series, ends: pd.Series) -> str:
-    """The time from the first start to the last end, to seconds."""
+    """From the first start to the last end, to seconds."""
     times = [pd.Timestamp(text) for text in (starts.min(), ends.dropna().max())]
     return " to ".join(dict.fromkeys(f"{time:%Y-%m-%d %H:%M:%S}" for time in times)) + " UTC"
 
 
 def write(analysis: Analysis, folder: Path) -> list[Path]:
-    """Write the tables as CSV, and a standard result file of MedMNIST for every run.
-
-    Returns:
-        The tables (every run, means next to the published, averages) and the result files.
-    """
+    """Write the tables as CSV, and a standard result file of MedMNIST for every run."""
     folder.mkdir(parents=True, exist_ok=True)
     tables = {"runs": run_frame(analysis)} | {
         declared.name: declared.data(analysis) for declared in TABLES
@@ -356,13 +312,9 @@ def write(analysis: Analysis, folder: Path) -> list[Path]:
 
 
 def write_results(runs: Sequence[Run], folder: Path) -> list[Path]:
-    """A standard result file of MedMNIST for every run, in a folder of the run's name.
+    """Write a standard result file for every run, in a folder of the run's name.
 
-    None of a file that is not official of which an image could not be read: a result file has
-    every row.
-
-    Raises:
-        BenchmdError: Predictions of an official file are not of every row.
+    Skips unofficial files with unreadable images, as a result file has every row.
     """
     written = []
     for run in runs:

@@ -1,9 +1,8 @@
 """AUC, ACC and result files as MedMNIST defines them.
 
-Source: Yang et al., MedMNIST v2 (https://arxiv.org/abs/2110.14795), section "Evaluation", and the
-evaluator released with it (https://github.com/MedMNIST/MedMNIST, ``medmnist/evaluator.py``). Where
-that evaluator fails, on a class without a positive or without a negative, there is no AUC here and
-the class is named.
+Source: Yang et al., MedMNIST v2 (https://arxiv.org/abs/2110.14795), "Evaluation", and
+``medmnist/evaluator.py`` of https://github.com/MedMNIST/MedMNIST. That evaluator fails on a class
+without a positive or without a negative; here there is no AUC, and the class is named.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ SPLITS = {"train": "train", "validation": "val", "test": "test"}
 
 @dataclass(frozen=True)
 class Score:
-    """What MedMNIST reports of a split."""
+    """MedMNIST's scores of a split."""
 
     auc: float
     """Binary: of the last class; else the mean over classes or labels, each against the rest. NaN
@@ -48,15 +47,11 @@ def score(
     """AUC and ACC of a split.
 
     Args:
-        targets: (rows, classes), 1 or 0; but in a multi-label task each row has one 1. A binary
-            task has two columns.
+        targets: (rows, classes), 1 or 0; one 1 in each row unless multi-label. A binary task has
+            two columns.
         scores: (rows, classes), probabilities.
         task: Of the dataset.
         classes: Names of the columns.
-
-    Raises:
-        BenchmdError: The task is unknown, the arrays do not fit together, a score is not finite, or
-            a row has no class or several.
     """
     if task not in get_args(MedmnistTask):
         raise unknown_name("task", task, get_args(MedmnistTask))
@@ -86,7 +81,6 @@ def _accuracy(
 
 
 def _require_whole(targets: npt.NDArray[np.int8], task: MedmnistTask) -> None:
-    """Refuse targets that MedMNIST does not have."""
     if task == "multi-label":
         wrong, expected = (targets < 0).any(axis=1), "1 or 0 for every label"
     else:
@@ -107,17 +101,7 @@ def _require_whole(targets: npt.NDArray[np.int8], task: MedmnistTask) -> None:
 def write_result(
     folder: Path, dataset: str, size: int, split: str, run: str, result: Score, rows: pd.DataFrame
 ) -> Path:
-    """Write a standard result file; one of the same name is replaced.
-
-    The index of ``rows`` says which row of MedMNIST's file each is of; ``run`` is such as the seed.
-
-    Returns:
-        The file.
-
-    Raises:
-        BenchmdError: A name cannot be part of the file's, or the index is not 0, 1, 2, … in some
-            order.
-    """
+    """Write a standard result file; the index of ``rows`` is the row in MedMNIST's file."""
     for what, name, allowed in (("dataset", dataset, "[a-z0-9]+"), ("run", run, r"[\w-]+")):
         if not re.fullmatch(allowed, name, re.ASCII):
             raise BenchmdError(

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -67,16 +68,15 @@ class Source:
 
 
 def answer(request: dict[str, Any]) -> tuple[dict[str, Any], bytes]:
-    """Scores of a case, or planes of it for a picture.
+    """Score a case, or cut planes of it for a picture.
 
     Args:
-        request: ``task`` (its content), ``reference`` and ``prediction`` (`CaseFiles`), ``layouts``
-            (the names of theirs), ``resample``; for scores ``tolerances`` by class, for planes the
-            class to ``draw`` and an ``image``, the path of one or nothing.
+        request: ``task``, ``reference`` and ``prediction`` as plain values, the names of both
+            ``layouts``, ``resample``; for scores ``tolerances`` by class, for planes the class to
+            ``draw`` and the path of an ``image`` or nothing.
 
     Returns:
-        ``rows``, one for each class, and ``notes``; or `planes.packed`; or ``fault``, why there are
-        none.
+        ``rows`` by class and ``notes``; or `planes.packed`; or ``fault``, why there are none.
     """
     try:
         if "draw" in request:
@@ -94,12 +94,7 @@ def answer(request: dict[str, Any]) -> tuple[dict[str, Any], bytes]:
 
 
 def score_case(request: Mapping[str, Any]) -> tuple[list[dict[str, Any]], Notes]:
-    """See `answer`.
-
-    Raises:
-        RecordError: A file is missing, damaged or not what the task expects, or both sides are on
-            different grids.
-    """
+    """Scores of each class; `RecordError` where a file is unusable or the grids differ."""
     notes = Notes()
     task, reference, prediction, grid = _both(request, notes)
     begin(2)
@@ -122,7 +117,6 @@ def _drawn(request: Mapping[str, Any]) -> Planes:
 def _both(
     request: Mapping[str, Any], notes: Notes
 ) -> tuple[SegmentationTask, Segmentation, Segmentation, VoxelGrid]:
-    """The task, reference and prediction, and the grid that they are on."""
     task: SegmentationTask = typed(SegmentationTask, request["task"], "the task")
     sides = []
     for place, side in enumerate(SIDES):
@@ -176,14 +170,11 @@ def _source(
 
 @dataclass(frozen=True)
 class _Reading:
-    """How files become segmentations."""
-
     task: SegmentationTask
     resample: bool
     notes: Notes
 
     def labels(self, path: Path, layout: LabelLayout) -> Source:
-        """A file with all classes."""
         read = self._labels_of(path)
         volumes = [replace(read, values=_whole(read.values, path))]
 
@@ -196,7 +187,6 @@ class _Reading:
         return Source(volumes[0].geometry, on)
 
     def masks(self, paths: Mapping[str, Path]) -> Source:
-        """A file for each class."""
         first = next(iter(paths.values()))
         volumes = {first: self._mask(first)}
         geometry = volumes[first].geometry
@@ -263,22 +253,15 @@ class _Reading:
     def _look(
         self, values: npt.NDArray[np.generic], expected_labels: set[int], others: int, path: Path
     ) -> None:
-        """Refuse or note labels that are not the task's."""
         there = np.zeros(LARGEST_LABEL + 1, bool)
         for part in values:
             there[part] = True
-        unknown = [
-            label for label in np.flatnonzero(there).tolist() if label not in expected_labels
-        ]
-        beyond = [label for label in unknown if label > others]
-        if beyond:
-            unexpected, expected = (
-                ", ".join(map(str, labels))
-                for labels in (beyond[:10], sorted(expected_labels - {0}))
-            )
+        unknown = sorted({*np.flatnonzero(there).tolist()} - expected_labels)
+        if beyond := [str(label) for label in unknown if label > others]:
+            expected = ", ".join(map(str, sorted(expected_labels - {0})))
             raise RecordError(
-                f"{path.name}: labels {unexpected} are outside the task, whose layout has "
-                f"{expected}. Is it of another layout (--labels-layout, --predictions-layout)?"
+                f"{path.name}: labels {', '.join(beyond[:10])} are outside the task, whose layout "
+                f"has {expected}. Is it of another layout (--labels-layout, --predictions-layout)?"
             )
         self.notes.ignored = sorted({*self.notes.ignored, *unknown})
 
@@ -288,37 +271,22 @@ def _read(path: Path) -> Labels:
         return read_labels(path)
 
 
-class _named:
-    """Begins what reading raises with what was read."""
-
-    def __init__(self, what: str) -> None:
-        self._what = what
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
-        if isinstance(error, RecordError):
-            raise RecordError(f"{self._what}{error}") from error
+@contextmanager
+def _named(what: str) -> Iterator[None]:
+    """Prefix a `RecordError` with what was read."""
+    try:
+        yield
+    except RecordError as error:
+        raise RecordError(f"{what}{error}") from error
 
 
 def _require_same(geometry: VoxelGrid, expected: VoxelGrid, path: Path, whose: str) -> None:
-    """Refuse another grid.
-
-    Raises:
-        RecordError: The message says what was found and what expected.
-    """
     if different := geometry.differences(expected):
         raise RecordError(f"{path.name} has another grid: {'; '.join(different)}, {whose}")
 
 
 def _whole(values: npt.NDArray[np.generic], path: Path) -> Kinds:
-    """Labels as unsigned integers.
-
-    Raises:
-        RecordError: They are not whole numbers from 0 to `LARGEST_LABEL`.
-    """
-    if values.dtype == np.uint8 or values.dtype == np.uint16:
+    if values.dtype in (np.uint8, np.uint16):
         return np.asarray(values, values.dtype)
     whole = np.empty(values.shape, np.uint16)
     for plane, out in zip(values, whole, strict=True):
@@ -336,11 +304,6 @@ def _whole(values: npt.NDArray[np.generic], path: Path) -> Kinds:
 
 
 def _binary(values: npt.NDArray[np.generic], path: Path) -> Bits:
-    """A mask: 0 outside, and one other value inside.
-
-    Raises:
-        RecordError: It has several values, or one that is no whole number.
-    """
     mask = np.empty(values.shape, bool)
     inside: set[float] = set()
     for plane, out in zip(values, mask, strict=True):
@@ -355,11 +318,7 @@ def _binary(values: npt.NDArray[np.generic], path: Path) -> Bits:
 
 
 def _owners(segments: DicomSegments, task: SegmentationTask, path: Path) -> dict[int, int]:
-    """Number of the class of each segment that is of one; a class without a segment is empty.
-
-    Raises:
-        RecordError: A class has several segments, or none has any.
-    """
+    """Class number of each segment that is named as one."""
     named = {_plain(name): class_name for name, class_name in task.file_names().items()}
     owners: dict[int, int] = {}
     for segment, label in enumerate(segments.names):
@@ -376,7 +335,6 @@ def _owners(segments: DicomSegments, task: SegmentationTask, path: Path) -> dict
 
 
 def _plain(name: str) -> str:
-    """A name in small letters, its words joined by one sign."""
     return name.strip().lower().replace(" ", "_").replace("-", "_")
 
 

@@ -1,7 +1,4 @@
-"""Scores of cases: one row for each algorithm, case and class, as scoring writes them.
-
-Per-case results of others are read into the same rows (`touchstone.imported`).
-"""
+"""Score runs on disk: scores by algorithm, case and class, and the manifest."""
 
 from __future__ import annotations
 
@@ -49,17 +46,14 @@ SCHEMA = pa.schema(
         pa.field("seconds", pa.float64()),  # that predicting the case took; NaN where unknown
     ]
 )
-"""Of a table of scores."""
 
 
 @dataclass(frozen=True)
 class Manifest:
-    """What a score run says of itself."""
+    """What was scored and how; written last."""
 
     task: SegmentationTask
-    """What was scored."""
     algorithm: str
-    """Its name in tables."""
     tolerance: dict[str, float]
     """mm, of each class's surface Dice."""
     scorer: str
@@ -71,7 +65,6 @@ class Manifest:
     layouts: tuple[str, str]
     """Of references and predictions."""
     resample: bool
-    """Whether predictions were put on the references' grids."""
     scores: str = ""
     """SHA-256 of `SCORES`."""
     quarantine: str = ""
@@ -81,11 +74,9 @@ class Manifest:
     `ignored` labels, whether it was `resampled`, `warnings` of its files; of a command, `peak_mib`
     and `without_network`."""
     quarantined: int = 0
-    """Cases without scores, see `QUARANTINE`."""
     unpredicted: tuple[str, ...] = ()
     """Cases with a reference and no prediction: they have no rows."""
     unreferenced: tuple[str, ...] = ()
-    """Cases with a prediction and no reference."""
     with_network: tuple[str, ...] = ()
     """Cases on which a command had network, as the node does not let users block it."""
 
@@ -109,12 +100,7 @@ def write_scored(
 
 
 def read_scored(folder: Path) -> pd.DataFrame:
-    """The scores of a finished run, with the columns of `SCHEMA`.
-
-    Raises:
-        BenchmdError: It is no such run, or not finished.
-        Damaged: Its files were changed.
-    """
+    """Scores of a finished run, with the columns of `SCHEMA`; hashes are checked."""
     manifest, path = read_manifest(folder), folder / SCORES
     remedy = f"score anew into another folder, or remove {folder / MANIFEST} and do so again"
     table = read_table(path, path, remedy, columns=SCHEMA.names)
@@ -127,12 +113,7 @@ def read_scored(folder: Path) -> pd.DataFrame:
 
 
 def read_manifest(folder: Path) -> Manifest:
-    """What a finished run says of itself.
-
-    Raises:
-        BenchmdError: It is no such run, or not finished.
-        Damaged: The file was changed.
-    """
+    """The manifest of a finished run, whose hash is checked."""
     path = folder / MANIFEST
     if not path.is_file():
         raise BenchmdError(

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -14,7 +15,6 @@ from benchmd_ray.console.terminal import echo
 from benchmd_ray.errors import BenchmdError, count_of
 
 if TYPE_CHECKING:
-    from benchmd_ray.benchmarks.touchstone.contests import Family
     from benchmd_ray.benchmarks.touchstone.files import ScoreOutcome
 
 PATH = click.Path(path_type=Path, exists=True)
@@ -80,21 +80,17 @@ def segment() -> None:
 @click.option("--address", help="Work on the Ray cluster at this address; else embedded.")
 @CPUS
 def score_files(
-    predictions: Path,
-    labels: Path,
+    *,
     task_name: str,
-    out: Path,
-    name: str,
-    tolerance: str,
-    predictions_layout: str,
     labels_layout: str,
-    resample: bool,
+    predictions_layout: str,
     command: str | None,
     seconds: float,
     memory: float,
     gpus: float,
     address: str | None,
     cpus: int | None,
+    **asked: Any,
 ) -> None:
     """Score PREDICTIONS against LABELS: Dice, surface Dice (NSD), HD95 and volumes of each class.
 
@@ -111,23 +107,14 @@ def score_files(
     from benchmd_ray.benchmarks.touchstone.submission import Submission
     from benchmd_ray.benchmarks.touchstone.tasks import task_named
 
-    submission = None
-    if command is not None and not name:
+    submission, out = None, asked["out"]
+    if command is not None and not asked["name"]:
         raise BenchmdError("--command needs --name, the name of the algorithm in tables.")
     if command is not None:
         submission = Submission(command, seconds, int(memory * 2**30), gpus)
-    asked = ScoreRequest(
-        task=task_named(task_name),
-        predictions=predictions,
-        labels=labels,
-        out=out,
-        tolerance=tolerance,
-        layouts=(labels_layout, predictions_layout),
-        resample=resample,
-        name=name,
-        submission=submission,
-    )
-    outcome = score(asked, address=address, cpus=cpus or 1, say=echo)
+    task, layouts = task_named(task_name), (labels_layout, predictions_layout)
+    request = ScoreRequest(task=task, layouts=layouts, submission=submission, **asked)
+    outcome = score(request, address=address, cpus=cpus or 1, say=echo)
     _print(outcome, out)
     if not outcome.manifest.cases:
         logs = f", what the command printed in {out / LOGS}" if submission else ""
@@ -138,8 +125,7 @@ def score_files(
 
 
 def _number(value: float, width: int, digits: int) -> str:
-    """A number, or a dash for NaN."""
-    return f"{value:>{width}.{digits}f}" if value == value else f"{'–':>{width}}"
+    return f"{'–':>{width}}" if math.isnan(value) else f"{value:>{width}.{digits}f}"
 
 
 def _print(outcome: ScoreOutcome, out: Path) -> None:
@@ -171,17 +157,17 @@ def _print(outcome: ScoreOutcome, out: Path) -> None:
             f"{counts.get('missed', 0):>7} "
             f"{counts.get('spurious', 0):>9}"
         )
-    overlapping = sum(bool(case.get("overlapping")) for case in manifest.cases.values())
-    if overlapping:
-        echo(f"masks overlap in {count_of(overlapping, 'case')}: each class is scored from its own")
-    without = [case.get("without_segment") for case in manifest.cases.values()]
-    if cases := sum(map(bool, without)):
-        first = next(filter(None, without))[0]
-        echo(f"missing segments, scored as empty, in {count_of(cases, 'case')}: {first}")
-    unusual = [case.get("warnings") for case in manifest.cases.values()]
-    if cases := sum(map(bool, unusual)):
-        first = next(filter(None, unusual))[0]
-        echo(f"unusual files in {count_of(cases, 'case')}, such as {first}")
+    noted = {
+        key: [case[key] for case in manifest.cases.values() if case.get(key)]
+        for key in ("overlapping", "without_segment", "warnings")
+    }
+    cases = {key: count_of(len(values), "case") for key, values in noted.items()}
+    if noted["overlapping"]:
+        echo(f"masks overlap in {cases['overlapping']}: each class is scored from its own")
+    if segments := noted["without_segment"]:
+        echo(f"missing segments, scored as empty, in {cases['without_segment']}: {segments[0][0]}")
+    if warnings := noted["warnings"]:
+        echo(f"unusual files in {cases['warnings']}, such as {warnings[0][0]}")
     if manifest.with_network:
         those = count_of(len(manifest.with_network), "case")
         echo(f"the command had network access on {those}: the system does not let users block it")
@@ -205,7 +191,7 @@ def _print(outcome: ScoreOutcome, out: Path) -> None:
 )
 @click.option(
     "--against",
-    type=click.Path(path_type=Path, exists=True),
+    type=PATH,
     help="Another test set: a folder as for --scores, or a CSV of means (algorithm,class,mean).",
 )
 @click.option(
@@ -252,18 +238,17 @@ def _print(outcome: ScoreOutcome, out: Path) -> None:
     help="Folder for page, tables and figures.",
 )
 def compare_scores(
+    *,
     runs: tuple[Path, ...],
     scores: Path | None,
     metadata: Path | None,
     also: tuple[str, ...],
     against: Path | None,
     images: Path | None,
-    seconds_at_most: float | None,
     missing: str,
-    family: Family,
-    resamples: int,
     figures: str,
     out: Path,
+    **asked: Any,
 ) -> None:
     """Compare the algorithms of RUNS, folders that `benchmd segment score` wrote.
 
@@ -287,11 +272,9 @@ def compare_scores(
     comparison = compare(
         completed(read) if missing == "zero" else read,
         metadata=read_metadata(metadata, also) if metadata else None,
-        seconds_at_most=seconds_at_most,
-        family=family,
-        resamples=resamples,
         against=read_against(against) if against else None,
         other=against.name if against else "",
+        **asked,
     )
     print_table(report.headline(comparison))
     echo()

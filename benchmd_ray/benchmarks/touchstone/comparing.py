@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from functools import partial
+from collections.abc import Mapping
+from dataclasses import dataclass
 
 import pandas as pd
 
-from benchmd_ray.benchmarks.touchstone import groups as of_groups
-from benchmd_ray.benchmarks.touchstone import two_sets
-from benchmd_ray.benchmarks.touchstone.contests import Family, pairs, ranked
+from benchmd_ray.benchmarks.touchstone.contests import Family, Means, distance, pairs, ranked
+from benchmd_ray.benchmarks.touchstone.groups import compare_groups
 from benchmd_ray.benchmarks.touchstone.joining import Scores, require_comparable, unequal
 from benchmd_ray.benchmarks.touchstone.metadata import Metadata
 from benchmd_ray.benchmarks.touchstone.summaries import (
@@ -23,7 +21,6 @@ from benchmd_ray.benchmarks.touchstone.summaries import (
     worst,
 )
 from benchmd_ray.benchmarks.touchstone.tasks import MEAN
-from benchmd_ray.benchmarks.touchstone.two_sets import Means, distance
 from benchmd_ray.errors import BenchmdError, count_of, shown
 
 VERSION = 1
@@ -39,11 +36,8 @@ class Comparison:
     resamples: int
     family: Family
     cells: pd.DataFrame
-    """Means of each metric, algorithm and class, see `summaries.cells`."""
     pairs: pd.DataFrame
-    """Every ordered pair, see `contests.pairs`."""
     ranking: pd.DataFrame
-    """Ranks, see `contests.ranked`."""
     shares: pd.DataFrame
     taus: pd.DataFrame
     distances: pd.DataFrame
@@ -54,13 +48,10 @@ class Comparison:
     groups: pd.DataFrame
     group_pairs: pd.DataFrame
     groups_excluded: pd.DataFrame
-    distance: pd.DataFrame = field(
-        default_factory=partial(pd.DataFrame, columns=list(two_sets.DISTANCE))
-    )
-    """To another test set, see `two_sets.distance`."""
-    other: str = ""
+    distance: pd.DataFrame
+    other: str
     """The other test set, for captions."""
-    notes: tuple[str, ...] = ()
+    notes: tuple[str, ...]
 
     @property
     def metrics(self) -> tuple[str, ...]:
@@ -69,16 +60,18 @@ class Comparison:
 
     @property
     def order(self) -> list[str]:
-        """Algorithms by the rank of their average of the first metric, best first."""
-        ranks = self.ranking
-        ranks = ranks[(ranks["metric"] == self.metrics[0]) & (ranks["class"] == MEAN)]
-        return list(ranks.sort_values(["rank", "algorithm"])["algorithm"])
+        """Algorithms by the rank of their average of the first metric."""
+        return self.order_in(self.metrics[0], MEAN)
 
     def order_in(self, metric: str, name: str) -> list[str]:
         """Algorithms by their mean in a class, best first."""
-        ranks = self.ranking
-        ranks = ranks[(ranks["metric"] == metric) & (ranks["class"] == name)]
-        return list(ranks.sort_values(["rank", "algorithm"])["algorithm"])
+        return list(self.ranks(metric, name)["algorithm"])
+
+    def ranks(self, metric: str, name: str) -> pd.DataFrame:
+        """Rows of the ranking in a class, best first."""
+        rows = self.ranking
+        rows = rows[(rows["metric"] == metric) & (rows["class"] == name)]
+        return rows.sort_values(["rank", "algorithm"])
 
 
 def compare(
@@ -91,20 +84,10 @@ def compare(
     against: Scores | Mapping[tuple[str, str], Means] | None = None,
     other: str = "",
 ) -> Comparison:
-    """Compare algorithms.
+    """Compare algorithms; ``against`` is another test set, and ``other`` its name.
 
-    Args:
-        scores: Of all of them.
-        metadata: Of the cases, for groups and patients.
-        seconds_at_most: Algorithms that take longer for a volume on average, or of which it is not
-            known, are excluded from everything but the table of speed.
-        family: See `contests.pairs`.
-        resamples: Of the cases.
-        against: Scores or means on another test set.
-        other: What that is called.
-
-    Raises:
-        BenchmdError: No algorithm is left, or they share no metric or case.
+    Those that take longer than ``seconds_at_most`` for a volume on average, or an unknown time,
+    are in the table of speed only.
     """
     cases = metadata or Metadata()
     fast = speed(scores)
@@ -119,9 +102,8 @@ def compare(
     drawn = {metric: draw(scores, metric, cases, resamples) for metric in scores.metrics}
     tests = pairs(scores, drawn, family)
     ranking, shares, taus = ranked(scores, drawn, tests)
-    groups, group_pairs, excluded = of_groups.compare_groups(scores, cases, scores.metrics[0])
-    others, untold = _other_means(scores, against, resamples)
-    apart = distance(_means(scores, drawn), others)
+    groups, group_pairs, excluded = compare_groups(scores, cases, scores.metrics[0])
+    other_means, not_compared = _other_means(scores, against, resamples)
     return Comparison(
         scores=scores,
         metadata=cases,
@@ -139,21 +121,17 @@ def compare(
         groups=groups,
         group_pairs=group_pairs,
         groups_excluded=excluded,
-        distance=apart,
+        distance=distance(_means(scores, drawn), other_means),
         other=other,
         notes=(
             *slow_notes,
-            *_noted(scores),
+            *(note for algorithm in scores.by_name.values() for note in algorithm.notes),
             *unequal(scores),
-            *_said_of_metrics(scores),
-            *_said_of_cases(scores, cases),
-            *untold,
+            *_notes_on_metrics(scores),
+            *_notes_on_cases(scores, cases),
+            *not_compared,
         ),
     )
-
-
-def _noted(scores: Scores) -> list[str]:
-    return [note for algorithm in scores.by_name.values() for note in algorithm.notes]
 
 
 def _slow(fast: pd.DataFrame, limit: float | None) -> tuple[list[str], list[str]]:
@@ -171,13 +149,8 @@ def _slow(fast: pd.DataFrame, limit: float | None) -> tuple[list[str], list[str]
 
 def _means(scores: Scores, drawn: Mapping[str, DrawnMeans]) -> dict[tuple[str, str], Means]:
     return {
-        (metric, name): Means(
-            scores.algorithms,
-            drawn_metric.means[:, c],
-            drawn_metric.draws[:, :, c],
-            int(drawn_metric.units[c]),
-        )
-        for metric, drawn_metric in drawn.items()
+        (metric, name): Means(scores.algorithms, m.means[:, c], m.draws[:, :, c], int(m.units[c]))
+        for metric, m in drawn.items()
         for c, name in enumerate((*scores.classes, MEAN))
     }
 
@@ -185,7 +158,7 @@ def _means(scores: Scores, drawn: Mapping[str, DrawnMeans]) -> dict[tuple[str, s
 def _other_means(
     scores: Scores, against: Scores | Mapping[tuple[str, str], Means] | None, resamples: int
 ) -> tuple[Mapping[tuple[str, str], Means], list[str]]:
-    """Means of the other test set that can be compared, and notes on what cannot."""
+    """Comparable means of the other test set, and notes on what is not compared."""
     if not isinstance(against, Scores):
         return against or {}, []
     notes = [
@@ -204,11 +177,9 @@ def _other_means(
     return means, notes
 
 
-def _said_of_metrics(scores: Scores) -> list[str]:
-    lines = [
-        f"{scores.title(metric)}: means are over cases whose reference has the class."
-        for metric in scores.metrics[:1]
-    ]
+def _notes_on_metrics(scores: Scores) -> list[str]:
+    first = scores.title(scores.metrics[0])
+    lines = [f"{first}: means are over cases whose reference has the class."]
     if "nsd" in scores.metrics and scores.rows["tolerance"].isna().all():
         lines.append(
             "NSD: computed by those who released the scores; they do not state the tolerance, so "
@@ -217,8 +188,8 @@ def _said_of_metrics(scores: Scores) -> list[str]:
     return lines
 
 
-def _said_of_cases(scores: Scores, metadata: Metadata) -> list[str]:
-    """Notes on metadata that cases lack, on their own splits, and on earlier training."""
+def _notes_on_cases(scores: Scores, metadata: Metadata) -> list[str]:
+    """Notes on cases without metadata, on their splits, and on earlier training."""
     lines = []
     if metadata.source:
         unknown = [case for case in scores.cases if case not in metadata.cases]
@@ -240,31 +211,22 @@ def _said_of_cases(scores: Scores, metadata: Metadata) -> list[str]:
                 "patients: the metadata name none, so each case counts as one; where a patient has "
                 "several, intervals are too narrow."
             )
-    splits = pd.Series([metadata.splits.get(case, "") for case in scores.cases], dtype="str")
-    counts = splits[splits != ""].value_counts()
-    earlier = {
-        name: algorithm.pretrained_on
-        for name, algorithm in scores.by_name.items()
-        if algorithm.pretrained_on
-    }
-    if len(counts):
+    splits = [metadata.splits[case] for case in scores.cases if case in metadata.splits]
+    if splits:
+        counts = pd.Series(splits).value_counts()
         parts = ", ".join(f"{count:,} {name}" for name, count in counts.items())
         lines.append(
             f"splits: by the dataset's own split the cases are {parts}. An algorithm trained or "
             "pretrained on its training part has seen those cases."
         )
-    if earlier:
-        listed = "; ".join(f"{name} ({', '.join(data)})" for name, data in earlier.items())
+    pretrained = [
+        f"{name} ({', '.join(algorithm.pretrained_on)})"
+        for name, algorithm in scores.by_name.items()
+        if algorithm.pretrained_on
+    ]
+    if pretrained:
         lines.append(
-            f"pretrained: {listed}. Declared in cards; whether these data hold the cases compared "
-            "here must be checked before their results are read as of unseen cases."
+            f"pretrained: {'; '.join(pretrained)}. Declared in cards; whether these data hold the "
+            "cases compared here must be checked before their results are read as of unseen cases."
         )
     return lines
-
-
-def earlier_training(names: Sequence[str], scores: Scores) -> list[str]:
-    """What was declared of earlier training, for each name; empty where nothing was."""
-    algorithms = scores.by_name
-    return [
-        ", ".join(algorithms[name].pretrained_on) if name in algorithms else "" for name in names
-    ]

@@ -1,8 +1,7 @@
 """DICOM segmentations: masks of named segments, whose empty slices may be absent.
 
-Either each frame is the mask of one segment (type BINARY), or its pixels are numbers of segments
-(type LABELMAP, of 2024). Those of type FRACTIONAL, which are probabilities, are refused.
-Format: DICOM PS3.3, A.51 (segmentation IOD) and C.8.20.
+BINARY (a frame is a mask of one segment) and LABELMAP (pixels are segment numbers, since 2024) are
+read, FRACTIONAL ones are refused. Format: DICOM PS3.3, A.51 and C.8.20.
 """
 
 from __future__ import annotations
@@ -15,18 +14,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from benchmd_ray.benchmarks.touchstone.masks import (
-    GRID_TOLERANCE,
-    SPACING_TOLERANCE,
-    VoxelGrid,
-)
+from benchmd_ray.benchmarks.touchstone.masks import GRID_TOLERANCE, SPACING_TOLERANCE, VoxelGrid
 from benchmd_ray.data.readers.dicom import Stored, open_dicom, pixels
 from benchmd_ray.data.readers.dicom_values import numbers, text
 from benchmd_ray.data.readers.volume import MAX_SLICES, MAX_VOXELS, SAME
 from benchmd_ray.data.records import RecordError
 
 BINARY, LABELMAP = "BINARY", "LABELMAP"
-"""Types of segmentations."""
 STORAGE = {
     "1.2.840.10008.5.1.4.1.1.66.4": BINARY,
     "1.2.840.10008.5.1.4.1.1.66.7": LABELMAP,
@@ -40,7 +34,6 @@ class DicomSegments:
     """The segments of a file."""
 
     names: tuple[str, ...]
-    """Their labels."""
     numbers: tuple[int, ...]
     """Their numbers, which the pixels of a label map are."""
     planes: tuple[tuple[int | None, int, Stored], ...]
@@ -62,18 +55,14 @@ class DicomSegments:
 
 
 def contained(geometry: VoxelGrid, grid: VoxelGrid) -> bool:
-    """Whether slices are among those of a grid that is the same but for its number of slices."""
+    """Whether slices are among those of a grid that differs only in its number of slices."""
     placed = _moved(geometry, _offset(geometry, grid) * -1, grid.shape[0])
     first = _offset(geometry, grid)
     return not placed.differences(grid) and 0 <= first <= grid.shape[0] - geometry.shape[0]
 
 
 def spanning(geometry: VoxelGrid, other: VoxelGrid) -> VoxelGrid:
-    """The grid from the first slice of two to the last, where both are of one stack.
-
-    Raises:
-        RecordError: They are further apart than slices of one stack can be.
-    """
+    """The grid of two stacks of slices together."""
     first = _offset(other, geometry)
     low, high = min(0, first), max(geometry.shape[0], first + other.shape[0])
     if high - low > MAX_SLICES:
@@ -85,14 +74,13 @@ def spanning(geometry: VoxelGrid, other: VoxelGrid) -> VoxelGrid:
 
 
 def _offset(geometry: VoxelGrid, grid: VoxelGrid) -> int:
-    """The first slice's number in a grid."""
     normal = np.array(grid.direction).reshape(3, 3)[:, 2]
     away = (np.array(geometry.origin) - np.array(grid.origin)) @ normal
     return round(float(away / grid.spacing[0]))
 
 
 def _moved(geometry: VoxelGrid, slices: int, count: int) -> VoxelGrid:
-    """The same stack, beginning so many slices further on."""
+    """The same stack from another slice on."""
     normal = np.array(geometry.direction).reshape(3, 3)[:, 2]
     origin = np.array(geometry.origin) + slices * geometry.spacing[0] * normal
     return VoxelGrid(
@@ -101,11 +89,7 @@ def _moved(geometry: VoxelGrid, slices: int, count: int) -> VoxelGrid:
 
 
 def read_segments(path: Path) -> DicomSegments:
-    """Read a file of binary segments, or of a label map.
-
-    Raises:
-        RecordError: It is damaged, too large, or not one of segments on parallel slices.
-    """
+    """Read a segmentation on parallel slices."""
     dataset = open_dicom(path)
     kind = STORAGE.get(text(dataset, "SOPClassUID") or "")
     if kind is None or text(dataset, "SegmentationType") != kind:
@@ -133,16 +117,12 @@ def read_segments(path: Path) -> DicomSegments:
         for number, (owner, place) in enumerate(zip(owners, places, strict=True))
     )
     if kind == LABELMAP:
-        _require_described(planes, {*segments, 0, *_background(dataset)})
+        background = map(int, numbers(dataset, "PixelPaddingValue", 1) or ())
+        _require_described(planes, {*segments, 0, *background})
     return DicomSegments(tuple(segments.values()), tuple(segments), planes, geometry)
 
 
 def _owner(group: Any, shared: Any, segments: Mapping[int, str]) -> int:
-    """The place of a frame's segment among all.
-
-    Raises:
-        RecordError: It is not described.
-    """
     named = _within(group, shared, "SegmentIdentificationSequence")
     number = int((numbers(named, "ReferencedSegmentNumber", 1) or (0,))[0])
     if number not in segments:
@@ -150,20 +130,8 @@ def _owner(group: Any, shared: Any, segments: Mapping[int, str]) -> int:
     return list(segments).index(number)
 
 
-def _background(dataset: Any) -> list[int]:
-    """The value of a label map's pixels that are of no segment."""
-    return [int(value) for value in numbers(dataset, "PixelPaddingValue", 1) or ()]
-
-
 def _require_described(planes: Iterable[tuple[Any, int, Stored]], values: set[int]) -> None:
-    """Refuse pixels of segments that a label map does not describe.
-
-    Raises:
-        RecordError: There are some.
-    """
-    there: set[int] = set()
-    for _, _, plane in planes:
-        there.update(np.unique(plane).tolist())
+    there = {int(value) for *_, plane in planes for value in np.unique(plane)}
     if odd := sorted(there - values):
         some = ", ".join(map(str, odd[:10]))
         raise RecordError(f"its pixels have the values {some}, which no segment is described for")
@@ -172,7 +140,6 @@ def _require_described(planes: Iterable[tuple[Any, int, Stored]], values: set[in
 def _stacked(
     origins: Sequence[Sequence[float]], groups: list[Any], shared: Any, size: tuple[int, int]
 ) -> tuple[VoxelGrid, list[int]]:
-    """The grid of the frames' slices, and the slice of each frame."""
     measures = _within(groups[0], shared, "PixelMeasuresSequence")
     oriented = _within(groups[0], shared, "PlaneOrientationSequence")
     cosines = numbers(oriented, "ImageOrientationPatient", 6)
@@ -216,11 +183,6 @@ def _items(dataset: Any, keyword: str) -> list[Any]:
 
 
 def _within(group: Any, shared: Any, keyword: str) -> Any:
-    """The item of a functional group, of a frame or of all.
-
-    Raises:
-        RecordError: There is none.
-    """
     for owner in (group, shared):
         if owner is not None and owner.get(keyword):
             return owner.get(keyword)[0]

@@ -1,4 +1,4 @@
-"""A score run: the cases of two folders, one Ray task each, resumed where it was interrupted."""
+"""A score run: cases of two folders, one Ray task each; an interrupted run resumes."""
 
 from __future__ import annotations
 
@@ -86,10 +86,6 @@ class _Case:
         return [*self.reference.paths, *self.prediction.paths, *image]
 
     def fingerprint(self) -> str:
-        """Of its files' paths, sizes and times: another one is scored anew.
-
-        Also of the time of the last change of a file itself, which unpacking does not set.
-        """
         states = []
         for path in self.paths:
             files = sorted(path.iterdir()) if path.is_dir() else [path]
@@ -98,7 +94,7 @@ class _Case:
         return digest([states, self.reference.fault, self.prediction.fault])
 
     def memory(self) -> int:
-        """Bytes that scoring it takes, by what headers claim."""
+        """Bytes that scoring it takes, as headers claim."""
         sizes = [claimed(path) for path in (*self.reference.paths[:1], *self.prediction.paths[:1])]
         voxels = max((count for count, _ in sizes), default=0)
         largest = max((count * size for count, size in sizes), default=0)
@@ -108,13 +104,7 @@ class _Case:
 def score(
     asked: ScoreRequest, *, address: str | None = None, cpus: int = 1, say: Callable[[str], None]
 ) -> ScoreOutcome:
-    """Score what has no scores yet, and write the run.
-
-    Raises:
-        BenchmdError: The folders have no case in common or two of one name, a layout is missing, or
-            the run's folder has scores of something else.
-        Stopped: A signal asked to stop; the same call resumes.
-    """
+    """Score what has no scores yet, and write the run."""
     require("scoring masks", "SimpleITK")
     absolute = {key: getattr(asked, key).absolute() for key in ("predictions", "labels", "out")}
     asked = replace(asked, **absolute)  # workers are in other folders
@@ -144,7 +134,7 @@ def score(
 
 
 def _paired(asked: ScoreRequest) -> tuple[dict[str, _Case], tuple[str, ...], tuple[str, ...]]:
-    """Cases that both sides have, and the names of those that only one has."""
+    """Cases of both sides, and names of those without a prediction and without a reference."""
     labels, predictions, task = asked.labels, asked.predictions, asked.task
     single = labels.is_file() and suffix_of(labels)  # a pair needs no common name
     references = {stem_of(labels): files_of(labels, task)} if single else cases_of(labels, task)
@@ -171,15 +161,14 @@ def _paired(asked: ScoreRequest) -> tuple[dict[str, _Case], tuple[str, ...], tup
 
 
 def _require_layouts(asked: ScoreRequest, cases: Mapping[str, _Case]) -> None:
-    """Refuse files of labels without the layout that says which is which."""
-    sides = (
-        ("labels", "reference", asked.layouts[0]),
-        ("predictions", "prediction", asked.layouts[1]),
-    )
-    for option, side, name in sides:
-        needed = any(getattr(case, side).needs_layout for case in cases.values())
-        needed |= option == "predictions" and asked.submission is not None  # nobody has seen it
-        if asked.task.layout(name) is None and needed:
+    needed = {
+        "labels": any(case.reference.needs_layout for case in cases.values()),
+        # nobody has seen what a submission writes
+        "predictions": asked.submission is not None
+        or any(case.prediction.needs_layout for case in cases.values()),
+    }
+    for (option, is_needed), name in zip(needed.items(), asked.layouts, strict=True):
+        if asked.task.layout(name) is None and is_needed:
             raise BenchmdError(
                 f"the {option} are files with labels of all classes, and layouts of "
                 f"{asked.task.name} differ in what a label is: name theirs with --{option}-layout "
@@ -192,8 +181,9 @@ def _algorithm(asked: ScoreRequest) -> str:
 
 
 def _plan(asked: ScoreRequest) -> dict[str, Any]:
-    """All that scores depend on, but the files themselves."""
-    versions = {name: module.VERSION for name, module in _READERS.items()}
+    """What scores depend on, other than the files."""
+    readers = {"dicom": dicom, "nifti": nifti, "nrrd": nrrd, "volume": volume}
+    versions = {name: module.VERSION for name, module in readers.items()}
     return {
         "algorithm": _algorithm(asked),
         "task": digest(asdict(asked.task)),
@@ -205,11 +195,8 @@ def _plan(asked: ScoreRequest) -> dict[str, Any]:
     }
 
 
-_READERS: dict[str, Any] = {"dicom": dicom, "nifti": nifti, "nrrd": nrrd, "volume": volume}
-
-
 def _require_same(out: Path, plan: Mapping[str, Any]) -> None:
-    """Refuse a folder with something else in it."""
+    """Refuse a folder with files of something else."""
     path = out / PLAN
     if not path.is_file():
         others = (
@@ -233,14 +220,13 @@ def _done(
     task: SegmentationTask,
     say: Callable[[str], None],
 ) -> dict[str, dict[str, Any]]:
-    """Results of cases whose files are as they were; of a finished run, of those with scores."""
+    """Results of cases whose files are unchanged; of a finished run only those with scores."""
     if (out / MANIFEST).is_file():
-        noted = read_manifest(out).cases
-        rows: dict[str, list[dict[Any, Any]]] = {}
-        for row in read_scored(out).to_dict("records"):
-            rows.setdefault(row["case"], []).append(row)
+        grouped = read_scored(out).groupby("case")
+        rows = {str(name): group.to_dict("records") for name, group in grouped}
         parts: dict[str, dict[str, Any]] = {
-            name: {"rows": rows.get(name, []), "noted": noted[name]} for name in noted
+            name: {"rows": rows.get(name, []), "noted": noted}
+            for name, noted in read_manifest(out).cases.items()
         }
     else:
         parts = {}
@@ -250,7 +236,8 @@ def _done(
             except Damaged:
                 say(f"{path} is damaged: its case is scored again")
                 continue
-            if part["plan"] == digest(plan) and _is_part(part):
+            is_part = isinstance(part.get("rows"), list) or isinstance(part.get("reason"), str)
+            if part["plan"] == digest(plan) and is_part:
                 parts[part["case"]] = part
     return {
         name: part
@@ -261,13 +248,8 @@ def _done(
     }
 
 
-def _is_part(part: Mapping[str, Any]) -> bool:
-    """Whether a part has scores or says why there are none."""
-    return isinstance(part.get("rows"), list) or isinstance(part.get("reason"), str)
-
-
 def _is_scored(rows: list[Any], case: str, algorithm: str, task: SegmentationTask) -> bool:
-    """Whether rows are possible scores of each class of a case."""
+    """Whether rows can be scores of each class of a case: parts are read and validated."""
     if [row.get("class") if isinstance(row, dict) else None for row in rows] != [*task.classes]:
         return False
     try:
@@ -283,7 +265,7 @@ def _is_scored(rows: list[Any], case: str, algorithm: str, task: SegmentationTas
 
 
 def _begin(out: Path, plan: Mapping[str, Any], done: Mapping[str, dict[str, Any]]) -> None:
-    """Make the folder that of a run that is not finished."""
+    """Mark the run as unfinished."""
     write_hashed_json(out / PLAN, plan)
     if (out / MANIFEST).is_file():
         for name, part in done.items():
@@ -305,7 +287,7 @@ def _run(
     address: str | None,
     cpus: int,
 ) -> None:
-    """Score cases on Ray, the largest first, and keep each as it ends."""
+    """Score cases on Ray, the largest first, and store each result."""
     algorithm = plan["algorithm"]
     prints = {case.name: case.fingerprint() for case in todo}
     calls = sorted((_call(asked, case) for case in todo), key=lambda call: -call.memory)
@@ -343,13 +325,11 @@ def _call(asked: ScoreRequest, case: _Case) -> Call:
 
 
 def _part(algorithm: str, name: str, reply: Mapping[str, Any], fingerprint: str) -> dict[str, Any]:
-    """What is kept of a case."""
     noted = {"fingerprint": fingerprint}
     noted |= {key: reply[key] for key in ("peak_mib", "without_network") if key in reply}
     if "reason" in reply:
         return {"reason": reply["reason"], "noted": noted}
-    seconds = reply["seconds"]
-    named = {"algorithm": algorithm, "case": name, "seconds": seconds}
+    named = {"algorithm": algorithm, "case": name, "seconds": reply["seconds"]}
     rows = [{key: (named | row)[key] for key in SCHEMA.names} for row in reply["rows"]]
     return {"rows": rows, "noted": noted | reply["notes"]}
 
@@ -362,14 +342,12 @@ def _manifest(
     unreferenced: tuple[str, ...],
 ) -> Manifest:
     scored = {name: part["noted"] for name, part in sorted(done.items()) if "rows" in part}
-    with_network = [name for name, case in scored.items() if not case.get("without_network", True)]
-    predictions = asked.out / PREDICTIONS if asked.submission else asked.predictions
     return Manifest(
         task=asked.task,
         algorithm=plan["algorithm"],
         tolerance=plan["tolerance"],
         scorer=plan["scorer"],
-        predictions=str(predictions),
+        predictions=str(asked.out / PREDICTIONS if asked.submission else asked.predictions),
         labels=str(asked.labels),
         layouts=asked.layouts,
         resample=asked.resample,
@@ -377,5 +355,7 @@ def _manifest(
         quarantined=len(done) - len(scored),
         unpredicted=unpredicted,
         unreferenced=unreferenced,
-        with_network=tuple(with_network),
+        with_network=tuple(
+            n for n, case in scored.items() if not case.get("without_network", True)
+        ),
     )

@@ -1,15 +1,13 @@
 """Compare groups of scans: does an algorithm do as well on one as on another?
 
-Which organs a scan shows depends on its group: a trauma scan shows fewer than one of a whole
-trunk. So groups are compared organ by organ first. A mean over organs takes values from which the
-organ's mean was subtracted, so that it says how a scan does on the organs that it shows (`CENTRED`,
-moved back by the mean over classes). The mean as published (`RAW`) is next to it, and compares
-other organs in other groups.
+Scans of different groups show different organs, so groups are compared organ by organ. Means over
+organs are of values after subtracting each organ's mean (`CENTRED`, moved back by the mean over
+classes); the published mean (`RAW`) is reported next to it.
 
-Kruskal & Wallis's test is applied to each algorithm separately, on scans as independent units:
-boxes of several algorithms hold the same scans, and all together would always differ. Where it is
-below 0.05, each pair of groups is tested (Mann & Whitney, Bonferroni). `ALL` is the mean over the
-algorithms on the cases that all of them have; as published, over those that each case has.
+Each algorithm is tested separately (Kruskal & Wallis), with scans as independent units: pooling
+algorithms would count each scan several times. Below 0.05, pairs of groups are tested (Mann &
+Whitney, Bonferroni). `ALL` is the mean over algorithms on their common cases; as published, over
+those that each case has.
 """
 
 from __future__ import annotations
@@ -41,55 +39,44 @@ EXCLUDED = ("variable", "group", "patients")
 def compare_groups(
     scores: Scores, metadata: Metadata, metric: str = "dsc"
 ) -> tuple[pd.DataFrame, pd.DataFrame, pd.DataFrame]:
-    """Groups of each variable, pairs of groups, and groups excluded.
+    """Frames `GROUPS`, `PAIRS` and `EXCLUDED`.
 
-    ``p_holm`` is Kruskal's p adjusted over the classes of one variable and algorithm.
-
-    Returns:
-        Frames with the columns `GROUPS`, `PAIRS` and `EXCLUDED`.
+    ``p_holm`` is Kruskal's p adjusted over the classes of a variable and algorithm.
     """
-    cases = np.array(scores.cases)
-    patients = np.array([metadata.patient(case) for case in cases], np.str_)
-    rows: list[dict[str, Any]] = []
-    pairs: list[dict[str, Any]] = []
-    excluded: list[dict[str, Any]] = []
+    patients = np.array([metadata.patient(case) for case in scores.cases], np.str_)
+    rows: list[tuple[Any, ...]] = []
+    pairs: list[tuple[Any, ...]] = []
+    excluded: list[tuple[Any, ...]] = []
     for variable in metadata.labels:
         labels = metadata.groups(variable, scores.cases)
         for algorithm, values in _of_algorithms(scores, metric):
-            key = {"variable": variable, "algorithm": algorithm}
             compared = organs(values, scores.classes)
             if algorithm == ALL:
-                compared[RAW] = published_mean(scores.values(metric))
-            tables = {
-                name: compared_groups(
-                    column,
-                    patients,
-                    labels,
-                    least=LEAST,
-                    gate=LEVEL if algorithm == ALL or name == CENTRED else 0.0,
-                )
-                for name, column in compared.items()
-            }
+                compared[RAW] = _mean(_mean(scores.values(metric), 1), 1)
+            tables = {}
+            for name, column in compared.items():
+                gate = LEVEL if algorithm == ALL or name == CENTRED else 0.0
+                tables[name] = compared_groups(column, patients, labels, least=LEAST, gate=gate)
             p = holm([tables[name].kruskal_p for name in scores.classes])
             adjusted = dict(zip(scores.classes, p.tolist(), strict=True))
             for name, test in tables.items():
-                rows += _rows(test, {**key, "class": name}, adjusted.get(name, np.nan))
-                pairs += [
-                    {**key, "class": name, "a": a, "b": b, "p_bonferroni": p}
-                    for a, b, _, p in test.posthoc
+                key = (variable, algorithm, name)
+                rows += [
+                    (*key, *summary, test.kruskal_p, adjusted.get(name, np.nan))
+                    for summary in _summaries(test)
                 ]
+                pairs += [(*key, a, b, p) for a, b, _, p in test.posthoc]
             if algorithm == ALL:
-                excluded += [
-                    {"variable": variable, "group": group, "patients": count}
-                    for group, count in tables[CENTRED].excluded
-                ]
-    frames = zip((rows, pairs, excluded), (GROUPS, PAIRS, EXCLUDED), strict=True)
-    groups, posthoc, left = (pd.DataFrame(part, columns=list(names)) for part, names in frames)
-    return groups, posthoc, left
+                excluded += [(variable, *group) for group in tables[CENTRED].excluded]
+    return (
+        pd.DataFrame(rows, columns=GROUPS),
+        pd.DataFrame(pairs, columns=PAIRS),
+        pd.DataFrame(excluded, columns=EXCLUDED),
+    )
 
 
 def _of_algorithms(scores: Scores, metric: str) -> Iterator[tuple[str, Floats]]:
-    """(cases, classes) of the mean algorithm, on the common cases, then of each on its own."""
+    """(cases, classes) of the mean over algorithms on common cases, then of each on its own."""
     yield ALL, scores.common_values(metric).mean(axis=1)
     values = scores.values(metric)
     for place, name in enumerate(scores.algorithms):
@@ -99,7 +86,7 @@ def _of_algorithms(scores: Scores, metric: str) -> Iterator[tuple[str, Floats]]:
 def compared_samples(
     scores: Scores, metadata: Metadata, variable: str, metric: str
 ) -> dict[str, Floats]:
-    """What the test of a variable compares: each patient's `CENTRED` value of `ALL`, by group."""
+    """Each patient's `CENTRED` value of `ALL`, by group: what the test of a variable compares."""
     patients = np.array([metadata.patient(case) for case in scores.cases], np.str_)
     labels = metadata.groups(variable, scores.cases)
     values = organs(scores.common_values(metric).mean(axis=1), scores.classes)[CENTRED]
@@ -107,42 +94,18 @@ def compared_samples(
 
 
 def organs(values: Floats, classes: Sequence[str]) -> dict[str, Floats]:
-    """What groups are compared by: each class, and the centred mean over those that a case has.
-
-    Args:
-        values: (cases, classes); NaN where a case has none.
-        classes: Their names.
-    """
+    """(cases,) values of each class, and the centred mean over those that a case has."""
     centred = _mean(values - _mean(values, 0), 1) + _mean(_mean(values, 0), 0)
     return {**{name: values[:, c] for c, name in enumerate(classes)}, CENTRED: centred}
 
 
-def published_mean(values: Floats) -> Floats:
-    """Mean over the organs of each case, of the mean over the algorithms that have it, (cases,).
-
-    Args:
-        values: (cases, algorithms, classes).
-    """
-    return _mean(_mean(values, 1), 1)
-
-
 def _mean(values: Floats, axis: int) -> Floats:
-    """Mean of what is there; NaN where nothing is."""
+    """Mean without NaN; NaN where nothing is left."""
     there = ~np.isnan(values)
     return ratio(np.where(there, values, 0.0).sum(axis=axis), there.sum(axis=axis))
 
 
-def _rows(test: GroupTest, key: dict[str, str], adjusted: float) -> Iterator[dict[str, Any]]:
+def _summaries(test: GroupTest) -> Iterator[tuple[Any, ...]]:
+    """Group, patients, mean and quartiles."""
     for group, values in test.samples.items():
-        q25, median, q75 = np.quantile(values, (0.25, 0.5, 0.75)).tolist()
-        yield {
-            **key,
-            "group": group,
-            "patients": len(values),
-            "mean": float(values.mean()),
-            "q25": q25,
-            "median": median,
-            "q75": q75,
-            "kruskal_p": test.kruskal_p,
-            "p_holm": adjusted,
-        }
+        yield group, len(values), values.mean(), *np.quantile(values, (0.25, 0.5, 0.75))

@@ -1,9 +1,8 @@
-"""Per-case scores of others as Touchstone releases them: a folder of each algorithm with CSVs.
+"""Per-case scores as Touchstone releases them: a folder of each algorithm with CSVs.
 
-A folder holds ``dsc.csv`` and may hold ``nsd.csv``: a column ``name`` and one for each class,
-fractions, empty where the reference has none of it. Their licence is CC BY-NC-ND 4.0: they are read
-where the user has them. Display names are those of cards (folders ``touchstone`` of card folders),
-else the name of the folder; nothing is guessed from parts of a name.
+``dsc.csv`` and maybe ``nsd.csv`` have a column ``name`` and one for each class: fractions, empty
+where the reference has none of it. Their licence is CC BY-NC-ND 4.0: users bring the files.
+Display names are those of cards (folders ``touchstone`` of card folders), else the folder's.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ import functools
 import io
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -47,21 +46,16 @@ ORDER = (
 
 @dataclass(frozen=True)
 class Algorithm:
-    """What a card declares of an algorithm."""
+    """A card of an algorithm."""
 
     title: str
-    """Display name."""
     framework: str = ""
     pretrained_on: tuple[str, ...] = ()
     """Data of an earlier training; ``not stated`` where it is only known that there was one."""
 
 
 def algorithms() -> dict[str, Algorithm]:
-    """Cards of algorithms by the names of their folders.
-
-    Raises:
-        BenchmdError: A card is broken, or two are of one folder.
-    """
+    """Cards of algorithms by the names of their folders."""
     return _all(card_folders())
 
 
@@ -79,14 +73,7 @@ def _all(folders: tuple[Path, ...]) -> dict[str, Algorithm]:
 
 
 def read_csv_folder(folder: Path) -> list[AlgorithmScores]:
-    """The scores in a folder of algorithms, in the order of their folders' names.
-
-    Args:
-        folder: Its subfolders with a ``dsc.csv`` are algorithms; or one such folder itself.
-
-    Raises:
-        BenchmdError: There is none, or a file is not as expected.
-    """
+    """Scores in the subfolders with a ``dsc.csv``, by name; or of one such folder itself."""
     if not folder.is_dir():
         raise BenchmdError(f"{folder} is not a folder: expected one with a folder per algorithm.")
     folders = [folder] if (folder / "dsc.csv").is_file() else sorted(folder.iterdir())
@@ -96,18 +83,13 @@ def read_csv_folder(folder: Path) -> list[AlgorithmScores]:
             f"{folder}: no folder in it has a dsc.csv: expected ALGORITHM/dsc.csv, with columns "
             "name and one for each class."
         )
-    others = [] if folders == [folder] else _without_scores(folder)
     read = [_algorithm(path) for path in folders]
-    if others:
-        note = f"not read: {', '.join(others)} in {folder.name} without a file dsc.csv."
+    others = [p for p in sorted(folder.iterdir()) if p.is_dir() and p not in folders]
+    names = [path.name for path in others if path.name[0] != "." and folders != [folder]]
+    if names:
+        note = f"not read: {', '.join(names)} in {folder.name} without a file dsc.csv."
         read[0] = replace(read[0], notes=(*read[0].notes, note))
     return read
-
-
-def _without_scores(folder: Path) -> list[str]:
-    """Names of folders that may be algorithms and have no scores."""
-    folders = sorted(path for path in folder.iterdir() if path.is_dir() and path.name[0] != ".")
-    return [path.name for path in folders if not (path / "dsc.csv").is_file()]
 
 
 def _algorithm(folder: Path) -> AlgorithmScores:
@@ -117,7 +99,8 @@ def _algorithm(folder: Path) -> AlgorithmScores:
         for metric in METRICS
         if metric == "dsc" or (folder / f"{metric}.csv").is_file()
     }
-    classes = in_order(list(map(str, tables["dsc"])))
+    order = {name: place for place, name in enumerate(ORDER)}
+    classes = sorted(map(str, tables["dsc"]), key=lambda name: order.get(name, len(order)))
     for metric, table in tables.items():
         if {*map(str, table)} != {*classes}:
             differ = ", ".join(sorted({*map(str, table)} ^ {*classes}))
@@ -136,26 +119,14 @@ def _algorithm(folder: Path) -> AlgorithmScores:
 
 
 def _long(table: pd.DataFrame, metric: str) -> pd.Series:
-    """A table of classes as one column, by case and class."""
     places = [(case, name) for case in table.index for name in table]
     index = pd.MultiIndex.from_tuples(places, names=["case", "class"])
     return pd.Series(table.to_numpy(np.float64).ravel(), index, name=metric)
 
 
-def in_order(classes: Sequence[str]) -> list[str]:
-    """Classes in the order of the paper's tables, others as they come."""
-    first = [name for name in ORDER if name in classes]
-    return first + [name for name in classes if name not in first]
-
-
 def read_scores_csv(path: Path) -> pd.DataFrame:
-    """A CSV of scores: rows by case, a column for each class, NaN where a cell is empty.
-
-    Raises:
-        BenchmdError: It is no such table, a case appears twice, or a cell is not a number.
-    """
-    lines = read_lines(path)
-    head = [name.strip() for name in lines[0]] if lines else []
+    """A CSV of scores: rows by case, a column for each class, NaN where a cell is empty."""
+    head, rows = read_rows(path)
     if NAME not in head or len(head) < 2:
         raise BenchmdError(
             f"{path}: its header is {', '.join(head) or 'empty'}; expected name and one column for "
@@ -163,38 +134,35 @@ def read_scores_csv(path: Path) -> pd.DataFrame:
         )
     if len(set(head)) < len(head):
         raise BenchmdError(f"{path}: a column appears twice in {', '.join(head)}.")
-    wrong = [number for number, line in enumerate(lines, 1) if line and len(line) != len(head)]
-    if wrong:
-        raise BenchmdError(f"{path}, line {wrong[0]}: expected {len(head)} cells as in the header.")
-    cases = [line[head.index(NAME)].strip() for line in lines[1:] if line]
+    require_cells(path, head, rows)
+    cases = [line[head.index(NAME)] for line in rows.values()]
     if twice := sorted(name for name, count in Counter(cases).items() if count > 1):
         raise BenchmdError(
             f"{path}: {count_of(len(twice), 'case')} repeated, such as {shown(twice[0])}: keep "
             "one row for each case."
         )
     content = {
-        name: [
-            _number(line[place], path, number) for number, line in enumerate(lines[1:], 2) if line
-        ]
+        name: [_number(line[place], path, number) for number, line in rows.items()]
         for place, name in enumerate(head)
         if name != NAME
     }
     return pd.DataFrame(content, index=cases)
 
 
-def read_lines(path: Path, delimiters: str = ",", expected: Sequence[str] = ()) -> list[list[str]]:
-    """Cells of a text table, UTF-8 with or without a byte-order mark, in Unicode's composed form.
+def require_cells(path: Path, head: list[str], rows: Mapping[int, list[str]]) -> None:
+    """Refuse rows, by line number, that are longer or shorter than the header."""
+    for number, line in rows.items():
+        if len(line) != len(head):
+            raise BenchmdError(f"{path}, line {number}: expected {len(head)} cells as in line 1.")
 
-    A spreadsheet's first line ``sep=;`` states the separator, and is not among them.
 
-    Args:
-        path: The file.
-        delimiters: Of these the one by which the first line has most cells, those that are named as
-            in ``expected`` first; unless a line states another.
-        expected: Names of columns, in small letters.
+def read_rows(
+    path: Path, delimiters: str = ",", expected: Sequence[str] = ()
+) -> tuple[list[str], dict[int, list[str]]]:
+    """Header and rows by line number of a text table in UTF-8; Unicode is composed.
 
-    Raises:
-        BenchmdError: It cannot be read or is too large.
+    A spreadsheet's first line ``sep=;`` states the separator. Otherwise it is the one of
+    ``delimiters`` by which the first line has a column named as in ``expected``, or most cells.
     """
     try:
         content = read_bounded(path, MAX_BYTES, "the table").decode("utf-8-sig")
@@ -210,7 +178,10 @@ def read_lines(path: Path, delimiters: str = ",", expected: Sequence[str] = ()) 
             return any(name.strip().lower() in expected for name in first), len(first)
 
         delimiter = max(delimiters, key=fits)
-        return list(csv.reader(io.StringIO(content), delimiter=delimiter, strict=True))
+        lines = csv.reader(io.StringIO(content), delimiter=delimiter, strict=True)
+        numbered = enumerate(lines, 2 if stated else 1)
+        rows = {number: [cell.strip() for cell in line] for number, line in numbered if line}
+        return rows.pop(min(rows, default=0), []), rows
     except RecordError as error:
         raise BenchmdError(f"{path}: {error}.") from error
     except FileNotFoundError as error:
@@ -220,9 +191,9 @@ def read_lines(path: Path, delimiters: str = ",", expected: Sequence[str] = ()) 
 
 
 def _number(cell: str, path: Path, line: int) -> float:
-    if cell.strip().lower() in ("", "nan"):
+    if cell.lower() in ("", "nan"):
         return math.nan
-    value = number_of(cell.strip())
+    value = number_of(cell)
     if value is None:
         raise BenchmdError(
             f"{path}, line {line}: {shown(cell)} is not a number; leave a cell empty where the "

@@ -1,14 +1,14 @@
 """Scores of several algorithms on the same cases, joined and checked.
 
-Sources: the released per-case files of Touchstone, of which algorithms have other cases and three
-would have one name (https://github.com/MrGiovanni/Touchstone); here both are errors or counted.
+In the files that Touchstone releases, algorithms have different cases and three would share a name
+(https://github.com/MrGiovanni/Touchstone): here that is counted, or an error.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -48,7 +48,6 @@ class AlgorithmScores:
     rows: pd.DataFrame
     """Columns of `cases.SCHEMA`."""
     pretrained_on: tuple[str, ...] = ()
-    """Data of an earlier training, as its card declares it."""
     notes: tuple[str, ...] = ()
     """What a reader must know, such as cases without scores."""
     planes: Callable[[str, str, Path | None], Planes] | None = None
@@ -63,13 +62,11 @@ class Scores:
     classes: tuple[str, ...]
     algorithms: tuple[str, ...]
     rows: pd.DataFrame
-    """Columns of `cases.SCHEMA`."""
-    by_name: Mapping[str, AlgorithmScores] = field(default_factory=dict)
-    """By name."""
+    by_name: Mapping[str, AlgorithmScores]
 
     @cached_property
     def cases(self) -> tuple[str, ...]:
-        """All cases that any algorithm has, sorted."""
+        """Cases of any algorithm, sorted."""
         return tuple(sorted(self.rows["case"].unique()))
 
     @cached_property
@@ -86,28 +83,24 @@ class Scores:
 
     @cached_property
     def _places(self) -> tuple[npt.NDArray[np.intp], ...]:
+        axes = {"case": self.cases, "algorithm": self.algorithms, "class": self.classes}
         return tuple(
             pd.Index(names).get_indexer(pd.Index(self.rows[column]))
-            for column, names in (
-                ("case", self.cases),
-                ("algorithm", self.algorithms),
-                ("class", self.classes),
-            )
+            for column, names in axes.items()
         )
 
     def values(self, column: str) -> Floats:
-        """A column of the rows as (cases, algorithms, classes); NaN where there is none."""
+        """(cases, algorithms, classes) of a column of the rows; NaN where there is none."""
         shape = (len(self.cases), len(self.algorithms), len(self.classes))
         cube = np.full(shape, np.nan)
         cube[self._places] = self.rows[column].to_numpy(np.float64)
         return cube
 
     def common_values(self, column: str) -> Floats:
-        """The same, NaN on cases and classes that not all algorithms have a value of."""
+        """The same, NaN where any algorithm has no value for the case and class."""
         values = self.values(column)
-        values[np.isnan(values).any(axis=1, keepdims=True).repeat(values.shape[1], axis=1)] = np.nan
-        values[~self.common] = np.nan
-        return values
+        there = ~np.isnan(values).any(axis=1, keepdims=True) & self.common[:, None, None]
+        return np.where(there, values, np.nan)
 
     @cached_property
     def metrics(self) -> tuple[str, ...]:
@@ -128,19 +121,13 @@ class Scores:
 
     def without(self, names: Sequence[str]) -> Scores:
         """The same without some algorithms."""
-        kept = tuple(name for name in self.algorithms if name not in names)
+        kept = {name: scores for name, scores in self.by_name.items() if name not in names}
         rows = self.rows[self.rows["algorithm"].isin(kept)].reset_index(drop=True)
-        remaining = {name: algorithm for name, algorithm in self.by_name.items() if name in kept}
-        return Scores(self.task, self.classes, kept, rows, remaining)
+        return Scores(self.task, self.classes, tuple(kept), rows, kept)
 
 
 def joined(algorithms: Sequence[AlgorithmScores]) -> Scores:
-    """All scores in one frame.
-
-    Raises:
-        BenchmdError: There are none, two have one name, a case appears twice, or they are of
-            another task, of other classes, or at another tolerance.
-    """
+    """All scores in one frame, after checking that they can be compared."""
     if not algorithms:
         raise BenchmdError("there is nothing to compare: name one folder of scores or more.")
     seen: dict[str, AlgorithmScores] = {}
@@ -164,11 +151,7 @@ def joined(algorithms: Sequence[AlgorithmScores]) -> Scores:
 
 
 def require_comparable(scores: Scores) -> None:
-    """Refuse algorithms that share no case, or of which one has no score.
-
-    Raises:
-        BenchmdError: The message names them.
-    """
+    """Refuse algorithms that share no case, or of which one has no score."""
     if not scores.common.any():
         raise BenchmdError(
             f"{', '.join(scores.algorithms)} have no case in common: compare those that were "
@@ -184,9 +167,9 @@ def require_comparable(scores: Scores) -> None:
 
 
 def completed(scores: Scores) -> Scores:
-    """Cases that an algorithm lacks count as missed, as challengeR's worst value for what is NA.
+    """Count cases that an algorithm lacks as missed, as challengeR does with its worst value.
 
-    DSC and NSD are 0 where the reference has the class, HD95 is infinite; notes count the cases.
+    DSC and NSD are 0 and HD95 is infinite where the reference has the class; notes count the cases.
     """
     rows, named = [scores.rows], dict(scores.by_name)
     # of each class a row with a score, where any algorithm has one: the reference has the class
@@ -195,19 +178,20 @@ def completed(scores: Scores) -> Scores:
         lacking = [scores.cases[row] for row in np.flatnonzero(~scores.has[:, place])]
         if not lacking:
             continue
-        missing_rows = reference_rows[reference_rows["case"].isin(lacking)].assign(
-            algorithm=name, seconds=np.nan
-        )
-        there = missing_rows["dsc"].notna()
+        lost = reference_rows[reference_rows["case"].isin(lacking)]
+        there, code = lost["dsc"].notna(), lost["code"]
         zero = there.map({True: 0.0, False: np.nan})
-        missing_rows = missing_rows.assign(
-            dsc=zero, hd95=zero.where(~there, np.inf), volume_pred_ml=0.0
+        rows.append(
+            lost.assign(
+                algorithm=name,
+                seconds=np.nan,
+                dsc=zero,
+                nsd=zero.where(lost["nsd"].notna(), np.nan),
+                hd95=zero.where(~there, np.inf),
+                volume_pred_ml=0.0,
+                code=code.where(code.isna(), there.map({True: "missed", False: "absent"})),
+            )
         )
-        missing_rows["nsd"] = zero.where(missing_rows["nsd"].notna(), np.nan)
-        missing_rows["code"] = missing_rows["code"].where(
-            missing_rows["code"].isna(), there.map({True: "missed", False: "absent"})
-        )
-        rows.append(missing_rows)
         algorithm = named[name]
         note = f"{name}: {count_of(len(lacking), 'case')} without a score, counted as missed."
         named[name] = replace(algorithm, notes=(*algorithm.notes, note))
@@ -216,11 +200,7 @@ def completed(scores: Scores) -> Scores:
 
 
 def require_shown(source: object, what: str, name: str) -> None:
-    """Refuse a name that tables and figures cannot show.
-
-    Raises:
-        BenchmdError: It is not `errors.is_name`.
-    """
+    """Refuse a name that tables and figures cannot show, see `errors.is_name`."""
     if not is_name(name):
         raise BenchmdError(
             f"{source}: the {what} is named {shown(name)}, expected up to {LONGEST_NAME} printable "
@@ -229,7 +209,6 @@ def require_shown(source: object, what: str, name: str) -> None:
 
 
 def _require_sound(algorithm: AlgorithmScores) -> None:
-    """Refuse rows that are missing, repeated or out of range."""
     rows = algorithm.rows
     if missing := [name for name in SCHEMA.names if name not in rows]:
         raise BenchmdError(f"{algorithm.source}: the scores lack the column {missing[0]}.")
@@ -243,14 +222,11 @@ def _require_sound(algorithm: AlgorithmScores) -> None:
     if others := sorted(set(rows["class"]) - set(algorithm.classes)):
         raise BenchmdError(
             f"{algorithm.source}: the class {shown(others[0])} is not of the task "
-            f"{algorithm.task}, expected "
-            f"{', '.join(algorithm.classes)}."
+            f"{algorithm.task}, expected {', '.join(algorithm.classes)}."
         )
-    for what, name in (
-        ("algorithm", algorithm.name),
-        *(("class", name) for name in algorithm.classes),
-    ):
-        require_shown(algorithm.source, what, name)
+    require_shown(algorithm.source, "algorithm", algorithm.name)
+    for name in algorithm.classes:
+        require_shown(algorithm.source, "class", name)
     if MEAN in algorithm.classes:
         raise BenchmdError(
             f"{algorithm.source}: a class is named {MEAN}, as the mean over classes is: rename or "
@@ -266,7 +242,6 @@ def _require_sound(algorithm: AlgorithmScores) -> None:
 
 
 def _require_alike(first: AlgorithmScores, second: AlgorithmScores) -> None:
-    """Refuse scores that cannot be compared."""
     pair = f"{first.source} and {second.source}"
     if second.task != first.task:
         raise BenchmdError(
@@ -287,7 +262,7 @@ def _require_alike(first: AlgorithmScores, second: AlgorithmScores) -> None:
 
 
 def _require_one_reference(rows: pd.DataFrame, seen: Mapping[str, AlgorithmScores]) -> None:
-    """Refuse scores against other references, such as corrected ones, by the organs' volumes."""
+    """Refuse scores against different references: the volumes of their organs differ."""
     stated = rows[rows["volume_ref_ml"].notna()]
     volumes = stated.groupby(["case", "class"])["volume_ref_ml"]
     low, high = volumes.min(), volumes.max()
@@ -303,7 +278,6 @@ def _require_one_reference(rows: pd.DataFrame, seen: Mapping[str, AlgorithmScore
 
 
 def _tolerances(algorithm: AlgorithmScores) -> dict[str, Floats]:
-    """Of each class with NSD."""
     rows = algorithm.rows[algorithm.rows["nsd"].notna()]
     return {str(n): np.sort(r.unique()) for n, r in rows.groupby("class")["tolerance"]}
 
@@ -313,7 +287,6 @@ def _mm(values: Floats) -> str:
 
 
 def _some(names: Sequence[str]) -> str:
-    """Names, of many the first."""
     rest = len(names) - MOST_NAMED
     return ", ".join(map(str, names[:MOST_NAMED])) + (f" and {rest} others" if rest > 0 else "")
 
@@ -324,22 +297,18 @@ def unequal(scores: Scores) -> list[str]:
     counts = scores.has.sum(axis=0)
     everything, common = len(scores.cases), int(scores.common.sum())
     if common < everything:
-        fewer = [
-            f"{name} {count:,}"
-            for name, count in zip(scores.algorithms, counts.tolist(), strict=True)
-            if count < everything
-        ]
+        named = zip(scores.algorithms, counts.tolist(), strict=True)
+        fewer = [f"{name} {count:,}" for name, count in named if count < everything]
         lines.append(
             f"common cases: {common:,} of {everything:,} cases were scored by all algorithms; "
             f"fewer than all: {', '.join(fewer)}. Ranks, tests and intervals use the common cases."
         )
-    nothing = int(np.isnan(scores.values("dsc")).all(axis=(1, 2)).sum())
-    if nothing:
+    there = ~np.isnan(scores.values("dsc"))
+    if nothing := int((~there.any(axis=(1, 2))).sum()):
         lines.append(
             f"without a class: {count_of(nothing, 'case')} of {everything:,} have none of the "
             "classes in the reference, so no score counts there."
         )
-    there = ~np.isnan(scores.values("dsc"))
     differ = (there != there.max(axis=1, keepdims=True)) & scores.has[:, :, None]
     for place, name in enumerate(scores.algorithms):
         if count := int(differ[:, place].sum()):

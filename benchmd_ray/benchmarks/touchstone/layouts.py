@@ -28,7 +28,6 @@ class CaseFiles:
     masks: Mapping[str, str] = field(default_factory=dict)
     """File with each class, where there is one for each."""
     fault: str = ""
-    """Why there is nothing to read."""
 
     @property
     def paths(self) -> list[Path]:
@@ -42,25 +41,21 @@ class CaseFiles:
 
 
 def cases_of(folder: Path, task: SegmentationTask) -> dict[str, CaseFiles]:
-    """The cases of a folder by name, in order of their names.
-
-    Raises:
-        BenchmdError: There is no case, or two have one name.
-    """
+    """The cases of a folder by name, sorted."""
     if not folder.is_dir():
         raise BenchmdError(f"{folder} is not a folder with a file or a folder for each case.")
     cases: dict[str, CaseFiles] = {}
     places: dict[str, Path] = {}
     for path in _entries(folder):
-        name, files = _case(path, task)
-        if files is None:
+        if not path.is_dir() and not suffix_of(path):
             continue
+        name = composed(path.name) if path.is_dir() else stem_of(path)
         if name in places:
             raise BenchmdError(
                 f"{folder} has the case {name} twice, {places[name].name} and {path.name}: keep "
                 "one."
             )
-        cases[name], places[name] = files, path
+        cases[name], places[name] = files_of(path, task), path
     if not cases:
         raise BenchmdError(
             f"{folder} has no case: expected files {', '.join(SUFFIXES)}, or a folder for each "
@@ -73,17 +68,13 @@ def files_of(path: Path, task: SegmentationTask) -> CaseFiles:
     """The files of one case: of a file itself, or of a folder."""
     if path.is_dir():
         return _in_folder(path, task)
-    return (
-        CaseFiles(str(path)) if suffix_of(path) else CaseFiles(fault=f"{path.name} is no such file")
-    )
+    if not suffix_of(path):
+        return CaseFiles(fault=f"{path.name} is no such file")
+    return CaseFiles(str(path))
 
 
 def images_of(folder: Path) -> dict[str, Path]:
-    """The image of each case of a folder: a file, ``ct.nii.gz`` in a folder, or a DICOM series.
-
-    Raises:
-        BenchmdError: There is none, or two are of one case.
-    """
+    """The image of each case of a folder: a file, ``ct.nii.gz`` in a folder, or a DICOM series."""
     if not folder.is_dir():
         raise BenchmdError(f"{folder} is not a folder with an image for each case.")
     images: dict[str, Path] = {}
@@ -115,12 +106,6 @@ def files_from(content: Mapping[str, Any]) -> CaseFiles:
     return CaseFiles(content["labels"], dict(content["masks"]), content["fault"])
 
 
-def _case(path: Path, task: SegmentationTask) -> tuple[str, CaseFiles | None]:
-    if path.is_dir():
-        return composed(path.name), _in_folder(path, task)
-    return stem_of(path), CaseFiles(str(path)) if suffix_of(path) else None
-
-
 def _in_folder(folder: Path, task: SegmentationTask) -> CaseFiles:
     masks = folder / MASKS
     if masks.is_dir():
@@ -142,7 +127,6 @@ def _in_folder(folder: Path, task: SegmentationTask) -> CaseFiles:
 
 
 def _masks(folder: Path, paths: Iterable[Path], task: SegmentationTask) -> CaseFiles:
-    """A file for each class; others are of other structures."""
     named = task.file_names()
     masks: dict[str, str] = {}
     for path in paths:
@@ -162,11 +146,7 @@ def _masks(folder: Path, paths: Iterable[Path], task: SegmentationTask) -> CaseF
 
 
 def _entries(folder: Path) -> list[Path]:
-    """What is in a folder, by name, but hidden files.
-
-    Raises:
-        BenchmdError: A name cannot be written into tables.
-    """
+    """Visible files and folders by name; an error where one cannot be written into tables."""
     paths = sorted(path for path in folder.iterdir() if not path.name.startswith("."))
     for path in paths:
         if not path.name.isprintable():  # also what is not UTF-8

@@ -1,7 +1,7 @@
-"""Volumes of labels from files, with their place in the patient: NIfTI, NRRD and DICOM.
+"""Volumes of labels from NIfTI, NRRD and DICOM files, with their position in the patient.
 
-Files are not trusted: what a header claims is checked before anything is decoded. Decoders may
-still crash, so that `touchstone.case` reads in a separate process.
+What a header claims is checked before anything is decoded. Decoders may still crash, so
+`touchstone.case` reads in a separate process.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ import math
 import zlib
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -20,13 +19,7 @@ from benchmd_ray.data.readers.bounded import ANY, BoundedFile, require_held
 from benchmd_ray.data.readers.dicom import open_dicom
 from benchmd_ray.data.readers.dicom_begin import is_dicom
 from benchmd_ray.data.readers.dicom_values import numbers
-from benchmd_ray.data.readers.nifti import (
-    HEADER_BYTES,
-    Voxels,
-    read_header,
-    read_voxels,
-    unpacked,
-)
+from benchmd_ray.data.readers.nifti import HEADER_BYTES, Voxels, read_header, read_voxels, unpacked
 from benchmd_ray.data.readers.nrrd import read_header as read_nrrd_header
 from benchmd_ray.data.readers.nrrd import read_nrrd
 from benchmd_ray.data.readers.volume import MAX_VOXELS, SAME, read_series
@@ -97,7 +90,6 @@ class Labels:
     scaling: tuple[float, float] = (1.0, 0.0)
     """Slope and intercept that made the values of stored numbers."""
     warnings: tuple[str, ...] = ()
-    """What is unusual about the file."""
 
 
 def suffix_of(path: Path) -> str:
@@ -107,7 +99,7 @@ def suffix_of(path: Path) -> str:
 
 
 def stem_of(path: Path) -> str:
-    """The name without that suffix, in Unicode's composed form, as names are compared."""
+    """The name without that suffix, in Unicode's composed form."""
     return composed(path.name[: len(path.name) - len(suffix_of(path))])
 
 
@@ -122,14 +114,7 @@ def slices_of(folder: Path) -> list[Path]:
 
 
 def read_labels(path: Path) -> Labels:
-    """Read a volume of labels, its axes as the file has them.
-
-    Args:
-        path: A NIfTI or NRRD file, or a folder with the slices of one DICOM series.
-
-    Raises:
-        RecordError: It is missing, damaged, too large, or no volume of three axes.
-    """
+    """Labels of a NIfTI or NRRD file, or of a folder with one DICOM series; axes as stored."""
     if path.is_dir():
         return _of_series(path)
     suffix = suffix_of(path)
@@ -144,47 +129,47 @@ def resampled(labels: Labels, geometry: VoxelGrid) -> Labels:
     """Labels on another grid, each voxel from the nearest one; background outside."""
     values = labels.values
     values = values.astype(np.uint8) if values.dtype == bool else values
-    image, grid = _image(values, labels.geometry), geometry
     itk = simple_itk()
+    image = itk.GetImageFromArray(values)
+    image.SetSpacing(labels.geometry.spacing[::-1])
+    image.SetOrigin(labels.geometry.origin)
+    image.SetDirection(labels.geometry.direction)
     resampler = itk.ResampleImageFilter()
-    resampler.SetSize(grid.shape[::-1])
-    resampler.SetOutputSpacing(grid.spacing[::-1])
-    resampler.SetOutputOrigin(grid.origin)
-    resampler.SetOutputDirection(grid.direction)
+    resampler.SetSize(geometry.shape[::-1])
+    resampler.SetOutputSpacing(geometry.spacing[::-1])
+    resampler.SetOutputOrigin(geometry.origin)
+    resampler.SetOutputDirection(geometry.direction)
     resampler.SetInterpolator(itk.sitkNearestNeighbor)
     result = itk.GetArrayFromImage(resampler.Execute(image))
     return Labels(result.astype(labels.values.dtype, copy=False), geometry)
 
 
 def claimed(path: Path) -> tuple[int, int]:
-    """Voxels that a header claims, and bytes of each; 0 where it cannot be read.
-
-    Reading will say why.
-    """
-    voxels, size = _claimed(path)
+    """Voxels that a header claims and bytes of each; 0 where it is unreadable."""
+    try:
+        voxels, size = _claimed(path)
+    except (RecordError, OSError, EOFError, ValueError, zlib.error):
+        return 0, 0
     return (voxels, size) if 0 < voxels <= MAX_VOXELS else (0, 0)
 
 
 def _claimed(path: Path) -> tuple[int, int]:
-    try:
-        if path.is_dir():
-            files = slices_of(path)
-            return (len(files) * _frames(files[0])[0], RESCALED_BYTES) if files else (0, 0)
-        suffix = suffix_of(path)
-        if suffix in NIFTI:
-            return _of_nifti(path)
-        if suffix in DICOM:
-            return _frames(path)
-        nrrd = read_nrrd_header(path)
-        return math.prod(nrrd.extents), nrrd.voxel_bytes
-    except (RecordError, OSError, EOFError, ValueError, zlib.error):
-        return 0, 0
+    if path.is_dir():
+        files = slices_of(path)
+        return (len(files) * _frames(files[0])[0], RESCALED_BYTES) if files else (0, 0)
+    suffix = suffix_of(path)
+    if suffix in NIFTI:
+        return _of_nifti(path)
+    if suffix in DICOM:
+        return _frames(path)
+    nrrd = read_nrrd_header(path)
+    return math.prod(nrrd.extents), nrrd.voxel_bytes
 
 
 def axes_of(direction: tuple[float, ...]) -> str:
-    """Where axes point, as letters: LPS are the left, the back (posterior) and the head.
+    """Directions of axes as letters, such as LPS: left, back (posterior), head (superior).
 
-    Those that are not along an axis of the patient have their cosines.
+    Cosines follow where an axis is oblique.
     """
     columns = np.array(direction).reshape(3, 3).T
     letters = []
@@ -206,16 +191,7 @@ def _of_voxels(voxels: Voxels) -> Labels:
     return Labels(voxels.values, geometry, voxels.scaling, voxels.warnings)
 
 
-def _image(values: Array, geometry: VoxelGrid) -> Any:
-    image = simple_itk().GetImageFromArray(values)
-    image.SetSpacing(geometry.spacing[::-1])
-    image.SetOrigin(geometry.origin)
-    image.SetDirection(geometry.direction)
-    return image
-
-
 def _of_series(folder: Path) -> Labels:
-    """Slices of one series: each pixel is a label."""
     files = slices_of(folder)
     volume = read_series(files, ct=False)
     if gaps := [why for why in volume.warnings if "thickness" not in why]:
@@ -242,7 +218,7 @@ def _of_series(folder: Path) -> Labels:
 
 
 def _frames(path: Path) -> tuple[int, int]:
-    """Pixels of all frames of a DICOM file, and bytes of each."""
+    """Pixels of all frames, and bytes of each."""
     header = open_dicom(path, stop_before_pixels=True)
     sizes = [numbers(header, key, 1) for key in ("Rows", "Columns", "NumberOfFrames")]
     (bits,) = numbers(header, "BitsAllocated", 1) or (8.0,)
@@ -258,10 +234,7 @@ def _of_nifti(path: Path) -> tuple[int, int]:
 
 
 def _shortest(length: float) -> float:
-    """A length as it was meant: 0.8 of a file that holds 32 bits is else 0.800000012.
-
-    Five such steps would be further than a tolerance of 4 mm.
-    """
+    """Undo 32-bit rounding, such as 0.800000012: five such steps exceed a tolerance of 4 mm."""
     return float(f"{length:.7g}")
 
 

@@ -1,7 +1,6 @@
-"""Metadata of cases: patient, age, sex, scanner, institute, diagnosis, from a table.
+"""Metadata of cases from a table: patient, age, sex, scanner, institute, diagnosis.
 
-Columns are looked up by their whole names. Nothing is dropped: an age below 18 is an age, and a
-case without a value is in the group ``unknown``, which tables name and count.
+Columns are found by their whole names. Cases without a value are in the group ``unknown``.
 """
 
 from __future__ import annotations
@@ -10,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from benchmd_ray.benchmarks.touchstone.imported import read_lines
+from benchmd_ray.benchmarks.touchstone.imported import read_rows, require_cells
 from benchmd_ray.data.plain_numbers import number_of
 from benchmd_ray.data.tables import sex as known_sex
 from benchmd_ray.errors import BenchmdError, shown, unknown_name
@@ -33,7 +32,7 @@ MISSING = ("", "nan", "na", "n/a", "unknown")
 
 @dataclass(frozen=True)
 class Metadata:
-    """What a table says of cases."""
+    """Metadata of cases."""
 
     source: str = ""
     labels: Mapping[str, Mapping[str, str | None]] = field(default_factory=dict)
@@ -46,7 +45,7 @@ class Metadata:
 
     @property
     def contradicted(self) -> list[str]:
-        """Patients of whom scans state several sexes."""
+        """Patients whose scans state different sexes."""
         stated: dict[str, set[str]] = {}
         for case, sex in self.labels.get("sex", {}).items():
             if sex is not None:
@@ -63,13 +62,9 @@ class Metadata:
 
 
 def read_metadata(path: Path, also: Sequence[str] = ()) -> Metadata:
-    """A table of cases, separated by commas, semicolons or tabs.
-
-    Raises:
-        BenchmdError: It is no such table, a case appears twice, or an age is not a number.
-    """
-    lines = [line for line in read_lines(path, ",;\t", CASE) if line]
-    head = [name.strip().lower() for name in lines[0]] if lines else []
+    """Read a table of cases, separated by commas, semicolons or tabs."""
+    head, rows = read_rows(path, ",;\t", CASE)
+    head = [name.lower() for name in head]
     key = next((name for name in CASE if name in head), "")
     if not key:
         raise BenchmdError(
@@ -78,10 +73,8 @@ def read_metadata(path: Path, also: Sequence[str] = ()) -> Metadata:
         )
     if twice := sorted({name for name in head if head.count(name) > 1}):
         raise BenchmdError(f"{path}: the column {shown(twice[0])} appears twice: keep one.")
-    for number, line in enumerate(lines, 1):
-        if len(line) != len(head):
-            raise BenchmdError(f"{path}, line {number}: expected {len(head)} cells as in line 1.")
-    columns = {name: [line[place].strip() for line in lines[1:]] for place, name in enumerate(head)}
+    require_cells(path, head, rows)
+    columns = {name: [line[place] for line in rows.values()] for place, name in enumerate(head)}
     cases = columns[key]
     if len(set(cases)) < len(cases):
         both = next(case for case in cases if cases.count(case) > 1)
@@ -98,7 +91,7 @@ def read_metadata(path: Path, also: Sequence[str] = ()) -> Metadata:
 def _known(
     columns: Mapping[str, list[str]], names: Sequence[str], cases: Sequence[str]
 ) -> dict[str, str]:
-    """By case, where the first column of these names that is there says something."""
+    """By case, the values of the first of these columns that exists."""
     chosen = next((columns[name] for name in names if name in columns), [""] * len(cases))
     pairs = zip(cases, chosen, strict=True)
     return {case: text for case, text in pairs if text.lower() not in MISSING}

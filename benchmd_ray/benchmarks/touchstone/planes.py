@@ -37,7 +37,7 @@ class Plane:
 class Planes(NamedTuple):
     """The planes across z, y and x through a class of a case."""
 
-    each: tuple[Plane, ...]
+    views: tuple[Plane, ...]
     volumes: tuple[float, float]
     """mL of reference and prediction."""
     window: tuple[float, float] = HU_WINDOW
@@ -53,15 +53,7 @@ def cut(
     number: int,
     image: Labels | None = None,
 ) -> Planes:
-    """Planes through the centre of the reference, or of the prediction where that is empty.
-
-    Args:
-        reference: On the grid.
-        prediction: On the grid.
-        grid: Of both.
-        number: Of the class.
-        image: On the same grid, or not shown.
-    """
+    """Planes through the centre of the reference, or of the prediction where that is empty."""
     everything: Box = (slice(None), slice(None), slice(None))
     masks = [_upright(side.mask(number, everything), grid) for side in (reference, prediction)]
     spacing = [grid.spacing[axis] for axis in _order(grid)]
@@ -75,11 +67,10 @@ def cut(
             values = _upright(image.values, grid)
             grey_window = _window(values, window)
     planes = []
-    for axis in range(3):
-        kept = [other for other in range(3) if other != axis]
+    for axis, (rows, columns) in enumerate(((1, 2), (0, 2), (0, 1))):
         plane = tuple(at[other] if other == axis else window[other] for other in range(3))
         pixels = None if values is None else np.asarray(values[plane], np.float32)
-        steps = (float(spacing[kept[0]]), float(spacing[kept[1]]))
+        steps = (float(spacing[rows]), float(spacing[columns]))
         planes.append(Plane(masks[0][plane], masks[1][plane], steps, pixels))
     volumes = [float(np.count_nonzero(mask)) * grid.voxel_ml for mask in masks]
     return Planes(tuple(planes), (volumes[0], volumes[1]), grey_window, note)
@@ -107,7 +98,7 @@ def box(mask: Bits, spacing: Sequence[float]) -> Box:
 
 
 def _window(values: npt.NDArray[Any], box: Box) -> tuple[float, float]:
-    """That of soft tissue on CT; of other images all but the darkest and brightest hundredth."""
+    """Soft tissue on CT; of other images the 1 % to 99 % quantiles."""
     if float(values.min()) < LEAST_OF_CT:
         return HU_WINDOW
     low, high = np.quantile(values[box].astype(np.float64), (0.01, 0.99))
@@ -132,13 +123,13 @@ def _upright(values: npt.NDArray[T], grid: VoxelGrid) -> npt.NDArray[T]:
 def packed(planes: Planes) -> tuple[dict[str, Any], bytes]:
     """Planes as plain values and bytes, for another process."""
     arrays: list[npt.NDArray[Any]] = []
-    for plane in planes.each:
+    for plane in planes.views:
         arrays += [plane.reference.astype(np.uint8), plane.prediction.astype(np.uint8)]
         arrays += [plane.image] if plane.image is not None else []
     head = {
         "planes": [
             {"shape": plane.reference.shape, "steps": plane.steps, "image": plane.image is not None}
-            for plane in planes.each
+            for plane in planes.views
         ],
         **{"volumes": planes.volumes, "window": planes.window, "note": planes.note},
     }

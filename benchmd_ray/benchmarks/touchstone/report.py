@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
+from operator import attrgetter
 from typing import Any
 
 import pandas as pd
 
-from benchmd_ray.benchmarks.touchstone.comparing import Comparison, earlier_training
+from benchmd_ray.benchmarks.touchstone.comparing import Comparison
 from benchmd_ray.benchmarks.touchstone.report_groups import (
     group_pairs,
     group_tests,
@@ -56,8 +58,9 @@ def headline_frame(comparison: Comparison) -> pd.DataFrame:
     ranks = average[columns].rename(columns={"low": "rank_low", "high": "rank_high"})
     table = rows.drop(columns="class").merge(ranks, on=keys).merge(summed, on=keys)
     seconds = comparison.speed.set_index("algorithm")["seconds"]
+    cards = comparison.scores.by_name
     return by_order(comparison, table).assign(
-        pretrained_on=lambda f: earlier_training(list(f["algorithm"]), comparison.scores),
+        pretrained_on=lambda f: [", ".join(cards[name].pretrained_on) for name in f["algorithm"]],
         seconds=lambda f: f["algorithm"].map(seconds),
     )
 
@@ -65,29 +68,24 @@ def headline_frame(comparison: Comparison) -> pd.DataFrame:
 def headline(comparison: Comparison) -> Table | None:
     """The main table."""
     rows = in_percent(headline_frame(comparison), "value", "low", "high", "own_mean", "first")
-    ranks = rows[["rank"]].assign(low=rows["rank_low"], high=rows["rank_high"])
+    by_cases = rows["rank_by_cases"]
     columns = (
         metric_column(comparison, rows),
         column_of("algorithm", rows["algorithm"], "text"),
         interval_of("average [95 %]", rows, "value", digits=2),
-        rank_column(ranks),
+        rank_column(rows),
         column_of("first (%)", rows["first"], "number", digits=0),
         column_of("level with best", rows["level"], "integer"),
         column_of("wins", rows["wins"], "integer"),
-        column_of(
-            "rank, by case",
-            rows["rank_by_cases"],
-            "number",
-            digits=rank_digits(rows["rank_by_cases"]),
-        ),
+        column_of("rank, by case", by_cases, "number", digits=rank_digits(by_cases)),
         column_of("own average", rows["own_mean"], "number", digits=1),
         column_of("own cases", rows["own_n"], "integer"),
         *where_any(rows, "seconds", "s per volume", "number"),
         *where_any(rows, "pretrained_on", "pretrained on", "text"),
     )
-    taus = dict(zip(rows["metric"], rows["tau"], strict=True))
-    taus_by_metric = ", ".join(
-        f"{comparison.scores.title(name)} {shown(tau, 'number', 2)}" for name, tau in taus.items()
+    taus = ", ".join(
+        f"{comparison.scores.title(name)} {shown(tau, 'number', 2)}"
+        for name, tau in dict(zip(rows["metric"], rows["tau"], strict=True)).items()
     )
     count = len(comparison.scores.classes)
     caption = (
@@ -99,15 +97,9 @@ def headline(comparison: Comparison) -> Table | None:
         "has the highest mean or is not significantly below it. Wins: other algorithms that it is "
         "significantly above, over all classes. By case: rank of the mean rank within cases. Own "
         "average: on the algorithm's own cases, as published. Kendall's τ of the resampled order "
-        f"with this one: {taus_by_metric}."
+        f"with this one: {taus}."
     )
     return table_with(caption, columns, rows)
-
-
-def published_frame(comparison: Comparison) -> pd.DataFrame:
-    """Own means, sds and cases of each class."""
-    names = ["metric", "algorithm", "class", "own_mean", "own_sd", "own_n"]
-    return comparison.cells[names].reset_index(drop=True)
 
 
 def published(comparison: Comparison) -> Table | None:
@@ -123,17 +115,14 @@ def published(comparison: Comparison) -> Table | None:
         "Mean ± sd over each algorithm's own cases, in percent, and their number. Average: mean of "
         "the class means ± mean of the class sds, which is not the sd of anything per case; its "
         "number is of cases with any class.",
-        lambda name: class_title(name),
+        class_title,
     )
 
 
 def common(comparison: Comparison) -> Table | None:
     """The same on the cases that all have, with intervals."""
-    counts = (
-        comparison.cells[comparison.cells["metric"] == comparison.metrics[0]]
-        .groupby("class")["n"]
-        .first()
-    )
+    cells = comparison.cells
+    counts = cells[cells["metric"] == comparison.metrics[0]].groupby("class")["n"].first()
     return _wide(
         comparison,
         lambda cells: interval_of("", in_percent(cells, "value", "low", "high"), "value", digits=1),
@@ -152,20 +141,12 @@ def _wide(
     """A column for each class, a row for each algorithm and metric."""
     cells = by_order(comparison, comparison.cells)
     groups = {str(name): group for name, group in cells.groupby("class", sort=False)}
-    first = groups[MEAN]
-    columns = [metric_column(comparison, first), column_of("algorithm", first["algorithm"], "text")]
-    for name in (*comparison.scores.classes, MEAN):
-        column = make(groups[name])
-        columns.append(
-            Column(
-                title(name),
-                column.values,
-                column.kind,
-                column.low,
-                column.high,
-                digits=column.digits,
-            )
-        )
+    first, names = groups[MEAN], comparison.scores.classes
+    columns = (
+        metric_column(comparison, first),
+        column_of("algorithm", first["algorithm"], "text"),
+        *(replace(make(groups[name]), title=title(name)) for name in (*names, MEAN)),
+    )
     return table_with(caption, columns, first)
 
 
@@ -181,14 +162,13 @@ def classes(comparison: Comparison) -> Table | None:
         classes_frame(comparison), "value", "low", "high", "own_mean", "own_sd", "first"
     )
     rows = rows.sort_values(["metric", "class", "rank"], kind="stable")
-    ranks = rows[["rank"]].assign(low=rows["rank_low"], high=rows["rank_high"])
     columns = (
         metric_column(comparison, rows),
         class_column(comparison, rows, comparison.scores.classes[0]),
         column_of("algorithm", rows["algorithm"], "text"),
         interval_of("mean [95 %]", rows, "value", digits=1),
         column_of("n", rows["n"], "integer"),
-        rank_column(ranks),
+        rank_column(rows),
         column_of("first (%)", rows["first"], "number", digits=0),
         column_of("wins", rows["wins"], "integer"),
         column_of("level with best", ["yes" if v else "" for v in rows["level"]], "text"),
@@ -208,15 +188,14 @@ def best_frame(comparison: Comparison) -> pd.DataFrame:
 
 
 def _best(comparison: Comparison) -> Iterator[dict[str, Any]]:
-    wins = comparison.pairs.groupby(["metric", "class"])["wins"].sum().to_dict()
-    for (metric, name), ranks in comparison.ranking.groupby(["metric", "class"], sort=False):
+    keys, count = ["metric", "class"], len(comparison.scores.algorithms)
+    wins = comparison.pairs.groupby(keys)["wins"].sum().to_dict()
+    sizes = comparison.cells.groupby(keys)["n"].first().to_dict()
+    for (metric, name), ranks in comparison.ranking.groupby(keys, sort=False):
         if name == MEAN:
             continue
         ranks = ranks.sort_values(["rank", "algorithm"])
         level = list(ranks.loc[ranks["level"], "algorithm"])
-        sizes = comparison.cells[
-            (comparison.cells["class"] == name) & (comparison.cells["metric"] == metric)
-        ]
         yield {
             "metric": metric,
             "class": name,
@@ -224,9 +203,9 @@ def _best(comparison: Comparison) -> Iterator[dict[str, Any]]:
             "level": len(level),
             "names": ", ".join(level),
             "significant": int(wins.get((metric, name), 0)),
-            "pairs": len(comparison.scores.algorithms) * (len(comparison.scores.algorithms) - 1),
+            "pairs": count * (count - 1),
             "tau": ranks["tau"].iloc[0],
-            "n": int(sizes["n"].iloc[0]),
+            "n": int(sizes[metric, name]),
         }
 
 
@@ -242,13 +221,13 @@ def best(comparison: Comparison) -> Table | None:
         column_of("Kendall's τ", rows["tau"], "number", digits=2),
         column_of("n", rows["n"], "integer"),
     )
-    pairs = len(comparison.scores.algorithms) * (len(comparison.scores.algorithms) - 1)
+    count = len(comparison.scores.algorithms)
     family = "of all classes together" if comparison.family == "all" else "of each class"
     caption = (
         "The algorithm of the highest mean and those not significantly below it: one-sided "
-        f"Wilcoxon signed-rank tests of the {pairs:,} ordered pairs, p adjusted by Holm in one "
-        f"family {family}, below 0.05. A signed-rank win is not a higher mean. τ: Kendall's τ-b of "
-        "the order in resamples of the cases with the order by mean."
+        f"Wilcoxon signed-rank tests of the {count * (count - 1):,} ordered pairs, p adjusted by "
+        f"Holm in one family {family}, below 0.05. A signed-rank win is not a higher mean. τ: "
+        "Kendall's τ-b of the order in resamples of the cases with the order by mean."
     )
     return table_with(caption, columns, rows)
 
@@ -328,23 +307,15 @@ def speed(comparison: Comparison) -> Table | None:
 def worst(comparison: Comparison) -> Table | None:
     """The worst cases of each class."""
     rows = in_percent(comparison.worst, "value", "best_value", "worst_value")
+    metric = comparison.scores.title(comparison.metrics[0])
     columns = (
         class_column(comparison, rows, comparison.scores.classes[0]),
         column_of("case", rows["case"], "text"),
         column_of("mean", rows["value"], "number", digits=1),
-        *(
-            column
-            for name in ("best", "worst")
-            for column in (
-                column_of(name, rows[name], "text"),
-                column_of(
-                    f"{name} {comparison.scores.title(comparison.metrics[0])}",
-                    rows[f"{name}_value"],
-                    "number",
-                    digits=1,
-                ),
-            )
-        ),
+        column_of("best", rows["best"], "text"),
+        column_of(f"best {metric}", rows["best_value"], "number", digits=1),
+        column_of("worst", rows["worst"], "text"),
+        column_of(f"worst {metric}", rows["worst_value"], "number", digits=1),
         *where_any(rows, "volume_ref_ml", "volume (mL)", "number"),
     )
     caption = "Common cases with the lowest mean over algorithms, in percent."
@@ -374,23 +345,27 @@ def distance(comparison: Comparison) -> Table | None:
     return table_with(caption, columns, rows)
 
 
+def _published_frame(comparison: Comparison) -> pd.DataFrame:
+    return comparison.cells[["metric", "algorithm", "class", "own_mean", "own_sd", "own_n"]]
+
+
 TABLES: tuple[Declared, ...] = (
     Declared.both("results", RESULTS, headline_frame, headline),
-    Declared.both("published", PUBLISHED, published_frame, published),
-    Declared.both("common", COMMON, lambda one: one.cells, common),
+    Declared.both("published", PUBLISHED, _published_frame, published),
+    Declared.both("common", COMMON, attrgetter("cells"), common),
     Declared("classes", COMMON, classes_frame, classes),
     Declared.both("level", BEST, best_frame, best),
-    Declared("pairs", PAIRS, lambda one: one.pairs, pairs),
-    Declared("rank_shares", PAIRS, lambda one: one.shares),
-    Declared("missed", MISSED, lambda one: one.missed, missed),
-    Declared.both("hd95", HD95, lambda one: one.distances, hd95),
-    Declared.both("speed", SPEED, lambda one: one.speed, speed),
-    Declared("groups", GROUPS, lambda one: one.groups, groups),
+    Declared("pairs", PAIRS, attrgetter("pairs"), pairs),
+    Declared("rank_shares", PAIRS, attrgetter("shares")),
+    Declared("missed", MISSED, attrgetter("missed"), missed),
+    Declared.both("hd95", HD95, attrgetter("distances"), hd95),
+    Declared.both("speed", SPEED, attrgetter("speed"), speed),
+    Declared("groups", GROUPS, attrgetter("groups"), groups),
     Declared("group_tests", GROUPS, group_tests_frame, group_tests),
-    Declared("group_pairs", GROUPS, lambda one: one.group_pairs, group_pairs),
-    Declared("groups_excluded", GROUPS, lambda one: one.groups_excluded, groups_excluded),
-    Declared("worst", WORST, lambda one: one.worst, worst),
-    Declared.both("distance", DISTANCE, lambda one: one.distance, distance),
+    Declared("group_pairs", GROUPS, attrgetter("group_pairs"), group_pairs),
+    Declared("groups_excluded", GROUPS, attrgetter("groups_excluded"), groups_excluded),
+    Declared("worst", WORST, attrgetter("worst"), worst),
+    Declared.both("distance", DISTANCE, attrgetter("distance"), distance),
 )
 """Of a `Comparison`, in the order of its page."""
 MAIN = TABLES[0].name

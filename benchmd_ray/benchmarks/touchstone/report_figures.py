@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -53,13 +54,11 @@ def draw(comparison: Comparison) -> Iterator[Drawn]:
 
 
 def _rows(frame: pd.DataFrame, metric: str, name: str, order: Sequence[str]) -> pd.DataFrame:
-    """Of one metric and class, a row for each algorithm in order."""
     cells = frame[(frame["metric"] == metric) & (frame["class"] == name)]
     return cells.set_index("algorithm").loc[list(order)].reset_index()
 
 
 def _algorithms(axes: Axes, order: Sequence[str], size: float = SMALL) -> None:
-    """Names down the y axis, the first on top."""
     axes.set_yticks(range(len(order)), list(order), fontsize=size)
     axes.set_ylim(len(order) - 0.4, -0.6)
     axes.tick_params(axis="y", length=0)
@@ -80,7 +79,6 @@ def _points(axes: Axes, rows: pd.DataFrame) -> None:
 
 
 def _key(figure: Figure, *, level: bool) -> None:
-    """What marks stand for."""
     handles = [
         Line2D([], [], color=BLUE, marker="o", markersize=4, label="common cases, 95 %"),
         Line2D([], [], color=ORANGE, marker="|", linestyle="", label="own cases"),
@@ -95,9 +93,7 @@ def _key(figure: Figure, *, level: bool) -> None:
 
 def _joined(comparison: Comparison, metric: str, name: str) -> pd.DataFrame:
     rows = _rows(comparison.cells, metric, name, comparison.order_in(metric, name))
-    ranks = comparison.ranking[
-        (comparison.ranking["metric"] == metric) & (comparison.ranking["class"] == name)
-    ]
+    ranks = comparison.ranks(metric, name)
     return rows.merge(ranks[["algorithm", "level", "rank", "first", "tau"]], on="algorithm")
 
 
@@ -125,19 +121,13 @@ def _averages(comparison: Comparison, metric: str) -> Drawn:
 
 def _dots(comparison: Comparison, metric: str) -> Drawn:
     names = comparison.scores.classes
-    alone = [
-        f"{class_title(name)}{GLUE}({count_of_level})"
-        for name in names
-        if (count_of_level := int(_joined(comparison, metric, name)["level"].sum())) > 0
-    ]
-    title = (
-        f"{comparison.scores.title(metric)} of each class; algorithms level with the best: "
-        + ", ".join(alone)
-    )
+    frames = {name: _joined(comparison, metric, name) for name in names}
+    level = {name: int(rows["level"].sum()) for name, rows in frames.items()}
+    title = f"{comparison.scores.title(metric)} of each class; algorithms level with the best: "
+    title += ", ".join(f"{class_title(name)}{GLUE}({n})" for name, n in level.items() if n)
     count = len(comparison.scores.algorithms)
     figure, panels = grid(title, len(names), columns=3, row=ROW * count + 0.75)
-    for axes, name in zip(panels, names, strict=True):
-        rows = _joined(comparison, metric, name)
+    for axes, (name, rows) in zip(panels, frames.items(), strict=True):
         _points(axes, rows)
         _algorithms(axes, list(rows["algorithm"]), 7)
         axes.set_title(f"{class_title(name)} (n = {int(rows['n'].iloc[0]):,})")
@@ -156,14 +146,12 @@ def _dots(comparison: Comparison, metric: str) -> Drawn:
 def _matrix(
     pairs: pd.DataFrame, metric: str, name: str, order: Sequence[str], column: str
 ) -> Floats:
-    """(a, b) of a column of the pairs."""
     cells = pairs[(pairs["metric"] == metric) & (pairs["class"] == name)]
     table = cells.pivot(index="a", columns="b", values=column)
     return table.reindex(index=list(order), columns=list(order)).to_numpy(np.float64)
 
 
 def _maps(comparison: Comparison, metric: str) -> Iterator[Drawn]:
-    """A map of each class, with the differences of means next to it."""
     if len(comparison.scores.algorithms) < 2:
         yield Skipped(slug("map", metric), "there is one algorithm, so no pair")
         return
@@ -179,12 +167,10 @@ def _map(comparison: Comparison, metric: str, name: str) -> Drawn:
     count = len(order)
     title = (
         f"{class_title(name)}, {comparison.scores.title(metric)}: {int(np.nansum(wins))} of "
-        f"{count * (count - 1)} "
-        + (
-            "ordered pairs are significant"
-            + (f", {against} of them against the order of the means" if against else "")
-        )
+        f"{count * (count - 1)} ordered pairs are significant"
     )
+    if against:
+        title += f", {against} of them against the order of the means"
     figure = new_figure(title, max(0.19 * count + 2.0, 3.5))
     left, right = figure.subplots(1, 2)
     masked = np.ma.masked_invalid(wins.T)  # column above row
@@ -223,7 +209,6 @@ def _map(comparison: Comparison, metric: str, name: str) -> Drawn:
 
 
 def _numbers(axes: Axes, values: Floats, highest: float) -> None:
-    """Values in their cells."""
     size = 5.0 if len(values) > 12 else 7.0
     for row, column in zip(*np.nonzero(~np.isnan(values)), strict=True):
         value = values[row, column]
@@ -239,10 +224,7 @@ def _blobs(comparison: Comparison, metric: str) -> Drawn:
     shares = comparison.shares[comparison.shares["metric"] == metric]
     if shares.empty:
         return Skipped(slug("blob", metric), NO_ORDER)
-    firm = comparison.ranking[
-        (comparison.ranking["metric"] == metric) & (comparison.ranking["class"] == MEAN)
-    ]
-    best = firm.sort_values("rank").iloc[0]
+    best = comparison.ranks(metric, MEAN).iloc[0]
     ends = dict.fromkeys(f"{best[end]:.0f}" for end in ("low", "high"))
     title = (
         f"Ranks by {comparison.scores.title(metric)} in resamples: {best['algorithm']} is first on "
@@ -256,7 +238,7 @@ def _blobs(comparison: Comparison, metric: str) -> Drawn:
         axes.scatter(
             cells["rank"], places, s=100 * cells["share"], color=BLUE, alpha=0.75, linewidth=0
         )
-        rows = _rows(comparison.ranking, metric, name, order)
+        rows = comparison.ranks(metric, name)
         axes.scatter(rows["rank"], range(count), marker="x", s=14, color="black", linewidth=0.8)
         axes.hlines(range(count), rows["low"], rows["high"], color="#555555", linewidth=0.7)
         _algorithms(axes, order, 7)
@@ -307,8 +289,7 @@ def _violins(comparison: Comparison, metric: str) -> Drawn:
 
 
 def _speed(comparison: Comparison) -> Drawn:
-    metric = comparison.metrics[0]
-    cells = comparison.cells
+    metric, cells = comparison.metrics[0], comparison.cells
     rows = cells[(cells["metric"] == metric) & (cells["class"] == MEAN)]
     rows = rows.merge(comparison.speed[["algorithm", "seconds"]], on="algorithm")
     rows = rows.dropna(subset=["seconds"])
@@ -346,7 +327,6 @@ def _speed(comparison: Comparison) -> Drawn:
 
 
 def _groups(comparison: Comparison) -> Iterator[Drawn]:
-    """Boxes of the mean over algorithms by group, a panel for each variable."""
     groups, scores, metric = comparison.groups, comparison.scores, comparison.metrics[0]
     rows = groups[(groups["algorithm"] == ALL) & (groups["class"] == CENTRED)]
     variables = [name for name in comparison.metadata.labels if name in set(rows["variable"])]
@@ -361,11 +341,10 @@ def _groups(comparison: Comparison) -> Iterator[Drawn]:
     figure, panels = grid(title, len(variables), columns=2, row=2.5)
     for axes, variable in zip(panels, variables, strict=True):
         samples = compared_samples(scores, comparison.metadata, variable, metric)
-        _boxes(axes, list(samples), [PERCENT * sample for sample in samples.values()])
-        p = tests[variable]
-        p_text = "p < 0.001" if p < 0.001 else f"p = {p:.3f}"
-        p_text = "one group, no test" if np.isnan(p) else f"Kruskal and Wallis, {p_text}"
-        axes.set_title(f"{variable} ({p_text})")
+        _boxes(axes, samples)
+        p = "p < 0.001" if tests[variable] < 0.001 else f"p = {tests[variable]:.3f}"
+        test = "one group, no test" if np.isnan(tests[variable]) else f"Kruskal and Wallis, {p}"
+        axes.set_title(f"{variable} ({test})")
         axes.set_ylabel(f"{scores.title(metric)} (%)")
     caption = (
         "Each patient's mean over the organs that the scans show, of the mean over all algorithms, "
@@ -376,25 +355,15 @@ def _groups(comparison: Comparison) -> Iterator[Drawn]:
     yield Titled("groups", GROUPS, title, caption, figure)
 
 
-def _boxes(axes: Axes, names: Sequence[str], samples: Sequence[Floats]) -> None:
-    """A box for each group, with the number of patients."""
+def _boxes(axes: Axes, samples: Mapping[str, Floats]) -> None:
     axes.boxplot(
-        [*samples],
+        [PERCENT * values for values in samples.values()],
         widths=0.6,
         patch_artist=True,
         boxprops={"facecolor": "#A6CBE3", "linewidth": 0.8},
         medianprops={"color": "black"},
         flierprops={"marker": ".", "markersize": 3, "markeredgecolor": "#888888"},
     )
-    labels = [
-        f"{name.replace('_', ' ')}\nn = {len(sample):,}"
-        for name, sample in zip(names, samples, strict=True)
-    ]
-    turned = len(names) > 6
-    axes.set_xticks(
-        range(1, len(names) + 1),
-        labels,
-        fontsize=7,
-        rotation=35 if turned else 0,
-        ha="right" if turned else "center",
-    )
+    labels = [f"{name.replace('_', ' ')}\nn = {len(s):,}" for name, s in samples.items()]
+    turned: dict[str, Any] = {"rotation": 35, "ha": "right"} if len(samples) > 6 else {}
+    axes.set_xticks(range(1, len(labels) + 1), labels, fontsize=7, **turned)

@@ -14,14 +14,7 @@ from benchmd_ray.benchmarks.touchstone.report_slices import draw_slices
 from benchmd_ray.console.progress import progress
 from benchmd_ray.files.atomic import replacing, slug
 from benchmd_ray.report.canvas import styled, write_listed
-from benchmd_ray.report.document import (
-    Section,
-    document,
-    figure_parts,
-    listed_notes,
-    none,
-    terms,
-)
+from benchmd_ray.report.document import Section, document, figure_parts, listed_notes, none, terms
 from benchmd_ray.report.figures_parts import Skipped, Titled
 from benchmd_ray.report.page_tables import html
 from benchmd_ray.report.table_files import write_declared
@@ -103,11 +96,7 @@ def write_comparison(
     *,
     figures: bool = True,
 ) -> list[str]:
-    """Write everything into a folder: page, tables, figures.
-
-    Returns:
-        What was written and what was not, for the terminal.
-    """
+    """Write page, tables and figures; returns what was written and skipped, line by line."""
     with styled():
         drawn = [*draw(comparison), *draw_slices(comparison, images or {})] if figures else []
     headings = [item.heading for item in report.TABLES]
@@ -132,7 +121,7 @@ def write_comparison(
 
 
 def _write_figures(figures: Sequence[Titled], folder: Path) -> None:
-    """Write figures; those of an earlier comparison do not stay among them, and all else does."""
+    """Write figures, and remove those of an earlier comparison."""
     display = progress("figures", len(figures), "figures") if figures else None
     named = [(figure.name, figure.figure) for figure in figures]
     write_listed(named, folder, display.update if display else lambda done: None)
@@ -151,7 +140,6 @@ def page(comparison: Comparison, figures: Sequence[Titled]) -> str:
 
 
 def _parts(comparison: Comparison, figures: Sequence[Titled]) -> list[Section]:
-    """Each heading with its tables, then its figures."""
     drawn = figure_parts(figures)
     together: dict[str, str] = {}
     for declared in report.TABLES:

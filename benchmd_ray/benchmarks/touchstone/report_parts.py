@@ -10,7 +10,7 @@ import pandas as pd
 from benchmd_ray.benchmarks.touchstone.comparing import Comparison
 from benchmd_ray.benchmarks.touchstone.groups import CENTRED
 from benchmd_ray.benchmarks.touchstone.tasks import MEAN
-from benchmd_ray.report.columns import column_of, interval_of
+from benchmd_ray.report.columns import column_of, interval_of, part
 from benchmd_ray.report.table import Column, Table, constant
 
 RESULTS, PUBLISHED, COMMON = "Results", "As published: own cases", "On common cases"
@@ -23,7 +23,7 @@ PERCENT = 100.0
 
 
 def table_with(caption: str, columns: Sequence[Column], rows: pd.DataFrame) -> Table | None:
-    """A table, text columns of one value said in its caption; None without rows."""
+    """A table; constant text columns go into its caption. None without rows."""
     if rows.empty:
         return None
     kept, note = constant(columns)
@@ -33,7 +33,8 @@ def table_with(caption: str, columns: Sequence[Column], rows: pd.DataFrame) -> T
 def rank_column(rows: pd.DataFrame) -> Column:
     """Ranks with their intervals; algorithms of one mean share a rank."""
     about = "1 is the highest mean; the interval holds 95 % of the ranks in resamples of the cases"
-    return interval_of("rank [95 %]", rows, "rank", digits=rank_digits(rows["rank"]), about=about)
+    digits = rank_digits(rows["rank"])
+    return interval_of("rank [95 %]", part(rows, "rank"), "rank", digits=digits, about=about)
 
 
 def rank_digits(ranks: pd.Series) -> int:
@@ -47,14 +48,14 @@ def class_title(name: str) -> str:
 
 
 def metric_column(comparison: Comparison, rows: pd.DataFrame) -> Column:
-    """By which readers choose a metric, the first at first."""
+    """A filter by metric, which starts with the first."""
     titles = [comparison.scores.title(name) for name in rows["metric"]]
     order = tuple(comparison.scores.title(name) for name in comparison.metrics)
     return Column("metric", titles, order=order, filtered=True, required=True, chosen=order[0])
 
 
 def class_column(comparison: Comparison, rows: pd.DataFrame, chosen: str = "") -> Column:
-    """By which readers choose a class, all of them at first if none is named."""
+    """A filter by class, which starts with all of them if none is named."""
     order = (*map(class_title, comparison.scores.classes), AVERAGE, CENTRED)
     names = [class_title(name) for name in rows["class"]]
     return Column("class", names, order=order, filtered=True, chosen=class_title(chosen))
@@ -68,11 +69,7 @@ def in_percent(rows: pd.DataFrame, *names: str) -> pd.DataFrame:
 def by_order(comparison: Comparison, rows: pd.DataFrame) -> pd.DataFrame:
     """Rows with the best average first."""
     places = {name: place for place, name in enumerate(comparison.order)}
-    return (
-        rows.assign(_=rows["algorithm"].map(places))
-        .sort_values("_", kind="stable")
-        .drop(columns="_")
-    )
+    return rows.sort_values("algorithm", key=lambda names: names.map(places), kind="stable")
 
 
 def where_any(rows: pd.DataFrame, name: str, title: str, kind: Any) -> tuple[Column, ...]:

@@ -9,7 +9,7 @@ import pandas as pd
 
 from benchmd_ray.benchmarks.touchstone import report_trained
 from benchmd_ray.benchmarks.touchstone.report_parts import rank_column
-from benchmd_ray.benchmarks.touchstone.score_rows import COMMON, EVALUATION, LEVEL, OWN, RANK
+from benchmd_ray.benchmarks.touchstone.scored import COMMON, EVALUATION, LEVEL, OWN, RANK
 from benchmd_ray.benchmarks.touchstone.tasks import MEAN
 from benchmd_ray.files.atomic import slug
 from benchmd_ray.report.analysis import Analysis
@@ -55,7 +55,6 @@ def algorithms(analysis: Analysis) -> Table | None:
     level = rows[rows["class"] != MEAN].groupby(keys)["level"].sum().rename("best")
     rows = rows[rows["class"] == MEAN].join(level, on=keys)
     rows = rows.sort_values(["dataset", "regime", "rank"], kind="stable")
-    ends = rows[["rank"]].assign(low=rows["rank_low"], high=rows["rank_high"])
     percents = rows.assign(**{n: PERCENT * rows[n] for n in ("value", "low", "high", "own")})
     columns, note = constant(
         (
@@ -63,7 +62,7 @@ def algorithms(analysis: Analysis) -> Table | None:
             Column("metric", list(rows["regime"]), filtered=True),
             column_of("algorithm", rows["technique"], "text"),
             interval_of("average [95 %]", percents, "value", digits=2),
-            rank_column(ends),
+            rank_column(rows),
             column_of("level with best", rows["best"], "integer"),
             column_of("cases", rows["records"], "integer"),
             column_of("own average", percents["own"], "number", digits=1),

@@ -29,11 +29,8 @@ ROWS = 10
 
 
 def draw_planes(axes: Sequence[Axes], planes: Planes) -> None:
-    """Contours of reference and prediction in three planes.
-
-    Voxels are drawn by their spacing, the front and the head up, the patient's left to the right.
-    """
-    for number, (panel, plane) in enumerate(zip(axes, planes.each, strict=True)):
+    """Contours in three planes, in mm: front and head up, the patient's left to the right."""
+    for number, (panel, plane) in enumerate(zip(axes, planes.views, strict=True)):
         height, width = plane.reference.shape
         rows = (np.arange(height) + 0.5) * plane.steps[0]
         columns = (np.arange(width) + 0.5) * plane.steps[1]
@@ -69,10 +66,7 @@ def draw_planes(axes: Sequence[Axes], planes: Planes) -> None:
 
 
 def draw_slices(comparison: Comparison, images: Mapping[str, Path]) -> Iterator[Drawn]:
-    """The worst cases of each class that have masks.
-
-    The prediction is that of the algorithm with the lowest score of the case that has masks.
-    """
+    """The worst cases of each class, with the prediction that scores lowest of those with masks."""
     if not any(algorithm.planes for algorithm in comparison.scores.by_name.values()):
         yield Skipped("worst", "the scores come without masks, so worst cases have no pictures")
         return
@@ -128,7 +122,6 @@ def _of_class(comparison: Comparison, name: str, images: Mapping[str, Path]) -> 
 def _planes(
     reader: Callable[[str, str, Path | None], Planes], case: str, name: str, image: Path | None
 ) -> Planes:
-    """Planes with their image, or without it where that cannot be read."""
     if image is None:
         return reader(case, name, None)
     try:

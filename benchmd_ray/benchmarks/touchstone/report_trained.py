@@ -1,10 +1,11 @@
-"""Networks that were trained here, in reports of runs: seeds pooled, next to the mean mask."""
+"""Trained networks in reports of runs: seeds pooled, next to the mean mask."""
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -14,25 +15,18 @@ from benchmd_ray.evaluation.evaluation import SEGMENTATION
 from benchmd_ray.evaluation.segmentation import MEAN, ClassDice, Where, measured, row_of
 from benchmd_ray.files.atomic import slug
 from benchmd_ray.report.analysis import Analysis
-from benchmd_ray.report.columns import (
-    cautions,
-    column_of,
-    interval_of,
-    key_columns,
-    part,
-    table_of,
-)
+from benchmd_ray.report.columns import cautions, column_of, interval_of, key_columns, part, table_of
 from benchmd_ray.report.figures_panels import FAINT, SMALL, grid
 from benchmd_ray.report.figures_parts import Drawn, FigureContext, Titled
 from benchmd_ray.report.frames import KEY
 from benchmd_ray.report.table import Column, Table
 from benchmd_ray.report.tables import Declared, aggregates
-from benchmd_ray.runs.predictions import Predictions, predictions_path, read_predictions
+from benchmd_ray.runs.predictions import predictions_path, read_predictions
 from benchmd_ray.scores.comparison import holm
 from benchmd_ray.scores.seeds import difference_over_seeds
 from benchmd_ray.training.segmented import BASELINE
 
-HEADING = "Networks that segment"
+HEADING, STEM = "Networks that segment", "segmentation-networks"
 DIFFERENCE = ("difference", "difference_low", "difference_high", "p")
 COLUMNS = (
     *(*KEY, "network", "class", "value", "low", "high", "baseline", *DIFFERENCE),
@@ -51,62 +45,42 @@ class Trained:
     network: str
     catalog: str
     """Digest of what was scored."""
-    runs: dict[int, str]
+    runs: dict[int, str] = field(default_factory=dict)
     """Names, by seed."""
-    scores: dict[int, dict[Where, ClassDice]]
-    """By seed."""
+    scores: dict[int, dict[Where, ClassDice]] = field(default_factory=dict)
 
     @property
     def classes(self) -> list[str]:
         """`MEAN`, then the classes."""
-        split = self.key["split"]
-        measured_at = next(iter(self.scores.values()))
-        return [
-            name
-            for scored_split, method, name in measured_at
-            if (scored_split, method) == (split, "")
-        ]
+        places = next(iter(self.scores.values()))
+        return [name for *at, name in places if at == [self.key["split"], ""]]
 
     def of(self, name: str, method: str = "") -> dict[int, ClassDice]:
-        """A class of each seed; none of a baseline that is not there."""
+        """A class of each seed; empty where there is no baseline."""
         where = (self.key["split"], method, name)
         return {seed: scores[where] for seed, scores in self.scores.items() if where in scores}
 
 
-_LAST: list[tuple[Analysis, list[Trained]]] = []
-"""The last analysis that was asked for: tables and figure ask for the same."""
-
-
+@functools.lru_cache(maxsize=1)  # tables and figure ask for the same
 def trained(analysis: Analysis) -> list[Trained]:
     """The networks of an analysis."""
-    if not _LAST or _LAST[0][0] is not analysis:
-        _LAST[:] = [(analysis, [*_trained(analysis)])]
-    return _LAST[0][1]
-
-
-def _trained(analysis: Analysis) -> list[Trained]:
     rows = analysis.rows[analysis.rows["evaluation"] == SEGMENTATION.name]
     rows = rows[rows["run"] != ""].sort_values("seed", kind="stable")
     runs = {run.folder.name: run for run in analysis.runs}
-    read: dict[tuple[str, str], Predictions] = {}
+    read = functools.cache(lambda path: read_predictions(path, SEGMENTATION.form))
     networks: dict[tuple[str, ...], Trained] = {}
     for *key, seed, name in rows[[*KEY, "seed", "run"]].drop_duplicates().itertuples(index=False):
         names, run = dict(zip(KEY, map(str, key), strict=True)), runs[str(name)]
-        path = predictions_path(run.folder, names["dataset"], SEGMENTATION.name)
-        if (held_at := (run.folder.name, names["dataset"])) not in read:
-            read[held_at] = read_predictions(path, SEGMENTATION.form)
-        predictions = read[held_at]
-        network, catalog = run.settings.encoder.network, predictions.description["catalog"]
-        network_runs = networks.setdefault(
-            (*names.values(), catalog), Trained(names, network, catalog, {}, {})
-        )
-        network_runs.runs[int(seed)] = run.folder.name
-        network_runs.scores[int(seed)] = measured(predictions, analysis.resamples)
+        predictions = read(predictions_path(run.folder, names["dataset"], SEGMENTATION.name))
+        new = Trained(names, run.settings.encoder.network, predictions.description["catalog"])
+        network = networks.setdefault((*names.values(), new.catalog), new)
+        network.runs[int(seed)] = run.folder.name
+        network.scores[int(seed)] = measured(predictions, analysis.resamples)
     return list(networks.values())
 
 
 def frame(analysis: Analysis) -> pd.DataFrame:
-    """DSC of each network and class, pooled over seeds, and how far it is from the mean mask's.
+    """DSC of each network and class, pooled over seeds, and its difference to the mean mask.
 
     ``p`` is two-sided, of no difference on the same cases; ``positives`` are the cases whose
     reference has the class.
@@ -115,11 +89,8 @@ def frame(analysis: Analysis) -> pd.DataFrame:
     for network in trained(analysis):
         for name in network.classes:
             ours, base = network.of(name), network.of(name, BASELINE)
-            row = network.key | {
-                "network": network.network,
-                "class": name,
-                **row_of([*ours.values()]),
-            }
+            row: dict[str, object] = {**network.key, "network": network.network, "class": name}
+            row |= row_of([*ours.values()])
             row |= {"seeds": len(network.runs), "runs": "; ".join(network.runs.values())}
             if base:  # none of a target, which nothing was trained on
                 row |= {"baseline": next(iter(base.values())).value, **_difference(ours, base)}
@@ -128,7 +99,7 @@ def frame(analysis: Analysis) -> pd.DataFrame:
 
 
 def _difference(ours: Mapping[int, ClassDice], others: Mapping[int, ClassDice]) -> dict[str, float]:
-    """One minus the other on the same cases, of the seeds that both have."""
+    """Paired difference on the seeds of both."""
     seeds = sorted(ours.keys() & others.keys())
     difference = difference_over_seeds(
         [ours[seed].value - others[seed].value for seed in seeds],
@@ -140,10 +111,7 @@ def _difference(ours: Mapping[int, ClassDice], others: Mapping[int, ClassDice]) 
 
 
 def pairs_frame(analysis: Analysis) -> pd.DataFrame:
-    """Mean DSC of each network minus that of each other one, of the seeds that both have.
-
-    ``p_holm`` is corrected over the pairs of one dataset and split.
-    """
+    """Differences in mean DSC of networks on the same cases; ``p_holm`` is by dataset and split."""
     rows: list[dict[str, Any]] = []
     for a, b in itertools.combinations(trained(analysis), 2):
         place = {name: a.key[name] for name in PLACE}
@@ -163,36 +131,21 @@ def _title(network: Trained) -> str:
     return f"{network.network} ({network.key['protocol']})"
 
 
-def means(analysis: Analysis) -> pd.DataFrame:
-    """Of `frame`, the mean over classes."""
+def _means(analysis: Analysis) -> pd.DataFrame:
     rows = frame(analysis)
     return rows[rows["class"] == MEAN].reset_index(drop=True)
 
 
-def first_table(analysis: Analysis) -> Table | None:
-    """Mean DSC of the networks, next to the mean mask's."""
-    return _networks(means(analysis))
-
-
-def networks(analysis: Analysis) -> Table | None:
-    """DSC of the networks, class by class, next to the mean mask's."""
-    return _networks(frame(analysis))
-
-
 def _networks(rows: pd.DataFrame) -> Table | None:
+    """DSC of networks, next to the mean mask's."""
+    difference = part(rows, "difference").assign(p=rows["p"])
     columns = (
         *key_columns(rows),
         column_of("network", rows["network"], "text", filtered=True),
         column_of("class", rows["class"], "text", filtered=True),
         interval_of("DSC [95 %]", rows, "value"),
         Column("mean mask", list(rows["baseline"]), "number"),
-        interval_of(
-            "network − mean mask [95 %]",
-            part(rows, "difference").assign(p=rows["p"]),
-            "difference",
-            "change",
-            p="p",
-        ),
+        interval_of("network − mean mask [95 %]", difference, "difference", "change", p="p"),
         Column("cases with it", list(rows["positives"]), "integer"),
         column_of("patients", rows["patients"], "integer"),
         column_of("seeds", rows["seeds"], "integer"),
@@ -244,13 +197,12 @@ def draw(report: FigureContext) -> Iterator[Drawn]:
             axes.grid(axis="y", color=FAINT, linewidth=0.4)
             axes.set_xlabel(f"DSC, {name}")
         caption = "With 95 % intervals over patients and seeds; orange bars: the mean mask."
-        stem = slug("segmentation-networks", dataset, split)
-        yield Titled(stem, HEADING, title, caption, figure, aggregate=True)
+        yield Titled(slug(STEM, dataset, split), HEADING, title, caption, figure, aggregate=True)
 
 
 TABLES = aggregates(
-    Declared.both("segmentation-networks-means", HEADING, means, first_table, first=True),
-    Declared.both("segmentation-networks", HEADING, frame, networks),
-    Declared.both("segmentation-networks-pairs", HEADING, pairs_frame, pairs),
+    Declared.both(f"{STEM}-means", HEADING, _means, lambda a: _networks(_means(a)), first=True),
+    Declared.both(STEM, HEADING, frame, lambda a: _networks(frame(a))),
+    Declared.both(f"{STEM}-pairs", HEADING, pairs_frame, pairs),
 )
 TOPICS = (draw,)

@@ -3,41 +3,37 @@
 from __future__ import annotations
 
 import functools
-import json
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import pandas as pd
 
-from benchmd_ray.benchmarks.touchstone.cases import Manifest, read_manifest, read_scored
-from benchmd_ray.benchmarks.touchstone.imported import (
-    Algorithm,
-    algorithms,
-    read_csv_folder,
-)
+from benchmd_ray.benchmarks.touchstone.cases import MANIFEST, Manifest, read_manifest, read_scored
+from benchmd_ray.benchmarks.touchstone.contests import Means, pairs, ranked, read_means
+from benchmd_ray.benchmarks.touchstone.imported import Algorithm, algorithms, read_csv_folder
 from benchmd_ray.benchmarks.touchstone.joining import (
     SAME_VOLUME,
     AlgorithmScores,
+    Floats,
     Scores,
     joined,
+    require_comparable,
 )
 from benchmd_ray.benchmarks.touchstone.layouts import CaseFiles, cases_of, files_of
+from benchmd_ray.benchmarks.touchstone.metadata import Metadata
 from benchmd_ray.benchmarks.touchstone.planes import Planes, unpacked
 from benchmd_ray.benchmarks.touchstone.scoring import PARTS, PROCESS
-from benchmd_ray.benchmarks.touchstone.tasks import SegmentationTask
-from benchmd_ray.benchmarks.touchstone.two_sets import Means, read_means
+from benchmd_ray.benchmarks.touchstone.summaries import cells, draw
 from benchmd_ray.data.apart import Died
 from benchmd_ray.errors import BenchmdError, count_of
-from benchmd_ray.schema.typed import typed
 
 
 def read_scores(runs: Sequence[Path], folder: Path | None = None) -> Scores:
-    """The scores of runs, or those of a folder of released CSVs.
-
-    Raises:
-        BenchmdError: Neither or both are given, or they cannot be read or compared.
-    """
+    """The scores of runs, or those of a folder of released CSVs."""
     if bool(runs) == (folder is not None):
         raise BenchmdError(
             "name folders of `benchmd segment score`, or a folder of released CSVs (--scores): "
@@ -56,11 +52,7 @@ def read_scores(runs: Sequence[Path], folder: Path | None = None) -> Scores:
 
 
 def read_against(path: Path) -> Scores | Mapping[tuple[str, str], Means]:
-    """Another test set: released CSVs, a score run, or published means.
-
-    Raises:
-        BenchmdError: It is something else.
-    """
+    """Another test set: released CSVs, a score run, or published means."""
     if path.is_file():
         return read_means(path)
     if (path / "manifest.json").is_file():
@@ -72,15 +64,30 @@ def scores_of(run: Path, manifest: Manifest) -> AlgorithmScores:
     """The scores of a run."""
     rows = read_scored(run)
     card = algorithms().get(manifest.algorithm, Algorithm(manifest.algorithm))
-    places = zip(rows["case"], rows["class"], strict=True)
-    both = rows[["volume_ref_ml", "volume_pred_ml"]].to_numpy(np.float64).tolist()
-    volumes = {
-        place: (reference, prediction)
-        for place, (reference, prediction) in zip(places, both, strict=True)
-    }
+    volumes = rows.set_index(["case", "class"])[["volume_ref_ml", "volume_pred_ml"]]
+
+    @functools.cache
+    def cases(folder: Path) -> dict[str, CaseFiles]:
+        return cases_of(folder, manifest.task)
+
+    def files(folder: Path, case: str) -> dict[str, Any]:
+        if folder.is_file():
+            return asdict(files_of(folder, manifest.task))
+        if case not in cases(folder):
+            raise BenchmdError(f"{folder}: the case {case} is not there any more.")
+        return asdict(cases(folder)[case])
 
     def planes(case: str, name: str, image: Path | None) -> Planes:
-        return read_planes(manifest, case, name, volumes[case, name], image)
+        request = {
+            "task": asdict(manifest.task),
+            "reference": files(Path(manifest.labels), case),
+            "prediction": files(Path(manifest.predictions), case),
+            "layouts": list(manifest.layouts),
+            "resample": manifest.resample,
+            "draw": name,
+            "image": str(image or ""),
+        }
+        return _planes(case, request, volumes.loc[[(case, name)]].to_numpy()[0])
 
     return AlgorithmScores(
         manifest.algorithm,
@@ -95,7 +102,6 @@ def scores_of(run: Path, manifest: Manifest) -> AlgorithmScores:
 
 
 def _without_scores(manifest: Manifest) -> Iterator[str]:
-    """Notes on cases that count neither for nor against an algorithm."""
     for count, why in (
         (manifest.quarantined, "quarantined, as a file is broken or does not fit"),
         (len(manifest.unpredicted), "without a prediction"),
@@ -108,30 +114,8 @@ def _without_scores(manifest: Manifest) -> Iterator[str]:
             )
 
 
-def read_planes(
-    manifest: Manifest, case: str, name: str, volumes: tuple[float, float], image: Path | None
-) -> Planes:
-    """Planes of a class of a case, read in a separate process.
-
-    Args:
-        manifest: Of the run.
-        case: Its name.
-        name: Of the class.
-        volumes: mL of both when they were scored, which tell whether files are still those.
-        image: To show behind them.
-
-    Raises:
-        BenchmdError: A file cannot be read, or is not what was scored.
-    """
-    request = {
-        "task": asdict(manifest.task),
-        "reference": asdict(_files(Path(manifest.labels), manifest.task, case)),
-        "prediction": asdict(_files(Path(manifest.predictions), manifest.task, case)),
-        "layouts": list(manifest.layouts),
-        "resample": manifest.resample,
-        "draw": name,
-        "image": str(image or ""),
-    }
+def _planes(case: str, request: dict[str, Any], volumes: Floats) -> Planes:
+    """Read in a separate process; files whose volumes (mL) changed since scoring are refused."""
     try:
         head, data = PROCESS.call(request)
     except Died as death:
@@ -147,22 +131,78 @@ def read_planes(
     return planes
 
 
-def _files(folder: Path, task: SegmentationTask, case: str) -> CaseFiles:
-    """The files of a case.
+NAMED = "BENCHMD_SCORES"
+"""Folders of score runs, or of released CSVs, separated as in ``PATH``."""
+EVALUATION = "segmentation"
+COMMON, OWN = "common cases", "own cases"
+"""Protocols: cases that all algorithms have, and each algorithm's own, as published."""
+RANK, LEVEL = "rank", "level with the best"
+RESAMPLES = 1000
 
-    Raises:
-        BenchmdError: They are not there any more.
+
+def named_rows() -> pd.DataFrame:
+    """Score rows of all folders that the user names."""
+    folders = [Path(name) for name in os.environ.get(NAMED, "").split(os.pathsep) if name]
+    test_sets = list(_by_task(folders))
+    names = [name for name, _ in test_sets]
+    if twice := sorted({name for name in names if names.count(name) > 1}):
+        raise BenchmdError(
+            f"{NAMED} has two test sets named {twice[0]}: rename the folder of one, or name one of "
+            "the two."
+        )
+    parts = [score_rows(task, scores) for task, scores in test_sets]
+    return pd.concat(parts, ignore_index=True) if parts else pd.DataFrame()
+
+
+def _by_task(folders: list[Path]) -> Iterator[tuple[str, Scores]]:
+    """Runs of one task together, each folder of released scores separately."""
+    runs: dict[str, list[Path]] = {}
+    for folder in folders:
+        if (folder / MANIFEST).is_file():
+            runs.setdefault(read_manifest(folder).task.name, []).append(folder)
+        else:
+            yield folder.name, read_scores((), folder)
+    for task, folders_of_task in runs.items():
+        yield task, read_scores(folders_of_task)
+
+
+def score_rows(dataset: str, scores: Scores) -> pd.DataFrame:
+    """Means of each algorithm and class on common and own cases, and ranks.
+
+    ``technique`` is the algorithm, ``regime`` the metric's title with its tolerance.
     """
-    if folder.is_file():
-        return files_of(folder, task)
-    content = json.dumps(asdict(task))
-    files = _cases(folder, content).get(case)
-    if files is None:
-        raise BenchmdError(f"{folder}: the case {case} is not there any more.")
-    return files
+    require_comparable(scores)
+    drawn = {metric: draw(scores, metric, Metadata(), RESAMPLES) for metric in scores.metrics}
+    titles = {metric: scores.title(metric) for metric in scores.metrics}
+    means = cells(scores, drawn)
+    ranking = ranked(scores, drawn, pairs(scores, drawn))[0]
+    sizes = means.set_index(["metric", "algorithm", "class"])[["n", "patients"]]
+    ranking = ranking.join(sizes, on=["metric", "algorithm", "class"])
+    own_means = {"value": means["own_mean"], "records": means["own_n"], "patients": 0}
+    parts = [
+        _part(
+            means, {**means[["value", "low", "high", "patients"]], "records": means["n"]}, titles
+        ),
+        _part(means, own_means, titles).assign(protocol=OWN),
+    ]
+    for name, value in ((RANK, ranking["rank"]), (LEVEL, ranking["level"].astype("float64"))):
+        ends = {end: ranking[end] for end in ("low", "high") if name == RANK}
+        sized = {"records": ranking["n"], "patients": ranking["patients"], "metric": name}
+        parts.append(_part(ranking, {"value": value, **ends, **sized}, titles))
+    return pd.concat(parts, ignore_index=True).assign(
+        evaluation=EVALUATION, dataset=dataset, scored="cases", role="target", split="test"
+    )
 
 
-@functools.lru_cache(maxsize=64)
-def _cases(folder: Path, content: str) -> dict[str, CaseFiles]:
-    task: SegmentationTask = typed(SegmentationTask, json.loads(content), "the task")
-    return cases_of(folder, task)
+def _part(
+    rows: pd.DataFrame, columns: Mapping[str, object], titles: Mapping[str, str]
+) -> pd.DataFrame:
+    named = {
+        "technique": rows["algorithm"],
+        "metric": rows["metric"],
+        "regime": [titles[name] for name in rows["metric"]],
+        "class": rows["class"],
+        "protocol": COMMON,
+        **columns,
+    }
+    return pd.DataFrame(named)

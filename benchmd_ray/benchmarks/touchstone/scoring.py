@@ -1,4 +1,4 @@
-"""The work on one case, as a Ray worker does it: predicted by a command, or not; and scored."""
+"""Work on one case in a Ray worker: predict with a submission if there is one, and score."""
 
 from __future__ import annotations
 
@@ -10,12 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmd_ray.benchmarks.touchstone.layouts import files_of
-from benchmd_ray.benchmarks.touchstone.submission import (
-    Ran,
-    Submission,
-    isolation,
-    predict,
-)
+from benchmd_ray.benchmarks.touchstone.submission import Ran, Submission, isolation, predict
 from benchmd_ray.benchmarks.touchstone.tasks import SegmentationTask
 from benchmd_ray.data.apart import Apart, Died
 from benchmd_ray.files.atomic import TEMPORARY, remove, without_home
@@ -34,7 +29,7 @@ def work(arguments: Mapping[str, Any]) -> dict[str, Any]:
 
     Args:
         arguments: ``request``, as `case.answer` takes it; with a ``submission`` (its fields) also
-            ``image``, ``output``, where its prediction is kept, and ``log``.
+            ``image``, ``output``, where its prediction is stored, and ``log``.
 
     Returns:
         ``rows`` and ``notes``, or ``reason``, why there are none; ``seconds`` of the prediction,
@@ -71,7 +66,6 @@ def _scored(request: dict[str, Any]) -> dict[str, Any]:
 
 
 def _predicted(arguments: Mapping[str, Any]) -> tuple[Ran, Path]:
-    """How a submission ended, and where its prediction is kept."""
     kept, submission = Path(arguments["output"]), Submission(**arguments["submission"])
     partial = kept.parent / f"{TEMPORARY}{uuid.uuid4().hex[:12]}"
     written = partial / f"{kept.name}.nii.gz"
@@ -97,12 +91,12 @@ def _predicted(arguments: Mapping[str, Any]) -> tuple[Ran, Path]:
 
 
 def _replaced(folder: Path, number: int) -> bool:
-    """Whether something else is in the place of a folder, by the number of its inode."""
+    """Whether a folder is no longer the one with that inode number."""
     return folder.is_symlink() or not folder.is_dir() or folder.stat().st_ino != number
 
 
 def _untaken(written: Path) -> str:
-    """Why an output is not read; empty where it is: a link could be any file, also a reference."""
+    """Why an output is refused: links could point to any file, also to a reference."""
     inside = written.rglob("*") if written.is_dir() else ()
     for path in (written, *inside):
         if path.is_symlink() or not (path.is_file() or path.is_dir()):

@@ -1,7 +1,7 @@
-"""A submission that is a command: it is run on the image of one case, bounded and watched.
+"""Run a submitted command on the image of one case.
 
-It is not trusted: it has no network where the system allows that, only the environment that it
-needs, and limits of time and memory. What it printed is kept; its failure is its own.
+The command is not trusted: it has no network where the system allows that, few environment
+variables, and limits of time and memory. Its output is stored.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ import time
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
+from itertools import starmap
 from pathlib import Path
 from typing import IO
 
@@ -68,11 +69,7 @@ class Submission:
             )
 
     def words(self) -> list[str]:
-        """The command's words; no shell reads them.
-
-        Raises:
-            BenchmdError: A quote is not closed.
-        """
+        """The command's words; no shell reads them."""
         try:
             return shlex.split(self.command)
         except ValueError as error:
@@ -107,7 +104,7 @@ def predict(submission: Submission, image: Path, output: Path, log: Path) -> Ran
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
                 start_new_session=True,
-                preexec_fn=_Limits(submission),
+                preexec_fn=partial(_limit, submission.memory),
             )
             _tell(guard, process.pid)
             ran = _watched(process, submission, start, log)
@@ -137,25 +134,18 @@ def _filled(word: str, values: dict[str, str]) -> str:
     return re.sub(marks, lambda mark: values[mark[0]], word)
 
 
-class _Limits:
-    """What the command's first process sets for itself and all that it starts."""
-
-    def __init__(self, submission: Submission) -> None:
-        self._bytes = submission.memory
-
-    def __call__(self) -> None:
-        """Set them, and let the system end the process with its worker."""
-        end_with_parent()
-        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-        _, most = resource.getrlimit(resource.RLIMIT_DATA)
-        limit = self._bytes if most == resource.RLIM_INFINITY else min(self._bytes, most)
-        resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
+def _limit(memory: int) -> None:
+    """Limits of the command's first process and all that it starts."""
+    end_with_parent()
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    _, most = resource.getrlimit(resource.RLIMIT_DATA)
+    limit = memory if most == resource.RLIM_INFINITY else min(memory, most)
+    resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
 
 
 def _watched(
     process: subprocess.Popen[bytes], submission: Submission, start: float, log: Path
 ) -> Ran:
-    """Wait for a command's end, or make it."""
     assert process.stdout is not None
     assert process.stderr is not None
     printed = [_Kept(process.stdout), _Kept(process.stderr)]
@@ -187,7 +177,7 @@ def _watched(
 
 
 def _ended(code: int) -> str:
-    """How a process ended; a shell adds 128 to the number of the signal that its command met."""
+    """How a process ended; shells add 128 to the number of a signal."""
     number = -code if code < 0 else code - 128
     name = ""
     with suppress(ValueError):
@@ -198,7 +188,6 @@ def _ended(code: int) -> str:
 
 
 def _tell(guard: subprocess.Popen[bytes], group: int) -> None:
-    """Name the group; a guard that is gone is no reason to leave the command alone."""
     assert guard.stdin is not None
     with suppress(OSError):
         guard.stdin.write(f"{group}\n".encode())
@@ -206,7 +195,7 @@ def _tell(guard: subprocess.Popen[bytes], group: int) -> None:
 
 
 def _guard() -> subprocess.Popen[bytes]:
-    """A process that ends a command whose worker dies: nobody else would watch its limits."""
+    """A process that kills the command if its worker dies: nobody else would enforce its limits."""
     return subprocess.Popen(
         ["/bin/sh", "-c", GUARD],
         stdin=subprocess.PIPE,
@@ -217,7 +206,7 @@ def _guard() -> subprocess.Popen[bytes]:
 
 
 class _Tree:
-    """A process and all that it started, also those that left its session."""
+    """A process and its descendants, also those that left its session."""
 
     def __init__(self, root: int) -> None:
         self._root = root
@@ -226,17 +215,14 @@ class _Tree:
         """When each process began, by its number: numbers are used again."""
 
     def held(self) -> int:
-        """Bytes of memory that they hold now; what several share counts once."""
+        """Bytes of memory in use; shared memory counts once."""
         page = os.sysconf("SC_PAGE_SIZE")
         parents = {pid: (parent, begun, pages) for pid, parent, begun, pages in _processes()}
         members = {self._root} | {
             p for p, b in self._seen.items() if p in parents and parents[p][1] == b
         }
-        grown = True
-        while grown:
-            more = {pid for pid, (parent, _, _) in parents.items() if parent in members} - members
+        while more := {pid for pid, (parent, *_) in parents.items() if parent in members} - members:
             members |= more
-            grown = bool(more)
         alive = members & parents.keys()
         self._seen |= {pid: parents[pid][1] for pid in alive}
         resident = {pid: parents[pid][2] * page for pid in alive}
@@ -244,14 +230,11 @@ class _Tree:
             return sum(resident.values())
         total = sum(resident.values())
         if total > GROWN * self._resident or time.monotonic() - self._looked > SHARED_SECONDS:
-            self._shared = sum(
-                _proportional(pid, bytes_held) for pid, bytes_held in resident.items()
-            )
+            self._shared = sum(starmap(_proportional, resident.items()))
             self._resident, self._looked = total, time.monotonic()
         return self._shared
 
     def end(self) -> None:
-        """End them all."""
         with suppress(ProcessLookupError, PermissionError):
             os.killpg(self._root, signal.SIGKILL)
         now = {pid: begun for pid, _, begun, _ in _processes()}
@@ -262,7 +245,7 @@ class _Tree:
 
 
 def _processes() -> Iterator[tuple[int, int, str, int]]:
-    """Number, parent, time of start and resident pages of each process of this machine."""
+    """PID, parent, start time and resident pages of each process of this machine."""
     for name in os.listdir("/proc"):
         if not name.isdigit():
             continue
@@ -273,7 +256,7 @@ def _processes() -> Iterator[tuple[int, int, str, int]]:
 
 
 def _proportional(pid: int, resident: int) -> int:
-    """Bytes that a process holds, pages that n processes share as one n-th; else all of them."""
+    """Proportional set size in bytes: n-th of pages that n processes share; else ``resident``."""
     with suppress(OSError, ValueError, StopIteration):
         lines = Path("/proc", str(pid), "smaps_rollup").read_text("ascii").splitlines()
         return int(next(line for line in lines if line.startswith("Pss:")).split()[1]) * 1024
@@ -281,7 +264,7 @@ def _proportional(pid: int, resident: int) -> int:
 
 
 class _Kept:
-    """What comes from a pipe, without the middle of what is long."""
+    """Output of a pipe, without the middle where it is long."""
 
     def __init__(self, pipe: IO[bytes]) -> None:
         self._pipe, self._first, self._last, self._cut = pipe, b"", b"", 0
@@ -298,7 +281,7 @@ class _Kept:
                 self._cut += len(whole) - len(self._last)
 
     def text(self) -> str:
-        """It, once the pipe is closed; a process that was not found may hold it open."""
+        """The output so far if an undiscovered process holds the pipe open."""
         self._thread.join(5.0)
         between = f"\n… {self._cut:,} bytes …\n".encode() if self._cut else b""
         return (self._first + between + self._last).decode("utf-8", "replace")

@@ -1,17 +1,16 @@
-"""What the scores of each algorithm are: means, distances, missed and spurious organs, speed.
+"""Summaries of each algorithm: means, distances, missed and spurious organs, speed.
 
-The paper's means are those of an algorithm's ``own`` cases; ``common`` ones are of the cases that
-all compared algorithms have, and what all else rests on. The average is the mean of class means.
-Its published sd is the mean of the classes' sds, not the sd of anything per case, and is given
-with the paper's means only; the common average has an interval from a bootstrap over cases.
+``own`` means are those of the paper, over an algorithm's own cases; ``common`` ones are over the
+cases of all algorithms, and all else is based on them. Averages are means of class means. The sd of
+an own average is the mean of the classes' sds, as published, not an sd of anything per case; common
+averages have a bootstrap interval over cases.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -33,10 +32,7 @@ PRESENT, ABSENT = ("both", "missed"), ("absent", "spurious")
 
 @dataclass(frozen=True, eq=False)
 class DrawnMeans:
-    """Means of one metric on the common cases, and in resamples of their patients.
-
-    The mean over classes is the last column of each.
-    """
+    """Means of one metric on common cases and in resamples of patients; last column: average."""
 
     values: Floats
     """(cases, algorithms, classes) of the common cases; NaN where there is none."""
@@ -84,18 +80,18 @@ def draw(
 ) -> DrawnMeans:
     """Means and their resamples.
 
-    Whole cases are drawn, all of a patient together, as many as there are (Wiesenfarth et al.
-    2021); a class that a resample loses is excluded from its mean over classes.
+    Patients are drawn with all of their cases (Wiesenfarth et al. 2021); a class that a resample
+    loses is excluded from its mean over classes.
     """
     values = scores.common_values(metric)[scores.common]
     cases = np.array(scores.cases)[scores.common]
     patients = np.array([metadata.patient(case) for case in cases], np.str_)
-    shape = values.shape
-    drawn = resampled_means(
-        values.reshape(len(values), shape[1] * shape[2]), patients, resamples=resamples, seed=seed
-    ).reshape(resamples, *shape[1:])
+    flat = values.reshape(len(values), values[0].size)
+    drawn = resampled_means(flat, patients, resamples=resamples, seed=seed)
+    drawn = drawn.reshape(resamples, *values.shape[1:])
     there = np.asarray(~np.isnan(values).any(axis=1), np.bool_)
-    counts, units = there.sum(axis=0), _patients(there, patients)
+    counts = there.sum(axis=0)
+    units = np.array([len(np.unique(patients[column])) for column in there.T], np.intp)
     scored = counts > 0
     means = ratio(np.where(np.isnan(values), 0.0, values).sum(axis=0), counts)
     return DrawnMeans(
@@ -108,20 +104,13 @@ def draw(
     )
 
 
-def _patients(there: npt.NDArray[np.bool_], patients: npt.NDArray[np.str_]) -> npt.NDArray[np.intp]:
-    return np.array([len(np.unique(patients[column])) for column in there.T], np.intp)
-
-
 def cells(scores: Scores, drawn: Mapping[str, DrawnMeans]) -> pd.DataFrame:
     """Own and common means of each metric, algorithm and class, and their mean (`MEAN`).
 
     ``own_sd`` is the sample sd (n - 1); of the mean over classes the mean of the classes' sds.
     """
-    return pd.DataFrame(_cells(scores, drawn))
-
-
-def _cells(scores: Scores, drawn: Mapping[str, DrawnMeans]) -> Iterator[dict[str, Any]]:
-    for metric, metric_draws in drawn.items():
+    table = []
+    for metric, common in drawn.items():
         values = scores.values(metric)
         for a, algorithm in enumerate(scores.algorithms):
             columns = [values[~np.isnan(values[:, a, c]), a, c] for c in range(len(scores.classes))]
@@ -135,21 +124,17 @@ def _cells(scores: Scores, drawn: Mapping[str, DrawnMeans]) -> Iterator[dict[str
                 (*sizes, int((~np.isnan(values[:, a])).any(axis=1).sum())),
                 strict=True,
             )
-            for c, (name, mean, sd, size) in enumerate(rows):
-                low, high = metric_draws.interval(a, c)
-                yield {
-                    "metric": metric,
-                    "algorithm": algorithm,
-                    "class": name,
-                    "own_mean": mean,
-                    "own_sd": sd,
-                    "own_n": size,
-                    "value": float(metric_draws.means[a, c]),
-                    "low": low,
-                    "high": high,
-                    "n": int(metric_draws.counts[c]),
-                    "patients": int(metric_draws.units[c]),
-                }
+            for c, own_cells in enumerate(rows):
+                interval = (float(common.means[a, c]), *common.interval(a, c))
+                sizes_of_class = int(common.counts[c]), int(common.units[c])
+                table.append((metric, algorithm, *own_cells, *interval, *sizes_of_class))
+    return pd.DataFrame(table, columns=CELLS)
+
+
+CELLS = (
+    *("metric", "algorithm", "class", "own_mean", "own_sd", "own_n"),
+    *("value", "low", "high", "n", "patients"),
+)
 
 
 def distances(scores: Scores) -> pd.DataFrame:
@@ -157,23 +142,18 @@ def distances(scores: Scores) -> pd.DataFrame:
     rows = scores.rows[scores.rows["hd95"].notna()]
     table = []
     for (algorithm, name), group in rows.groupby(["algorithm", "class"], sort=False):
-        values = np.sort(group["hd95"].to_numpy(np.float64))
-        quantiles = {
-            title: float(np.quantile(values, share, method="inverted_cdf"))
-            for title, share in (("q25", 0.25), ("median", 0.5), ("q75", 0.75), ("q95", 0.95))
-        }
-        infinite = int(np.isinf(values).sum())
-        row = {"algorithm": algorithm, "class": name, "n": len(values), "infinite": infinite}
-        table.append({**row, **quantiles})
+        values = group["hd95"].to_numpy(np.float64)
+        quantiles = np.quantile(values, (0.25, 0.5, 0.75, 0.95), method="inverted_cdf")
+        table.append((algorithm, name, len(values), int(np.isinf(values).sum()), *quantiles))
     columns = ["algorithm", "class", "n", "infinite", "q25", "median", "q75", "q95"]
     return pd.DataFrame(table, columns=columns)
 
 
 def missed(scores: Scores) -> pd.DataFrame:
-    """Organs without any overlap, missed ones, and those predicted where there are none.
+    """Organs without overlap, missed ones, and spurious ones.
 
-    Missed and spurious are counted where the scores say which (`scores.dice.Presence`), else NaN: a
-    DSC of 0 is a missed organ or one predicted elsewhere.
+    Missed and spurious are NaN where scores do not say which (`scores.dice.Presence`): a DSC of 0
+    is a missed organ or one predicted elsewhere.
     """
     table = []
     for (algorithm, name), group in scores.rows.groupby(["algorithm", "class"], sort=False):
@@ -189,58 +169,38 @@ def missed(scores: Scores) -> pd.DataFrame:
                 "missed": int((code == "missed").sum()) if has_codes else math.nan,
                 "without": absent if has_codes else int(group["dsc"].isna().sum()),
                 "spurious": len(spurious) if has_codes else math.nan,
-                "spurious_ml": float(spurious["volume_pred_ml"].median())
-                if len(spurious)
-                else math.nan,
+                "spurious_ml": float(spurious["volume_pred_ml"].median()),
             }
         )
     return pd.DataFrame(table)
 
 
 def speed(scores: Scores) -> pd.DataFrame:
-    """Seconds per volume of each algorithm: mean, median and 95 % quantile over its cases."""
-    times = scores.rows.groupby(["algorithm", "case"], sort=False)["seconds"].max().reset_index()
+    """Seconds per volume: mean, median and 95 % quantile over an algorithm's cases."""
+    times = scores.rows.groupby(["algorithm", "case"], sort=False)["seconds"].max()
     table = []
     for algorithm in scores.algorithms:
-        seconds = times.loc[times["algorithm"] == algorithm, "seconds"].dropna()
-        q95 = float(seconds.quantile(0.95)) if len(seconds) else math.nan
-        table.append(
-            {
-                "algorithm": algorithm,
-                "seconds": float(seconds.mean()),
-                "median": float(seconds.median()),
-                "q95": q95,
-                "volumes": len(seconds),
-            }
-        )
-    return pd.DataFrame(table)
+        seconds = times[algorithm].dropna()
+        quantiles = seconds.quantile((0.5, 0.95))
+        table.append((algorithm, seconds.mean(), *quantiles, len(seconds)))
+    return pd.DataFrame(table, columns=["algorithm", "seconds", "median", "q95", "volumes"])
 
 
 def worst(scores: Scores, metric: str = "dsc") -> pd.DataFrame:
-    """The cases of each class with the lowest mean over algorithms, of those that all have."""
+    """Common cases of each class with the lowest mean over algorithms."""
     values = scores.common_values(metric)
     volumes = scores.values("volume_ref_ml")
     table = []
     for c, name in enumerate(scores.classes):
-        of_class = values[:, :, c]
-        order = np.argsort(of_class.mean(axis=1), kind="stable")  # NaN last
-        for place, row in enumerate(order[:WORST].tolist(), 1):
-            scores_of_case = of_class[row]
-            if np.isnan(scores_of_case).any():
+        means = values[:, :, c].mean(axis=1)
+        order = np.argsort(means, kind="stable")[:WORST].tolist()  # NaN last
+        for place, row in enumerate(order, 1):
+            if np.isnan(means[row]):
                 break
-            best, last = int(scores_of_case.argmax()), int(scores_of_case.argmin())
-            table.append(
-                {
-                    "class": name,
-                    "place": place,
-                    "case": scores.cases[row],
-                    "value": float(scores_of_case.mean()),
-                    "best": scores.algorithms[best],
-                    "best_value": float(scores_of_case[best]),
-                    "worst": scores.algorithms[last],
-                    "worst_value": float(scores_of_case[last]),
-                    "volume_ref_ml": float(volumes[row, 0, c]),
-                }
-            )
+            of_case = values[row, :, c]
+            best, last = of_case.argmax(), of_case.argmin()
+            ends = (scores.algorithms[best], of_case[best], scores.algorithms[last], of_case[last])
+            case, volume = scores.cases[row], volumes[row, 0, c]
+            table.append((name, place, case, means[row], *ends, volume))
     columns = ("class", "place", "case", "value", "best", "best_value", "worst", "worst_value")
     return pd.DataFrame(table, columns=[*columns, "volume_ref_ml"])

@@ -1,8 +1,4 @@
-"""Tasks of segmentation as data: classes, their labels and names in each layout, tolerances.
-
-Folders of cards have a folder ``segmentation`` with one YAML file for each task; a task may also be
-named by the path of its card.
-"""
+"""Segmentation tasks: cards in the folder ``segmentation`` of card folders, or named by path."""
 
 from __future__ import annotations
 
@@ -105,14 +101,7 @@ class SegmentationTask:
         return names
 
     def tolerances(self, asked: str = "") -> dict[str, float]:
-        """Tolerance of each class, mm.
-
-        Args:
-            asked: A number of mm, or the name of a preset; empty for the card's own.
-
-        Raises:
-            BenchmdError: It is neither.
-        """
+        """Tolerance of each class in mm, by a number or a preset's name; empty takes the card's."""
         if asked in self.presets:
             preset = self.presets[asked]
             return {name: preset.classes.get(name, preset.default) for name in self.classes}
@@ -131,11 +120,7 @@ class SegmentationTask:
         return dict.fromkeys(self.classes, chosen)
 
     def layout(self, name: str) -> LabelLayout | None:
-        """The layout of that name, or the only one; None where none is named and there are several.
-
-        Raises:
-            BenchmdError: There is none of that name.
-        """
+        """The layout of that name, or the only one; None for an empty name and several layouts."""
         if name and name not in self.layouts:
             raise unknown_name(f"layout of {self.name}", name, self.layouts)
         if not name and len(self.layouts) > 1:
@@ -155,11 +140,7 @@ def tasks() -> Cards[SegmentationTask]:
 
 
 def task_named(name: str) -> SegmentationTask:
-    """The task of that name, or of the card at that path.
-
-    Raises:
-        BenchmdError: There is none, or its card is broken.
-    """
+    """The task of that name, or of the card at that path."""
     if name.endswith((".yaml", ".yml")):
         return read_task(Path(name))
     return tasks()[name]
