@@ -1,14 +1,8 @@
-"""Is one technique better than another on the same patients: tests and corrections.
+"""Tests of one technique against another on the same patients, and Holm's correction.
 
-The exchange test asks what differences of the AUROC come out when the two techniques trade places
-in patients drawn at random. It needs no variance, so that it holds its level with few patients and
-with classes of few positives. DeLong's test is the one that the field expects; it rests on a
-variance, and so on more patients. Both are of the mean over classes. Where many pairs are compared,
-Holm's correction holds the chance of any false claim at the level.
-
-All hold the trained models fixed: they say nothing about another training seed, which
-`benchmd_ray.scores.seeds` adds. A value that does not exist is NaN, and each docstring says
-when.
+The exchange test needs no variance, so it holds its level with few patients and rare classes;
+DeLong's test is the one that the field expects. Both are of the mean AUROC over classes and hold
+the trained models fixed: `benchmd_ray.scores.seeds` adds the training seeds.
 """
 
 from __future__ import annotations
@@ -46,19 +40,9 @@ _BLOCK = 4096
 def holm(p_values: npt.ArrayLike, least: npt.ArrayLike = 0.0) -> Floats:
     """P-values corrected for their number, (tests,), in the order given (Holm 1979).
 
-    The smallest is multiplied by the number of tests, the next by one less, and so on; none becomes
-    smaller than one before it, nor larger than 1. NaN stays NaN and does not count as a test.
-
-    A test by resamples has a smallest p. Where that is not below `LEVEL` once multiplied by the
-    number of tests, its outcome is settled before it is seen: such tests become NaN and do not
-    count, those with the largest smallest p first.
-
-    Args:
-        p_values: (tests,).
-        least: (tests,) or one for all: the smallest p that each test can give.
-
-    Raises:
-        BenchmdError: They are not one-dimensional or not within 0 to 1.
+    NaN stays NaN and does not count as a test. ``least`` is the smallest p that each test can give:
+    where that is not below `LEVEL` once multiplied by the number of tests, no outcome could be
+    significant; such tests become NaN and do not count, those with the largest smallest p first.
     """
     p = np.array(p_values, np.float64)
     if p.ndim != 1:
@@ -89,28 +73,20 @@ def exchange_p(
 ) -> float:
     """Two-sided p of the difference of two mean AUROCs on the same rows, by exchange.
 
-    If it makes no difference which technique scored a patient, the two may trade places in any
-    patients: a permutation test within patients (Bandos, Rockette & Gur 2005, there of one class
-    with one row per patient). What they trade are ranks, so that the scales of the scores do not
-    matter. The difference after an exchange is a sum over patients of `exchange_shares`, each with
-    the sign of the patient's draw, so that all draws are one product of matrices.
+    If it makes no difference which technique scored a patient, the two may trade ranks in any
+    patients: a permutation test within patients (Bandos, Rockette & Gur 2005). The p is the share
+    of exchanges whose difference is as far from 0 as the one seen, which counts as one of them
+    (Phipson & Smyth 2010): 1 for techniques that order all pairs alike, NaN where no class can be
+    scored.
 
     Args:
         targets: (rows, classes), integers: 1, 0, or -1 for unknown, which is masked per class.
         scores_a: (rows, classes), higher means more likely positive.
         scores_b: (rows, classes).
         groups: (rows,), the patient of each row.
-        at_a_time: Exchanges drawn before the test may stop, and each time until it does.
+        at_a_time: Exchanges drawn before each decision whether to stop.
         most: Exchanges drawn at most.
         seed: Seed of the draws.
-
-    Returns:
-        Share of exchanges whose difference is as far from 0 as the one seen, which counts as one
-        of them (Phipson & Smyth 2010). 1 for techniques that order all pairs alike; NaN where no
-        class can be scored.
-
-    Raises:
-        BenchmdError: The arrays do not fit together or a score is not finite.
     """
     shares = exchange_shares(targets, scores_a, scores_b, groups)
     if not shares.size:
@@ -131,7 +107,6 @@ def exchange_of_shares(shares: Floats, *, at_a_time: int, most: int, seed: int) 
 
 
 def _exchanged(shares: Floats, draws: int, rng: np.random.Generator) -> int:
-    """In how many of so many exchanges the difference is as far from 0 as the shares' sum."""
     whole = shares.sum()
     shares = shares[shares != 0]
     drawn = np.full(draws, -whole)
@@ -146,23 +121,17 @@ def _exchanged(shares: Floats, draws: int, rng: np.random.Generator) -> int:
 def exchange_shares(
     targets: npt.ArrayLike, scores_a: npt.ArrayLike, scores_b: npt.ArrayLike, groups: npt.ArrayLike
 ) -> Floats:
-    """Each patient's share in the difference of the mean AUROC, b minus a, (patients,).
+    """Each patient's share in the difference of the mean AUROC, b minus a, (patients,), sorted.
 
     They add up to the difference; with the signs of some patients turned, to the difference once
-    the techniques have traded their ranks there. For a pair of a positive i and a negative j let
-    h(x, y) say whether rank x of i is above rank y of j. The pair's difference depends on two
-    signs, and equals
+    the techniques have traded their ranks there. Empty where no class can be scored. For a pair of
+    a positive i and a negative j let h(x, y) say whether rank x of i is above rank y of j. The
+    pair's difference depends on two signs, and equals
 
         ½ sᵢ [h(b, b) - h(a, a) + h(b, a) - h(a, b)] + ½ sⱼ [h(b, b) - h(a, a) - h(b, a) + h(a, b)]
 
     for all four. Summed over the other side, what row i adds is how many of the negatives' ranks,
     of both techniques, its two ranks are above: O(n log n).
-
-    Returns:
-        Patients in sorted order; empty where no class can be scored.
-
-    Raises:
-        BenchmdError: The arrays do not fit together or a score is not finite.
     """
     labels, a, b, patient = _checked(targets, scores_a, scores_b, groups)
     shares, scored = np.zeros(int(patient.max(initial=-1)) + 1), 0
@@ -209,22 +178,12 @@ def delong(
     scores_b: npt.ArrayLike,
     groups: npt.ArrayLike | None = None,
 ) -> DeLong:
-    """Test the difference of two mean AUROCs on the same rows.
+    """DeLong's test of the difference of two mean AUROCs on the same rows.
 
-    DeLong, DeLong & Clarke-Pearson 1988, from mid-ranks as in Sun & Xu 2014 (O(n log n)). With
-    several rows of a patient the variance of each class is the clustered one of Obuchowski 1997,
-    which is DeLong's own where each patient has one row. Classes share their patients: the
-    covariance of two is that of the patients' sums, with Obuchowski's factor for different samples
-    of the same patients. The variance of the mean is the mean of all of these.
-
-    Args:
-        targets: (rows, classes), integers: 1, 0, or -1 for unknown, which is masked per class.
-        scores_a: (rows, classes), higher means more likely positive.
-        scores_b: (rows, classes).
-        groups: (rows,), the patient of each row; None when each row is a patient.
-
-    Raises:
-        BenchmdError: The arrays do not fit together or a score is not finite.
+    DeLong, DeLong & Clarke-Pearson 1988, from mid-ranks (Sun & Xu 2014). With several rows of a
+    patient (``groups``, (rows,)) the variance of a class is the clustered one of Obuchowski 1997;
+    classes share their patients, so the variance of the mean includes their covariances.
+    Targets and scores are those of `exchange_p`.
     """
     rows = np.arange(len(np.asarray(targets))) if groups is None else groups
     labels, a, b, patient = _checked(targets, scores_a, scores_b, rows)
@@ -250,18 +209,12 @@ def delong(
 def delong_shares(
     targets: npt.ArrayLike, scores_a: npt.ArrayLike, scores_b: npt.ArrayLike, groups: npt.ArrayLike
 ) -> Floats:
-    """How much each patient moves the difference of two mean AUROCs, b minus a: (patients,).
+    """How much each patient moves the difference of two mean AUROCs, b minus a, (patients,).
 
-    Deviations from the mean, divided by the number of positives or negatives and multiplied by
-    √(m / (m − 1)) of the m patients that have some, whose squares add up to DeLong's variance but
-    for patients with both. Of a single patient the whole difference: its variance is not known, and
-    is on average not above the square of that. Shares in several differences on overlapping
-    patients add up, so that the variance of their mean follows.
-
-    Arguments are those of `delong`.
-
-    Returns:
-        Patients in sorted order; empty where no class can be scored.
+    The squares of these centred and scaled deviations add up to DeLong's variance but for patients
+    with positives and negatives. A single patient's share is the whole difference, as its variance
+    is unknown. Shares on overlapping patients add up, so the variance of a mean of several
+    differences follows. Patients are sorted; empty where no class can be scored.
     """
     parts = _each_class(*_checked(targets, scores_a, scores_b, groups))
     if not parts:
@@ -286,7 +239,6 @@ class _Parts:
 
 
 def _each_class(labels: Targets, a: Floats, b: Floats, patient: Patients) -> list[_Parts]:
-    """Differences of the classes that can be scored."""
     return [
         _parts(target, score_a, score_b, patient)
         for target, score_a, score_b in zip(labels.T, a.T, b.T, strict=True)
@@ -314,7 +266,6 @@ def _parts(target: Targets, a: Floats, b: Floats, patient: Patients) -> _Parts:
 
 
 def _shares(centred: Floats, has: npt.NDArray[np.bool_], difference: float) -> Floats:
-    """What each patient moves a difference by on one side, see `delong_shares`: (patients,)."""
     m = np.count_nonzero(has)
     return np.where(has, difference, 0.0) if m == 1 else math.sqrt(m / (m - 1)) * centred
 
@@ -322,9 +273,8 @@ def _shares(centred: Floats, has: npt.NDArray[np.bool_], difference: float) -> F
 def _won(positives: Floats, negatives: Floats) -> tuple[Floats, Floats]:
     """Pairs that each positive and each negative row wins and loses: (positives,), (negatives,).
 
-    The mid-rank of a positive among all, less that among the positives, is the number of negatives
-    below it, a tie counting one half. Of a negative likewise the positives below, so the rest are
-    above it.
+    A positive's mid-rank among all, less that among the positives, is the number of negatives below
+    it, a tie counting one half.
     """
     ranks = rankdata(np.concatenate([positives, negatives]))
     above = ranks[: len(positives)] - rankdata(positives)
@@ -335,16 +285,9 @@ def _won(positives: Floats, negatives: Floats) -> tuple[Floats, Floats]:
 def _clustered(
     up: Floats, down: Floats, has_up: npt.NDArray[np.bool_], has_down: npt.NDArray[np.bool_]
 ) -> float:
-    """Variance of a mean over pairs from its centred parts (Obuchowski 1997).
+    """Variance of a mean over pairs from its centred parts (patients,) (Obuchowski 1997).
 
-    Args:
-        up: (patients,), see `_Parts`.
-        down: (patients,).
-        has_up: (patients,), whether a patient has a positive.
-        has_down: (patients,).
-
-    Returns:
-        NaN where the positives or the negatives come from a single patient.
+    NaN where the positives or the negatives come from a single patient.
     """
     with_up, with_down = np.count_nonzero(has_up), np.count_nonzero(has_down)
     with_any = np.count_nonzero(has_up | has_down)

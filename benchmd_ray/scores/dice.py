@@ -19,12 +19,9 @@ BOTH, PREDICTED, REFERENCE = 0, 1, 2
 
 
 def dice(counts: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
-    """Dice similarity coefficient, without smoothing: NaN where the reference is empty.
+    """Dice similarity coefficient (…), unsmoothed; NaN where the reference is empty.
 
     The counts (…, 3) are voxels in both, in the prediction, and in the reference.
-
-    Returns:
-        (…), 0 to 1.
     """
     both, predicted, reference = np.moveaxis(counts.astype(np.float64), -1, 0)
     with np.errstate(invalid="ignore", divide="ignore"):

@@ -1,19 +1,12 @@
 """Intervals and p-values by Student's t, from standard errors of a bootstrap over patients.
 
-Percentiles of a bootstrap are too narrow with few patients and, for values near 1, on the wrong
-side. So the bootstrap gives the variance, and t with the degrees of freedom of
-`benchmd_ray.scores.support` gives the width; a value between 0 and 1 has its interval on the
-logit scale, which keeps it inside and reaches further down than up near 1 (for AUROC: Qin &
-Hotilovac 2008, "logit"). A value at the end of the range has no variance to go by: its interval is
-that of Clopper & Pearson (1934) for as many successes in a row as there are patients on the rarer
-side of the rarest class.
-
-The resamples of a value near 1 are skewed, and a standard error says too little of it: there the
-interval takes the spread of their logits where that is larger.
-
-A variance may have two parts, of patients and of training seeds, with degrees of freedom of their
-own. The quantile is then the mean of theirs, weighted by the parts (Cochran & Cox 1957, section
-4.14), which holds the level whichever part is larger.
+Percentiles of a bootstrap are too narrow with few patients. So the bootstrap gives the variance,
+and t with the degrees of freedom of `benchmd_ray.scores.support` the width. A value between 0 and 1
+has its interval on the logit scale (for AUROC: Qin & Hotilovac 2008), widened by the spread of the
+resamples' logits where these are skewed. A value of 0 or 1 has that of Clopper & Pearson (1934) for
+as many successes as there are patients on the rarer side of the rarest class. Where a variance is
+that of patients and of training seeds, the quantile is the mean of theirs, weighted by the parts
+(Cochran & Cox 1957, section 4.14).
 """
 
 from __future__ import annotations
@@ -46,7 +39,7 @@ class StandardError:
     """Variance and degrees of freedom of each part."""
 
     def quantile(self, p: float) -> float:
-        """How many standard errors are exceeded on either side with probability p."""
+        """Standard errors that are exceeded on either side with probability p."""
         total = sum(variance for variance, _ in self.parts)
         tails = [(variance, -float(stdtrit(df, p / 2))) for variance, df in self.parts]
         return sum(variance * tail for variance, tail in tails if variance) / total
@@ -63,10 +56,7 @@ class StandardError:
         return self.se * self.quantile(1 - COVERAGE)
 
     def p(self, distance: float) -> float:
-        """Two-sided p of a distance from the truth.
-
-        NaN without a standard error, or where it is 0: nothing says how the distance varies.
-        """
+        """Two-sided p of a distance from the truth; NaN where the error is 0 or unknown."""
         if not self.se > _ROUNDING:
             return math.nan
         reached = abs(distance) / self.se
@@ -95,12 +85,8 @@ def value_interval(
 ) -> tuple[float, float]:
     """Interval of a value between 0 and 1; NaN where value or error say nothing.
 
-    Args:
-        value: A metric, its mean over seeds.
-        error: Of the value.
-        draws: (resamples,) of the value.
-        fewest: Patients that it rests on at least, see `support.Basis.fewest`.
-        level: 1 minus the nominal coverage.
+    ``draws`` are the value's resamples; for ``fewest`` see `support.Basis.fewest`; ``level`` is 1
+    minus the nominal coverage.
     """
     tail = (level / 2) ** (1 / fewest)
     if value > 1 - _ROUNDING:
@@ -131,9 +117,8 @@ class Estimate:
 def equality_p(estimates: Sequence[Estimate]) -> float:
     """P of the hypothesis that values of several sets of patients are equal.
 
-    Welch's (1951) test, which lets variances differ, of the values' logits, of which skewed draws
-    widen the spread as in `value_interval`. NaN with fewer than two values, and where one is 0 or 1
-    or its error is not known.
+    Welch's (1951) test of the logits. NaN with fewer than two values, and where one is 0 or 1 or
+    its error is unknown.
     """
     count = len(estimates)
     usable = all(
@@ -161,14 +146,8 @@ def independent_difference(
     """95 % interval of a minus b, of two sets of patients, and the p of no difference.
 
     The distances of the ends of both intervals from their values are added in quadrature (MOVER:
-    Zou & Donner 2008), so that a value near 1 counts with an interval that is long downwards. p is
-    the level at which the interval reaches 0.
-
-    Args:
-        a: Of one set.
-        b: Of the other.
-        shared: Standard error of the difference by what both have in common and the estimates do
-            not count, the training seeds; its distance is added likewise.
+    Zou & Donner 2008), and so is ``shared``, the error that both have by the same training seeds. p
+    is the level at which the interval reaches 0.
     """
     difference = a.value - b.value
 
@@ -195,9 +174,8 @@ def independent_difference(
 def _skewness(value: float, draws: npt.NDArray[np.float64]) -> float:
     """Spread of the draws' logits over that of normal draws with the same standard deviation.
 
-    The spread is that of the middle 68 %, the one standard deviation on either side of a normal
-    distribution. Draws nearer to 0 or 1 than a quarter of the value's distance are taken there: the
-    logits of 0 and 1 are infinite.
+    The spread is half the width of the middle 68 %. Draws nearer to 0 or 1 than a quarter of the
+    value's distance are taken there: the logits of 0 and 1 are infinite.
     """
     ends = np.quantile(draws, norm.cdf((-1, 1))).clip(value / 4, 1 - (1 - value) / 4)
     spread = float(np.ptp(logit(ends))) / 2

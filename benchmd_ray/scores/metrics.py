@@ -3,7 +3,6 @@
 AUROC and average precision (AUPRC) rank one class against the rest and are averaged over classes
 without weights (BenchMD v2, section 4). A class that a split cannot score (no positive or no
 negative among its known targets) is excluded from the mean and named, never replaced by a number.
-`METRICS` says how each of the others is defined; `benchmd_ray.scores.sums` computes them.
 """
 
 from __future__ import annotations
@@ -59,14 +58,13 @@ def metric(name: str, targets: npt.ArrayLike, scores: npt.ArrayLike, task: TaskK
     Args:
         name: One of `METRICS`.
         targets: (rows, classes), integers: 1, 0, or -1 for unknown, which is masked per class.
-        scores: (rows, classes), probabilities, see `probabilities`; AUROC and AUPRC take any score
-            of which higher means more likely positive.
+        scores: (rows, classes), probabilities; AUROC and AUPRC take any score of which higher means
+            more likely positive.
         task: As `Task.kind`.
 
     Raises:
-        BenchmdError: The name or task is unknown, the arrays do not fit together or hold other
-            target values, a score is not finite or, where that matters, no probability, or a
-            single-label row has two positives.
+        BenchmdError: The name or task is unknown, the arrays do not fit together, a score is not
+            finite or, where that matters, no probability, or a single-label row has two positives.
     """
     how, labels, finite = checked_metric(name, targets, scores, task)
     if isinstance(how, ranking.Ranked):
@@ -125,38 +123,19 @@ def auroc(
 ) -> Values:
     """AUROC of each class and its unweighted mean (BenchMD v2, section 4).
 
-    Args:
-        targets: (rows, classes), integers: 1, 0, or -1 for unknown, which is masked per class.
-        scores: (rows, classes), higher means more likely positive; see `probabilities`.
-        of_class: The AUROC of one class from its targets (rows,), 1 or 0, and scores (rows,).
-
-    Raises:
-        BenchmdError: The arrays do not fit together, hold other target values, or a score is
-            not finite.
+    Targets and scores are those of `metric`; ``of_class`` gives the AUROC of one class from its
+    known targets and scores (rows,).
     """
     return _ranked_values(_each_class(of_class, targets, scores))
 
 
 def auroc_per_class(targets: npt.ArrayLike, scores: npt.ArrayLike) -> Floats:
-    """AUROC of each class against the rest, (classes,); a tie counts one half.
-
-    NaN where a class has no positive or no negative among its known targets.
-
-    Arguments are those of `auroc`.
-
-    Raises:
-        BenchmdError: The arrays do not fit together, hold other target values, or a score is
-            not finite.
-    """
+    """AUROC of each class against the rest, (classes,); NaN where a side is empty."""
     return _each_class(ranking.auroc, targets, scores)
 
 
 def average_precision_per_class(targets: npt.ArrayLike, scores: npt.ArrayLike) -> Floats:
-    """Average precision of each class, (classes,), as scikit-learn defines it.
-
-    NaN where a class has no positive or no negative, as for `auroc_per_class`, which takes and
-    raises the same.
-    """
+    """Average precision of each class, (classes,); NaN where a side is empty."""
     from sklearn.metrics import average_precision_score  # a second, which most processes can spare
 
     return _each_class(average_precision_score, targets, scores)
@@ -176,20 +155,10 @@ def _each_class(
 
 
 def probabilities(logits: npt.ArrayLike, task: TaskKind) -> npt.NDArray[np.float64]:
-    """Scores from logits: softmax over classes, or the sigmoid of each label.
+    """Scores from logits, (rows, classes): softmax over classes, or the sigmoid of each label.
 
-    Computed in float64 without overflow. The sigmoid rounds to 1 above logits of about 37; such
-    scores are tied.
-
-    Args:
-        logits: (rows, classes), any floating type.
-        task: ``single-label`` for the softmax, ``multi-label`` for the sigmoid.
-
-    Returns:
-        (rows, classes), values in [0, 1].
-
-    Raises:
-        BenchmdError: The task is unknown, the shape is wrong, or a logit is not finite.
+    In float64 without overflow. The sigmoid rounds to 1 above logits of about 37; such scores are
+    tied.
     """
     values = _finite(logits, "logits")
     if task in EXCLUSIVE:
@@ -201,15 +170,9 @@ def probabilities(logits: npt.ArrayLike, task: TaskKind) -> npt.NDArray[np.float
 
 
 def require_scorable(targets: npt.ArrayLike, classes: Sequence[str], where: str) -> None:
-    """Refuse targets of which no class has both a positive and a negative.
+    """Refuse targets (rows, classes) of which no class has both a positive and a negative.
 
-    Args:
-        targets: (rows, classes), integers: 1, 0, or -1 for unknown.
-        classes: Names of the classes, in the order of the columns.
-        where: What the targets belong to, to begin the message with: a dataset and split.
-
-    Raises:
-        BenchmdError: No class can be scored, or names and columns differ in number.
+    ``where`` names the dataset and split to begin the message with.
     """
     values = _checked_targets(targets)
     if len(classes) != values.shape[1]:
@@ -237,8 +200,7 @@ def checked_predictions(
     """Targets as int8 and scores as float64, both (rows, classes).
 
     Raises:
-        BenchmdError: The shapes differ or are not two-dimensional, a target is none of 1, 0 and
-            -1, or a score is not finite.
+        BenchmdError: The shapes differ, a target is not 1, 0 or -1, or a score is not finite.
     """
     values, finite_scores = _checked_targets(targets), _finite(scores, "scores")
     if values.shape != finite_scores.shape:
@@ -250,11 +212,7 @@ def checked_predictions(
 
 
 def checked_groups(groups: npt.ArrayLike, rows: int) -> npt.NDArray[np.intp]:
-    """Number of each row's patient among the sorted patients, (rows,).
-
-    Raises:
-        BenchmdError: There is not one patient for each row.
-    """
+    """Index of each row's patient among the sorted patients, (rows,)."""
     patients = np.asarray(groups)
     if patients.shape != (rows,):
         raise BenchmdError(

@@ -57,12 +57,9 @@ class Segmentation:
 
 
 def of_labels(labels: Kinds, ids: Mapping[int, int], classes: int) -> Segmentation:
-    """A segmentation of one label map.
+    """A segmentation of one label map (z, y, x), of whole numbers up to 65,535.
 
-    Args:
-        labels: (z, y, x), whole numbers from 0 on, at most 65,535.
-        ids: Number of the class of each label; voxels of other labels are background.
-        classes: How many there are.
+    ``ids`` gives the class of each label; voxels of other labels are background.
     """
     members = np.zeros((classes + 1, classes), bool)
     members[np.arange(1, classes + 1), np.arange(classes)] = True
@@ -79,7 +76,6 @@ class Masks:
     """A segmentation from binary masks, one after the other."""
 
     def __init__(self, shape: tuple[int, ...], classes: int) -> None:
-        """Begin with background, (z, y, x)."""
         self._kinds: Kinds = np.zeros(shape, np.uint8)
         self._sets: dict[frozenset[int], int] = {frozenset(): 0}
         self._classes = classes
@@ -130,14 +126,7 @@ def voxels(reference: Segmentation, prediction: Segmentation) -> npt.NDArray[np.
 
 
 def joint_histogram(first: Kinds, second: Kinds, rows: int, columns: int) -> npt.NDArray[np.int64]:
-    """(rows, columns): voxels with each pair of values, counted in blocks.
-
-    Args:
-        first: (z, y, x), values below ``rows``.
-        second: Of the same shape, values below ``columns``.
-        rows: Of the histogram.
-        columns: Of the histogram.
-    """
+    """(rows, columns): voxels with each pair of values below these, counted in blocks."""
     left, right = first.reshape(-1), second.reshape(-1)
     joint = np.zeros(rows * columns, np.int64)
     for start in range(0, left.size, BLOCK):
@@ -172,7 +161,7 @@ def _foreground(kinds: Kinds) -> Box | None:
 
 
 def _union(boxes: list[Box], within: Box) -> Box | None:
-    """The box around some, whose places are relative to ``within``."""
+    """The box around some, which are relative to ``within``."""
     if not boxes:
         return None
     z, y, x = (

@@ -1,8 +1,7 @@
 """AUROC and average precision of weighted rows, from one ranking of each class.
 
-The rows of a class are sorted by score once. With weights, cumulative sums along that order say
-how much weight lies below and at each score, which is all that both need. Weights are whole
-numbers, how often a patient was drawn, so counts are exact and ties are treated exactly.
+Cumulative weights along the sorted rows say how much weight is below and at each score. Weights are
+whole numbers, how often a patient was drawn, so counts and ties are exact.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ class Ranked:
 class Ranking:
     """One class, its rows with known targets by ascending score.
 
-    A level is a score that at least one positive has, ascending.
+    A level is a score that at least one positive has.
     """
 
     rows: Places
@@ -53,12 +52,9 @@ class Ranking:
 
 
 def rank(target: Targets, score: Floats, patients: Places) -> Ranking:
-    """Rank one class.
+    """Rank one class of targets 1, 0 or -1 for unknown; all arrays are (rows,).
 
-    Args:
-        target: (rows,) 1, 0 or -1 for unknown.
-        score: (rows,).
-        patients: (rows,) column of each row's patient in the weights.
+    ``patients`` are columns of the weights.
     """
     labelled = np.flatnonzero(target >= 0)
     order = labelled[np.argsort(score[labelled], kind="stable")]
@@ -74,12 +70,7 @@ def rank(target: Targets, score: Floats, patients: Places) -> Ranking:
 
 
 def auroc(target: Targets, score: Floats) -> float:
-    """AUROC of one class from one sort, by exact counts; a tie counts one half.
-
-    Args:
-        target: (rows,) 1 or 0, both at least once.
-        score: (rows,).
-    """
+    """AUROC of one class with both sides, from one sort by exact counts; ties one half."""
     ascending = np.sort(score)
     positives = np.sort(score[target == 1])
     below = np.searchsorted(ascending, positives, side="left")
@@ -91,11 +82,11 @@ def auroc(target: Targets, score: Floats) -> float:
 
 
 def weighted_auroc(ranking: Ranking, weights: Weights) -> Floats:
-    """AUROC of each draw, (draws,); NaN where it holds no positive or no negative.
+    """AUROC of each draw, (draws,); NaN where it has no positive or no negative.
 
-    A positive wins against the negative weight below it and half of that of its own score. Over
-    all rows instead of the negatives, which needs one cumulative sum, the positives win half of
-    their squared weight among themselves.
+    A positive wins against the negative weight below it and half of that of its own score. Over all
+    rows instead, one cumulative sum is enough: the positives win half of their squared weight among
+    themselves.
     """
     rows = _cumulative(weights, ranking.rows)
     at_level = _positives_at_levels(ranking, weights)
@@ -107,11 +98,7 @@ def weighted_auroc(ranking: Ranking, weights: Weights) -> Floats:
 
 
 def weighted_average_precision(ranking: Ranking, weights: Weights) -> Floats:
-    """Average precision of each draw, (draws,); NaN where it holds no positive or no negative.
-
-    The sum over the levels of the recall that a level adds times the precision of all that score
-    as much or more, without interpolation (as scikit-learn's ``average_precision_score``).
-    """
+    """Average precision of each draw, (draws,), as scikit-learn's; NaN as for `weighted_auroc`."""
     rows = _cumulative(weights, ranking.rows)
     at_level = _positives_at_levels(ranking, weights)
     total = rows[:, -1:]

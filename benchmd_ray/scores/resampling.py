@@ -1,12 +1,8 @@
-"""Metrics of resampled patients.
+"""Metrics of resampled patients (a cluster bootstrap).
 
-Records of one patient are not independent, so patients are drawn, not records (a cluster
-bootstrap): as many patients as there are, with replacement, and each record counts as often as its
-patient was drawn. The metrics are those of `benchmd_ray.scores.metrics` (the paper gives no
-intervals). `benchmd_ray.scores.intervals` makes intervals of them.
-
-A class that a resample loses (all its positives, or all its negatives, belong to patients not
-drawn) is NaN there and excluded from that resample's mean.
+Records of one patient are not independent, so patients are drawn with replacement, and each record
+counts as often as its patient was drawn. A class that a resample loses, with all its positives or
+negatives, is NaN there and excluded from that resample's mean.
 """
 
 from __future__ import annotations
@@ -62,13 +58,12 @@ def resampled(
 ) -> Floats:
     """A metric in every resample of the patients, (resamples, 1 + classes).
 
-    Column 0 is the value over all classes, as `metrics.metric` gives it, then come the classes.
-    NaN where a resample cannot score it, and everywhere when there are fewer than two patients,
-    since one patient says nothing about how patients vary. Counts are exact, ties too.
+    Column 0 is the value over all classes, then come the classes. NaN where a resample cannot score
+    it, and everywhere with fewer than two patients.
 
     The draws depend only on the seed and the sorted set of patients. Two models' predictions for
-    the same patients therefore get the same resamples, and the difference of two results of this
-    function is a paired bootstrap of the difference. Row order does not matter.
+    the same patients get the same resamples, so the difference of two results is a paired bootstrap
+    of the difference.
 
     1000 resamples of AUROC on a million rows of 7 classes take about half a minute on two CPUs
     (``speed/bootstrap.py``), and less than 1 GB.
@@ -82,9 +77,6 @@ def resampled(
         resamples: Number of resamples.
         seed: Seed of the draws, at least 0.
         threads: Threads to use, at most 8; by default ``OMP_NUM_THREADS`` or the CPUs there are.
-
-    Raises:
-        BenchmdError: As `metrics.metric`, or `groups` does not fit or `resamples` is less than 1.
     """
     how, labels, finite = checked_metric(name, targets, scores, task)
     patient = checked_groups(groups, len(labels))
@@ -106,13 +98,8 @@ def resampled(
 def group_multiplicities(groups: int, draws: range, *, seed: int = 0) -> npt.NDArray[np.int32]:
     """How often each group is drawn in each of some resamples, (draws, groups).
 
-    Each row sums to `groups`. A row depends only on the seed, its number in `draws` and `groups`,
-    so resamples can be computed in any portions.
-
-    Args:
-        groups: Number of groups; column i is the i-th in sorted order.
-        draws: Numbers of the resamples.
-        seed: Seed of the draws, at least 0.
+    Each row sums to `groups` and depends only on the seed, its number and `groups`, so resamples
+    can be computed in any portions.
     """
     counts = np.empty((len(draws), groups), np.int32)
     for row, draw in enumerate(draws):
@@ -126,17 +113,8 @@ def resampled_means(
 ) -> Floats:
     """Means of columns in every resample of the patients, (resamples, columns).
 
-    A mean is over the rows that have a value and were drawn; NaN where there is none, and
-    everywhere when there are fewer than two patients. The draws are those of `resampled`.
-
-    Args:
-        values: (rows, columns), NaN where a row has no value.
-        groups: (rows,), the patient of each row, any sortable type.
-        resamples: Number of resamples.
-        seed: Seed of the draws, at least 0.
-
-    Raises:
-        BenchmdError: `groups` does not fit or `resamples` is less than 1.
+    The values are (rows, columns), NaN where a row has none. A mean is NaN where there is none, and
+    everywhere with fewer than two patients. The draws are those of `resampled`.
     """
     rows = np.asarray(values, np.float64)
     patient = checked_groups(groups, len(rows))
@@ -171,10 +149,7 @@ def _ranked(how: Ranked, targets: Targets, scores: Floats, patient: Places, seed
 def _summed(
     how: Sums, targets: Targets, scores: Floats, patient: Places, task: TaskKind, seed: int
 ) -> Fill:
-    """Fill for a metric of sums: weights times the patients' sums of terms.
-
-    Terms are made for a block of patients at a time, the same for any portions of the draws.
-    """
+    """Fill for a metric of sums: weights times the patients' sums of terms, made block by block."""
     order = np.argsort(patient, kind="stable")
     targets, scores = targets[order], scores[order]
     starts = np.searchsorted(patient[order], np.arange(int(patient.max()) + 1))
@@ -199,7 +174,7 @@ def _summed(
 
 
 def _weights(patients: int, draws: range, seed: int) -> Weights:
-    """`group_multiplicities` in one byte each, where they fit: they are read in random order.
+    """`group_multiplicities` in one byte each, where they fit.
 
     Those of few patients are kept: every metric and every run on a dataset asks for the same.
     """
@@ -235,7 +210,7 @@ def _in_portions(fill: Fill, resamples: int, most: int, threads: int) -> Floats:
 
 
 def usual_threads() -> int:
-    """Threads that NumPy's own products would use: Ray sets the variable to a task's CPUs."""
+    """Threads that NumPy's products would use: Ray sets ``OMP_NUM_THREADS`` to a task's CPUs."""
     variable = os.environ.get("OMP_NUM_THREADS", "")
     if variable.isdecimal() and int(variable):
         return int(variable)

@@ -1,24 +1,18 @@
 """One training seed or several as one result: mean, spread, and an interval of what varies.
 
-Two things would come out differently a second time: which patients the dataset holds, and how the
-training went. The bootstrap over patients holds the trained models fixed; the spread between seeds
-holds the patients fixed. Each by itself is too narrow. This is the design of reader studies, where
-several readers see the same patients, with seeds for readers, and the variance is the one of that
-field (Obuchowski & Rockette 1995), for S seeds:
+The bootstrap over patients holds the trained models fixed; the spread between seeds holds the
+patients fixed; each is too narrow. As in reader studies, with seeds for readers (Obuchowski &
+Rockette 1995), for S seeds:
 
     variance of the mean  =  C + s² / S
 
-C is the covariance of two seeds' values over the resamples of the patients, averaged over the pairs
-of seeds and not below 0: the part of patient sampling that all seeds share. s² is the variance
-between seeds (ddof 1); seen on one set of patients, it holds each seed's own part of patient
-sampling too, so nothing counts twice. Chance can make s² smaller than that part. The variance is
-therefore never taken below that of the mean over the resamples, what it were if seeds did not vary.
+C is the mean covariance, not below 0, of two seeds' values over the resamples: the part of patient
+sampling that all seeds share. s² is the variance between seeds (ddof 1), which holds each seed's
+own part of patient sampling. The variance is never taken below that of the mean over the resamples.
 
-The two parts have degrees of freedom of their own, those of the patients and S - 1, and the
-quantile is between theirs (`benchmd_ray.scores.intervals`). Satterthwaite's approximation,
-which Hillis (2007) takes, estimates one number of degrees from s² itself: with two seeds, of which
-chance often makes s² small, it holds the truth in 87 of 100 studies. With one seed the interval is
-for patients only and says nothing about seeds.
+The parts have degrees of freedom of their own, those of the patients and S - 1
+(`benchmd_ray.scores.intervals`). Satterthwaite's approximation (Hillis 2007) would hold the truth
+in 87 of 100 studies with two seeds. With one seed the interval is for patients only.
 """
 
 from __future__ import annotations
@@ -93,11 +87,7 @@ class OverSeeds:
     def of(
         cls, values: Sequence[float], resampled: Sequence[npt.ArrayLike], basis: Basis
     ) -> OverSeeds:
-        """Of values and resamples as `pooled_seeds` takes them.
-
-        Raises:
-            BenchmdError: There is no seed, or values and resamples do not fit together.
-        """
+        """Of values and resamples as `pooled_seeds` takes them."""
         return cls(*_checked(values, resampled), basis)
 
     @property
@@ -109,7 +99,7 @@ class OverSeeds:
 
     @property
     def of_patients(self) -> Estimate:
-        """Their mean, whose interval says nothing about seeds."""
+        """Their mean, with an interval that says nothing about seeds."""
         mean, draws = float(self.values.mean()), self.resampled.mean(axis=0)
         error = error_over_seeds(np.array([mean]), draws[None], self.basis.degrees)
         return Estimate(mean, error, draws, self.basis.fewest)
@@ -124,8 +114,8 @@ def pooled_seeds(
 
     Args:
         values: (seeds,), the metric of each seed on all patients, between 0 and 1.
-        resampled: (seeds,) arrays of (resamples,): the metric of each seed in the same resamples.
-            Those of a metric without an interval may be empty.
+        resampled: (seeds,) arrays of (resamples,), the same resamples for all seeds. Those of a
+            metric without an interval may be empty.
         basis: The patients that the values rest on.
 
     Raises:
@@ -157,22 +147,10 @@ def difference_over_seeds(
 ) -> Difference:
     """A difference over seeds, tested against zero with both sources of variation.
 
-    The same method on differences of two techniques trained with the same seeds and scored on the
-    same patients (technique minus scratch). Two sets of patients: `unpaired_difference`.
-
-    Args:
-        values: (seeds,), the difference of each seed on all patients.
-        resampled: (seeds,) arrays of (resamples,): the difference of each seed in the same
-            resamples.
-        basis: The patients that the differences rest on.
-        exact: The p of a test that needs no interval, instead of t's.
-
-    Returns:
-        The mean, its 95 % interval, and a p. There is none of t without an interval or with a
-        rough one.
-
-    Raises:
-        BenchmdError: There is no seed, or values and resamples do not fit together.
+    Values and resamples are those of `pooled_seeds`, as differences of two techniques with the same
+    seeds and patients; for two sets of patients see `unpaired_difference`. ``exact`` is the p of a
+    test that needs no interval, instead of t's, which is NaN without an interval or with a rough
+    one.
     """
     point, draws = _checked(values, resampled)
     mean = float(point.mean())
@@ -194,17 +172,9 @@ def difference_over_seeds(
 def unpaired_difference(a: OverSeeds, b: OverSeeds, *, same_models: bool) -> Difference:
     """Means over seeds of two sets of patients, a minus b, see `intervals.independent_difference`.
 
-    Patients are independent given the models. Where both sets are scored by the same models, what
-    moves both sides of a seed alike cancels out: seeds count by how the difference varies between
-    them.
-
-    Args:
-        a: Of one set.
-        b: Of the other.
-        same_models: Whether each seed of both is the same trained model.
-
-    Returns:
-        No p without an interval or with a rough one.
+    With ``same_models`` each seed of both is the same trained model: what moves both sides alike
+    cancels out, and seeds count by how the difference varies between them. No p without an interval
+    or with a rough one.
     """
     basis, common = weaker(a.basis, b.basis), None
     first, second = a.estimate, b.estimate
@@ -224,11 +194,7 @@ def unpaired_difference(a: OverSeeds, b: OverSeeds, *, same_models: bool) -> Dif
 
 
 def error_over_seeds(point: Floats, draws: Floats, degrees: float) -> StandardError:
-    """Standard error of the mean over seeds, as the module says.
-
-    ``point`` is (seeds,), ``draws`` (seeds, resamples); ``degrees`` are those of the patients'
-    part.
-    """
+    """Standard error of the mean of (seeds,) from draws (seeds, resamples), as the module says."""
     seeds, resamples = draws.shape
     if resamples < 2:
         return StandardError(math.nan, ())

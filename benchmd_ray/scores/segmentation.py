@@ -39,13 +39,9 @@ def scored(
     spacing: Sequence[float],
     tolerances: Sequence[float],
 ) -> list[ClassScores]:
-    """Scores of all classes.
+    """Scores of all classes of two segmentations on one grid.
 
-    Args:
-        reference: On the same grid as the prediction.
-        prediction: What is scored.
-        spacing: mm between voxels along (z, y, x).
-        tolerances: mm, of each class.
+    Spacing is in mm along (z, y, x), tolerances are in mm, one for each class.
 
     Raises:
         ValueError: Both are of different shapes or numbers of classes.

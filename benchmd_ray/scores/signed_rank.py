@@ -1,9 +1,7 @@
 """Wilcoxon's signed-rank test, for one pair and for every ordered pair of several techniques.
 
 Cases without a difference are dropped (Wilcoxon 1945). Up to `EXACT` differences the p is exact,
-with ties too: the share of all ways to set the signs, counted rank by rank. Above, it is that of
-the normal approximation with the variance corrected for ties and without continuity correction,
-as SciPy gives it.
+with ties too, which SciPy's is not; above, that of the normal approximation as SciPy gives it.
 """
 
 from __future__ import annotations
@@ -40,14 +38,9 @@ class SignedRank(NamedTuple):
 
 
 def signed_rank(differences: npt.ArrayLike, *, exact: int = EXACT) -> SignedRank:
-    """Test whether differences tend to one side.
+    """Test whether differences (cases,) tend to one side; NaN where a case has none.
 
-    Args:
-        differences: (cases,), NaN where a case has none.
-        exact: Differences of an exact p at most.
-
-    Raises:
-        BenchmdError: They are not one-dimensional.
+    The p is exact for up to ``exact`` differences.
     """
     values = np.asarray(differences, np.float64)
     if values.ndim != 1:
@@ -83,13 +76,8 @@ def _exact(absolute_ranks: Floats, positive: npt.NDArray[np.bool_]) -> SignedRan
 def ordered_pairs(values: npt.ArrayLike) -> Floats:
     """One-sided p that technique a (row) is above technique b (column), (techniques, techniques).
 
-    The diagonal is NaN. Pairs are compared on the cases that both have.
-
-    Args:
-        values: (cases, techniques), higher is better; NaN where one has no value.
-
-    Raises:
-        BenchmdError: The values are not two-dimensional.
+    The diagonal is NaN. Values are (cases, techniques), higher is better; pairs are compared on the
+    cases that both have.
     """
     table = np.asarray(values, np.float64)
     if table.ndim != 2:

@@ -1,16 +1,13 @@
 """Would the techniques keep their order: on other patients of one dataset, and over datasets.
 
-On one dataset the interval of a rank follows from the tests of pairs: a technique may stand as low
+On one dataset the interval of a rank follows from the tests of pairs: a technique may rank as low
 as there are techniques that it is not shown to be better than (Mogstad, Romano, Shaikh & Wilhelm
-2024, with Holm's correction over all pairs, so that all intervals hold together). Each resample of
-the patients ranks the techniques anew, and how well these rankings agree with that of all patients
-(Kendall's τ-b) describes what the order is worth.
+2024, with Holm's correction over all pairs). Kendall's τ-b between the rankings of the resamples
+and that of all patients describes what the order is worth.
 
 Over sources the techniques are compared by their average ranks (Demšar 2006), with Wilcoxon's
-signed-rank test for each pair instead of Nemenyi's (Benavoli, Corani & Mangili 2016), since
-Nemenyi's verdict on two techniques depends on which others are compared. Settings and targets of
-one source share its patients and its pretrained models, so the tests take one value of a source,
-the mean over its cells.
+signed-rank test for each pair (Benavoli, Corani & Mangili 2016), on one value of a source, the mean
+over its cells, since settings and targets of one source share its patients and pretrained models.
 """
 
 from __future__ import annotations
@@ -56,13 +53,7 @@ class Stability:
 def ranks(values: npt.ArrayLike) -> Floats:
     """Ranks within each row, (resamples, techniques): 1 for the highest value, ties averaged.
 
-    A row with a NaN is NaN throughout: without one of the values there is no ranking of all.
-
-    Args:
-        values: (resamples, techniques), higher is better. Negate a metric of which lower is.
-
-    Raises:
-        BenchmdError: The values are not two-dimensional.
+    A row with a NaN is NaN throughout.
     """
     array = np.asarray(values, np.float64)
     if array.ndim != 2:
@@ -81,18 +72,14 @@ def ranking_stability(
 ) -> Stability:
     """Rank techniques on all patients and in each resample of them.
 
-    Resamples in which a technique has no value are skipped. If a technique has no value on all
-    patients, all ranks are NaN and the order is the one given.
+    Resamples in which a technique has no value are skipped. If one has no value on all patients,
+    all ranks are NaN and the order is the one given.
 
     Args:
         values: The metric of each technique on all patients, higher is better.
         resampled: (resamples,) the metric of each technique in the same resamples.
-        p: Of the difference of every two techniques, corrected for their number. NaN where it was
-            not tested; a technique of such a pair has no interval.
-
-    Raises:
-        BenchmdError: Values and resamples name other techniques, none at all, or resamples differ
-            in number.
+        p: Of the difference of every two techniques, after Holm. NaN where it was not tested; a
+            technique of such a pair has no interval.
     """
     names = _same_names(values, resampled)
     full = ranks([[values[name] for name in names]])[0]
@@ -142,14 +129,9 @@ class DrawnRanks:
 
 
 def drawn_ranks(values: npt.ArrayLike, resampled: npt.ArrayLike) -> DrawnRanks:
-    """Rank techniques on all patients and in each resample of them.
-
-    Resamples in which a technique has no value are skipped.
+    """Ranks of techniques on all patients and in each resample in which all have a value.
 
     Values are (techniques,), higher is better, and resamples (resamples, techniques).
-
-    Raises:
-        BenchmdError: Shapes do not fit together.
     """
     point, drawn = np.asarray(values, np.float64), np.asarray(resampled, np.float64)
     if point.ndim != 1 or drawn.ndim != 2 or drawn.shape[1] != len(point):
@@ -205,20 +187,14 @@ def critical_difference(
 ) -> CriticalDifference:
     """Compare techniques over sources: mean ranks, Friedman's test, and every pair with Holm.
 
-    The tests take the mean of each technique over a source's cells. The smallest p of Wilcoxon's
-    signed-rank test on n sources is 2 / 2ⁿ. Where even that, after Holm, is above the level, no
-    outcome could be significant; then `note` says so, and how many sources it takes.
+    The smallest p of Wilcoxon's signed-rank test on n sources is 2 / 2ⁿ. Where even that, after
+    Holm, is above the level, `note` says so, and how many sources it takes.
 
     Args:
-        table: (cells, techniques), one value of the metric each, higher is better; NaN where a
-            technique was not run.
+        table: (cells, techniques), higher is better; NaN where a technique was not run.
         names: (techniques,).
         sources: (cells,), the source of each cell.
         level: Level of significance, between 0 and 1.
-
-    Raises:
-        BenchmdError: The shape does not fit names and sources, there are fewer than two techniques,
-            or the level is out of range.
     """
     values = _checked_table(table, names, sources, level)
     usable = ~np.isnan(values).any(axis=1)
@@ -248,7 +224,6 @@ def critical_difference(
 
 
 def _means(values: Floats, source: npt.NDArray[np.intp]) -> Floats:
-    """Mean over the cells of each source, (sources, techniques)."""
     sums = np.zeros((int(source.max(initial=-1)) + 1, values.shape[1]))
     np.add.at(sums, source, values)
     return np.asarray(sums / np.bincount(source, minlength=len(sums))[:, None])
@@ -279,11 +254,7 @@ def _columns(names: Sequence[str], resampled: Mapping[str, npt.ArrayLike]) -> Fl
 
 
 def _tau(drawn: Floats, full: Floats) -> Floats:
-    """Kendall's τ-b of each row with one ranking, (rows,); NaN where either has only ties.
-
-    The sum over pairs of techniques of whether both order them alike (1), oppositely (-1) or either
-    ties (0), over the geometric mean of the numbers of pairs that each does not tie.
-    """
+    """Kendall's τ-b of each row with one ranking, (rows,); NaN where either has only ties."""
     first, second = np.triu_indices(len(full), 1)
     signs = np.sign(drawn[:, first] - drawn[:, second])
     full_signs = np.sign(full[first] - full[second])

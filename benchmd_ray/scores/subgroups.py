@@ -1,16 +1,11 @@
 """Does a model do as well for one kind of patient as for another: sex, age, site, device, view.
 
-The AUROC of each group, over the training seeds, says how well the group's patients are told apart
-among themselves. Whether the AUROCs of all groups are equal is tested by Welch's test of their
-logits (`intervals.equality_p`), and each pair of groups over the classes that both can score, with
-Holm's correction (`seeds.unpaired_difference`).
-A disease that is more frequent in one group does not move AUROC; nothing else that differs between
-groups is adjusted for.
-
-Groups with few patients are excluded and named, so that nobody reads a number into chance; rows
-without a label are the group ``unknown`` there.
-
-Other values of patients, such as Dice scores, are compared by ranks (`compared_groups`).
+Whether the groups' AUROCs are equal is tested by Welch's test of their logits
+(`intervals.equality_p`), and each pair of groups over the classes that both can score, with Holm's
+correction. A disease that is more frequent in one group does not move AUROC; nothing else that
+differs between groups is adjusted for. Other values of patients, such as Dice scores, are compared
+by ranks (`compared_groups`). Small groups and rows without a label (``unknown``) are excluded and
+named.
 """
 
 from __future__ import annotations
@@ -43,11 +38,7 @@ AGE_BANDS = (*(f"{start}–{start + 9}" for start in range(0, 90, 10)), "90+")
 
 
 def age_band(years: float | None) -> str | None:
-    """The band of `AGE_BANDS` that an age is in; None for None and NaN.
-
-    Raises:
-        BenchmdError: The age is negative or not finite.
-    """
+    """The band of `AGE_BANDS` that an age is in; None for None and NaN."""
     if years is None or math.isnan(years):
         return None
     if years < 0 or math.isinf(years):
@@ -116,24 +107,20 @@ def by_subgroup(
     resamples: int = 1000,
     seed: int = 0,
 ) -> Subgroups:
-    """AUROC of each group with its interval, and tests between the groups.
+    """AUROC of each group with `support.TEST_PATIENTS` patients or more, and tests between them.
 
-    A group takes `support.TEST_PATIENTS` patients. A patient whose rows are in several groups (two
-    views, two ages) counts in each of them, and the tests take the groups as independent.
+    A patient whose rows are in several groups (two views, two ages) counts in each of them, and the
+    tests take the groups as independent.
 
     Args:
         targets: (rows, classes), integers: 1, 0, or -1 for unknown.
         scores: Of each training seed (rows, classes), probabilities.
         groups: (rows,), the patient of each row.
-        labels: (rows,), the group of each row; None, NaN, empty or ``unknown`` where it is not
-            known.
+        labels: (rows,), the group of each row; None, NaN, empty or ``unknown`` where unknown.
         task: As `Task.kind`.
         variable: What the labels are: sex, age.
         resamples: Number of resamples.
         seed: Seed of the draws.
-
-    Raises:
-        BenchmdError: The arrays do not fit together or the task is unknown.
     """
     checked = checked_predictions(targets, scores[0])[0]
     seed_scores = [checked_predictions(targets, one)[1] for one in scores]
@@ -178,7 +165,6 @@ class _Group:
     """(seeds, resamples, classes)."""
 
     def over(self, classes: npt.NDArray[np.bool_]) -> OverSeeds:
-        """Mean over some classes of each seed."""
         targets = np.where(classes, self.targets, UNKNOWN)
         basis = support(targets, self.patients).basis("auroc")
         values = mean_over_classes(self.values[:, classes])
@@ -192,7 +178,6 @@ class _Group:
 
 
 def _equality(groups: Sequence[_Group]) -> float:
-    """p-value for equal AUROC in all groups whose interval is not rough."""
     every = np.ones(groups[0].values.shape[1], bool) if groups else np.zeros(0, bool)
     tested = [one for one in groups if one.scored.any() and not _untested(one.over(every).basis)]
     common = np.logical_and.reduce([one.scored for one in tested]) if tested else every
@@ -200,12 +185,10 @@ def _equality(groups: Sequence[_Group]) -> float:
 
 
 def _untested(basis: Basis) -> str:
-    """Why nothing is tested on so few patients."""
     return basis.no_test or basis.no_interval or basis.rough
 
 
 def _difference(a: _Group, b: _Group) -> Difference:
-    """AUROC of a minus that of b, over the classes that both can score."""
     common = a.scored & b.scored
     if not common.any():
         return Difference(math.nan, math.nan, math.nan, math.nan, "no class that both can score")
@@ -242,14 +225,10 @@ def compared_groups(
     Args:
         values: (rows,), NaN where a row has none.
         patients: (rows,), the patient of each row.
-        labels: (rows,), the group of each row; None, NaN, empty or ``unknown`` where it is not
-            known.
+        labels: (rows,), the group of each row; None, NaN, empty or ``unknown`` where unknown.
         least: Patients that a group takes.
         gate: Pairs are tested where the p over all groups is not above it.
         seed: Decides between groups with as many rows of a patient.
-
-    Raises:
-        BenchmdError: The arrays do not fit together.
     """
     rows, people, named = np.asarray(values, np.float64), np.asarray(patients), _named(labels)
     _check(people, named, len(rows))
@@ -318,7 +297,6 @@ def _one_value_per_patient(
     large: Sequence[str],
     seed: int,
 ) -> dict[str, Floats]:
-    """Values of the patients that count in each group, where it has any."""
     usable = np.isin(named, large) & ~np.isnan(truth)
     names, patient = np.unique(patients[usable], return_inverse=True)
     group = np.searchsorted(np.array(large, np.str_), named[usable])

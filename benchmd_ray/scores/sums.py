@@ -1,14 +1,10 @@
-"""Metrics that are made of sums over rows: decisions, squared errors, calibration.
+"""Metrics that are functions of sums over rows: decisions, squared errors, calibration.
 
-Each row contributes a few terms per class, the metric is a function of the terms' totals. A
-bootstrap then needs nothing but weighted totals. A target that is unknown (-1) contributes
-nothing to its class.
-
-Decisions: single-label takes the class with the highest score (the first of equals), multi-label
-every label with a score of at least 0.5. Where a dataset merges classes, the merged scores are
-compared. The true class of a single-label row is the one whose target is 1; a row without one is
-excluded from `accuracy` over all classes and of every recall, but its known zeros still count for
-the single classes.
+A bootstrap needs nothing but weighted totals of the rows' terms. A target that is unknown (-1)
+contributes nothing to its class. Single-label decides for the class with the highest score (the
+first of equals), multi-label for every label with a score of at least 0.5. A single-label row
+without a class is excluded from `accuracy` over all classes and from every recall, but its known
+zeros still count for the single classes.
 """
 
 from __future__ import annotations
@@ -45,11 +41,7 @@ class Sums:
 
 
 def mean_over_classes(values: Floats) -> Floats:
-    """Unweighted mean over the classes that have a value, (...,), such as of each resample.
-
-    The values are (..., classes). A class that is NaN is excluded; the mean is NaN when all
-    are.
-    """
+    """Unweighted mean over the last axis, without classes that are NaN; NaN if all are."""
     scored = ~np.isnan(values)
     return ratio(np.where(scored, values, 0.0).sum(axis=-1), scored.sum(axis=-1))
 
@@ -130,10 +122,7 @@ def binned_gaps(targets: Targets, scores: Floats, task: TaskKind) -> Floats:
 
 
 def calibration_error(totals: Floats, task: TaskKind) -> Floats:
-    """Mean over the bins, weighted by their rows, of |share of positives − mean probability|.
-
-    A bin's share times its gap is the absolute sum of its rows' gaps over all rows.
-    """
+    """Mean over the bins, weighted by their rows, of |share of positives − mean probability|."""
     per_class = ratio(np.abs(totals[..., :BINS]).sum(axis=-1), totals[..., BINS])
     return _with_overall(mean_over_classes(per_class), per_class)
 

@@ -1,10 +1,8 @@
 """How many patients a value rests on, and what may be said with so few.
 
-Records of one patient are alike, so patients are counted, not records. Where some patients have
-many more records than others these few decide, and all of them count as fewer: as Kish's (1965)
-effective number, (Σ r)² / Σ r² for r records of each, which is the plain number where all have as
-many. A class has as many patients as its rarer side: those with a positive record or those with a
-negative one, whichever count as fewer. The rules follow from simulations (``docs/statistics.md``):
+Patients are counted, not records; where some have many more records than others, all count as
+fewer, by Kish's (1965) effective number (Σ r)² / Σ r² for r records of each. A class has as many as
+its rarer side, positive or negative. The rules follow from simulations (``docs/statistics.md``):
 
 - fewer than 10 patients: no interval; fewer than 20: no p, so that nothing is said to differ;
 - a class with fewer than 5 patients on its rarer side: no interval of its own values, nor of a mean
@@ -49,12 +47,7 @@ class Support:
     """Whether two classes are scored, each the opposite of the other: they rest on the same."""
 
     def basis(self, metric: str, column: int = 0) -> Basis:
-        """What a value of a metric rests on.
-
-        Args:
-            metric: One of `METRICS`.
-            column: 0 for the value over all classes, then each class.
-        """
+        """What a value of a metric rests on: over all classes (column 0), or of one, from 1."""
         least = METRICS[metric].least
         scored = tuple(count for count in self.rarer if count)
         counts = (self.rarer[column - 1],) if column else scored[: 1 if self.mirrored else None]
@@ -63,15 +56,7 @@ class Support:
 
 
 def support(targets: npt.ArrayLike, groups: npt.ArrayLike) -> Support:
-    """Count patients.
-
-    Args:
-        targets: (rows, classes), 1, 0, or -1 for unknown.
-        groups: (rows,), the patient of each row.
-
-    Raises:
-        BenchmdError: There is not one patient for each row.
-    """
+    """Count the patients (rows,) of targets (rows, classes) of 1, 0, or -1 for unknown."""
     labels = np.asarray(targets)
     patient = checked_groups(groups, len(labels))
     rarer = [
@@ -142,7 +127,7 @@ class Basis:
         """Why nothing is tested; empty where something may be.
 
         With few patients on the rarer side of the only class an exchange test has too few
-        exchanges to tell.
+        exchanges.
         """
         if _fewer(self.patients, TEST_PATIENTS):
             return _counted(self.patients)
@@ -179,9 +164,7 @@ ALIKE = "the resamples do not differ"
 def caution(rough: str = "", **missing: str) -> str:
     """What a reader must know of a result, such as ``no interval, no p: 8 patients``.
 
-    Args:
-        rough: Why the interval is rough; empty where it is not.
-        **missing: Why something is missing, by its name; empty where it is there.
+    Reasons are given by what is missing, and why the interval is rough; empty where it is not so.
     """
     reasons: dict[str, list[str]] = {}
     named = {f"no {name}": why for name, why in missing.items()} | {"rough interval": rough}
@@ -196,7 +179,6 @@ def _fewer(patients: float, least: float) -> bool:
 
 
 def _counted(patients: float) -> str:
-    """A number of patients, rounded down: ``8 patients``, ``7 effective patients``."""
     whole = math.floor(patients + _ROUNDING)
     effective = "" if patients - whole < 2 * _ROUNDING else "effective "
     return f"{whole} {effective}patient{'' if whole == 1 else 's'}"

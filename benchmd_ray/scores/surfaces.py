@@ -65,20 +65,16 @@ def _vectors() -> npt.NDArray[np.int64]:
 
 
 def areas(spacing: Sequence[float]) -> Numbers:
-    """(256,): mm² of the surface in a neighbourhood of each code.
-
-    The spacing is in mm along each axis.
-    """
+    """(256,): mm² of the surface in a neighbourhood of each code, of a spacing in mm."""
     a, b, c = spacing
     seen = _vectors() * np.array([b * c, a * c, a * b]) / 8
     return np.asarray(np.linalg.norm(seen, axis=2).sum(axis=1), np.float64)
 
 
 def codes(mask: npt.NDArray[np.bool_]) -> npt.NDArray[np.uint8]:
-    """(z + 1, y + 1, x + 1): bit i + 2j + 4k of a neighbourhood tells of its voxel (i, j, k).
+    """(z + 1, y + 1, x + 1): bit i + 2j + 4k of a neighbourhood is its voxel (i, j, k).
 
-    Args:
-        mask: (z, y, x); outside of it nothing is inside.
+    Outside of the mask (z, y, x) nothing is inside.
     """
     voxel = np.pad(mask, 1).view(np.uint8)
     pair = voxel[:-1] | voxel[1:] << 1
@@ -99,12 +95,9 @@ class Surface:
 def surface(
     mask: npt.NDArray[np.bool_], spacing: Sequence[float], start: Sequence[int] = (0, 0, 0)
 ) -> Surface:
-    """The surface of a mask.
+    """The surface of a mask (z, y, x), whose first voxel is at ``start`` in the whole grid.
 
-    Args:
-        mask: (z, y, x).
-        spacing: mm between voxels along each axis.
-        start: The place of its first voxel in the whole grid.
+    Spacing is in mm along each axis.
     """
     code = codes(mask)
     flat = code.reshape(-1)
@@ -159,7 +152,7 @@ def _by_tree(
     spacing: Numbers,
     shape: tuple[int, ...],
 ) -> Numbers:
-    """Distances of cells to the nearest of others, by a k-d tree: of a surface there are few."""
+    """Distances (mm) of cells to the nearest of others, by a k-d tree."""
     other_numbers = np.sort(np.ravel_multi_index(tuple(others.T), shape))
     cell_numbers = np.ravel_multi_index(tuple(cells.T), shape)
     places = np.searchsorted(other_numbers, cell_numbers)

@@ -17,7 +17,6 @@ class Units:
     """(units,) the first row of each, ascending: the order of the units."""
 
     def __init__(self, names: Sequence[str] | npt.NDArray[np.str_]) -> None:
-        """Find the rows of each unit, once for all that is pooled later."""
         _, first, member = np.unique(
             np.asarray(names, np.str_), return_index=True, return_inverse=True
         )
@@ -30,11 +29,7 @@ class Units:
         self._starts = np.cumsum(counts) - counts
 
     def targets(self, targets: npt.ArrayLike) -> npt.NDArray[np.int8]:
-        """Of units (units, classes): 1 if a row is positive, else -1 if one is unknown, else 0.
-
-        Args:
-            targets: (rows, classes), 1, 0 or -1 for unknown.
-        """
+        """Of units (units, classes): 1 if a row is positive, else -1 if one is unknown, else 0."""
         rows = np.asarray(targets, np.int8)
         positive, unknown = self._any(rows == 1), self._any(rows == UNKNOWN)
         return np.where(positive, 1, np.where(unknown, UNKNOWN, 0)).astype(np.int8)

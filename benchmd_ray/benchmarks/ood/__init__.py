@@ -29,7 +29,6 @@ LEAST, RESIZED = 32, 64
 
 
 def _settings(kind: Modality, technique: str, _: str) -> Settings:
-    """DenseNet-121 on images and volumes, trained from random weights."""
     if len(kind.signal.axes) == 2:
         raise BenchmdError(
             f"the paper's network is one of images, and {kind.name} is over time: take the runs of "
@@ -92,7 +91,7 @@ def _compute_tuned(asked: Asked) -> pa.Table:
 
 
 def _current(schema: pa.Schema) -> bool:
-    """Whether predictions are of the cards as they are, and of the detectors that are installed."""
+    """Whether predictions are of the cards and the installed detectors as they are."""
     from benchmd_ray.benchmarks.ood.methods import detector_sources
     from benchmd_ray.benchmarks.ood.table import about_of
 
@@ -139,7 +138,6 @@ def _declared(
     *,
     planned: bool = False,
 ) -> Evaluation:
-    """An evaluation of detectors: they differ by how detectors are calibrated."""
     return Evaluation(
         Form(name, version, _fault),
         compute,

@@ -1,7 +1,4 @@
-"""What detectors that learn are calibrated on, and where their threshold is.
-
-Nothing here has records that are scored: those that calibrate are of other patients (`ood.sets`).
-"""
+"""What detectors that learn are calibrated on, and where their threshold is."""
 
 from __future__ import annotations
 
@@ -45,7 +42,7 @@ class Draw:
 
     @property
     def name(self) -> str:
-        """Names of its sets."""
+        """Names of its sets, or what it is not of."""
         if self.only_for:
             return f"all but {self.only_for}"
         return JOINED.join(out_set.name for out_set in self.sets)
@@ -64,10 +61,9 @@ class Draw:
 def calibration_draws(sets: Sequence[OutSet]) -> list[Draw]:
     """Which sets calibrate, the same for all detectors.
 
-    Of unrelated records fixed draws of three sets (of one where there are only three or fewer), of
-    the other use-cases one set each; at most `DRAWS`, and one more for a set that is in all of
-    them. Each set also calibrates by itself, for other patients of the same set. Sets that are too
-    small calibrate nothing.
+    Of unrelated records fixed draws of three sets, of the other use-cases one set each; at most
+    `DRAWS`, and one more for a set that is in all of them. Each set also calibrates by itself, for
+    other patients of the same set.
     """
     draws: list[Draw] = []
     every = representatives(sets)
@@ -80,10 +76,7 @@ def calibration_draws(sets: Sequence[OutSet]) -> list[Draw]:
 
 
 def representatives(sets: Sequence[OutSet]) -> list[OutSet]:
-    """Of each kind of set, by use-case, the one that calibrates: of faults the most severe.
-
-    Those that are too small or no out-of-distribution records are excluded.
-    """
+    """The set of each kind that calibrates: of faults the most severe, none that is too small."""
     kinds: dict[tuple[str, str], OutSet] = {}
     for out_set in sets:
         last = out_set.fault is None or out_set.severity == out_set.fault.severities[-1]
@@ -112,7 +105,7 @@ def calibrated(
     patients: Sequence[str],
     bank: Bank,
 ) -> tuple[State, float]:
-    """A detector that learned of four fifths of the patients, and its threshold by the others.
+    """A detector that learned from four fifths of the patients, and its threshold by the others.
 
     The threshold has the highest balanced accuracy, unless the detector learns its own.
     """
@@ -135,13 +128,13 @@ def calibrated(
 
 
 def combinations_of(method: Detector) -> Iterator[dict[str, object]]:
-    """All values of a detector's grid, by hyperparameter."""
+    """All combinations of values of a detector's grid."""
     for values in product(*method.grid.values()):
         yield dict(zip(method.grid, values, strict=True))
 
 
 def _of_grid(method: Detector, calibration: Calibration, bank: Bank) -> State:
-    """The state with the values of the grid that have the highest AUROC, the first of several."""
+    """The state with the highest AUROC, the first of several."""
     states = [method.fit(bank, **values) for values in combinations_of(method)]
     return max(states, key=lambda state: auroc_of(method, state, calibration, bank.head))
 
@@ -153,13 +146,9 @@ def auroc_of(method: Detector, state: State, calibration: Calibration, head: Hea
 
 
 def best_threshold(scores: Floats, out: npt.NDArray[np.bool_]) -> float:
-    """The score above which records are rejected, with the highest balanced accuracy.
+    """The score (records,) above which rejecting has the highest balanced accuracy.
 
     Of several such it is the middle of the first gap.
-
-    Args:
-        scores: (records,).
-        out: (records,), with both kinds.
     """
     levels = np.unique(scores)
     limits = np.concatenate(([levels[0] - 1], (levels[1:] + levels[:-1]) / 2, [levels[-1] + 1]))

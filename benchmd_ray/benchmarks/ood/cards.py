@@ -53,7 +53,7 @@ class UseCases:
 
 
 def use_cases(name: str) -> UseCases:
-    """Those of a dataset; without a card, none of its own.
+    """Those of a dataset, or none.
 
     Raises:
         BenchmdError: A card is broken, or two are of one dataset.
@@ -67,7 +67,7 @@ def in_distribution() -> tuple[str, ...]:
 
 
 def digest_of_use_cases(source: str, also: Sequence[str]) -> str:
-    """Of all that cards say of a source and of other datasets: scores of other cards are others."""
+    """Digest of what the cards say of a source and of other datasets."""
     origins = {name: of_one_origin(source, name) for name in sorted(also)}
     return digest([asdict(use_cases(source)), origins])
 
@@ -111,11 +111,7 @@ def _all(folders: tuple[Path, ...]) -> dict[str, UseCases]:
 
 
 def _require_sound(where: str, name: str, cases: UseCases, datasets: Set[str]) -> None:
-    """Refuse use-cases of what is not there, or that contradict each other.
-
-    Raises:
-        BenchmdError: They are such.
-    """
+    """Refuse use-cases of what is not there, or that contradict each other."""
     if name not in cards():
         raise unknown_name(f"dataset in {where}:", name, cards())
     if name != family(name):

@@ -27,11 +27,7 @@ def conformable(signal: Signal, to: Signal) -> bool:
 
 
 def require_conformable(signal: Signal, to: Signal) -> None:
-    """Refuse signals that cannot be made like another.
-
-    Raises:
-        BenchmdError: One is over time and the other an image or a volume.
-    """
+    """Refuse to make a signal over time an image or a volume, or the reverse."""
     if not conformable(signal, to):
         raise BenchmdError(
             f"signals of {signal.name} ({', '.join(signal.axes)}) cannot be shown to a network of "
@@ -40,11 +36,7 @@ def require_conformable(signal: Signal, to: Signal) -> None:
 
 
 def conformed(record: Recorded, to: Signal) -> Values:
-    """A record as the signal of another, in its unit: (*to.stored_shape), without padding.
-
-    Raises:
-        BenchmdError: They cannot be made alike.
-    """
+    """A record as the signal of another, in its unit: (*to.stored_shape), without padding."""
     signal = record.signal
     area = (slice(None), *valid_area(signal.stored_shape[1:], record.valid_size))
     values = record.values[area] * np.float32(record.step)
@@ -70,11 +62,7 @@ def recorded(
 
 
 def conformed_batch(batch: Batch, signal: Signal, to: Signal) -> Batch:
-    """Records as the signal of another; themselves where it is the same.
-
-    Raises:
-        BenchmdError: They cannot be made alike.
-    """
+    """Records as the signal of another; themselves where it is the same."""
     if signal == to:
         return batch
     signals = [conformed(recorded(*fields, signal), to) for fields in zip(*batch, strict=True)]
@@ -83,7 +71,7 @@ def conformed_batch(batch: Batch, signal: Signal, to: Signal) -> Batch:
 
 
 def coarser(signal: Signal, to: Signal) -> tuple[int, ...]:
-    """Extent to which records of another signal are coarser than a network's; empty if nowhere."""
+    """Extent to which another signal's records are coarser than a network's; empty if nowhere."""
     wanted, extent = to.stored_shape[1:], signal.stored_shape[1:]
     if len(extent) > len(wanted):  # a slice
         extent = extent[1:]
@@ -134,12 +122,10 @@ def _limits(signal: Signal) -> tuple[float, float]:
 
 
 def _grey(values: Values, signal: Signal) -> Values:
-    """Values within 0 and 1."""
     low, high = _limits(signal)
     return np.asarray(np.clip((values - low) / (high - low), 0, 1), np.float32)
 
 
 def _shown(grey: Values, signal: Signal) -> Values:
-    """Values within 0 and 1 in the unit of a signal."""
     low, high = _limits(signal)
     return np.asarray(low + (high - low) * grey, np.float32)

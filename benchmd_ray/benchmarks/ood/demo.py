@@ -1,7 +1,4 @@
-"""The demo of detection: the whole way on small synthetic data, with controls that must hold.
-
-Runs are scheduled as usual; only the training of detectors' networks is shortened.
-"""
+"""The demo of detection: the whole way on small synthetic data, with controls that must hold."""
 
 from __future__ import annotations
 
@@ -72,17 +69,10 @@ DETECTED = 0.9
 def demo(
     folder: Path, say: Callable[[str], None], modalities: Sequence[str] = ()
 ) -> dict[str, pd.DataFrame]:
-    """Write data, build catalogs, train, detect, show a table, and check the controls.
-
-    What is done stays done.
-
-    Args:
-        folder: Everything is written below it; the runs to ``runs``.
-        say: Takes a line for the user at each stage.
-        modalities: Names of modalities; none takes all.
+    """Write data, build catalogs, train, detect, show a table, and check the controls; it resumes.
 
     Returns:
-        Score rows by modality.
+        Score rows by modality; none named takes all modalities.
 
     Raises:
         BenchmdError: A modality does not exist, a catalog could not be built, a run failed, or a
@@ -119,9 +109,8 @@ def demo(
 def demo_plan(catalogs: Mapping[str, Sequence[Catalog]]) -> Plan:
     """A network of each source, and all that it is to detect.
 
-    Args:
-        catalogs: By modality, the source first. Its targets, whose classes it may hold out, are
-            given as what is to be detected, and another's last target is unrelated to it.
+    Catalogs are given by modality, the source first. The others are what is to be detected, and so
+    is the last target of another modality.
     """
     plans = []
     for name, datasets in catalogs.items():
@@ -140,7 +129,6 @@ def demo_plan(catalogs: Mapping[str, Sequence[Catalog]]) -> Plan:
 
 
 def _unrelated(name: str, catalogs: Mapping[str, Sequence[Catalog]]) -> list[Catalog]:
-    """The last dataset of the next modality, in turn, whose signals the network can be shown."""
     names = list(catalogs)
     place = names.index(name)
     others = (catalogs[other][-1] for other in (*names[place + 1 :], *names[:place]))
@@ -185,8 +173,6 @@ FEW = replace(DETECTION, compute=_few, current=None)
 
 
 def _catalogs(modality: str, folder: Path, say: Callable[[str], None]) -> list[Catalog]:
-    """Catalogs of a modality; the source's holds out the conditions that a record has."""
-
     def hold_out(name: str, raw: Path) -> tuple[str, ...]:
         conditions = tuple(use_cases(name).conditions)
         there = conditions_there(dataset_card(name), raw, {}, conditions)
@@ -205,10 +191,6 @@ def _catalogs(modality: str, folder: Path, say: Callable[[str], None]) -> list[C
 
 
 def _scores(item: Item, outcome: PlanOutcome) -> pd.DataFrame:
-    """AUROC of all detectors that learn of nothing but in-distribution records.
-
-    ``chance`` is the p-value of the random half, of the detectors `SHOWN`.
-    """
     for path in predictions_of(outcome.folders[item.name]):
         if path.parent.name == DETECTION.name:
             predictions = read_predictions(path, DETECTION.form)
@@ -221,10 +203,7 @@ def _scores(item: Item, outcome: PlanOutcome) -> pd.DataFrame:
 
 
 def table_of(rows: Mapping[str, pd.DataFrame]) -> pd.DataFrame:
-    """AUROC of `SHOWN`: means over the sets of each use-case, and the controls.
-
-    Small sets count, too, which means in reports exclude.
-    """
+    """AUROC of `SHOWN`: means over the sets of each use-case, small ones too, and the controls."""
     return pd.DataFrame([line for name, scores in rows.items() for line in _lines(name, scores)])
 
 
@@ -245,13 +224,7 @@ def _lines(modality: str, rows: pd.DataFrame) -> Iterator[dict[str, object]]:
 
 
 def require_controls(rows: Mapping[str, pd.DataFrame]) -> None:
-    """Refuse scores with a control that does not hold.
-
-    Raises:
-        BenchmdError: A change that the normalisation removes is told from the original, or a half
-            of the in-distribution patients from the other, or white noise is not detected, or
-            a control is missing.
-    """
+    """Refuse scores with a control that is missing or does not hold."""
     alone = [
         f"{name}: {line}"
         for name, scores in rows.items()
@@ -275,7 +248,7 @@ def _invisible(rows: pd.DataFrame) -> Iterator[str]:
 
 
 def _chance(rows: Mapping[str, pd.DataFrame]) -> Iterator[str]:
-    """A half of the in-distribution patients, drawn at random: 0.5 by chance, Holm's correction."""
+    """A random half of the in-distribution patients: 0.5 by chance, with Holm's correction."""
     tested: list[tuple[str, str, float, float]] = []
     for modality, all_rows in rows.items():
         halves = all_rows[(all_rows["group"] == HALF) & all_rows["method"].isin(SHOWN)]
@@ -290,7 +263,6 @@ def _chance(rows: Mapping[str, pd.DataFrame]) -> Iterator[str]:
 
 
 def _noise(rows: pd.DataFrame) -> Iterator[str]:
-    """White noise: detected by the detector that is taken where none is named."""
     noise = rows[(rows["group"] == NOISE) & (rows["method"] == USUAL[0])]
     if not (noise["value"] > DETECTED).any():
         values = [f"{value:.3f}" for value in noise["value"]]

@@ -1,4 +1,4 @@
-"""Scores of all detectors for all sets, as a table: every number of this benchmark is of it."""
+"""Scores of all detectors for all sets, as a table."""
 
 from __future__ import annotations
 
@@ -44,18 +44,8 @@ def detected(
 ) -> pa.Table:
     """Scores of all sets by all detectors that fit the network.
 
-    Args:
-        asked: The run, the catalog that is in distribution, and the others.
-        methods: The detectors by name.
-        sources: SHA-256 of the source of those that are not the package's.
-
-    Returns:
-        Rows with `KEYS` and a column for each detector: larger is more out; null where a detector
-        was not asked.
-
-    Raises:
-        BenchmdError: Something in and out of distribution cannot be told apart by origin, or a
-            detector gives NaN.
+    ``sources`` are the SHA-256 of the source of those that are not the package's. Rows have `KEYS`
+    and a column for each detector: larger is more out; null where a detector was not asked.
     """
     network = Network.of(asked.run, asked.worker, asked.settings.execution.precision)
     inside_records = inside(asked.catalog)
@@ -72,7 +62,7 @@ def scored_table(
     asked: Asked,
     trials: Sequence[Mapping[str, Any]] = (),
 ) -> pa.Table:
-    """Scores of all sets by detectors that have learned all that they will."""
+    """Scores of all sets by detectors that are fitted and calibrated."""
     abnormal = inside_records.abnormal(normal_classes(asked.catalog.card))
     test = detectors.seen(inside_records.scored)
     blocks = [
@@ -242,7 +232,7 @@ def _calibrated_inside(
 def _calibrated_outside(
     detectors: Detectors, out_set: OutSet, seen: Seen
 ) -> Iterator[ScoreColumns]:
-    """A set by the detectors that were calibrated on other sets, or on other patients of it."""
+    """A set by the detectors that were calibrated for it."""
     keys = _keys(out_set.scored)
     for draw in detectors.draws:
         if not (regime := draw.regime(out_set)):

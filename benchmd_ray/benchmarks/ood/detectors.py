@@ -43,7 +43,7 @@ class Learned:
 
 @dataclass(frozen=True)
 class Detectors:
-    """Detectors that have learned all that they will."""
+    """Fitted and calibrated detectors of a network."""
 
     observer: NetworkObserver
     methods: Mapping[str, Detector]
@@ -86,11 +86,7 @@ class Detectors:
         return replace(seen, more={**seen.more, **once})
 
     def scores(self, name: str, state: State, seen: Seen, ids: Sequence[str]) -> Floats:
-        """(records,): larger is more out.
-
-        Raises:
-            BenchmdError: One is NaN or infinite; the message names the record.
-        """
+        """(records,): larger is more out. A NaN is an error that names the record."""
         values = self.methods[name].scores(state, seen, self.bank.head)
         return finite(values, name, np.array(ids))
 
@@ -103,15 +99,7 @@ def prepared(
     *,
     calibrates: bool = True,
 ) -> Detectors:
-    """Fit and calibrate all detectors that fit the network.
-
-    Args:
-        observer: Asks the network.
-        inside: In-distribution records; those that are scored are not read.
-        sets: Others, likewise.
-        methods: The detectors by name.
-        calibrates: Whether those that learn are calibrated.
-    """
+    """Fit and calibrate all detectors that fit the network, without the records to be scored."""
     inside, sets = replace(inside, scored=()), [replace(out_set, scored=()) for out_set in sets]
     banks = {pixels: bank_of(observer, inside, pixels=pixels) for pixels in (False, True)}
     states: dict[str, State] = {}
@@ -176,7 +164,7 @@ def _calibrations(
 
 
 def _time(detectors: Detectors, inside: Inside) -> None:
-    """Add to the costs what a record takes: of the network, and then of each detector."""
+    """Add to the costs the seconds of a record, of the network and of each detector."""
     asking = {
         name: (method, detectors.states[name])
         for name, method in detectors.methods.items()
@@ -199,7 +187,6 @@ def _time(detectors: Detectors, inside: Inside) -> None:
 
 
 def _scored_anew(detectors: Detectors, method: Detector, state: State, seen: Seen) -> Floats:
-    """Scores, with what is computed once for all calibrations computed again."""
     if method.once is not None:
         once = method.once(state, seen, detectors.bank.head)
         seen = replace(seen, more={**seen.more, method.name: once})
@@ -216,12 +203,7 @@ def pictured(
 
 
 def bank_of(observer: NetworkObserver, inside: Inside, *, pixels: bool) -> Bank:
-    """What detectors are fitted on.
-
-    Args:
-        observer: Asks the network.
-        inside: In-distribution records.
-        pixels: With the records' pictures, and then of `PIXEL_RECORDS` of them at most.
+    """What detectors are fitted on: with pictures, at most `PIXEL_RECORDS` records.
 
     Raises:
         BenchmdError: There are fewer training records than calibration takes of either kind.
@@ -248,11 +230,8 @@ def unfit(
 ) -> str:
     """Why a detector is skipped; empty where it is not.
 
-    Args:
-        method: The detector.
-        network: What it is to guard.
-        available: Names of quantities that there are in addition to features and logits.
-        negative: Whether a feature is negative.
+    ``available`` are the quantities in addition to features and logits; ``negative`` is whether a
+    feature is.
     """
     if method.exclusive_only and not network.head.exclusive:
         return "it needs a softmax, and a record may have several labels"

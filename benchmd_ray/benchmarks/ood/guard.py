@@ -105,11 +105,7 @@ def _paths(run: Path, detector: str) -> tuple[Path, Path]:
 
 
 def require_trained_on(asked: Asked) -> None:
-    """Refuse another catalog than that which the run was trained on.
-
-    Raises:
-        BenchmdError: It is another one.
-    """
+    """Refuse another catalog than that which the run was trained on."""
     about = read_hashed_json(asked.run / RUN, "", {"determinants": dict})
     if about["determinants"].get("catalog") != asked.catalog.digest:
         raise BenchmdError(
@@ -122,8 +118,8 @@ def chosen_detector(network: Network, named: str) -> str:
     """The detector of that name, or the usual one that fits the network.
 
     Raises:
-        BenchmdError: There is none of that name, it learns of records of both kinds, which a guard
-            does not have, or it does not fit the network.
+        BenchmdError: There is none of that name, it learns from records of both kinds, or it does
+            not fit the network.
     """
     fitting = {name: method for name, method in detectors().items() if _is_simple(method)}
     if named and named not in fitting:
@@ -137,7 +133,6 @@ def chosen_detector(network: Network, named: str) -> str:
 
 
 def _asking(network: Network, method: Detector) -> Network:
-    """The network, which has and computes only what a detector reads."""
     return replace(
         network,
         needs=method.needs,
@@ -156,9 +151,6 @@ def fit(asked: Asked, detector: str) -> Guard:
     """Fit a detector on a source's training records, and keep it with the run.
 
     Its threshold accepts 95 % of in-distribution records that the network did not learn from.
-
-    Raises:
-        BenchmdError: It does not fit the network.
     """
     network = Network.of(asked.run, asked.worker, asked.settings.execution.precision)
     name, inside_records = chosen_detector(network, detector), inside(asked.catalog)
@@ -238,11 +230,6 @@ def _is_finite(state: State) -> bool:
 
 
 def _read_state(weights: Path) -> State:
-    """Arrays of a fitted detector.
-
-    Raises:
-        Damaged: They cannot be read, or hold NaN or infinity, which no detector learns.
-    """
     try:
         state = dict(load_file(weights))
     except (OSError, SafetensorError, *OF_OTHER_ARRAYS) as error:  # such as a type NumPy lacks
@@ -253,11 +240,7 @@ def _read_state(weights: Path) -> State:
 
 
 def _try(guard: Guard, weights: Path) -> None:
-    """Ask a detector that was read about a record of zeros.
-
-    Raises:
-        Damaged: It cannot say a score.
-    """
+    """Refuse a detector that gives no score of a record of zeros."""
     network, method = guard.network, detectors()[guard.detector]
     shape = network.signal.stored_shape
     sizes = np.array([shape[1:]], np.int32)
@@ -274,13 +257,7 @@ def _try(guard: Guard, weights: Path) -> None:
 
 
 def of_data(guard: Guard, paths: Sequence[Location]) -> Iterator[tuple[Location, Verdict]]:
-    """Verdicts on catalogs, files and folders, each with its path.
-
-    What is named twice, such as a file and its folder, is read once.
-
-    Raises:
-        BenchmdError: One is not there, or cannot be shown to the model.
-    """
+    """Verdicts on catalogs, files and folders, each with its path and read once."""
     read: set[Location] = set()
     for path in paths:
         if not _is_file(path) and MANIFEST in entries(path)[0]:
@@ -315,17 +292,9 @@ def ignored(guard: Guard, paths: Sequence[Location]) -> Counter[str]:
 
 
 def of_files(guard: Guard, path: Path, names: Sequence[str] | None = None) -> Iterator[Verdict]:
-    """Verdicts on files: the file itself, or all below a folder.
+    """Verdicts on files: the file itself, or all below a folder or those named.
 
     A file with several records, such as windows of a scan, has the highest of their scores.
-
-    Args:
-        guard: It.
-        path: The file or the folder.
-        names: Of the files, as `loose_files` gives them; None asks about all.
-
-    Raises:
-        BenchmdError: There is no file of the model's signal.
     """
     network = guard.network
     names = loose_files(path, network.signal) if names is None else names
@@ -342,10 +311,6 @@ def of_catalog(guard: Guard, catalog: Catalog) -> Iterator[Verdict]:
     """Verdicts on all units of a catalog: records, or scans by their windows' highest.
 
     Records of another signal are shown to the model as the benchmark shows an unrelated dataset.
-
-    Raises:
-        BenchmdError: It is of a signal that cannot be shown to the model, such as images to one of
-            signals over time.
     """
     signal, to = catalog.signal, guard.network.signal
     require_conformable(signal, to)
@@ -383,7 +348,7 @@ def _scores(guard: Guard, batch: Batch) -> Floats:
 
 
 def summary(verdicts: Sequence[Verdict]) -> dict[str, int]:
-    """How many were accepted, rejected and unreadable: together as many as there are."""
+    """How many were accepted, rejected and unreadable."""
     counts = Counter(verdict.word for verdict in verdicts)
     words = {"accept": "accepted", "reject": "rejected", "unreadable": "unreadable"}
     return {words[word]: counts[word] for word in words}

@@ -1,8 +1,7 @@
 """Scores of records of both kinds by one detector, compared: metrics and their resamples.
 
-Out is the positive class and a larger score is more out; nothing is ever turned round. In and out
-count the same whatever their numbers, and nothing is drawn at random: accuracy is balanced, and
-average precision weighs each kind a half.
+Out is the positive class and a larger score is more out. In and out count the same whatever their
+numbers: accuracy is balanced, and average precision weighs each kind a half.
 """
 
 from __future__ import annotations
@@ -39,7 +38,7 @@ class Compared:
 
     @property
     def metrics(self) -> dict[str, float]:
-        """See `metrics`."""
+        """What the function `metrics` gives."""
         inside, outside = (rows["score"].to_numpy() for rows in (self.inside, self.outside))
         return metrics(inside, outside, self.threshold)
 
@@ -51,18 +50,11 @@ class Compared:
 
 
 def metrics(inside: Floats, outside: Floats, threshold: float) -> dict[str, float]:
-    """All scores of a detector on records of both kinds.
+    """All scores of a detector on records of both kinds, (records,) each.
 
-    Args:
-        inside: Scores of in-distribution records, (records,).
-        outside: Of the others.
-        threshold: Scores above it are rejected.
-
-    Returns:
-        ``auroc``; ``aupr out`` and ``aupr in``, the average precision of either kind; ``fpr at
-        95``, the share of in that is rejected where 95 % of out are; ``detected at 5``, the share
-        of out that is rejected where at most 5 % of in are; ``balanced accuracy`` and ``rejected``
-        (the share of out) at the threshold.
+    ``fpr at 95`` is the share of in that is rejected where 95 % of out are; ``detected at 5`` the
+    share of out that is rejected where at most 5 % of in are; ``balanced accuracy`` and
+    ``rejected`` (the share of out) are at the threshold.
     """
     out = np.concatenate([np.zeros(len(inside), int), np.ones(len(outside), int)])
     scores = np.concatenate([inside, outside])
@@ -94,8 +86,8 @@ def _average_precision(kind: npt.NDArray[np.int_], scores: Floats, weights: Floa
 def threshold_of(calibrating: Floats) -> float:
     """The score that 95 % of new in-distribution records do not exceed, on average.
 
-    Of n records that calibrate the ⌈0.95 (n + 1)⌉-th least (Vovk et al. 2005, conformal
-    prediction), the largest where n is below 19.
+    Of n records that calibrate the ⌈0.95 (n + 1)⌉-th least (conformal prediction: Vovk et al.
+    2005), the largest where n is below 19.
     """
     place = int(np.ceil(ACCEPTED * (len(calibrating) + 1)))
     return float(np.sort(calibrating)[min(place, len(calibrating)) - 1])
@@ -104,8 +96,8 @@ def threshold_of(calibrating: Floats) -> float:
 def resampled_auroc(compared: Compared, resamples: int) -> Floats:
     """AUROC over resamples of patients, (resamples,).
 
-    Patients of in and of out are drawn apart; one with records of both kinds, such as a copy with a
-    fault, is drawn once for both.
+    Patients of in and of out are drawn apart; one with records of both kinds is drawn once for
+    both.
     """
     inside, outside = compared.inside["group_id"], compared.outside["group_id"]
     groups = np.unique(inside), np.unique(outside)
@@ -127,12 +119,10 @@ def resampled_auroc(compared: Compared, resamples: int) -> Floats:
 
 @lru_cache(maxsize=16)
 def _drawn(patients: int, resamples: int, seed: int) -> npt.NDArray[np.int32]:
-    """The same for all detectors and sets of as many patients."""
     return group_multiplicities(patients, range(resamples), seed=seed)
 
 
 def _kinds(compared: Compared) -> npt.NDArray[np.int8]:
-    """1 for out: (records,)."""
     return np.repeat(np.array([0, 1], np.int8), [len(compared.inside), len(compared.outside)])
 
 

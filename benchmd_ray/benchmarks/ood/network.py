@@ -79,7 +79,7 @@ class Network:
         """The network of a run.
 
         Raises:
-            BenchmdError: The folder holds no finished transfer.
+            BenchmdError: The folder holds no finished transfer with a linear head.
         """
         model, about = load_classifier(run), model_description(run)
         signal, task = described(about, run)
@@ -127,10 +127,8 @@ class Network:
     ) -> torch.Tensor:
         """Signals as the network sees them, on its device: (records, *input_shape).
 
-        Args:
-            values: (records, *stored_shape), in stored steps.
-            scales: (records,).
-            sizes: (records, axes but the channel's).
+        Values (records, *stored_shape) are in stored steps, sizes are (records, axes but the
+        channel's).
         """
         tensors = [
             torch.from_numpy(np.require(array, requirements=["C", "W"])).to(self.worker.device)
@@ -142,10 +140,7 @@ class Network:
     def quantities(
         self, values: npt.NDArray[Any], scales: npt.NDArray[Any], sizes: npt.NDArray[Any]
     ) -> npt.NDArray[np.float32]:
-        """Quantities of some records, one after the other: (records, values).
-
-        Arguments as of `normalised`.
-        """
+        """Quantities of records of `normalised` one after the other: (records, values)."""
         values_by_name = self._of(self.normalised(values, scales, sizes))
         flat = [values_by_name[name].reshape(len(values), -1).float().cpu() for name in self.shapes]
         return np.asarray(torch.cat(flat, dim=1).numpy(), np.float32)
@@ -163,7 +158,7 @@ class Network:
 
     @property
     def parts(self) -> dict[str, Callable[[torch.Tensor], dict[str, torch.Tensor]]]:
-        """What is computed of normalised signals, and by what, in the quantities' order."""
+        """What is computed of normalised signals, in the quantities' order."""
         by_name: dict[str, Callable[[torch.Tensor], dict[str, torch.Tensor]]] = {
             "features": self._logits
         }
@@ -178,7 +173,6 @@ class Network:
         return {name: part for name, part in by_name.items() if name in chosen}
 
     def _of(self, signals: torch.Tensor) -> dict[str, torch.Tensor]:
-        """Quantities of normalised signals."""
         quantities: dict[str, torch.Tensor] = {}
         for part in self.parts.values():
             quantities |= part(signals)
@@ -194,7 +188,6 @@ class Network:
         return {"features": features, "logits": self.model.head(features).detach(), **quantities}
 
     def _pretrained_features(self, signals: torch.Tensor) -> torch.Tensor:
-        """(records, width), before the transfer."""
         assert self.pretrained is not None
         with torch.no_grad(), autocast(self.worker.device, self.precision):
             features: torch.Tensor = self.pretrained(signals).float()
@@ -256,8 +249,7 @@ class Network:
     def _odin(self, signals: torch.Tensor) -> torch.Tensor:
         """−max p at each temperature, after each step that makes the network surer.
 
-        Returns:
-            (records, temperatures, steps).
+        (records, temperatures, steps).
         """
         inputs = signals.detach().clone().requires_grad_()
         with torch.enable_grad():
@@ -281,7 +273,7 @@ class Network:
         return -torch.stack(rows, dim=1)
 
     def _loss_of_guess(self, logits: torch.Tensor) -> torch.Tensor:
-        """Sum of the losses if what the network takes for likely were true."""
+        """Sum of the losses if the network's likeliest classes were true."""
         if self.task.exclusive:
             return functional.cross_entropy(logits, logits.argmax(dim=1), reduction="sum")
         guess = (logits > 0).float()
@@ -299,7 +291,7 @@ class Network:
 
 
 def stages(encoder: nn.Module) -> list[nn.Module]:
-    """Parts of an encoder in the order of its depth: blocks, or what MONAI's networks have."""
+    """Parts of an encoder by depth: blocks, or the stages of MONAI's networks."""
     blocks = getattr(encoder, "blocks", None)
     if blocks is not None:
         return list(blocks)
@@ -311,10 +303,7 @@ def stages(encoder: nn.Module) -> list[nn.Module]:
 
 
 def _pretraining(run: Path) -> tuple[nn.Module | None, MAE | None]:
-    """The encoder that a run started from, and its masked autoencoder if it was one.
-
-    None where its weights are not there.
-    """
+    """The encoder that a run started from, and its masked autoencoder; None without weights."""
     upstream = read_hashed_json(run / RUN, "", {"technique": str}).get("upstream")
     folder = run.parent / str(upstream)
     if not upstream or not (folder / MODEL).is_file():
@@ -344,7 +333,7 @@ def small(signals: torch.Tensor) -> torch.Tensor:
 
 
 def visible(signals: torch.Tensor) -> torch.Tensor:
-    """Normalised signals to be looked at: (records, channels, …), of a volume the middle slice."""
+    """Signals to be looked at: (records, channels, …), of a volume the middle slice."""
     axes = signals.ndim - 2
     if axes == 1:
         return functional.adaptive_avg_pool1d(signals, min(signals.shape[2], VISIBLE[1]))

@@ -51,7 +51,7 @@ class NetworkObserver:
     def of(
         cls, network: Network, settings: Settings, sources: Mapping[str, str] | None = None
     ) -> NetworkObserver:
-        """One that keeps what the network says in this node's cache."""
+        """One that keeps the network's outputs in this node's cache."""
         return cls(network, settings, cache_folder() / "ood", sources or {})
 
     def seen(
@@ -123,10 +123,7 @@ class NetworkObserver:
     def costs(
         self, records: SplitRecords, asking: Mapping[str, tuple[Detector, State]]
     ) -> dict[str, float]:
-        """Seconds that a record takes, by part of the network or detector that asks it.
-
-        ``pixels`` are small pictures.
-        """
+        """Seconds that a record takes, by part of the network or detector that asks it."""
         few = records.at(np.isin(np.arange(len(records)), drawn(len(records), TIMED)))
         batch = next(_batches(few, self.network.signal, None, 0, TIMED))
         signals = self.network.normalised(*batch)
@@ -152,7 +149,6 @@ class NetworkObserver:
         about: Mapping[str, Any],
         width: int,
     ) -> npt.NDArray[np.float32]:
-        """What is asked of records, kept: (records, width)."""
         network = self.network
         encoder = updated(EncoderSettings(), network.about["encoder"])
         settings = replace(self.settings, encoder=encoder)
@@ -205,11 +201,7 @@ def pictures(
 
 
 def _require_finite(quantities: npt.NDArray[np.float32], records: Sequence[SplitRecords]) -> None:
-    """Refuse a network whose features of a record are NaN or infinite.
-
-    Raises:
-        BenchmdError: Of one they are not; the message names the first.
-    """
+    """Refuse NaN or infinite features; the message names the first record."""
     wrong = np.flatnonzero(~np.isfinite(quantities).all(axis=1))
     if len(wrong):
         name = [name for part in records for name in part.names][wrong[0]]

@@ -1,11 +1,9 @@
-"""The detectors of Cao et al. as their code calibrates them, each by a small head.
+"""The detectors of Cao et al. (https://arxiv.org/abs/2007.04250) as their released code has them.
 
-Heads learn from records of both kinds. Heads, losses, optimisers, epochs and the choice of the
-epoch by accuracy are those of the released code; its faults are not: records that calibrate are of
-other patients than those that are scored, and an epoch is chosen by other patients than the head
-learns from. ALI is excluded. Steps of the input are in standard deviations of a record, of the grid
-of `methods.odin`.
-Source: https://arxiv.org/abs/2007.04250 and its code.
+Heads, losses, optimisers, epochs and the choice of the epoch by accuracy are those of the code; its
+faults are not: records that calibrate are of other patients than those that are scored, and an
+epoch is chosen by other patients than the head learns from. ALI is excluded. Steps of the input are
+in standard deviations of a record, of the grid of `methods.odin`.
 """
 
 from __future__ import annotations
@@ -50,7 +48,7 @@ Values = npt.NDArray[np.float32]
 
 
 class ThresholdHead(nn.Module):
-    """x + t of one quantity: a threshold, which starts midway between the means of both kinds."""
+    """x + t of one quantity; the threshold starts midway between the means of both kinds."""
 
     def __init__(self, values: torch.Tensor, out: torch.Tensor) -> None:
         super().__init__()
@@ -63,7 +61,7 @@ class ThresholdHead(nn.Module):
 
 
 class LinearHead(nn.Module):
-    """w · x + b, of normalised quantities or of quantities as they are."""
+    """w · x + b, of quantities normalised or as they are."""
 
     def __init__(self, values: torch.Tensor, _: torch.Tensor, *, normalised: bool) -> None:
         super().__init__()
@@ -117,7 +115,7 @@ class Recipe:
         learning: tuple[Values, npt.NDArray[np.bool_]],
         other: tuple[Values, npt.NDArray[np.bool_]],
     ) -> tuple[nn.Module, float]:
-        """The head of the epoch with the highest accuracy on other records, and that."""
+        """The head of the epoch with the highest accuracy on other records, and that accuracy."""
         values, out = (torch.from_numpy(np.asarray(array, np.float32)) for array in learning)
         asked, kinds = torch.from_numpy(np.asarray(other[0], np.float32)), other[1]
         order = np.random.default_rng(0)
@@ -181,10 +179,10 @@ def _with_head(
     once: Callable[[State, Seen, Head], Values] | None = None,
     **more: Any,
 ) -> Detector:
-    """A detector whose head learns of quantities that are in `Seen.more` under its name.
+    """A detector whose head learns from quantities in `Seen.more` under its name.
 
-    Quantities (records, variants, quantities) are those of several variants, such as steps of the
-    input, of which the one with the highest accuracy is taken.
+    Of several variants (records, variants, quantities), such as steps of the input, that with the
+    highest accuracy is taken.
     """
 
     def read(seen: Seen) -> Values:
@@ -225,8 +223,6 @@ def _with_head(
 
 
 def _column(score: Callable[[State, Seen, Head], Floats]) -> Callable[[State, Seen, Head], Values]:
-    """A score as the one quantity of a head."""
-
     def once(state: State, seen: Seen, head: Head) -> Values:
         return score(state, seen, head)[:, None].astype(np.float32)
 
@@ -240,7 +236,6 @@ def _odin(state: State, seen: Seen, head: Head) -> Values:
 
 
 def _pixels(state: State, seen: Seen, head: Head, *, k: int) -> Values:
-    """Distances to the k nearest pictures."""
     pictures = seen.more["pixels"].reshape(len(seen), -1)
     return nearest(state["records"], pictures, k).astype(np.float32)
 
@@ -254,13 +249,11 @@ def _all_pixels(bank: Bank) -> State:
 def _codes(
     state: State, seen: Seen, head: Head, *, k: int, kind: autoencoder.AutoencoderKind
 ) -> Values:
-    """Distances to the k nearest codes."""
     codes = autoencoder.codes_of(state, seen.more["pixels"], kind)
     return nearest(state["codes"], codes, k).astype(np.float32)
 
 
 def _classes(bank: Bank, *, only_last: bool) -> State:
-    """Of each layer what `mahalanobis_per_class` fits."""
     state: State = {}
     for name, values in mahalanobis_layers.layers_of(bank.seen).items():
         if name == "features" or not only_last:

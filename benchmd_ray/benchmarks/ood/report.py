@@ -53,7 +53,7 @@ def _detector_columns(rows: pd.DataFrame) -> tuple[Column, ...]:
 def by_use_case(analysis: Analysis) -> pd.DataFrame:
     """A row for each detector of each network: AUROC of each use-case, the highest mean first.
 
-    The mean is over use-cases; a detector that lacks one has none and comes last.
+    A detector that lacks a use-case has no mean and comes last.
     """
     parts = [
         _wide(rows)
@@ -70,7 +70,6 @@ def _detected(rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def _wide(rows: pd.DataFrame) -> pd.DataFrame:
-    """Rows of one network, a column for each use-case and end of its interval."""
     keys = [*STUDY, "method", "seeds"]
     cases = [case for case in DETECTED if case in set(rows["use_case"])]
     wide = rows[keys].drop_duplicates("method").set_index("method")
@@ -105,7 +104,7 @@ def first_table(analysis: Analysis) -> Table | None:
 
 
 def _tested(analysis: Analysis) -> str:
-    """Of a caption: how many detectors differ from the simplest one; empty where none is tested."""
+    """How many detectors differ from the simplest one, for a caption."""
     rows = compared(analysis)
     rows = rows[rows["use_case"].isin(DETECTED)]
     if rows.empty:
@@ -159,7 +158,7 @@ def detectors(analysis: Analysis) -> Table | None:
 
 
 def _skipped(analysis: Analysis) -> str:
-    """Of a caption: detectors that a network lacks and records that were excluded, and why."""
+    """Detectors and records that were skipped, and why, for a caption."""
     every = [
         predictions
         for network in networks(analysis)

@@ -1,8 +1,4 @@
-"""Figures of detectors.
-
-By use-case dots with intervals and pretrainings, sets by detector, alarms elsewhere, and pictures
-of what was most and least suspicious.
-"""
+"""Figures of detectors: AUROC by use-case, by set and by pretraining, false alarms, pictures."""
 
 from __future__ import annotations
 
@@ -52,7 +48,6 @@ def draw(report: FigureContext) -> Iterator[Drawn]:
 
 
 def _slug(names: Mapping[str, str]) -> str:
-    """For names of files."""
     parts = ("source", "policy", "technique", "setting", "protocol", "evaluation")
     return "-".join(names[name] for name in parts).replace(" ", "-")
 
@@ -101,7 +96,6 @@ def _dots(rows: pd.DataFrame, label: str, slug: str) -> Iterator[Drawn]:
 
 
 def _best(rows: pd.DataFrame, cases: list[str]) -> str:
-    """The highest mean of each use-case, as a sentence."""
     highest = []
     for case in cases:
         cells = rows[rows["use_case"] == case]
@@ -230,7 +224,7 @@ def _picture(axes: Axes, picture: bytes, shape: Sequence[int]) -> None:
 
 
 def _pretrainings(rows: pd.DataFrame, report: FigureContext) -> Iterator[Drawn]:
-    """Techniques next to each other, by one detector that uses the network and was not chosen."""
+    """Techniques next to each other, by one detector that was not chosen by its results."""
     means = rows[(rows["group"] == ALL) & (rows["regime"] == "none")]
     places = ["modality", "source", "policy", "setting", "evaluation"]
     for key, group in means.groupby(places, sort=False):

@@ -1,8 +1,4 @@
-"""Rows of detectors for reports, of stored scores: seeds pooled, and differences in pairs.
-
-Detectors, and pretrainings, are compared on the same records, with Holm's correction over all that
-are compared.
-"""
+"""Rows of detectors for reports, of stored scores: seeds pooled, and paired differences."""
 
 from __future__ import annotations
 
@@ -200,7 +196,7 @@ def costs(analysis: Analysis) -> pd.DataFrame:
 def _difference(
     ours: Mapping[int, ScoredSet], theirs: Mapping[int, ScoredSet]
 ) -> dict[str, Any] | None:
-    """AUROC of one minus that of the other, of the seeds that both have."""
+    """AUROC of one minus that of the other, over the seeds that both have."""
     seeds = sorted(ours.keys() & theirs.keys())
     if not seeds:
         return None
@@ -222,14 +218,12 @@ def _difference(
 
 
 def _by_seed(network: StudiedNetwork) -> dict[tuple[Any, ...], dict[int, ScoredSet]]:
-    """Means over sets of each detector and use-case, by seed."""
     place, case = WHERE.index("group"), WHERE.index("use_case")
     keys = [key for key in network.keys if key[place] == ALL and key[case] != "shifted"]
     return {key: network.of(key) for key in keys}
 
 
 def _with_holm(rows: list[dict[str, Any]], more: Sequence[str] = ()) -> pd.DataFrame:
-    """Rows with p adjusted over all detectors of a network, use-case and regime."""
     groups: dict[Any, list[dict[str, Any]]] = {}
     for row in rows:
         together = tuple(row[name] for name in (*STUDY, "use_case", "regime"))
@@ -300,7 +294,6 @@ def techniques(analysis: Analysis) -> pd.DataFrame:
 def _means_of_both(
     results: Mapping[tuple[Any, ...], ScoredSet],
 ) -> Iterator[tuple[Where, ScoredSet, ScoredSet]]:
-    """Fixed and tuned detectors by use-case, means over the sets that have both."""
     pairs: dict[tuple[str, str], list[tuple[ScoredSet, ScoredSet]]] = {}
     for result in results.values():
         where = result.where
@@ -315,7 +308,6 @@ def _means_of_both(
 
 
 def _of_tuned(network: StudiedNetwork) -> Iterator[dict[str, Any]]:
-    """Each tuned detector minus itself with the papers' hyperparameters, by use-case."""
     both: dict[Where, tuple[dict[int, ScoredSet], dict[int, ScoredSet]]] = {}
     for seed, results in network.seeds.items():
         for where, fixed, searched in _means_of_both(results):

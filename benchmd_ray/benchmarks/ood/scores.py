@@ -83,17 +83,17 @@ class ScoredSet:
 
     @property
     def records(self) -> int:
-        """How many records there are, counted once however many sets have them."""
+        """Number of records, counted once however many sets have them."""
         return len(self.units)
 
     @property
     def patients(self) -> int:
-        """How many patients there are, counted likewise."""
+        """Number of patients."""
         return len(self.groups)
 
     @property
     def positives(self) -> int:
-        """How many records are out of distribution, counted likewise."""
+        """Number of records that are out of distribution."""
         return len(self.out)
 
     @property
@@ -191,7 +191,6 @@ def ensemble(seeds: Sequence[Predictions]) -> Predictions:
 
 
 def _means(results: Sequence[ScoredSet]) -> Iterator[ScoredSet]:
-    """Means over the sets of each detector, regime and use-case."""
     parts: dict[tuple[str, str, str], list[ScoredSet]] = {}
     for result in results:
         where = result.where
@@ -202,7 +201,7 @@ def _means(results: Sequence[ScoredSet]) -> Iterator[ScoredSet]:
 
 
 def mean_of(sets: Sequence[ScoredSet], where: Where) -> ScoredSet:
-    """Mean over sets, of which each and each severity counts the same."""
+    """Mean over sets; each set and severity counts the same."""
     shared = [name for name in sets[0].values if all(name in result.values for result in sets)]
     values = {name: float(np.mean([result.values[name] for result in sets])) for name in shared}
     drawn = all(len(result.draws) for result in sets)
@@ -274,10 +273,8 @@ def _half(rng: np.random.Generator, patients: npt.NDArray[np.generic]) -> npt.ND
 def chance_p(predictions: Predictions, name: str) -> float:
     """P-value of the control of chance: that a detector tells the random half from the other.
 
-    By the AUROC of other random halves of the patients, of which each is as likely.
-
-    Returns:
-        The share of `HALVES`, and the one seen among them, whose AUROC is as far from 0.5.
+    It is the share of `HALVES` other random halves of the patients, and the one seen among them,
+    whose AUROC is as far from 0.5.
     """
     table = _units(predictions)
     test = table[(table["set"] == IN) & (table["part"] == "test") & (table["regime"] == "none")]
@@ -314,10 +311,7 @@ def _group(name: object, severity: object) -> str:
 
 
 def _as_released(compared: Sequence[Compared]) -> dict[str, float]:
-    """Accuracy at the threshold and AUPR of as many records of either kind, as the code has them.
-
-    Average precision, out positive; records are drawn by a fixed seed.
-    """
+    """Accuracy and AUPR (out positive) of as many records of either kind, as the code has them."""
     values = []
     for comparison in compared:
         pair = comparison.inside["score"].to_numpy(), comparison.outside["score"].to_numpy()
@@ -331,7 +325,6 @@ def _as_released(compared: Sequence[Compared]) -> dict[str, float]:
 def _of_set(
     where: Where, compared: list[Compared], resamples: int, *, as_released: bool = False
 ) -> ScoredSet:
-    """Means over what the detector was calibrated on."""
     measured = [comparison.metrics for comparison in compared]
     values = {name: float(np.mean([scores[name] for scores in measured])) for name in measured[0]}
     apart = [comparison.among_abnormal for comparison in compared]

@@ -1,9 +1,8 @@
 """A search of detectors' hyperparameters by Ray Tune, on records that calibrate.
 
-All detectors are searched together: a trial has values for each. Trials are drawn without looking
-at results, the defaults first. For each set those values are taken that are best on average on the
-other sets of its use-case, as in the regime ``other-sources``; records that are scored are opened
-only then, and fixed and tuned detectors are compared on them.
+A trial has values for all detectors, drawn without looking at results, the defaults first. For each
+set those values are taken that are best on average on the other sets of its use-case; fixed and
+tuned detectors are then compared on the records that are scored.
 """
 
 from __future__ import annotations
@@ -108,11 +107,7 @@ def calibration(inside: Seen, outside: Seen) -> Calibration:
 
 
 def searched(asked: Asked, trials: int = TRIALS) -> pa.Table:
-    """Scores of fixed and of tuned detectors for all sets; see `detect.detected`.
-
-    Raises:
-        BenchmdError: This is a Ray task, in which a search has no room, or nothing calibrates.
-    """
+    """Scores of fixed and of tuned detectors for all sets; see `detect.detected`."""
     network = Network.of(asked.run, asked.worker, asked.settings.execution.precision)
     inside_records = inside(asked.catalog)
     sets = list(out_sets(asked.catalog, inside_records, asked.also))

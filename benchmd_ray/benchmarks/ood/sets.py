@@ -1,7 +1,6 @@
 """Which records are in and out of distribution, and which of them calibrate and which are scored.
 
-A patient either calibrates or is scored, whatever the seed and whatever else is scored: it follows
-from the split, or where there is only one from a hash of the patient.
+A patient either calibrates or is scored, whatever the seed: by the split, or a hash of the patient.
 """
 
 from __future__ import annotations
@@ -73,7 +72,7 @@ class SplitRecords:
     def halves(self, stated: Mapping[str, bool] | None = None) -> tuple[SplitRecords, SplitRecords]:
         """Those that calibrate and those that are scored, by a hash of the patient.
 
-        ``stated`` says of the patients that it names whether they calibrate.
+        ``stated`` overrides this for the patients that it names: True calibrates.
         """
         of = stated or {}
         chosen = [of.get(patient, calibrates(patient)) for patient in self.patients]
@@ -117,7 +116,7 @@ class OutSet:
 
     @property
     def learnable(self) -> bool:
-        """Whether so many records calibrate that a detector can learn from them."""
+        """Whether enough records calibrate for a detector to learn from."""
         return sum(map(len, self.calibrating)) >= FEWEST and not self.control
 
 
@@ -131,11 +130,7 @@ class Inside:
     scored: tuple[SplitRecords, ...]
 
     def abnormal(self, normal: Sequence[str]) -> npt.NDArray[np.bool_]:
-        """(scored records,): whether one has a class that is not normal.
-
-        Args:
-            normal: Classes that are; of none a record without a positive label is.
-        """
+        """(scored records,): whether one has a class that is not one of the normal ones."""
         parts = []
         for records in self.scored:
             classes = records.catalog.card.classes
@@ -150,11 +145,7 @@ def normal_classes(card: DatasetCard) -> tuple[str, ...]:
 
 
 def records_of(catalog: Catalog, split: str) -> SplitRecords:
-    """All records of a split.
-
-    Raises:
-        BenchmdError: It has none, or a shard is missing.
-    """
+    """All records of a split."""
     table = split_table(catalog, split, list(COLUMNS))
     return SplitRecords(catalog, split, np.arange(len(table)), table)
 
@@ -205,8 +196,8 @@ def out_sets(catalog: Catalog, inside_records: Inside, also: Sequence[Catalog]) 
     """All sets that are scored against the in-distribution records of a catalog.
 
     Raises:
-        BenchmdError: One of them is of the same origin or of a kind of signal that cannot be shown
-            to the network, or has no other patients than the source, or the name of another set.
+        BenchmdError: One is of the same origin, or of a signal that cannot be shown to the network,
+            or has no other patients than the source, or the name of another set.
     """
     sets = [*_faulty(catalog, inside_records)]
     if catalog.rows(HELD_OUT):
@@ -226,11 +217,7 @@ def out_sets(catalog: Catalog, inside_records: Inside, also: Sequence[Catalog]) 
 
 
 def _require_distinct(sets: Sequence[OutSet]) -> None:
-    """Refuse sets with ambiguous names.
-
-    Raises:
-        BenchmdError: Two have one name, or one has the name of a fault or one of `RESERVED`.
-    """
+    """Refuse sets with ambiguous names."""
     taken = {*RESERVED, *(out_set.kind for out_set in sets if out_set.fault is not None)}
     for candidate in sets:
         if candidate.fault is None and candidate.name != ALL_TOGETHER:  # one of each use-case
@@ -262,9 +249,8 @@ def _held_out(catalog: Catalog, inside_records: Inside) -> Iterator[OutSet]:
     """A set for each condition of which there are records.
 
     Patients with held-out views or states are also in distribution, and calibrate or not as there.
-    Where no condition of a use-case has so many records that a detector could learn from a half of
-    them, all are scored; where none has so many that it counts in a mean, there is also one set of
-    all together.
+    Where no condition of a use-case has records enough to learn from a half of them, all are
+    scored; where none has enough to count in a mean, there is also one set of all together.
     """
     records, cases = records_of(catalog, HELD_OUT), use_cases(catalog.card.name).conditions
     stated = [text.split(SEPARATOR) for text in records.table["held_out"].to_pylist()]
@@ -321,5 +307,4 @@ def _of_catalog(catalog: Catalog, other: Catalog, patients: set[str]) -> OutSet:
 
 
 def _groups(records: SplitRecords) -> list[str]:
-    """Patients without their dataset: of two datasets of one origin they may be the same."""
     return [str(name) for name in records.table["group_id"].to_pylist()]

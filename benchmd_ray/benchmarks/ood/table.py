@@ -71,11 +71,7 @@ def thresholds(predictions: Predictions, name: str) -> dict[str, float]:
 
 
 def about_of(schema: pa.Schema) -> dict[str, Any]:
-    """What `about` gives, of columns.
-
-    Raises:
-        ValueError: The table does not say; so does a KeyError.
-    """
+    """What `about` gives, of columns; a ValueError or KeyError where the table does not say."""
     about: dict[str, Any] = json.loads(_metadata(schema, "set")[ABOUT])
     return about
 
@@ -103,7 +99,7 @@ def fault(predictions: Predictions) -> str:
 
 
 def _fault_of_rows(table: pa.Table) -> str:
-    """What is wrong with rows: which records they are of, and which scores they lack."""
+    """What is wrong with rows; empty where nothing is."""
     inside = pa.compute.equal(table["set"], IN)
     inside_rows, others = table.filter(inside), table.filter(pa.compute.invert(inside))
     if inside_rows["use_case"].null_count < len(inside_rows):

@@ -25,15 +25,7 @@ def faults_of(signal: Signal) -> dict[str, Fault]:
 def made(record: Recorded, fault: Fault, severity: int, record_id: str, seed: int) -> Values:
     """A record with a fault, in stored steps.
 
-    Args:
-        record: The correct record.
-        fault: What goes wrong.
-        severity: One of the fault's.
-        record_id: Name of the record, which decides with fault, severity and seed what is drawn.
-        seed: Of the evaluation.
-
-    Raises:
-        BenchmdError: The fault has no such severity.
+    What is drawn follows from the record's id, fault, severity and seed.
     """
     if severity not in fault.severities:
         valid = ", ".join(map(str, fault.severities))

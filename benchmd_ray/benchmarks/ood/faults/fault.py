@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
+from functools import partial
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -53,23 +54,35 @@ class Fault:
         require_plain_name("fault", self.name)
 
 
-def spread(x: Values, of_flat: float = 1.0) -> float:
-    """Standard deviation of a record, so that faults fit its amplitude.
+def makers(
+    within: Callable[[Any], Callable[[Recorded, int, np.random.Generator], Values]],
+) -> tuple[Callable[..., Fault], Callable[..., Fault], Callable[..., Fault]]:
+    """Makers of faults from name, title and change: of one severity, of three, unrelated.
 
-    Args:
-        x: The record's values.
-        of_flat: What a constant record is given instead.
+    ``within`` turns a change of a record's valid part into a `Fault.make`.
     """
+
+    def once(name: str, title: str, change: Any, **more: Any) -> Fault:
+        return Fault(name, title, within(change), (1,), **more)
+
+    def graded(name: str, title: str, change: Any) -> Fault:
+        return Fault(name, title, within(change))
+
+    return once, graded, partial(once, use_case="unrelated")
+
+
+def spread(x: Values, of_flat: float = 1.0) -> float:
+    """Standard deviation of a record, or ``of_flat`` where it is constant."""
     return float(x.std()) if np.ptp(x) > 0 else of_flat
 
 
 def valid_values(record: Recorded) -> tuple[slice, ...]:
-    """Where a record is more than padding, all its channels."""
+    """Where a record is more than padding, in all its channels."""
     return (slice(None), *valid_area(record.signal.stored_shape[1:], record.valid_size))
 
 
 def clipped_range(signal: Signal) -> Range | None:
-    """The range in the signal's unit beyond which its normaliser clips; None if it does not."""
+    """The range, in the signal's unit, beyond which its normaliser clips; None if it does not."""
     parameters = signal.normaliser_parameters()
     if isinstance(parameters, Window):
         return parameters.range
@@ -85,7 +98,7 @@ def _other_padding(record: Recorded, _: int, draw: np.random.Generator) -> Value
 
 
 def _beyond_range(record: Recorded, _: int, __: np.random.Generator) -> Values:
-    """What lies beyond the range that is seen moved further out, by a third of the range."""
+    """Values beyond the range that is seen, further out by a third of it."""
     seen = clipped_range(record.signal)
     assert seen is not None
     area, changed = valid_values(record), record.values.copy()
@@ -108,8 +121,8 @@ BEYOND = Fault(
 def controls(signal: Signal) -> tuple[Fault, ...]:
     """Negative controls by the signal's normaliser, whatever its axes.
 
-    A normaliser by statistics makes padding 0; one to a range clips what lies beyond, and only
-    16-bit signals are wider than their range.
+    A normaliser by statistics makes padding 0; one to a range clips, and only 16-bit signals are
+    wider than their range.
     """
     faults = []
     if NORMALISERS[signal.normaliser].by_statistics:

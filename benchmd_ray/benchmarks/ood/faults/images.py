@@ -10,7 +10,14 @@ import numpy as np
 from PIL import Image, ImageDraw, ImageFont
 from scipy import ndimage
 
-from benchmd_ray.benchmarks.ood.faults.fault import Fault, Recorded, Values, spread, valid_values
+from benchmd_ray.benchmarks.ood.faults.fault import (
+    Fault,
+    Recorded,
+    Values,
+    makers,
+    spread,
+    valid_values,
+)
 from benchmd_ray.modality.signals import Signal
 
 Change = Callable[[Values, int, np.random.Generator], Values]
@@ -61,26 +68,6 @@ def smooth_noise(shape: tuple[int, ...], draw: np.random.Generator) -> Values:
     return np.asarray(noise / max(float(noise.std()), 1e-12), np.float32)
 
 
-def inverted(x: Values, _: int, __: np.random.Generator) -> Values:
-    """Light and dark exchanged, as of MONOCHROME1 read as MONOCHROME2."""
-    return 1 - x
-
-
-def rotated(x: Values, _: int, __: np.random.Generator) -> Values:
-    """By 90 degrees, fitted to the same extent."""
-    return resized(np.rot90(x, axes=(1, 2)).copy(), x.shape[1:])
-
-
-def upside_down(x: Values, _: int, __: np.random.Generator) -> Values:
-    """By 180 degrees."""
-    return x[:, ::-1, ::-1].copy()
-
-
-def mirrored(x: Values, _: int, __: np.random.Generator) -> Values:
-    """Left and right exchanged."""
-    return x[:, :, ::-1].copy()
-
-
 def off_centre(x: Values, severity: int, draw: np.random.Generator) -> Values:
     """Moved by 15, 30 and 50 % of its extent; what is not seen is black."""
     share = {1: 0.15, 2: 0.3, 3: 0.5}[severity]
@@ -98,19 +85,9 @@ def blurred(x: Values, severity: int, _: np.random.Generator) -> Values:
     return np.asarray(ndimage.gaussian_filter(x, (0, sigma, sigma)), np.float32)
 
 
-def darker(x: Values, severity: int, _: np.random.Generator) -> Values:
-    """A gamma of 1.5, 2 and 3."""
-    return np.asarray(x ** np.float32({1: 1.5, 2: 2.0, 3: 3.0}[severity]))
-
-
 def over_exposed(x: Values, severity: int, _: np.random.Generator) -> Values:
     """1.3, 1.8 and 3 times the light; the brightest is lost."""
     return np.asarray(np.minimum(x * np.float32({1: 1.3, 2: 1.8, 3: 3.0}[severity]), 1))
-
-
-def depth_mistaken(x: Values, severity: int, _: np.random.Generator) -> Values:
-    """14, 13 or 12 bits read as 16: a quarter to a sixteenth of the brightness."""
-    return x / np.float32({1: 4, 2: 8, 3: 16}[severity])
 
 
 def part_lost(x: Values, severity: int, _: np.random.Generator) -> Values:
@@ -131,11 +108,6 @@ def noisy(x: Values, severity: int, draw: np.random.Generator) -> Values:
     """Noise of 5, 10 and 20 % of the range."""
     size = {1: 0.05, 2: 0.1, 3: 0.2}[severity]
     return (x + size * draw.standard_normal(x.shape)).astype(np.float32)
-
-
-def white_noise(x: Values, _: int, draw: np.random.Generator) -> Values:
-    """Nothing but noise."""
-    return draw.random(x.shape, np.float32)
 
 
 def brown_noise(x: Values, _: int, draw: np.random.Generator) -> Values:
@@ -195,11 +167,6 @@ def framed(x: Values, severity: int, _: np.random.Generator) -> Values:
     return x
 
 
-def channels_reversed(x: Values, _: int, __: np.random.Generator) -> Values:
-    """Red and blue exchanged."""
-    return x[::-1].copy()
-
-
 def white_balance(x: Values, severity: int, _: np.random.Generator) -> Values:
     """Too warm: more red and less blue, by 10, 25 and 50 %."""
     share = {1: 0.1, 2: 0.25, 3: 0.5}[severity]
@@ -242,33 +209,38 @@ def ruler(x: Values, severity: int, draw: np.random.Generator) -> Values:
     return x
 
 
-def _once(name: str, title: str, change: Change) -> Fault:
-    return Fault(name, title, _within(change), (1,))
-
-
-def _graded(name: str, title: str, change: Change) -> Fault:
-    return Fault(name, title, _within(change))
-
-
-def _unrelated(name: str, title: str, change: Change) -> Fault:
-    return Fault(name, title, _within(change), (1,), use_case="unrelated")
-
-
+_once, _graded, _unrelated = makers(_within)
 ANY = (
-    _once("inverted", "light and dark exchanged", inverted),
-    _once("rotated-90", "rotated by 90°", rotated),
-    _once("upside-down", "rotated by 180°", upside_down),
-    _once("mirrored", "mirrored", mirrored),
+    _once("inverted", "light and dark exchanged", lambda x, *_: 1 - x),
+    _once(
+        "rotated-90",
+        "rotated by 90°",
+        lambda x, *_: resized(np.rot90(x, axes=(1, 2)).copy(), x.shape[1:]),
+    ),
+    _once("upside-down", "rotated by 180°", lambda x, *_: x[:, ::-1, ::-1].copy()),
+    _once("mirrored", "mirrored", lambda x, *_: x[:, :, ::-1].copy()),
     _graded("off-centre", "off centre", off_centre),
     _graded("blurred", "out of focus", blurred),
-    _graded("darker", "too dark (gamma)", darker),
+    _graded(
+        "darker",
+        "too dark (gamma)",
+        lambda x, severity, _: x ** np.float32((1.5, 2.0, 3.0)[severity - 1]),
+    ),
     _graded("over-exposed", "over-exposed", over_exposed),
-    _graded("depth-mistaken", "fewer bits read as 16", depth_mistaken),
+    _graded(
+        "depth-mistaken",
+        "fewer bits read as 16",
+        lambda x, severity, _: x / np.float32(2 * 2**severity),
+    ),
     _graded("part-lost", "lower part lost", part_lost),
     _graded("low-resolution", "low resolution", low_resolution),
     _graded("noisy", "noise", noisy),
     _graded("framed", "black frame", framed),
-    _unrelated("white-noise", "nothing but noise (positive control)", white_noise),
+    _unrelated(
+        "white-noise",
+        "nothing but noise (positive control)",
+        lambda x, _, draw: draw.random(x.shape, np.float32),
+    ),
     _unrelated("brown-noise", "nothing but smooth noise", brown_noise),
     _unrelated("text", "letters", text),
 )
@@ -277,7 +249,7 @@ GREY = (
     _once("two-films", "two films in one", two_films),
 )
 COLOUR = (
-    _once("channels-reversed", "red and blue exchanged", channels_reversed),
+    _once("channels-reversed", "red and blue exchanged", lambda x, *_: x[::-1].copy()),
     _graded("white-balance", "wrong white balance", white_balance),
     _graded("half-dark", "one side dark", half_dark),
     _graded("flare", "lens flare", flare),

@@ -7,7 +7,14 @@ from collections.abc import Callable
 import numpy as np
 import numpy.typing as npt
 
-from benchmd_ray.benchmarks.ood.faults.fault import Fault, Recorded, Values, spread, valid_values
+from benchmd_ray.benchmarks.ood.faults.fault import (
+    Fault,
+    Recorded,
+    Values,
+    makers,
+    spread,
+    valid_values,
+)
 from benchmd_ray.modality.signals import Signal
 
 LIMB = ("I", "II", "III", "aVR", "aVL", "aVF")
@@ -66,20 +73,9 @@ def flat_leads(x: Values, record: Recorded, severity: int, draw: np.random.Gener
     return x
 
 
-def limb_leads_flat(x: Values, record: Recorded, _: int, __: np.random.Generator) -> Values:
-    """All limb leads flat."""
+def _limb_leads_flat(x: Values, record: Recorded, *_: object) -> Values:
     x[_leads(record, *LIMB)] = 0
     return x
-
-
-def inverted(x: Values, _: Recorded, __: int, ___: np.random.Generator) -> Values:
-    """All channels with the wrong sign."""
-    return -x
-
-
-def reversed_time(x: Values, _: Recorded, __: int, ___: np.random.Generator) -> Values:
-    """The end first."""
-    return x[:, ::-1].copy()
 
 
 def wrong_rate(x: Values, _: Recorded, severity: int, __: np.random.Generator) -> Values:
@@ -156,11 +152,6 @@ def muscle(x: Values, record: Recorded, severity: int, draw: np.random.Generator
     return (x + size * noise / max(float(noise.std()), 1e-12)).astype(np.float32)
 
 
-def white_noise(x: Values, _: Recorded, __: int, draw: np.random.Generator) -> Values:
-    """Nothing but noise, of the record's spread."""
-    return (draw.standard_normal(x.shape) * spread(x)).astype(np.float32)
-
-
 def _phases(x: Values, draw: np.random.Generator) -> npt.NDArray[np.float64]:
     """(channels, samples) of waves that take 50 to 500 samples each, in radians."""
     periods, starts = draw.uniform(50, 500, (len(x), 1)), draw.random((len(x), 1))
@@ -185,11 +176,6 @@ def brown_noise(x: Values, _: Recorded, __: int, draw: np.random.Generator) -> V
     return np.asarray(spread(x) * walk / size, np.float32)
 
 
-def gain(x: Values, _: Recorded, __: int, ___: np.random.Generator) -> Values:
-    """Ten times the amplitude, as of a file whose gain was read wrongly."""
-    return (x * np.float32(10)).astype(np.float32)
-
-
 def electrode_lost(x: Values, record: Recorded, severity: int, draw: np.random.Generator) -> Values:
     """One electrode off: small noise for a third, two thirds and all of the time."""
     samples = x.shape[1]
@@ -201,20 +187,10 @@ def electrode_lost(x: Values, record: Recorded, severity: int, draw: np.random.G
     return x
 
 
-def channels_exchanged(x: Values, _: Recorded, __: int, ___: np.random.Generator) -> Values:
-    """Two electrodes exchanged."""
-    return x[::-1].copy()
-
-
 def same_reference(x: Values, _: Recorded, severity: int, __: np.random.Generator) -> Values:
     """A reference on the same side: what all channels share is lost, by a half to all of it."""
     share = {1: 0.5, 2: 0.8, 3: 1.0}[severity]
     return np.asarray((x - np.float32(share) * x.mean(axis=0, keepdims=True)).astype(np.float32))
-
-
-def unit_mistaken(x: Values, record: Recorded, _: int, __: np.random.Generator) -> Values:
-    """Microvolts read as millivolts."""
-    return (x * np.float32(1000)).astype(np.float32)
 
 
 def saturated(x: Values, record: Recorded, severity: int, draw: np.random.Generator) -> Values:
@@ -226,28 +202,21 @@ def saturated(x: Values, record: Recorded, severity: int, draw: np.random.Genera
     return x
 
 
-def _once(name: str, title: str, change: Change, *, control: bool = False) -> Fault:
-    return Fault(name, title, _within(change), (1,), control)
-
-
-def _graded(name: str, title: str, change: Change) -> Fault:
-    return Fault(name, title, _within(change))
-
-
-def _unrelated(name: str, title: str, change: Change) -> Fault:
-    return Fault(name, title, _within(change), (1,), use_case="unrelated")
-
-
+_once, _graded, _unrelated = makers(_within)
 ANY = (
-    _once("inverted", "wrong sign", inverted),
+    _once("inverted", "wrong sign", lambda x, *_: -x),
     _graded("clipped", "amplifier saturates", clipped),
     _graded("baseline-wander", "baseline wanders", wander),
-    _once("time-reversed", "time reversed", reversed_time),
+    _once("time-reversed", "time reversed", lambda x, *_: x[:, ::-1].copy()),
     _graded("wrong-rate", "lower rate read as the usual one", wrong_rate),
     _graded("higher-rate", "higher rate read as the usual one", higher_rate),
     _graded("muscle-noise", "muscle noise", muscle),
     _graded("electrode-pops", "electrodes move", motion),
-    _unrelated("white-noise", "nothing but noise (positive control)", white_noise),
+    _unrelated(
+        "white-noise",
+        "nothing but noise (positive control)",
+        lambda x, _, __, draw: (draw.standard_normal(x.shape) * spread(x)).astype(np.float32),
+    ),
     _unrelated("sine", "a sine in each channel", sine),
     _unrelated("square", "a square wave in each channel", square),
     _unrelated("brown-noise", "nothing but integrated noise", brown_noise),
@@ -255,19 +224,26 @@ ANY = (
 ECG = (
     _once("arm-reversal", "arm electrodes exchanged", arm_reversal),
     _graded("chest-swap", "chest electrodes exchanged", chest_swap),
-    _once("limb-leads-flat", "all limb leads flat", limb_leads_flat),
+    _once("limb-leads-flat", "all limb leads flat", _limb_leads_flat),
 )
 EEG = (
-    _once("channels-exchanged", "electrodes exchanged", channels_exchanged),
+    _once("channels-exchanged", "electrodes exchanged", lambda x, *_: x[::-1].copy()),
     _graded("same-reference", "reference on the same side", same_reference),
-    _once("unit-mistaken", "µV read as mV", unit_mistaken),
+    _once(
+        "unit-mistaken", "µV read as mV", lambda x, *_: (x * np.float32(1000)).astype(np.float32)
+    ),
     _graded("saturated", "amplifier at its end", saturated),
 )
 MANY = 6
 """Channels from which several may be flat; of fewer one is lost for a part of the time."""
 FLAT = _graded("flat-channels", "channels flat", flat_leads)
 LOST = _graded("electrode-lost", "one electrode lost", electrode_lost)
-GAIN = _once("gain-10", "ten times the gain (negative control)", gain, control=True)
+GAIN = _once(
+    "gain-10",
+    "ten times the gain (negative control)",
+    lambda x, *_: (x * np.float32(10)).astype(np.float32),
+    control=True,
+)
 
 
 def faults_of(signal: Signal) -> tuple[Fault, ...]:

@@ -11,6 +11,7 @@ from benchmd_ray.benchmarks.ood.faults.fault import (
     Fault,
     Recorded,
     Values,
+    makers,
     spread,
     valid_values,
 )
@@ -35,30 +36,10 @@ def _within(change: Change) -> Callable[[Recorded, int, np.random.Generator], Va
     return make
 
 
-def without_intercept(x: Values, _: Recorded, __: int, ___: np.random.Generator) -> Values:
-    """The rescale intercept not applied: 1,024 HU too much."""
-    return x + np.float32(1024)
-
-
 def window_applied(x: Values, _: Recorded, severity: int, __: np.random.Generator) -> Values:
     """Exported through a window of lung, bone or soft tissue: what is beyond is lost."""
     low, high = {1: (-1200, 0), 2: (-200, 1300), 3: (-160, 240)}[severity]
     return np.clip(x, low, high)
-
-
-def upside_down(x: Values, _: Recorded, __: int, ___: np.random.Generator) -> Values:
-    """The last slice first."""
-    return x[:, ::-1].copy()
-
-
-def mirrored(x: Values, _: Recorded, __: int, ___: np.random.Generator) -> Values:
-    """Left and right exchanged."""
-    return x[..., ::-1].copy()
-
-
-def axes_exchanged(x: Values, _: Recorded, __: int, ___: np.random.Generator) -> Values:
-    """Z and x exchanged, fitted to the same extent."""
-    return resized(x.swapaxes(1, 3).copy(), x.shape[1:])
 
 
 def slices_lost(x: Values, _: Recorded, severity: int, __: np.random.Generator) -> Values:
@@ -71,11 +52,6 @@ def half_lost(x: Values, record: Recorded, _: int, __: np.random.Generator) -> V
     """The second half of the slices empty."""
     x[:, x.shape[1] // 2 :] = AIR if record.signal.unit == "HU" else 0
     return x
-
-
-def slices_doubled(x: Values, _: Recorded, __: int, ___: np.random.Generator) -> Values:
-    """The first half of the slices, each twice as thick."""
-    return x[:, np.arange(x.shape[1]) // 2].copy()
 
 
 def noisy(x: Values, record: Recorded, severity: int, draw: np.random.Generator) -> Values:
@@ -97,16 +73,6 @@ def streaks(x: Values, _: Recorded, severity: int, draw: np.random.Generator) ->
     return np.asarray((x + size * star + metal).astype(np.float32))
 
 
-def air(x: Values, _: Recorded, __: int, draw: np.random.Generator) -> Values:
-    """Nothing but air and its noise: a window beside the patient."""
-    return (AIR + 10 * draw.standard_normal(x.shape)).astype(np.float32)
-
-
-def inverted(x: Values, _: Recorded, __: int, ___: np.random.Generator) -> Values:
-    """Light and dark exchanged."""
-    return np.float32(LARGEST) - x
-
-
 def white_noise(x: Values, record: Recorded, _: int, draw: np.random.Generator) -> Values:
     """Nothing but noise, over the range that is seen."""
     low, high = 0.0, LARGEST
@@ -122,36 +88,35 @@ def brown_noise(x: Values, _: Recorded, __: int, draw: np.random.Generator) -> V
     return np.asarray(x.mean() + np.float32(spread(x, 50.0)) * smooth_noise(x.shape, draw))
 
 
-def _once(name: str, title: str, change: Change) -> Fault:
-    return Fault(name, title, _within(change), (1,))
-
-
-def _graded(name: str, title: str, change: Change) -> Fault:
-    return Fault(name, title, _within(change))
-
-
-def _unrelated(name: str, title: str, change: Change) -> Fault:
-    return Fault(name, title, _within(change), (1,), use_case="unrelated")
-
-
+_once, _graded, _unrelated = makers(_within)
 ANY = (
-    _once("upside-down", "last slice first", upside_down),
-    _once("mirrored", "mirrored", mirrored),
-    _once("axes-exchanged", "z and x exchanged", axes_exchanged),
+    _once("upside-down", "last slice first", lambda x, *_: x[:, ::-1].copy()),
+    _once("mirrored", "mirrored", lambda x, *_: x[..., ::-1].copy()),
+    _once(
+        "axes-exchanged",
+        "z and x exchanged",
+        lambda x, *_: resized(x.swapaxes(1, 3).copy(), x.shape[1:]),
+    ),
     _graded("slices-lost", "slices lost", slices_lost),
     _once("half-lost", "half of the slices lost", half_lost),
-    _once("slices-doubled", "slices too thick", slices_doubled),
+    _once(
+        "slices-doubled", "slices too thick", lambda x, *_: x[:, np.arange(x.shape[1]) // 2].copy()
+    ),
     _graded("noisy", "noise", noisy),
     _unrelated("white-noise", "nothing but noise (positive control)", white_noise),
     _unrelated("brown-noise", "nothing but smooth noise", brown_noise),
 )
 HOUNSFIELD = (
-    _once("without-intercept", "rescale intercept not applied", without_intercept),
+    _once("without-intercept", "rescale intercept not applied", lambda x, *_: x + np.float32(1024)),
     _graded("window-applied", "exported through a window", window_applied),
     _graded("streaks", "metal streaks", streaks),
-    _once("air", "nothing but air", air),
+    _once(
+        "air",
+        "nothing but air",
+        lambda x, _, __, draw: (AIR + 10 * draw.standard_normal(x.shape)).astype(np.float32),
+    ),
 )
-GREY = (_once("inverted", "light and dark exchanged", inverted),)
+GREY = (_once("inverted", "light and dark exchanged", lambda x, *_: np.float32(LARGEST) - x),)
 
 
 def faults_of(signal: Signal) -> tuple[Fault, ...]:

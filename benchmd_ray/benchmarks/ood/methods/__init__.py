@@ -103,8 +103,7 @@ def detectors() -> dict[str, Detector]:
     """All detectors by name: the package's, and those of installed packages.
 
     Raises:
-        BenchmdError: One of an installed package cannot be imported or used, is not a `Detector`,
-            or has a name that is taken.
+        BenchmdError: One of an installed package cannot be used, or has a name that is taken.
     """
     methods = dict(METHODS)
     for entry in sorted(entry_points(group=GROUPS[KIND])):

@@ -1,8 +1,7 @@
 """Autoencoders of small pictures of signals: how badly they reconstruct, and how far codes are.
 
-A plain one scores the reconstruction's error, a variational one that and the divergence of its code
-from a normal one, by the number of pixels; either is trained by what it is scored by. The error is
-the squared one, or of images the cross-entropy of values within 0 and 1.
+A plain one is trained and scored by the reconstruction's error, a variational one by that and the
+divergence of its code from a normal one. The error is squared, or of images the cross-entropy.
 """
 
 from __future__ import annotations
@@ -148,7 +147,6 @@ _SECONDS: dict[str, float] = {}
 
 
 def _shared(_: Bank, *, kind: AutoencoderKind) -> float:
-    """Seconds that the last training took."""
     return _SECONDS.get(kind.name, 0.0)
 
 
@@ -223,7 +221,6 @@ def score(state: State, seen: Seen, head: Head, *, kind: AutoencoderKind) -> Flo
 
 
 def _distance(state: State, seen: Seen, head: Head, *, kind: AutoencoderKind, k: int) -> Floats:
-    """(records,): distance of a code to the k-th nearest."""
     return nearest(state["codes"], codes_of(state, seen.more["pixels"], kind), k)[:, -1]
 
 

@@ -1,7 +1,6 @@
-"""Binary classifier trained end to end: a network of its own tells pictures of both kinds apart.
+"""Binary classifier trained end to end on the small pictures of signals that the network sees.
 
-It shares nothing with the network that it guards but the small pictures of signals as that one sees
-them. Of the epochs, that with the highest AUROC on other patients is kept.
+Of the epochs, that with the highest AUROC on other patients is kept.
 """
 
 from __future__ import annotations

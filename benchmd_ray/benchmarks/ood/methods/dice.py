@@ -12,7 +12,6 @@ KEPT = 10
 
 
 def _fit(bank: Bank, *, kept: float = KEPT) -> State:
-    """The weights that are kept: (classes, width)."""
     contribution = bank.head.weight * bank.seen.features.mean(axis=0, dtype=np.float64)
     return {"kept": contribution > np.percentile(contribution, 100 - kept)}
 

@@ -24,7 +24,6 @@ def _fit(bank: Bank) -> State:
 
 
 def _score(state: State, seen: Seen, head: Head, *, k: int) -> Floats:
-    """(records,): distance to the k-th nearest."""
     return nearest(state["records"], _flat(seen), k)[:, -1]
 
 

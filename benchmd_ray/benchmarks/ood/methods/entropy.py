@@ -10,7 +10,6 @@ from benchmd_ray.benchmarks.ood.methods.method import Detector, Floats, Head, Se
 
 
 def _score(_: State, seen: Seen, head: Head) -> Floats:
-    """(records,), in nats."""
     p = probabilities(seen.logits, head.exclusive)
     entropy = entr(p) if head.exclusive else entr(p) + entr(1 - p)
     return np.asarray(entropy.sum(axis=1))

@@ -30,13 +30,11 @@ def once(state: State, seen: Seen, head: Head) -> npt.NDArray[np.float32]:
 
 
 def _calibrate(state: State, calibration: Calibration, _: Calibration, head: Head) -> State:
-    """Learn which way distances point, and where the threshold is."""
     model = LinearSVC(class_weight="balanced", max_iter=20_000, random_state=0)
     return state | learned(model, calibration.seen.more[NAME], calibration.out)
 
 
 def _score(state: State, seen: Seen, head: Head) -> Floats:
-    """(records,): above 0 is out."""
     return applied(state, seen.more[NAME])
 
 

@@ -30,10 +30,7 @@ def unit(features: npt.ArrayLike) -> Floats:
 
 
 def cut(features: Floats, percentile: float) -> Floats:
-    """Of each record the least of its features that count as active: (records, 1).
-
-    As in the code of ASH and SCALE, of n features n − round(n · percentile / 100) are.
-    """
+    """(records, 1): the least of a record's active features, as in the code of ASH and SCALE."""
     place = min(round(features.shape[1] * percentile / 100), features.shape[1] - 1)
     return np.asarray(np.partition(features, place, axis=1)[:, place, None])
 

@@ -18,7 +18,6 @@ RIDGE = 1e-4
 
 
 def _fit(bank: Bank) -> State:
-    """Centre, axes, and the mixture's weights, means and roots of precisions."""
     f = np.asarray(bank.seen.features, np.float64)
     centre = f.mean(axis=0)
     _, lengths, axes = np.linalg.svd(f - centre, full_matrices=False)

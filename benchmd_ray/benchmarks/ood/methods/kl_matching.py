@@ -17,7 +17,6 @@ def _fit(bank: Bank) -> State:
 
 
 def _score(state: State, seen: Seen, head: Head) -> Floats:
-    """(records,), in nats."""
     p = probabilities(seen.logits, True)
     least = np.finfo(np.float64).tiny  # a softmax of float64 may be 0
     means = np.maximum(state["means"], least)

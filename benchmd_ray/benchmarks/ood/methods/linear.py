@@ -11,15 +11,9 @@ from benchmd_ray.benchmarks.ood.methods.method import Floats, State
 
 
 def learned(model: Any, values: npt.ArrayLike, out: npt.NDArray[np.bool_]) -> State:
-    """What a linear model of scikit-learn learns of standardised values.
+    """What a linear model of scikit-learn learns of standardised values (records, quantities).
 
-    Args:
-        model: Not fitted yet.
-        values: (records, quantities).
-        out: (records,).
-
-    Returns:
-        ``direction`` (quantities,) and ``offset`` for the values as they are.
+    The direction (quantities,) and the offset are for the values as they are.
     """
     x = np.asarray(values, np.float64)
     mean, spread = x.mean(axis=0), x.std(axis=0)

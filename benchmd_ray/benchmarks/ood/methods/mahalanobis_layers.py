@@ -18,7 +18,7 @@ def layers_of(seen: Seen) -> dict[str, np.ndarray[tuple[int, ...], np.dtype[np.f
 
 
 def _fit(bank: Bank) -> State:
-    """Of each layer what `mahalanobis.fitted` gives, and the mean distance of its records."""
+    """What `mahalanobis.fitted` gives of each layer, and the mean distance of its records."""
     state: State = {}
     groups = bank.groups()
     for name, values in layers_of(bank.seen).items():

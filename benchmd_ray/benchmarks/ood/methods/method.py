@@ -145,11 +145,7 @@ class Detector:
 
 
 def finite(scores: Floats, method: str, names: npt.NDArray[np.str_] | None = None) -> Floats:
-    """The scores themselves.
-
-    Raises:
-        BenchmdError: One is NaN or infinite; the message names the first such record.
-    """
+    """The scores themselves; NaN or infinity is an error that names the first such record."""
     wrong = np.flatnonzero(~np.isfinite(scores))
     if len(wrong):
         which = f"record {wrong[0]}" if names is None else f"the record {names[wrong[0]]}"

@@ -11,7 +11,6 @@ from benchmd_ray.benchmarks.ood.methods.method import Bank, Detector, Floats, He
 
 
 def _fit(bank: Bank, *, share: float = 0.0) -> State:
-    """The mean of the features, and the share of their lengths that counts."""
     mean = bank.seen.features.mean(axis=0, dtype=np.float64)
     return {"mean": mean, "share": np.array(share)}
 

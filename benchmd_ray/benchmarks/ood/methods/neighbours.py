@@ -19,16 +19,11 @@ ROUNDING = 8 * float(np.finfo(np.float32).eps)
 
 
 def nearest(bank: npt.ArrayLike, queries: npt.ArrayLike, k: int) -> Floats:
-    """Euclidean distances to the k nearest: (queries, k), ascending.
+    """Euclidean distances to the k nearest of the bank: (queries, k), ascending.
 
     Candidates are chosen by products in float32, on a GPU where there is one, and their distances
     computed in float64, so that a duplicate has the distance 0. Where rounding may have hidden a
-    nearer record, as in narrow groups of records far apart, they are chosen again by float64.
-
-    Args:
-        bank: (records, width).
-        queries: (queries, width).
-        k: How many; all where the bank has fewer.
+    nearer record, they are chosen again by float64. A bank of fewer than k gives all.
     """
     records, asked = np.asarray(bank, np.float32), np.asarray(queries, np.float32)
     k = min(k, len(records))
@@ -52,7 +47,6 @@ def nearest(bank: npt.ArrayLike, queries: npt.ArrayLike, k: int) -> Floats:
 def _distances(
     records: npt.NDArray[np.float32], asked: npt.NDArray[np.float32], rows: npt.NDArray[np.int64]
 ) -> Floats:
-    """Exact ones of each query to its candidates, ascending."""
     distances = np.empty(rows.shape)
     for start in range(0, len(asked), EXACT):
         part = slice(start, start + EXACT)
@@ -67,12 +61,9 @@ def _distances(
 def _hidden(
     moved: npt.NDArray[np.float32], limit: Floats, farthest: Floats
 ) -> npt.NDArray[np.intp]:
-    """Queries of which a record that is no candidate may be nearer than one that was found.
+    """Queries of which a record that is no candidate may be nearer than one that is.
 
-    Args:
-        moved: (queries, width), less the centre.
-        limit: (queries,): what `_candidates` gives; all other records are beyond it.
-        farthest: (queries,): exact distances.
+    ``limit`` (queries,) is what `_candidates` gives; all other records are beyond it.
     """
     length = np.sqrt((moved.astype(np.float64) ** 2).sum(axis=1))
     # A record nearer than the farthest is no longer than query and distance together.
@@ -87,12 +78,9 @@ def _candidates(
     count: int,
     precision: torch.dtype,
 ) -> tuple[npt.NDArray[np.int64], Floats]:
-    """Rows of about the nearest records, and the largest of their squared distances.
+    """Rows of about the nearest, (queries, count), and the largest squared distance, (queries,).
 
     The distances lack the queries' own squared length, which changes no order.
-
-    Returns:
-        (queries, count) and (queries,).
     """
     device = blocks[0].device
     middle = torch.from_numpy(centre).to(device, precision)

@@ -13,7 +13,7 @@ BLOCK = 1024
 
 
 def _fit(bank: Bank, *, neighbours: int = NEIGHBOURS) -> State:
-    """Features of length 1 times their energies (records, width), and how many are counted."""
+    """Unit features times their energies (records, width), and how many neighbours count."""
     rows = drawn(len(bank.seen), MOST)
     energy = free_energy(bank.seen.logits[rows], bank.head.exclusive)
     guides = unit(bank.seen.features[rows]) * energy[:, None]

@@ -1,8 +1,6 @@
 """ODIN: −max p at a high temperature, after a small step that makes the network surer.
 
-The step is in units of the record's standard deviation as the network sees it, so that it means
-the same under any normalisation; the network computes it for a grid (`ood.network`), of which a
-calibration chooses.
+The network computes it for a grid (`ood.network`), of which a calibration chooses.
 """
 
 from __future__ import annotations
@@ -18,7 +16,6 @@ STEPS = (0.0, 0.0005, 0.001, 0.0014, 0.002, 0.005)
 
 
 def _fit(_: Bank, *, temperature: float = 1000.0, step: float = 0.0014) -> State:
-    """Where the grid has the temperature and the step."""
     return {"place": np.array([TEMPERATURES.index(temperature), STEPS.index(step)])}
 
 

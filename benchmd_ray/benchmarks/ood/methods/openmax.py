@@ -65,7 +65,6 @@ def _beyond(distances: Floats, shape: float, place: float, scale: float) -> Floa
 
 
 def _score(state: State, seen: Seen, head: Head) -> Floats:
-    """(records,), within 0 and 1."""
     z = np.asarray(seen.logits, np.float64)
     classes = z.shape[1]
     rank = np.argsort(np.argsort(-z, axis=1), axis=1)

@@ -1,8 +1,4 @@
-"""Detectors from outside the package: what they give is checked, what they are given is not theirs.
-
-A detector of an installed package is run as any code that its user installed; but it may not change
-what other detectors read, and what is wrong with it is an error that names it.
-"""
+"""Detectors from outside the package: arrays are read-only, and results are checked."""
 
 from __future__ import annotations
 
@@ -23,7 +19,7 @@ TAKEN = {*KEYS, "features", "logits", "pixels", "deep-ensemble"}
 
 
 def guarded(method: Detector) -> Detector:
-    """A detector whose functions get arrays that they cannot write to, with checked results.
+    """A detector whose functions get read-only arrays and whose results are checked.
 
     Raises:
         BenchmdError: Its name is taken, or its needs or its grid cannot be used.
@@ -55,11 +51,7 @@ def _called(
     *arguments: Any,
     **named: Any,
 ) -> Any:
-    """What a function of a detector gives.
-
-    Raises:
-        BenchmdError: It raises, or gives something else than it should.
-    """
+    """What a function of a detector gives; its failures name the detector."""
     try:
         result = work(*map(_read_only, arguments), **named)
     except BenchmdError:
@@ -90,7 +82,6 @@ def _read_only(value: Any) -> Any:
 
 
 def _state(state: Any, _: int) -> str:
-    """What is wrong with a fitted state; empty where nothing is."""
     if isinstance(state, dict) and all(
         isinstance(name, str) and isinstance(array, np.ndarray) and array.dtype.kind in "biuf"
         for name, array in state.items()

@@ -16,7 +16,6 @@ def _own(seen: Seen) -> Seen:
 
 
 def _fit_knn(bank: Bank, *, neighbours: int = knn.NEIGHBOURS) -> State:
-    """What deep nearest neighbours fit."""
     return knn.fit(Bank(_own(bank.seen), bank.targets, bank.head), neighbours=neighbours)
 
 
@@ -25,7 +24,6 @@ def _score_knn(state: State, seen: Seen, head: Head) -> Floats:
 
 
 def _fit_gaussian(bank: Bank) -> State:
-    """Mean and root of the precision of all records together."""
     return mahalanobis.fitted(bank.seen.more[NAME], {"all": np.arange(len(bank.seen))})
 
 

@@ -11,7 +11,6 @@ PERCENTILE = 90
 
 
 def _fit(bank: Bank, *, percentile: float = PERCENTILE) -> State:
-    """Where features are clipped."""
     return {"most": np.array(np.percentile(bank.seen.features, percentile))}
 
 

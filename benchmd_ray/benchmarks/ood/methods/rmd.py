@@ -9,7 +9,6 @@ from benchmd_ray.benchmarks.ood.methods.method import Bank, Detector, Floats, He
 
 
 def _fit(bank: Bank) -> State:
-    """What `mahalanobis.fitted` gives, of the classes and of one class of all."""
     everything = {"all": np.arange(len(bank.seen))}
     parts = {"class": bank.groups(), "all": everything}
     return {

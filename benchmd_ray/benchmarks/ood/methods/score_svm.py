@@ -22,7 +22,6 @@ def _calibrate(state: State, calibration: Calibration, _: Calibration, head: Hea
 
 
 def _score(state: State, seen: Seen, head: Head) -> Floats:
-    """(records,): above 0 is out."""
     return applied(state, seen.logits)
 
 

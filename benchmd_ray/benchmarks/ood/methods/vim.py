@@ -13,7 +13,6 @@ LEAST = 1e-6
 
 
 def _fit(bank: Bank, *, share: float = 1.0) -> State:
-    """The residual's state, and what scales it: mean largest logit by mean residual."""
     state = residual.fit(bank, share=share)
     length = float(residual.score(state, bank.seen, bank.head).mean())
     moved = np.asarray(bank.seen.features, np.float64) - state["origin"]
