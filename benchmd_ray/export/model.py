@@ -111,7 +111,6 @@ def _require_exportable(run: Run) -> None:
 
 
 def _tensors(model: portable.Model) -> dict[str, Any]:
-    """Weights by the names that runs give them."""
     above = "" if isinstance(model, SignalClassifier) else "encoder."
     tensors = model.module.module.state_dict()
     return {f"{above}{name}": tensor for name, tensor in tensors.items()}
@@ -124,7 +123,6 @@ def _width(model: portable.Model) -> int:
 def _programs(
     run: Run, model: portable.Model, folder: Path, names: list[str], catalog: Catalog | None
 ) -> tuple[Program, ...]:
-    """Write programs, each compared with the model as it is read again."""
     if catalog is None:
         checks = portable.noise(model.signal, model_description(run.folder)["statistics"])
     else:

@@ -263,7 +263,6 @@ def _code(text: str, lines: str) -> str:
 
 
 def _plain(text: object) -> str:
-    """Text that Markdown does not turn into HTML."""
     return " ".join(text_of(text).split()).replace("<", "&lt;")
 
 
@@ -343,7 +342,6 @@ def input_section(signal: Signal, *, takes_sizes: bool, segments: bool) -> str:
 
 
 def _prepared(signal: Signal) -> str:
-    """How a raw file becomes a signal."""
     group, grey = GROUPS[signal.axes], signal.dtype == "uint8"
     if group == "over-time":
         return RESAMPLED.format(length=signal.stored_shape[-1])

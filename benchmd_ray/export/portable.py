@@ -209,7 +209,6 @@ def _inputs(signal: Signal, signals: torch.Tensor, sizes: torch.Tensor) -> Input
 
 
 def _whole(signal: Signal, records: int) -> torch.Tensor:
-    """Sizes of records without padding."""
     return torch.tensor(signal.stored_shape[1:]).repeat(records, 1)
 
 

@@ -164,7 +164,6 @@ def load_hub_weights(network: HubNetwork, folder: Path) -> None:
 
 
 def _require_all(network: nn.Module, info: Mapping[str, Any], folder: Path) -> None:
-    """Refuse weights that are not those of the network."""
     wanted = network.state_dict()
     remedy = (
         f"expected the {CONFIG} that belongs to the weights. Save both by save_pretrained, or "
@@ -246,7 +245,6 @@ def _parts_of(index: Path) -> list[str]:
 
 
 def _network(config: PreTrainedConfig) -> nn.Module:
-    """The network of a config, with random weights."""
     with quiet() as transformers:
         try:
             network: nn.Module = transformers.AutoModel.from_config(config, trust_remote_code=False)

@@ -166,7 +166,6 @@ def patch_filters(filters: torch.Tensor, channels: int) -> torch.Tensor:
 
 
 def _name_in_file(name: str) -> str:
-    """The file's name of an encoder's parameter."""
     match = PARAMETER.fullmatch(name)
     assert match is not None  # every name has this form
     block, part, kind = match.groups("")
@@ -176,7 +175,6 @@ def _name_in_file(name: str) -> str:
 def _require_exactly(
     path: Path, tensors: dict[str, torch.Tensor], wanted: dict[str, tuple[int, ...]]
 ) -> None:
-    """Refuse a file with other names, shapes or types than the network's."""
     missing = [f"{name} is missing" for name in wanted if name not in tensors]
     foreign = [f"{name} {_foreign(name)}" for name in tensors if name not in wanted]
     wrong = [

@@ -53,6 +53,5 @@ class NearestNeighbours(nn.Module):
             return share.log() if self.exclusive else share.logit()
 
     def _prevalence(self) -> torch.Tensor:
-        """Share of the positives among the known labels of each class, (classes,)."""
         positive, labelled = (self.targets == 1).sum(dim=0), (self.targets != UNKNOWN).sum(dim=0)
         return positive / labelled.clamp(min=1)

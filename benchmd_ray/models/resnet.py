@@ -241,7 +241,6 @@ def _blocks(convolution: Convolution, width: int, layers: int) -> nn.Sequential:
 def _stem(
     convolution: Convolution, inputs: int, width: int, pool: nn.Module | None
 ) -> nn.Sequential:
-    """The small stem, or with a pool the other."""
     first = convolution(inputs, width, 3, 1) if pool is None else convolution(inputs, width, 7, 2)
     layers = [first, BatchNorm(width), nn.ReLU(inplace=True)]
     return nn.Sequential(*layers, *([] if pool is None else [pool]))

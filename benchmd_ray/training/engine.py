@@ -326,7 +326,7 @@ def deepspeed_config(
 
 
 def _join_process_group(worker: Worker) -> None:
-    """Adopt the process group there is, or make one of this process only, for its whole life."""
+    """Adopt the process group there is, or make one of this process only."""
     if dist.is_initialized():
         return
     with socket.socket() as free:

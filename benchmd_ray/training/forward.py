@@ -148,6 +148,5 @@ class Graphed:
 
 
 def _close(outputs: torch.Tensor, expected: torch.Tensor) -> bool:
-    """Whether two outputs differ by rounding."""
     apart = torch.linalg.vector_norm(outputs.float() - expected.float())
     return bool(apart <= ALIKE * torch.linalg.vector_norm(expected.float()))

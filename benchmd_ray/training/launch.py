@@ -175,7 +175,6 @@ def _growth(job: Job, workers: int, gpus: int) -> Iterator[Callable[[], bool]]:
 
 
 def _gpus_of_worker(job: Job) -> int:
-    """GPUs of each worker, 0 or 1."""
     import ray
 
     execution, gpus = job.settings.execution, ray.cluster_resources().get("GPU", 0)

@@ -75,7 +75,6 @@ def require_pretrainable(job: PretrainJob, catalog: Catalog) -> None:
 
 
 def _require_shareable(job: PretrainJob, method: Any) -> None:
-    """Refuse a batch that workers and accumulation cannot share."""
     batch, execution = job.settings.pretrain.batch_size, job.settings.execution
     shares, cut = execution.workers * execution.accumulation, execution.accumulation > 1
     if cut and not getattr(method, "per_example", False):
@@ -285,8 +284,6 @@ class Losses:
 
 
 class _Underway:
-    """Losses on their way to the host."""
-
     def __init__(self, losses: torch.Tensor, earlier: Sequence[float], done: int) -> None:
         self.done, self._earlier = done, torch.tensor(earlier, dtype=losses.dtype)
         self._arrived: torch.cuda.Event | None = None

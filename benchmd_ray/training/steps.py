@@ -256,7 +256,6 @@ class Steps:
         return loss
 
     def _attempted(self, work: Callable[[], T]) -> T:
-        """Do work that may fail, here or with another worker."""
         result, why = None, ""
         try:
             result = work()

@@ -198,7 +198,6 @@ def _finetune(
     worker: Worker,
     reporter: Reporter,
 ) -> Best:
-    """Train head and encoder; resumes from the newest checkpoint."""
     settings, transfer = job.settings, job.settings.transfer
     freeze(model, transfer.freeze, settings.encoder.network)
     set_stochastic_depth(model, transfer.stochastic_depth, settings.encoder.network)

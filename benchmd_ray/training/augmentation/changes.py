@@ -90,7 +90,6 @@ def normal(shape: torch.Size, numbers: torch.Tensor) -> torch.Tensor:
 
 
 def _hashed(x: torch.Tensor) -> torch.Tensor:
-    """Integers of 32 bits, in int64, to others of 32 bits."""
     bits = 2**32 - 1
     x = x ^ x >> 16
     x = x * 0x7FEB352D & bits
