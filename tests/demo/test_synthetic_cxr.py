@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import numpy as np
 import pandas as pd
 import pydicom
@@ -11,11 +9,8 @@ import pytest
 from PIL import Image
 from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import roc_auc_score
-from written import content
+from written import content, records, small
 
-from benchmd_ray.data.cards import dataset_card
-from benchmd_ray.data.datasets import DATASETS
-from benchmd_ray.data.discovery import chosen
 from benchmd_ray.demo import WRITERS
 from benchmd_ray.demo.cxr import write_cxr
 
@@ -24,24 +19,14 @@ pytestmark = pytest.mark.slow
 NAMES = ("mimic-cxr", "chexpert", "vindr-cxr")
 
 
-def records(root: Path, name: str):
-    """Record of every image that a build would take."""
-    card = dataset_card(name)
-    found = DATASETS[name].discover(root, card, chosen(card, "clean", None, {}))
-    assert not found.missing
-    return [(i, DATASETS[name].read(root, i, card).records[0]) for i in found.items]
-
-
 @pytest.fixture(scope="module")
 def learnt(tmp_path_factory) -> dict[str, tuple[list, np.ndarray, np.ndarray]]:
     """Items, images of 28 × 28 and targets of each dataset, enough of them to learn from."""
     folders = write_cxr(tmp_path_factory.mktemp("learnt"), source_records=240, target_records=96)
     result = {}
     for name, root in folders.items():
-        pairs = records(root, name)
-        signals = np.stack([record.signal[0] for _, record in pairs]).astype(float)
-        small = signals.reshape(-1, 28, 8, 28, 8).mean(axis=(2, 4))
-        result[name] = ([i for i, _ in pairs], small, np.array([r.target for _, r in pairs]))
+        items, read = records(root, name)
+        result[name] = items, small(read), np.array([record.target for record in read])
     return result
 
 

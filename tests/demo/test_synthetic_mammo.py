@@ -8,7 +8,7 @@ import pydicom
 import pytest
 from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import roc_auc_score
-from written import content
+from written import content, records, small
 
 from benchmd_ray.data.cards import dataset_card
 from benchmd_ray.data.datasets import DATASETS
@@ -27,12 +27,8 @@ def learnt(tmp_path_factory) -> dict[str, tuple[list, np.ndarray, np.ndarray]]:
     folders = write_mammo(tmp_path_factory.mktemp("learnt"), source_records=240, target_records=90)
     result = {}
     for name, root in folders.items():
-        card, dataset = dataset_card(name), DATASETS[name]
-        items = dataset.discover(root, card, Choices()).items
-        records = [dataset.read(root, item, card).records[0] for item in items]
-        signals = np.stack([record.signal[0] for record in records]).astype(float)
-        small = signals.reshape(-1, 28, 8, 28, 8).mean(axis=(2, 4))
-        result[name] = items, small, np.array([np.argmax(record.target) for record in records])
+        items, read = records(root, name)
+        result[name] = items, small(read), np.array([np.argmax(record.target) for record in read])
     return result
 
 

@@ -11,11 +11,9 @@ from PIL import Image
 from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import roc_auc_score
 from sklearn.preprocessing import StandardScaler
-from written import content
+from written import content, records
 
 from benchmd_ray.data.cards import dataset_card
-from benchmd_ray.data.datasets import DATASETS
-from benchmd_ray.data.raw import Choices
 from benchmd_ray.demo import WRITERS
 from benchmd_ray.training.predict import merging
 
@@ -27,13 +25,10 @@ NAMES = {
 }
 
 
-def records(root: Path, name: str):
+def arrays(root: Path, name: str):
     """Items, images (n, 3, 224, 224) and targets that a build would take."""
-    card = dataset_card(name)
-    found = DATASETS[name].discover(root, card, Choices())
-    assert not found.missing
-    read = [DATASETS[name].read(root, item, card).records[0] for item in found.items]
-    return found.items, np.stack([r.signal for r in read]), np.array([r.target for r in read])
+    items, read = records(root, name)
+    return items, np.stack([r.signal for r in read]), np.array([r.target for r in read])
 
 
 @pytest.fixture(scope="module", params=list(NAMES))
@@ -41,7 +36,7 @@ def learnt(request, tmp_path_factory):
     """Modality, and items, images and targets of each dataset, enough of them to learn from."""
     root = tmp_path_factory.mktemp(request.param)
     folders = WRITERS[request.param](root, source_records=160, target_records=60)
-    return request.param, {name: records(folder, name) for name, folder in folders.items()}
+    return request.param, {name: arrays(folder, name) for name, folder in folders.items()}
 
 
 def features(signals: np.ndarray) -> np.ndarray:

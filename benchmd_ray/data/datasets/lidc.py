@@ -106,17 +106,22 @@ def discover(root: Path, card: DatasetCard, choices: Choices) -> Discovery:
 
 def read(root: Path, item: RawItem, card: DatasetCard) -> Reading:
     """Records of one scan, one per window."""
-    annotation = read_annotation(root / item.details["annotation"])
-    agreement = int(item.details["readers"])
-    if len(annotation.readers) < agreement:
-        raise RecordExcluded(f"fewer than {agreement} radiologists read it")
-    volume = read_series(root / item.path, item.details["series"])
-    positive, unplaced = positive_slices(annotation, volume, agreement, card)
+    volume, positive, unplaced = _marked(root, item, card)
     item = replace(item, metadata=scan_metadata(volume) | item.metadata)
     reading = scan_windows(volume, positive, item, card, least=POSITIVE_SLICES)
     if unplaced:
         reading.warnings["a mark lies on none of its slices and is not used"] += 1
     return reading
+
+
+def _marked(root: Path, item: RawItem, card: DatasetCard) -> tuple[Volume, Labels, int]:
+    """A scan, with what `positive_slices` gives for it."""
+    annotation = read_annotation(root / item.details["annotation"])
+    agreement = int(item.details["readers"])
+    if len(annotation.readers) < agreement:
+        raise RecordExcluded(f"fewer than {agreement} radiologists read it")
+    volume = read_series(root / item.path, item.details["series"])
+    return volume, *positive_slices(annotation, volume, agreement, card)
 
 
 def _sizes(root: Path, item: RawItem, card: DatasetCard) -> tuple[str, ...]:
@@ -125,12 +130,9 @@ def _sizes(root: Path, item: RawItem, card: DatasetCard) -> tuple[str, ...]:
     A scan that cannot be read has none, and is quarantined when it is read as a whole.
     """
     try:
-        annotation = read_annotation(root / item.details["annotation"])
-        volume = read_series(root / item.path, item.details["series"])
-    except RecordError:
+        _, positive, _ = _marked(root, item, card)
+    except (RecordError, RecordExcluded):
         return ()
-    agreement = int(item.details["readers"])
-    positive, _ = positive_slices(annotation, volume, agreement, card)
     targets = window_targets(positive, card.signal.stored_shape[1], POSITIVE_SLICES)
     return tuple(
         name

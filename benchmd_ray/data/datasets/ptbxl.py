@@ -81,11 +81,8 @@ def discover(root: Path, card: DatasetCard, choices: Choices) -> Discovery:
         if not path.is_file():
             missing.append(path.relative_to(root).as_posix())
             continue
-        if by_table and name not in released:
-            excluded["it is not in the released split table"] += 1
-            continue
         try:
-            split, label = released[name] if by_table else _clean(row, card)
+            split, label = _released(released, name) if by_table else _clean(row, card)
         except RecordExcluded as reason:
             excluded[str(reason)] += 1
             continue
@@ -158,6 +155,12 @@ def counted_likelihoods(
         elif not (normal and "form" in kind):
             counted[code] = likelihood
     return counted
+
+
+def _released(released: dict[str, tuple[str, str]], name: str) -> tuple[str, str]:
+    if name not in released:
+        raise RecordExcluded("it is not in the released split table")
+    return released[name]
 
 
 def read(root: Path, item: RawItem, card: DatasetCard) -> Reading:
