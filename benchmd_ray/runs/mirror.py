@@ -152,21 +152,18 @@ def scores(folder: Path) -> list[Path]:
 def refresh_store(store: Path, bucket: Bucket) -> dict[Path, str]:
     """Pull the small files of all runs and searches of a store; by folder, why some are skipped."""
     searches = store / SEARCHES
-    mirrors = {path.parent: Mirror(path.parent, bucket) for path in store.glob(f"*/{RUN}")}
-    mirrors |= {p.parent: mirror_of_search(p.parent, bucket) for p in searches.glob(f"*/{SEARCH}")}
-    objects: dict[Path, dict[str, Object]] = {folder: {} for folder in mirrors}
+    local = [*store.glob(f"*/{RUN}"), *searches.glob(f"*/{SEARCH}")]
+    objects: dict[Path, dict[str, Object]] = {path.parent: {} for path in local}
     for key, value in bucket.objects().items():
         *above, name = key.split("/", 2) if key.startswith(f"{SEARCHES}/") else key.split("/", 1)
         other = above in ([], [INNER], [SEARCHES])
         if name and not other and all(map(_harmless, above)):
             objects.setdefault(store.joinpath(*above), {})[name] = value
-    for folder in objects:
-        mirror_type = mirror_of_search if folder.parent == searches else Mirror
-        mirrors.setdefault(folder, mirror_type(folder, bucket))
 
     def fault(folder: Path) -> str:
+        mirror = mirror_of_search if folder.parent == searches else Mirror
         try:
-            refresh(mirrors[folder], objects[folder])
+            refresh(mirror(folder, bucket), objects[folder])
         except NotPulled as error:
             return str(error)
         return ""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from benchmd_ray.cluster.connection import connected
@@ -42,10 +43,6 @@ def tried(
             "with --evaluate."
         )
 
-    def suggest(trial: BaseTrial) -> None:
-        for parameter in parameters:
-            parameter.suggest(trial)
-
     defaults = {parameter.name: parameter.default for parameter in parameters}
     with connected(cpus=2), quiet_tune(), tempfile.TemporaryDirectory() as folder:
         import optuna
@@ -55,7 +52,7 @@ def tried(
 
         optuna.logging.set_verbosity(optuna.logging.WARNING)
         search = OptunaSearch(
-            suggest,
+            partial(_suggest, parameters),
             metric="number",
             mode="max",
             sampler=optuna.samplers.RandomSampler(seed=0),
@@ -81,6 +78,11 @@ def in_order(
     if ended[0]["config"] != defaults:
         raise BenchmdError("the trial of the defaults failed: see Ray's log for the reason.")
     return [json.loads(metrics[RESULT]) for metrics in ended]
+
+
+def _suggest(parameters: Sequence[Parameter], trial: BaseTrial) -> None:  # Ray Tune pickles it
+    for parameter in parameters:
+        parameter.suggest(trial)
 
 
 def _trial(config: dict[str, Any], work: TrialFunction, data: Any) -> None:
