@@ -107,10 +107,10 @@ def print_report(
         paths: Runs, and stores of runs and searches.
         out: The folder.
         resamples: Of the patients, for the intervals.
-        figures: Which figures are drawn.
-        as_json: Print only the main table, the notes and where the page is, as JSON.
-        brief: Print the main table, and how many notes the page has.
-        sent: A folder for what of the report may be sent to W&B.
+        figures: Which are drawn.
+        as_json: Print the main table, the notes and where the page is as JSON, and nothing else.
+        brief: Print how many notes there are, not the notes.
+        sent: Folder for the part of the report that may be sent to W&B.
 
     Returns:
         Whether any of it rests on synthetic data.
@@ -122,29 +122,26 @@ def print_report(
     from benchmd_ray.report.write import write_report
 
     analysis = analyse_stores(paths, resamples=resamples, curves=figures != "none")
-    matrix, main = matrix_of(analysis), main_table(analysis)
+    matrix, main, warning = matrix_of(analysis), main_table(analysis), synthetic(analysis.rows)
+    write = partial(write_report, analysis, out, figures, sent=sent)
     if as_json:
         frame = main.data(analysis) if matrix is None else matrix.frame
-        page = write_report(analysis, out, figures, partial(echo, err=True), sent=sent)
-        rows = frame.to_dict("records")
+        page, rows = write(partial(echo, err=True)), frame.to_dict("records")
         print_json({"page": page, "main": rows, "notes": analysis.notes})
-        return bool(synthetic(analysis.rows))
+        return bool(warning)
     if matrix is not None:
         for line in matrix_lines(matrix):
             echo(line)
     else:
         print_table(main.printed(analysis) if main.printed else None)
-        if warning := synthetic(analysis.rows):
+        if warning:
             echo(warning)
     echo()
-    if brief:
-        echo(f"{count_of(len(analysis.notes), 'note')} on these results: see the page")
-        write_report(analysis, out, figures, lambda line: None, sent=sent)
-        return bool(synthetic(analysis.rows))
-    for note in analysis.notes:
+    count = count_of(len(analysis.notes), "note")
+    for note in [f"{count} on these results: see the page"] if brief else analysis.notes:
         echo(note)
-    write_report(analysis, out, figures, echo, sent=sent)
-    return bool(synthetic(analysis.rows))
+    write((lambda line: None) if brief else echo)
+    return bool(warning)
 
 
 def _follow(paths: list[Path], out: Path, *, resamples: int, figures: Which) -> NoReturn:

@@ -183,17 +183,7 @@ class Session:
         """Search until the budget is used or a signal comes."""
         plan, folder = self.plan, self.folder
         self._begin()
-        devices, where = self.place.devices, self.work.folder
-        path = where / ("study.log" if isinstance(where, Path) else "journal")
-        first = [settings.values for settings in plan.portfolio]
-        study = Study(path, plan.space, plan.method, devices, first)
-        study.judge = partial(self._decision, study)
-        self._require_whole(study)
-        self._notified = {trial.number: trial.state for trial in study.trials()}
-        if not study.begun and where != self.folder:
-            remove(self.work.local)  # of a search of the same name that was removed from there
-        if study.begun:
-            self.say(f"{plan.name}: continues, {count_of(study.begun, 'trial')} were begun before")
+        study = self._opened_study()
         display = Display() if quiet else board(self.tuning.budget.trials, "trials")
         with closing(display):
             limits = Limits(
@@ -230,6 +220,21 @@ class Session:
             device,
             study.undecided(self.tuning.budget.numbers),
         )
+
+    def _opened_study(self) -> Study:
+        """The journal of the search, with what earlier sessions have tried."""
+        plan, folder = self.plan, self.work.folder
+        path = folder / ("study.log" if isinstance(folder, Path) else "journal")
+        first = [settings.values for settings in plan.portfolio]
+        study = Study(path, plan.space, plan.method, self.place.devices, first)
+        study.judge = partial(self._decision, study)
+        self._require_whole(study)
+        self._notified = {trial.number: trial.state for trial in study.trials()}
+        if study.begun:
+            self.say(f"{plan.name}: continues, {count_of(study.begun, 'trial')} were begun before")
+        elif folder != self.folder:
+            remove(self.work.local)  # of a search of the same name that was removed from there
+        return study
 
     def _working(self) -> AbstractContextManager[None]:
         """Keep others from clearing this machine's folder of a search on S3."""
