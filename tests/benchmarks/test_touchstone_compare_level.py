@@ -10,7 +10,7 @@ from benchmd_ray.benchmarks.touchstone.joining import joined
 from benchmd_ray.benchmarks.touchstone.metadata import Metadata
 from benchmd_ray.benchmarks.touchstone.summaries import draw
 from benchmd_ray.benchmarks.touchstone.two_sets import Means, agreement
-from benchmd_ray.scores.signed_rank import holm_together
+from benchmd_ray.scores.comparison import holm_together
 
 CASES = 60
 

@@ -18,8 +18,7 @@ import pandas as pd
 from benchmd_ray.benchmarks.touchstone.joining import Floats, Scores
 from benchmd_ray.benchmarks.touchstone.summaries import DrawnMeans
 from benchmd_ray.benchmarks.touchstone.tasks import MEAN
-from benchmd_ray.scores.comparison import LEVEL
-from benchmd_ray.scores.signed_rank import holm_together, ordered_pairs
+from benchmd_ray.scores.comparison import LEVEL, holm_together, ordered_pairs
 from benchmd_ray.scores.stability import DrawnRanks, drawn_ranks, ranks
 
 Family = Literal["class", "all"]
