@@ -29,8 +29,7 @@ from scipy import ndimage
 
 from benchmd_ray.benchmarks.touchstone.masks import read_labels
 from benchmd_ray.benchmarks.touchstone.tasks import task_named
-from benchmd_ray.scores.overlap import of_labels
-from benchmd_ray.scores.segmentation import scored
+from benchmd_ray.scores.segmentation import of_labels, scored
 from speed import measure
 
 Labels = npt.NDArray[np.uint8]

@@ -120,7 +120,6 @@ PARTS: Mapping[str, Part] = {
             "benchmarks/touchstone/masks.py",
             "benchmarks/touchstone/tasks.py",
             "scores/dice.py",
-            "scores/overlap.py",
             "scores/segmentation.py",
             "scores/surfaces.py",
         ),

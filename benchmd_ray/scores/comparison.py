@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 from scipy.special import stdtr
-from scipy.stats import rankdata
+from scipy.stats import rankdata, wilcoxon
 
 from benchmd_ray.errors import BenchmdError
 from benchmd_ray.scores.metrics import checked_groups, checked_predictions
@@ -31,7 +32,6 @@ EXCHANGES, AT_A_TIME = 20_000, 1_000
 """Exchanges that a test draws at most, and at a time: it stops once `_FEW` of those drawn were as
 far from 0 as the difference."""
 LEAST_EXCHANGE_P = 1 / (EXCHANGES + 1)
-"""The smallest p of an exchange test."""
 _FEW = 10
 _BLOCK = 4096
 """Patients whose places are drawn at a time: 33 MB."""
@@ -77,16 +77,10 @@ def exchange_p(
     patients: a permutation test within patients (Bandos, Rockette & Gur 2005). The p is the share
     of exchanges whose difference is as far from 0 as the one seen, which counts as one of them
     (Phipson & Smyth 2010): 1 for techniques that order all pairs alike, NaN where no class can be
-    scored.
+    scored. It decides whether to stop every ``at_a_time`` exchanges.
 
-    Args:
-        targets: (rows, classes), integers: 1, 0, or -1 for unknown, which is masked per class.
-        scores_a: (rows, classes), higher means more likely positive.
-        scores_b: (rows, classes).
-        groups: (rows,), the patient of each row.
-        at_a_time: Exchanges drawn before each decision whether to stop.
-        most: Exchanges drawn at most.
-        seed: Seed of the draws.
+    Targets are (rows, classes), 1, 0, or -1 for unknown, which is masked per class; higher scores
+    mean more likely positive; groups are (rows,), the patient of each row.
     """
     shares = exchange_shares(targets, scores_a, scores_b, groups)
     if not shares.size:
@@ -162,10 +156,7 @@ class DeLong:
     difference: float
     """Mean AUROC of b minus that of a; NaN where no class can be scored."""
     se: float
-    """Standard error; NaN where the positives or the negatives of a scored class come from a single
-    patient."""
     degrees: float
-    """Degrees of freedom, see `support.Basis.degrees`."""
     p: float
     """Two-sided p from Student's t; 1 for techniques that order all pairs alike. NaN with NaN `se`,
     and where the se is 0 though the difference is not: every patient shows exactly the same
@@ -306,3 +297,79 @@ def _checked(
     labels, a = checked_predictions(targets, scores_a)
     _, b = checked_predictions(targets, scores_b)
     return labels, a, b, checked_groups(groups, len(labels))
+
+
+EXACT = 50
+"""Differences of an exact p at most."""
+_DIGITS = 12
+"""Differences that agree so far are ties: 0.9 - 0.8 and 0.8 - 0.7 are."""
+
+
+class SignedRank(NamedTuple):
+    """P-values of differences; 1 where there is none, NaN where nothing was compared."""
+
+    greater: float
+    less: float
+
+    @property
+    def two_sided(self) -> float:
+        """Twice the smaller, at most 1."""
+        return min(1.0, 2 * min(self.greater, self.less))
+
+
+def signed_rank(differences: npt.ArrayLike, *, exact: int = EXACT) -> SignedRank:
+    """Test whether differences (cases,) tend to one side; NaN where a case has none.
+
+    The p is exact for up to ``exact`` differences.
+    """
+    values = np.asarray(differences, np.float64)
+    if values.ndim != 1:
+        raise BenchmdError(f"differences have shape {values.shape}, expected (cases,)")
+    values = np.round(values[~np.isnan(values)], _DIGITS)
+    if not values.size:
+        return SignedRank(math.nan, math.nan)
+    nonzero = values[values != 0]
+    if not nonzero.size:
+        return SignedRank(1.0, 1.0)
+    if len(nonzero) <= exact:
+        return _exact(rankdata(np.abs(nonzero)), nonzero > 0)
+    greater, less = (
+        float(wilcoxon(nonzero, alternative=side, method="asymptotic").pvalue)
+        for side in ("greater", "less")
+    )
+    return SignedRank(greater, less)
+
+
+def _exact(absolute_ranks: Floats, positive: npt.NDArray[np.bool_]) -> SignedRank:
+    doubled = np.rint(2 * absolute_ranks).astype(np.int64)  # mid-ranks as integers
+    total, above = int(doubled.sum()), int(doubled[positive].sum())
+    share = np.zeros(total + 1)
+    share[0] = 1.0
+    for rank in doubled:
+        share[rank:] += share[: total + 1 - rank].copy()
+        share /= 2
+    tails = (share[: total - above + 1].sum(), share[: above + 1].sum())  # it is symmetric
+    return SignedRank(*(float(min(1.0, tail)) for tail in tails))
+
+
+def ordered_pairs(values: npt.ArrayLike) -> Floats:
+    """One-sided p that technique a (row) is above technique b (column), (techniques, techniques).
+
+    The diagonal is NaN. Values are (cases, techniques), higher is better; pairs are compared on the
+    cases that both have.
+    """
+    table = np.asarray(values, np.float64)
+    if table.ndim != 2:
+        raise BenchmdError(f"values have shape {table.shape}, expected (cases, techniques)")
+    count = table.shape[1]
+    p_values = np.full((count, count), np.nan)
+    for a in range(count):
+        for b in range(a + 1, count):
+            p_values[a, b], p_values[b, a] = signed_rank(table[:, a] - table[:, b])
+    return p_values
+
+
+def holm_together(families: npt.ArrayLike) -> Floats:
+    """P-values of any shape corrected as one family (`comparison.holm`); NaN is no test."""
+    p_values = np.asarray(families, np.float64)
+    return holm(p_values.ravel()).reshape(p_values.shape)

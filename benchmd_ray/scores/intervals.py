@@ -127,15 +127,13 @@ def equality_p(estimates: Sequence[Estimate]) -> float:
     )
     if count < 2 or not usable:
         return math.nan
-    values = np.array([one.value for one in estimates])
-    spread = np.array(
-        [one.error.se * max(1.0, _skewness(one.value, one.draws)) for one in estimates]
-    )
+    values = np.array([estimate.value for estimate in estimates])
+    spread = np.array([e.error.se * max(1.0, _skewness(e.value, e.draws)) for e in estimates])
     weights = (values * (1 - values) / spread) ** 2
     shares = weights / weights.sum()
     mean = float(shares @ logit(values))
     between = float(weights @ (logit(values) - mean) ** 2) / (count - 1)
-    unsure = float(((1 - shares) ** 2 / [one.error.degrees for one in estimates]).sum())
+    unsure = float(((1 - shares) ** 2 / [estimate.error.degrees for estimate in estimates]).sum())
     widened = 1 + 2 * (count - 2) / (count**2 - 1) * unsure
     return float(fdtrc(count - 1, (count**2 - 1) / (3 * unsure), between / widened))
 

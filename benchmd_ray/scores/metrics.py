@@ -33,7 +33,6 @@ class Values:
     per_class: tuple[float, ...]
     """One value per class, in the order of the columns; NaN where a class could not be scored."""
     unscored: tuple[int, ...]
-    """Indices of the classes that could not be scored."""
 
 
 @dataclass(frozen=True)
@@ -304,4 +303,3 @@ METRICS: dict[str, Metric] = {
         least=math.inf,
     ),
 }
-"""The metrics by name."""

@@ -29,7 +29,6 @@ class Ranked:
     per_class: Callable[[npt.ArrayLike, npt.ArrayLike], Floats]
     """Values (classes,) from targets and scores (rows, classes)."""
     weighted: Callable[[Ranking, Weights], Floats]
-    """Values (draws,) of a class."""
 
 
 @dataclass(frozen=True)

@@ -59,30 +59,19 @@ def resampled(
     """A metric in every resample of the patients, (resamples, 1 + classes).
 
     Column 0 is the value over all classes, then come the classes. NaN where a resample cannot score
-    it, and everywhere with fewer than two patients.
+    it, and everywhere with fewer than two patients. Targets and scores are those of
+    `metrics.metric`, groups are (rows,), the patient of each row, of any sortable type.
 
     The draws depend only on the seed and the sorted set of patients. Two models' predictions for
     the same patients get the same resamples, so the difference of two results is a paired bootstrap
     of the difference.
 
     1000 resamples of AUROC on a million rows of 7 classes take about half a minute on two CPUs
-    (``speed/bootstrap.py``), and less than 1 GB.
-
-    Args:
-        name: One of `metrics.METRICS`.
-        targets: (rows, classes), integers: 1, 0, or -1 for unknown, which is masked per class.
-        scores: (rows, classes), probabilities, see `metrics.metric`.
-        groups: (rows,), the patient of each row, any sortable type.
-        task: As `Task.kind`.
-        resamples: Number of resamples.
-        seed: Seed of the draws, at least 0.
-        threads: Threads to use, at most 8; by default ``OMP_NUM_THREADS`` or the CPUs there are.
+    (``speed/bootstrap.py``), and less than 1 GB. There are at most 8 threads, by default
+    ``OMP_NUM_THREADS`` or the CPUs there are.
     """
     how, labels, finite = checked_metric(name, targets, scores, task)
-    patient = checked_groups(groups, len(labels))
-    if resamples < 1:
-        raise BenchmdError(f"resamples must be at least 1, but got {resamples}")
-    patients = int(patient.max(initial=-1)) + 1
+    patient, patients = _patients(groups, len(labels), resamples)
     if patients < 2:
         return np.full((resamples, 1 + labels.shape[1]), np.nan)
     workers = max(1, min(threads or usual_threads(), _MOST_THREADS))
@@ -117,10 +106,7 @@ def resampled_means(
     everywhere with fewer than two patients. The draws are those of `resampled`.
     """
     rows = np.asarray(values, np.float64)
-    patient = checked_groups(groups, len(rows))
-    if resamples < 1:
-        raise BenchmdError(f"resamples must be at least 1, but got {resamples}")
-    patients = int(patient.max(initial=-1)) + 1
+    patient, patients = _patients(groups, len(rows), resamples)
     if patients < 2:
         return np.full((resamples, rows.shape[1]), np.nan)
     is_valid = ~np.isnan(rows)
@@ -129,6 +115,13 @@ def resampled_means(
     np.add.at(counts, patient, is_valid)
     drawn = _weights(patients, range(resamples), seed).astype(np.float64)
     return ratio(drawn @ sums, drawn @ counts)
+
+
+def _patients(groups: npt.ArrayLike, rows: int, resamples: int) -> tuple[Places, int]:
+    patient = checked_groups(groups, rows)
+    if resamples < 1:
+        raise BenchmdError(f"resamples must be at least 1, but got {resamples}")
+    return patient, int(patient.max(initial=-1)) + 1
 
 
 def _ranked(how: Ranked, targets: Targets, scores: Floats, patient: Places, seed: int) -> Fill:

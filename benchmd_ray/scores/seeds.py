@@ -48,9 +48,7 @@ class Pooled:
     """Lower end of the 95 % interval for the expected value over patients and seeds; NaN where
     there is none."""
     high: float
-    """Upper end."""
     seeds: int
-    """Number of seeds."""
     caution: str
     """Why there is no interval, or why it is rough; empty where there is nothing to say."""
 
@@ -60,11 +58,9 @@ class Difference:
     """A difference of two values of a metric."""
 
     value: float
-    """The difference itself; NaN where one of the two has no value."""
     low: float
     """Lower end of the 95 % interval; NaN where there is none."""
     high: float
-    """Upper end."""
     p: float
     """Two-sided p of no difference; NaN where nothing is tested."""
     caution: str
@@ -81,7 +77,6 @@ class OverSeeds:
     resampled: Floats
     """(seeds, resamples), in the same resamples, which all seeds could score."""
     basis: Basis
-    """The patients that the values rest on."""
 
     @classmethod
     def of(
@@ -100,9 +95,8 @@ class OverSeeds:
     @property
     def of_patients(self) -> Estimate:
         """Their mean, with an interval that says nothing about seeds."""
-        mean, draws = float(self.values.mean()), self.resampled.mean(axis=0)
-        error = error_over_seeds(np.array([mean]), draws[None], self.basis.degrees)
-        return Estimate(mean, error, draws, self.basis.fewest)
+        means = self.values.mean(keepdims=True), self.resampled.mean(axis=0, keepdims=True)
+        return OverSeeds(*means, self.basis).estimate
 
 
 def pooled_seeds(
@@ -110,13 +104,9 @@ def pooled_seeds(
 ) -> Pooled:
     """Pool the seeds of one technique on one dataset.
 
-    Resamples that a seed could not score are skipped.
-
-    Args:
-        values: (seeds,), the metric of each seed on all patients, between 0 and 1.
-        resampled: (seeds,) arrays of (resamples,), the same resamples for all seeds. Those of a
-            metric without an interval may be empty.
-        basis: The patients that the values rest on.
+    Values are (seeds,), on all patients and between 0 and 1; resampled are arrays (resamples,), the
+    same resamples for all seeds, and may be empty for a metric without an interval. Resamples that
+    a seed could not score are skipped.
 
     Raises:
         BenchmdError: There is no seed, or values and resamples do not fit together.
@@ -214,11 +204,11 @@ def _checked(values: Sequence[float], resampled: Sequence[npt.ArrayLike]) -> tup
     if point.ndim != 1 or not len(point):
         raise BenchmdError(f"values have shape {point.shape}, expected (seeds,), at least one seed")
     draws = [np.asarray(draw, np.float64) for draw in resampled]
-    shapes = {own.shape for own in draws}
-    if len(draws) != len(point) or len(shapes) != 1 or draws[0].ndim != 1:
+    shapes = [draw.shape for draw in draws]
+    if len(draws) != len(point) or len(set(shapes)) != 1 or draws[0].ndim != 1:
         raise BenchmdError(
-            f"resampled values have shapes {[own.shape for own in draws]} for {len(point)} seeds, "
-            "expected (resamples,) for each, from the same resamples"
+            f"resampled values have shapes {shapes} for {len(point)} seeds, expected (resamples,) "
+            "for each, from the same resamples"
         )
     stacked = np.stack(draws)
     return point, stacked[:, ~np.isnan(stacked).any(axis=0)]

@@ -23,8 +23,7 @@ import numpy.typing as npt
 from scipy.stats import friedmanchisquare, rankdata
 
 from benchmd_ray.errors import BenchmdError
-from benchmd_ray.scores.comparison import LEVEL, holm
-from benchmd_ray.scores.signed_rank import signed_rank
+from benchmd_ray.scores.comparison import LEVEL, holm, signed_rank
 
 Floats = npt.NDArray[np.float64]
 
@@ -70,16 +69,11 @@ def ranking_stability(
     resampled: Mapping[str, npt.ArrayLike],
     p: Mapping[tuple[str, str], float],
 ) -> Stability:
-    """Rank techniques on all patients and in each resample of them.
+    """Rank techniques on all patients and in each resample of them, higher being better.
 
     Resamples in which a technique has no value are skipped. If one has no value on all patients,
-    all ranks are NaN and the order is the one given.
-
-    Args:
-        values: The metric of each technique on all patients, higher is better.
-        resampled: (resamples,) the metric of each technique in the same resamples.
-        p: Of the difference of every two techniques, after Holm. NaN where it was not tested; a
-            technique of such a pair has no interval.
+    all ranks are NaN and the order is the one given. ``p`` is that of the difference of every two
+    techniques after Holm; a technique with a NaN there, which was not tested, has no interval.
     """
     names = _same_names(values, resampled)
     full = ranks([[values[name] for name in names]])[0]
@@ -166,11 +160,8 @@ class CriticalDifference:
     cells: int
     """Cells in which every technique was scored: those used."""
     sources: int
-    """Sources of these cells."""
     skipped: int
-    """Cells in which a technique is missing: those not used."""
     friedman: float
-    """Friedman's chi-squared of no difference between the techniques."""
     p: float
     """Its p, from the chi-squared distribution; NaN with two techniques, where the pair says it."""
     pairs: tuple[tuple[str, str, float], ...]
@@ -187,14 +178,9 @@ def critical_difference(
 ) -> CriticalDifference:
     """Compare techniques over sources: mean ranks, Friedman's test, and every pair with Holm.
 
-    The smallest p of Wilcoxon's signed-rank test on n sources is 2 / 2ⁿ. Where even that, after
-    Holm, is above the level, `note` says so, and how many sources it takes.
-
-    Args:
-        table: (cells, techniques), higher is better; NaN where a technique was not run.
-        names: (techniques,).
-        sources: (cells,), the source of each cell.
-        level: Level of significance, between 0 and 1.
+    The table is (cells, techniques), higher is better, NaN where a technique was not run; sources
+    are (cells,). The smallest p of Wilcoxon's signed-rank test on n sources is 2 / 2ⁿ. Where even
+    that, after Holm, is above the level, `note` says so, and how many sources it takes.
     """
     values = _checked_table(table, names, sources, level)
     usable = ~np.isnan(values).any(axis=1)

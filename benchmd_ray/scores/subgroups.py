@@ -27,7 +27,7 @@ from benchmd_ray.scores.metrics import checked_predictions, metric
 from benchmd_ray.scores.resampling import resampled
 from benchmd_ray.scores.seeds import Difference, OverSeeds, pooled_seeds, unpaired_difference
 from benchmd_ray.scores.sums import mean_over_classes
-from benchmd_ray.scores.support import TEST_PATIENTS, Basis, support
+from benchmd_ray.scores.support import TEST_PATIENTS, support
 
 Floats = npt.NDArray[np.float64]
 
@@ -54,12 +54,10 @@ class Subgroup:
     rows: int
     patients: int
     value: float
-    """Mean AUROC over the classes that the group can score; NaN where it can score none."""
     low: float
     """Lower end of the 95 % interval over the group's patients and the seeds; NaN where there is
     none."""
     high: float
-    """Upper end."""
     unscored: tuple[int, ...]
     """Indices of the classes with no positive or no negative in this group. Where groups differ in
     them, their means are over different classes."""
@@ -74,7 +72,6 @@ class Pair:
     a: str
     b: str
     difference: Difference
-    """AUROC of a minus that of b, mean over the classes that both can score."""
     p_holm: float
     """Its p after Holm's correction over all pairs of the variable; NaN without a test."""
 
@@ -85,11 +82,9 @@ class Subgroups:
 
     variable: str
     groups: tuple[Subgroup, ...]
-    """Groups with enough patients, in order of name."""
     excluded: tuple[tuple[str, int], ...]
     """Name and patients of each group excluded: those too small, then ``unknown``."""
     pairs: tuple[Pair, ...]
-    """Each pair of groups."""
     p: float
     """p-value for equal AUROC in all groups, see `intervals.equality_p`, over the classes that all
     of them can score; groups without an interval, or with a rough one, take no part. NaN without a
@@ -112,18 +107,12 @@ def by_subgroup(
     A patient whose rows are in several groups (two views, two ages) counts in each of them, and the
     tests take the groups as independent.
 
-    Args:
-        targets: (rows, classes), integers: 1, 0, or -1 for unknown.
-        scores: Of each training seed (rows, classes), probabilities.
-        groups: (rows,), the patient of each row.
-        labels: (rows,), the group of each row; None, NaN, empty or ``unknown`` where unknown.
-        task: As `Task.kind`.
-        variable: What the labels are: sex, age.
-        resamples: Number of resamples.
-        seed: Seed of the draws.
+    Targets are (rows, classes), 1, 0, or -1 for unknown; scores those of each training seed;
+    groups are (rows,), the patient of each row; labels are (rows,), the group of each row: None,
+    NaN, empty or ``unknown`` where it is unknown. The variable is what labels are: sex, age.
     """
     checked = checked_predictions(targets, scores[0])[0]
-    seed_scores = [checked_predictions(targets, one)[1] for one in scores]
+    seed_scores = [checked_predictions(targets, array)[1] for array in scores]
     patients, named = np.asarray(groups), _named(labels)
     _check(patients, named, len(checked))
     counts = {str(name): len(np.unique(patients[named == name])) for name in np.unique(named)}
@@ -133,20 +122,20 @@ def by_subgroup(
 
     def of_group(name: str) -> _Group:
         inside = named == name
-        inner = [one[inside] for one in seed_scores]
+        inner = [array[inside] for array in seed_scores]
         return _group(name, checked[inside], inner, patients[inside], task, resamples, seed)
 
     groups_of = [of_group(name) for name in large]
     pairs = list(combinations(groups_of, 2))
     differences = [_difference(a, b) for a, b in pairs]
-    corrected = holm([one.p for one in differences]).tolist()
+    corrected = holm([difference.p for difference in differences]).tolist()
     return Subgroups(
         variable=variable,
-        groups=tuple(_subgroup(one) for one in groups_of),
+        groups=tuple(map(_subgroup, groups_of)),
         excluded=(*small, *([(UNKNOWN_GROUP, unknown)] if unknown else [])),
         pairs=tuple(
-            Pair(a.name, b.name, one, p)
-            for (a, b), one, p in zip(pairs, differences, corrected, strict=True)
+            Pair(a.name, b.name, difference, p)
+            for (a, b), difference, p in zip(pairs, differences, corrected, strict=True)
         ),
         p=_equality(groups_of),
     )
@@ -179,13 +168,15 @@ class _Group:
 
 def _equality(groups: Sequence[_Group]) -> float:
     every = np.ones(groups[0].values.shape[1], bool) if groups else np.zeros(0, bool)
-    tested = [one for one in groups if one.scored.any() and not _untested(one.over(every).basis)]
-    common = np.logical_and.reduce([one.scored for one in tested]) if tested else every
-    return equality_p([one.over(common).estimate for one in tested]) if common.any() else math.nan
-
-
-def _untested(basis: Basis) -> str:
-    return basis.no_test or basis.no_interval or basis.rough
+    bases = [group.over(every).basis for group in groups]
+    tested = [
+        group
+        for group, basis in zip(groups, bases, strict=True)
+        if not (basis.no_test or basis.no_interval or basis.rough) and group.scored.any()
+    ]
+    common = np.logical_and.reduce([group.scored for group in tested]) if tested else every
+    estimates = [group.over(common).estimate for group in tested]
+    return equality_p(estimates) if common.any() else math.nan
 
 
 def _difference(a: _Group, b: _Group) -> Difference:
@@ -222,13 +213,9 @@ def compared_groups(
 ) -> GroupTest:
     """Test whether values differ between groups; a patient counts once, by the mean of its rows.
 
-    Args:
-        values: (rows,), NaN where a row has none.
-        patients: (rows,), the patient of each row.
-        labels: (rows,), the group of each row; None, NaN, empty or ``unknown`` where unknown.
-        least: Patients that a group takes.
-        gate: Pairs are tested where the p over all groups is not above it.
-        seed: Decides between groups with as many rows of a patient.
+    All are (rows,): values are NaN where there is none, labels as in `by_subgroup`. A group takes
+    ``least`` patients; pairs are tested where the p over all groups is not above ``gate``. The seed
+    decides between groups with as many rows of a patient.
     """
     rows, people, named = np.asarray(values, np.float64), np.asarray(patients), _named(labels)
     _check(people, named, len(rows))
@@ -236,8 +223,8 @@ def compared_groups(
     rows, people, named = rows[is_valid], people[is_valid], named[is_valid]
     names = [str(name) for name in np.unique(named) if name != UNKNOWN_GROUP]
     samples = _one_value_per_patient(rows, people, named, names, seed)
-    small = [(name, len(one)) for name, one in samples.items() if len(one) < least]
-    samples = {name: one for name, one in samples.items() if len(one) >= least}
+    small = [(name, len(sample)) for name, sample in samples.items() if len(sample) < least]
+    samples = {name: sample for name, sample in samples.items() if len(sample) >= least}
     unknown = len(np.unique(people[named == UNKNOWN_GROUP]))
     h, p = _kruskal(list(samples.values()))
     excluded = (*small, *([(UNKNOWN_GROUP, unknown)] if unknown else []))
@@ -268,20 +255,22 @@ def _group(
 ) -> _Group:
     values = [metric("auroc", targets, seed_scores, task).per_class for seed_scores in scores]
     draws = [
-        resampled("auroc", targets, one, patients, task, resamples=resamples, seed=seed, threads=1)
-        for one in scores
+        resampled(
+            "auroc", targets, seed_scores, patients, task, resamples=resamples, seed=seed, threads=1
+        )
+        for seed_scores in scores
     ]
     return _Group(name, targets, patients, np.array(values), np.array(draws)[:, :, 1:])
 
 
 def _subgroup(group: _Group) -> Subgroup:
-    basis = support(group.targets, group.patients).basis("auroc")
+    counts = support(group.targets, group.patients)
     values, draws = mean_over_classes(group.values), mean_over_classes(group.draws)
-    pooled = pooled_seeds(values.tolist(), list(draws), basis)
+    pooled = pooled_seeds(values.tolist(), list(draws), counts.basis("auroc"))
     return Subgroup(
         name=group.name,
         rows=len(group.targets),
-        patients=support(group.targets, group.patients).patients,
+        patients=counts.patients,
         value=pooled.mean,
         low=pooled.low,
         high=pooled.high,

@@ -23,9 +23,7 @@ from benchmd_ray.modality.tasks import UNKNOWN
 from benchmd_ray.scores.metrics import METRICS, checked_groups
 
 INTERVAL_PATIENTS = 10
-"""Patients that an interval takes."""
 TEST_PATIENTS = 20
-"""Patients that a p-value takes."""
 ROUGH_IN_CLASS = 10
 """With fewer on the rarer side of a class an interval is rough."""
 _ROUNDING = 1e-9
@@ -36,7 +34,6 @@ class Support:
     """Patients of some rows."""
 
     patients: int
-    """How many there are with a known label."""
     effective: float
     """How many they count as."""
     known: tuple[float, ...]
@@ -104,7 +101,7 @@ class Basis:
     def degrees(self) -> float:
         """Degrees of freedom of the variance, for t; NaN where the rarest class has one patient.
 
-        Satterthwaite's (1946) for a mean over independent classes whose variances are inversely
+        Satterthwaite's (1946) for a mean over independent classes with variances inversely
         proportional to their patients, at most the patients less 1.
         """
         if self.fewest < 1 + _ROUNDING:

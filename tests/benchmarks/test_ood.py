@@ -11,8 +11,8 @@ import pytest
 from click.testing import CliRunner
 
 from benchmd_ray.benchmarks.ood import _also as also_of
-from benchmd_ray.benchmarks.ood.calibrate import best_threshold
 from benchmd_ray.benchmarks.ood.cards import in_distribution, use_case_of
+from benchmd_ray.benchmarks.ood.detectors import best_threshold
 from benchmd_ray.benchmarks.ood.measures import Compared, metrics, resampled_auroc
 from benchmd_ray.benchmarks.ood.sets import calibrates
 from benchmd_ray.cli import main

@@ -11,8 +11,7 @@ from scipy.stats import weibull_min
 from sklearn.covariance import LedoitWolf
 from sklearn.neighbors import NearestNeighbors
 
-from benchmd_ray.benchmarks.ood.calibrate import calibrated
-from benchmd_ray.benchmarks.ood.detectors import joined
+from benchmd_ray.benchmarks.ood.detectors import calibrated, joined
 from benchmd_ray.benchmarks.ood.methods import METHODS
 from benchmd_ray.benchmarks.ood.methods import neighbours as neighbours_module
 from benchmd_ray.benchmarks.ood.methods.formulas import probabilities

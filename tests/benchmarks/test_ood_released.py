@@ -349,5 +349,6 @@ def test_features_that_are_no_numbers_name_the_record(run, place, monkeypatch, t
     with torch.no_grad():
         next(network.model.encoder.parameters()).fill_(float("nan"))
     own = inside(place["ptb-xl"]).scored
-    with pytest.raises(BenchmdError, match=f"NaN or infinite features for .*{own[0].names[0]}"):
+    record = own[0].ids("record_id")[0]
+    with pytest.raises(BenchmdError, match=f"NaN or infinite features for .*{record}"):
         NetworkObserver.of(network, SMALL).seen(own)

@@ -19,9 +19,8 @@ from sklearn.metrics import average_precision_score, roc_auc_score
 from benchmd_ray.benchmarks.ood import DETECTION, sets
 from benchmd_ray.benchmarks.ood import guard as guards
 from benchmd_ray.benchmarks.ood import scores as scores_module
-from benchmd_ray.benchmarks.ood.calibrate import Draw, calibration_draws
 from benchmd_ray.benchmarks.ood.detect import scored_table
-from benchmd_ray.benchmarks.ood.detectors import prepared
+from benchmd_ray.benchmarks.ood.detectors import Draw, calibration_draws, prepared
 from benchmd_ray.benchmarks.ood.methods import METHODS
 from benchmd_ray.benchmarks.ood.methods.odin import STEPS, TEMPERATURES
 from benchmd_ray.benchmarks.ood.network import Network
@@ -352,15 +351,19 @@ def test_small_conditions_are_scored_whole_and_together(place, monkeypatch):
     whole = {name: sum(name in own for own in stated) for name in HELD}
     assert {name: sum(map(len, few[name].scored)) for name in HELD} == whole
     both = sets.records_of(catalog, "heldout")
-    pairs = zip(both.names, stated, strict=True)
+    pairs = zip(both.ids("record_id"), stated, strict=True)
     twice = {name for name, own in pairs if len(own & {*HELD[:2]}) > 1}
     for name in HELD[:2]:  # what has two conditions calibrates for neither
-        calibrating = {record for part in many[name].calibrating for record in part.names}
+        calibrating = {
+            record for part in many[name].calibrating for record in part.ids("record_id")
+        }
         assert not twice & calibrating
     assert not any(few[name].calibrating for name in HELD)
-    together = {record for name in HELD[:2] for part in few[name].scored for record in part.names}
+    together = {
+        record for name in HELD[:2] for part in few[name].scored for record in part.ids("record_id")
+    }
     (part,) = few["all together"].scored
-    assert set(part.names) == together
+    assert set(part.ids("record_id")) == together
     assert few["all together"].use_case == "unseen"
     assert "all together" not in many
     assert not any(draw.sets[0].use_case == "unseen" for draw in calibration_draws([*few.values()]))

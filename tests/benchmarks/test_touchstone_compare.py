@@ -38,7 +38,7 @@ from benchmd_ray.report.figures_parts import FigureContext, Skipped, Titled
 from benchmd_ray.report.rows import whole_rows
 from benchmd_ray.report.table import plain
 from benchmd_ray.scores.comparison import holm
-from benchmd_ray.scores.overlap import of_labels
+from benchmd_ray.scores.segmentation import of_labels
 
 
 @pytest.fixture(scope="module")

@@ -9,7 +9,7 @@ from benchmd_ray.benchmarks.touchstone.contests import Means, agreement, p_of_pa
 from benchmd_ray.benchmarks.touchstone.joining import joined
 from benchmd_ray.benchmarks.touchstone.metadata import Metadata
 from benchmd_ray.benchmarks.touchstone.summaries import draw
-from benchmd_ray.scores.signed_rank import holm_together
+from benchmd_ray.scores.comparison import holm_together
 
 CASES = 60
 

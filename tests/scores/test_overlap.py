@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 
 from benchmd_ray.scores.dice import BOTH, PREDICTED, dice
-from benchmd_ray.scores.overlap import Masks, of_labels, voxels
-from benchmd_ray.scores.segmentation import scored
+from benchmd_ray.scores.segmentation import Masks, of_labels, scored, voxels
 
 
 def of(labels, classes=3):

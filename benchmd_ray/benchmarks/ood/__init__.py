@@ -155,7 +155,7 @@ AS_RELEASED = _declared("ood-released", 2, _compute_released, _of_cards)
 """The paper's detectors as its code calibrates and scores them."""
 TUNED = _declared("ood-tuned", 2, _compute_tuned, _of_cards)
 """Detectors with hyperparameters that a search found, next to those with the papers'."""
-EVALUATIONS = {one.name: one for one in (DETECTION, AS_RELEASED, TUNED)}
+EVALUATIONS = {evaluation.name: evaluation for evaluation in (DETECTION, AS_RELEASED, TUNED)}
 BENCHMARK = Benchmark(
     name="ood",
     version=1,

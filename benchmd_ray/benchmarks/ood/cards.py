@@ -6,7 +6,7 @@ Folders of cards have a folder ``ood``; each of its files maps datasets to their
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable, Sequence, Set
+from collections.abc import Sequence, Set
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Literal, get_args
@@ -117,7 +117,9 @@ def _require_sound(where: str, name: str, cases: UseCases, datasets: Set[str]) -
     if name != family(name):
         raise BenchmdError(f"{where}: use-cases are those of all sizes: name {family(name)}.")
     others = [other for case in USE_CASES for other in getattr(cases, case)]
-    _require_known(where, datasets, others)
+    for other in others:
+        if other not in datasets:
+            raise unknown_name(f"dataset in {where}:", other, datasets)
     if name in map(family, others):
         raise BenchmdError(f"{where} names {name} as a use-case of itself: remove it there.")
     conditions = [other for names in cases.hold_out.values() for other in names]
@@ -126,9 +128,3 @@ def _require_sound(where: str, name: str, cases: UseCases, datasets: Set[str]) -
             raise BenchmdError(
                 f"{where} names the {kind} {twice[0]} twice for {name}: keep it in one use-case."
             )
-
-
-def _require_known(where: str, datasets: Set[str], names: Iterable[str]) -> None:
-    for name in names:
-        if name not in datasets:
-            raise unknown_name(f"dataset in {where}:", name, datasets)

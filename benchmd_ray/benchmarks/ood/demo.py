@@ -150,7 +150,6 @@ def _compute(asked: Asked) -> pa.Table:
 
 
 BRIEF = replace(DETECTION, compute=_compute, current=None)
-"""The evaluation, with `brief_detectors`."""
 
 
 def brief_detectors() -> dict[str, Detector]:

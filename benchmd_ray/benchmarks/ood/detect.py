@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,7 @@ import pyarrow as pa
 
 from benchmd_ray.benchmarks.ood.cards import digest_of_use_cases
 from benchmd_ray.benchmarks.ood.conform import coarse
-from benchmd_ray.benchmarks.ood.detectors import Detectors, prepared
+from benchmd_ray.benchmarks.ood.detectors import Detectors, Draw, prepared
 from benchmd_ray.benchmarks.ood.methods import METHODS, USUAL
 from benchmd_ray.benchmarks.ood.methods.method import Detector, Floats, Seen
 from benchmd_ray.benchmarks.ood.network import Network
@@ -34,7 +35,6 @@ GALLERY = 3
 """Records of a set that are shown: the most and as many of the least suspicious."""
 
 ScoreColumns = dict[str, Any]
-"""ScoreColumns of rows: lists, or one value for all."""
 
 
 def detected(
@@ -70,14 +70,23 @@ def scored_table(
         _inside_block(detectors, inside_records.scored, "test", abnormal),
         *_coarse_blocks(detectors, inside_records, sets),
     ]
-    blocks += _calibrated_inside(detectors, inside_records, test, abnormal)
+    inside_columns = {"set": IN, "abnormal": abnormal.tolist()}
+    blocks += _calibrated(
+        detectors, inside_records.scored, test, lambda _: "calibrated", inside_columns
+    )
     display = progress("asking detectors", len(sets), "sets")
     for number, out_set in enumerate(sets, 1):
         if sum(map(len, out_set.scored)):
             seen = detectors.seen(out_set.scored, out_set)
             blocks += [
                 _block(detectors, out_set, seen),
-                *_calibrated_outside(detectors, out_set, seen),
+                *_calibrated(
+                    detectors,
+                    out_set.scored,
+                    seen,
+                    partial(Draw.regime, out_set=out_set),
+                    _of_set(out_set),
+                ),
             ]
         display.update(number)
     display.close()
@@ -116,13 +125,8 @@ def _without_records(sets: Sequence[OutSet]) -> dict[str, str]:
 
 
 def _keys(records: Sequence[SplitRecords]) -> dict[str, list[Any]]:
-    columns: dict[str, list[Any]] = {"record_id": [], "unit_id": [], "group_id": []}
-    for part in records:
-        columns["record_id"] += part.names
-        unit = part.table["unit_id"].to_pylist()
-        columns["unit_id"] += [f"{part.catalog.dataset}/{name}" for name in unit]
-        columns["group_id"] += part.patients
-    return columns
+    columns = ("record_id", "unit_id", "group_id")
+    return {column: [name for part in records for name in part.ids(column)] for column in columns}
 
 
 def _uncalibrated(detectors: Detectors, seen: Seen, ids: Sequence[str]) -> dict[str, Floats]:
@@ -215,34 +219,23 @@ def _gallery(
     return pictures
 
 
-def _calibrated_inside(
-    detectors: Detectors, inside_records: Inside, seen: Seen, abnormal: npt.NDArray[np.bool_]
+def _calibrated(
+    detectors: Detectors,
+    records: Sequence[SplitRecords],
+    seen: Seen,
+    regime: Callable[[Draw], str],
+    columns: ScoreColumns,
 ) -> Iterator[ScoreColumns]:
-    """In-distribution records by calibrated detectors, once for each draw."""
-    keys = _keys(inside_records.scored)
+    """Records by calibrated detectors, once for each draw that has a regime for them."""
+    keys = _keys(records)
     for draw in detectors.draws:
-        scores = {
-            name: detectors.scores(name, learned.state, seen, keys["record_id"])
-            for name, learned in detectors.learned[draw.name].items()
-        }
-        how = {"part": "test", "regime": "calibrated", "calibrated_on": draw.name}
-        yield {**keys, **how, "set": IN, "abnormal": abnormal.tolist(), **scores}
-
-
-def _calibrated_outside(
-    detectors: Detectors, out_set: OutSet, seen: Seen
-) -> Iterator[ScoreColumns]:
-    """A set by the detectors that were calibrated for it."""
-    keys = _keys(out_set.scored)
-    for draw in detectors.draws:
-        if not (regime := draw.regime(out_set)):
-            continue
-        scores = {
-            name: detectors.scores(name, learned.state, seen, keys["record_id"])
-            for name, learned in detectors.learned[draw.name].items()
-        }
-        how = {"part": "test", "regime": regime, "calibrated_on": draw.name}
-        yield {**keys, **how, **_of_set(out_set), **scores}
+        how = {"part": "test", "regime": regime(draw), "calibrated_on": draw.name}
+        if how["regime"]:
+            scores = {
+                name: detectors.scores(name, learned.state, seen, keys["record_id"])
+                for name, learned in detectors.learned[draw.name].items()
+            }
+            yield {**keys, **how, **columns, **scores}
 
 
 def _table(

@@ -76,7 +76,6 @@ class Guard:
     detector: str
     state: State
     threshold: float
-    """Scores above it are rejected."""
     network: Network
 
 

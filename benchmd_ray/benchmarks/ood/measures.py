@@ -30,9 +30,7 @@ class Compared:
     inside: pd.DataFrame
     """Of in-distribution records: ``score``, ``group_id`` (the patient) and ``abnormal``."""
     outside: pd.DataFrame
-    """Of the others."""
     threshold: float
-    """Scores above it are rejected."""
     alike: pd.DataFrame | None = None
     """In-distribution records that were made as coarse as the others, where these are coarser."""
 

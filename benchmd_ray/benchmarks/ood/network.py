@@ -41,16 +41,13 @@ from benchmd_ray.training.weights import (
 )
 
 LAYERS = 3
-"""Layers that are read in addition to the features, at equal distances in depth."""
 PASSES = 7
-"""Of dropout."""
 DEEPER = (
     ("transition1", "transition2", "transition3", "norm5"),
     ("layer1", "layer2", "layer3", "layer4"),
 )
 """Stages of MONAI's DenseNet and SE-ResNet, of which the last gives the features."""
 MASKS = 4
-"""Of the masked autoencoder's loss."""
 VISIBLE = {1: 1250, 2: 128}
 """Largest extent of a picture that is to be looked at, by the number of its axes."""
 PIXELS = {1: 250, 2: 64, 3: 16}

@@ -16,7 +16,7 @@ import numpy.typing as npt
 import torch
 
 from benchmd_ray.benchmarks.ood.conform import Batch, conformed_batch, recorded
-from benchmd_ray.benchmarks.ood.faults import Fault, made
+from benchmd_ray.benchmarks.ood.faults import made
 from benchmd_ray.benchmarks.ood.methods.formulas import drawn
 from benchmd_ray.benchmarks.ood.methods.method import Detector, Seen, State
 from benchmd_ray.benchmarks.ood.network import Network, small, visible
@@ -32,7 +32,6 @@ from benchmd_ray.training.features import feature_store
 VERSION = 2
 """Raised whenever quantities, faults or fitting to another signal change."""
 SEED = 0
-"""Of the faults: the same for all runs, so that they are compared on the same records."""
 TIMED, TIMES = 32, 5
 """Records of which the network's work is timed, and how often; the median counts."""
 
@@ -54,29 +53,24 @@ class NetworkObserver:
         """One that keeps the network's outputs in this node's cache."""
         return cls(network, settings, cache_folder() / "ood", sources or {})
 
-    def seen(
-        self, records: Sequence[SplitRecords], fault: Fault | None = None, severity: int = 0
-    ) -> Seen:
+    def seen(self, records: Sequence[SplitRecords], of: OutSet | None = None) -> Seen:
         """Outputs of the network for records, in their order."""
         network = self.network
         about = {"quantities": {name: list(shape) for name, shape in network.shapes.items()}}
-        parts = [
-            self._kept(part, fault, severity, network.quantities, about, network.values)
-            for part in records
-        ]
+        ask, width = network.quantities, network.values
+        parts = [self._kept(part, of, ask, about, width) for part in records]
         quantities = np.concatenate(parts)
         _require_finite(quantities, records)
         return network.seen(quantities)
 
     def pixels(
-        self, records: Sequence[SplitRecords], fault: Fault | None = None, severity: int = 0
+        self, records: Sequence[SplitRecords], of: OutSet | None = None
     ) -> npt.NDArray[np.float32]:
         """Small pictures of records as the network sees them: (records, channels, …)."""
-        shape, about = self._picture_shape(), {"pixels": True}
-        parts = [
-            self._kept(part, fault, severity, self._pictures, about, int(np.prod(shape)))
-            for part in records
-        ]
+        zeros, about = torch.zeros(1, *self.network.signal.input_shape), {"pixels": True}
+        shape = tuple(small(zeros).shape[1:])
+        width = int(np.prod(shape))
+        parts = [self._kept(part, of, self._pictures, about, width) for part in records]
         return np.concatenate(parts).reshape(-1, *shape)
 
     def asked(
@@ -84,8 +78,7 @@ class NetworkObserver:
         records: Sequence[SplitRecords],
         method: Detector,
         state: State,
-        fault: Fault | None = None,
-        severity: int = 0,
+        of: OutSet | None = None,
     ) -> npt.NDArray[np.float32]:
         """What a detector computes of records by the network: (records, …)."""
         assert method.asks is not None
@@ -100,9 +93,8 @@ class NetworkObserver:
 
         source = self.sources.get(method.name, "")
         about = {"detector": method.name, "state": digest_of(state), "source": source}
-        parts = [
-            self._kept(part, fault, severity, ask, about, int(np.prod(shape))) for part in records
-        ]
+        width = int(np.prod(shape))
+        parts = [self._kept(part, of, ask, about, width) for part in records]
         return np.concatenate(parts).reshape(-1, *shape)
 
     @cached_property
@@ -113,8 +105,7 @@ class NetworkObserver:
 
     def shown(self, records: SplitRecords, of: OutSet | None = None) -> Iterator[bytes]:
         """Pictures of records to be looked at, from black to white: bytes of `shown_shape`."""
-        how = (None, 0) if of is None else (of.fault, of.severity)
-        for batch in _batches(records, self.network.signal, *how, 16):
+        for batch in _batches(records, self.network.signal, of, 16):
             for picture in visible(self.network.normalised(*batch).float()).cpu().numpy():
                 low, high = float(picture.min()), float(picture.max())
                 grey = (picture - low) / (high - low) if high > low else np.zeros_like(picture)
@@ -125,7 +116,7 @@ class NetworkObserver:
     ) -> dict[str, float]:
         """Seconds that a record takes, by part of the network or detector that asks it."""
         few = records.at(np.isin(np.arange(len(records)), drawn(len(records), TIMED)))
-        batch = next(_batches(few, self.network.signal, None, 0, TIMED))
+        batch = next(_batches(few, self.network.signal, None, TIMED))
         signals = self.network.normalised(*batch)
         work: dict[str, Callable[[], object]] = {
             name: partial(part, signals) for name, part in self.network.parts.items()
@@ -136,15 +127,10 @@ class NetworkObserver:
             work[name] = partial(method.asks, self.network, state, signals)
         return {name: median_seconds(call) / len(few) for name, call in work.items()}
 
-    def _picture_shape(self) -> tuple[int, ...]:
-        zeros = torch.zeros(1, *self.network.signal.input_shape)
-        return tuple(small(zeros).shape[1:])
-
     def _kept(
         self,
         records: SplitRecords,
-        fault: Fault | None,
-        severity: int,
+        of: OutSet | None,
         ask: Callable[..., npt.NDArray[np.float32]],
         about: Mapping[str, Any],
         width: int,
@@ -162,7 +148,7 @@ class NetworkObserver:
             "signal": str(network.signal),
             "statistics": network.about["statistics"],
             "augmentation": network.about["augmentation"],
-            "fault": None if fault is None else [fault.name, severity, SEED],
+            "fault": None if of is None or of.fault is None else [of.fault.name, of.severity, SEED],
             **about,
         }
         if "pixels" in about:
@@ -170,7 +156,7 @@ class NetworkObserver:
 
         def encode() -> npt.NDArray[np.float32]:
             size = evaluation_batch(network.model.encoder)
-            batches = _batches(records, network.signal, fault, severity, size)
+            batches = _batches(records, network.signal, of, size)
             answers = [ask(*batch) for batch in batches]
             return np.concatenate(answers) if answers else np.empty((0, width), np.float32)
 
@@ -204,7 +190,7 @@ def _require_finite(quantities: npt.NDArray[np.float32], records: Sequence[Split
     """Refuse NaN or infinite features; the message names the first record."""
     wrong = np.flatnonzero(~np.isfinite(quantities).all(axis=1))
     if len(wrong):
-        name = [name for part in records for name in part.names][wrong[0]]
+        name = [name for part in records for name in part.ids("record_id")][wrong[0]]
         raise BenchmdError(
             f"the network gives NaN or infinite features for {count_of(len(wrong), 'record')}, the "
             f"first is {name}: detectors cannot be fitted or asked. Check the run's training, and "
@@ -225,9 +211,7 @@ def median_seconds(work: Callable[[], object]) -> float:
     return statistics.median(seconds)
 
 
-def _batches(
-    records: SplitRecords, to: Signal, fault: Fault | None, severity: int, size: int
-) -> Iterator[Batch]:
+def _batches(records: SplitRecords, to: Signal, of: OutSet | None, size: int) -> Iterator[Batch]:
     """Stored values, scales and valid sizes of records as the network is to see them."""
     signals = resident_signals(records.catalog, records.split)
     signal = records.catalog.signal
@@ -239,10 +223,10 @@ def _batches(
         values = np.asarray(signals[records.rows[start : start + size]])
         step, valid = scales[start : start + size], sizes[start : start + size]
         values, step, valid = conformed_batch((values, step, valid), signal, to)
-        if fault is not None:
+        if of is not None and of.fault is not None:
             values = np.stack(
                 [
-                    made(recorded(value, s, v, to), fault, severity, names[place], SEED)
+                    made(recorded(value, s, v, to), of.fault, of.severity, names[place], SEED)
                     for value, s, v, place in zip(values, step, valid, places, strict=True)
                 ]
             )

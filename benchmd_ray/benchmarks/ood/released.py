@@ -44,7 +44,6 @@ from benchmd_ray.benchmarks.ood.methods.odin import STEPS
 
 BATCH = 64
 Values = npt.NDArray[np.float32]
-"""(records, quantities) that a head reads."""
 
 
 class ThresholdHead(nn.Module):
@@ -359,7 +358,6 @@ def _released() -> tuple[Detector, ...]:
 
 
 RELEASED: dict[str, Detector] = {method.name: method for method in _released()}
-"""By name, in the tables' order."""
 
 
 def even(calibration: Calibration) -> Calibration:

@@ -29,7 +29,6 @@ from benchmd_ray.report.tables import Declared, aggregates
 
 HEADING = "Out-of-distribution detection"
 DETECTED = ("unrelated", "faulty", "unseen")
-"""Use-cases in which records are to be detected."""
 
 
 def title_of(method: str) -> str:
@@ -133,11 +132,6 @@ def detectors(analysis: Analysis) -> Table | None:
                 ("FPR at 95 % detected", "fpr at 95"),
                 ("detected at 5 % rejected", "detected at 5"),
                 ("balanced accuracy", "balanced accuracy"),
-            )
-        ),
-        *(
-            column_of(title, rows[name], "number")
-            for title, name in (
                 ("AUROC, abnormal in", "auroc, abnormal"),
                 ("accuracy, drawn", "accuracy, drawn"),
                 ("AUPR out, drawn", "aupr out, drawn"),

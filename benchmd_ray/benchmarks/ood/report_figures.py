@@ -24,7 +24,6 @@ REGIMES = {
     "other-sources": "calibrated on other-sources",
     "same-source": "calibrated on same-source",
 }
-"""Of the regimes, in the legend."""
 APART = {"none": 0.0, "other-sources": 0.15, "same-source": -0.15}
 """Where intervals of a detector are on its line, so that none hides another."""
 

@@ -48,13 +48,10 @@ class StudiedNetwork:
     """All seeds of a network, and what was scored of each."""
 
     names: dict[str, str]
-    """By the columns of `STUDY`."""
     seeds: dict[int, dict[tuple[Any, ...], ScoredSet]]
     """Of each seed, by `WHERE`."""
     predictions: dict[int, Predictions]
-    """By seed."""
     resamples: int
-    """Of the bootstrap over patients."""
     also: str = ""
     """The other catalogs that were read: networks with others are not compared."""
 

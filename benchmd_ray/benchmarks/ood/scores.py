@@ -33,11 +33,9 @@ from benchmd_ray.scores.support import Basis
 RELEASED = "ood-released"
 """The evaluation that is scored as the released code does, too."""
 ENSEMBLE = "deep-ensemble"
-"""Name of what the seeds of a network say together."""
 HALVES, ROUNDING = 4999, 1e-12
 """Random halves of `chance_p`, and what differs by less is equal."""
 RESAMPLES = 1000
-"""Of the bootstrap, where nobody says."""
 
 
 @dataclass(frozen=True)
@@ -69,7 +67,6 @@ class ScoredSet:
 
     where: Where
     values: dict[str, float]
-    """By metric, of all patients."""
     draws: Floats
     """AUROC over resamples of patients; empty where there is no interval."""
     basis: Basis
@@ -78,7 +75,6 @@ class ScoredSet:
     out: npt.NDArray[np.intp]
     """Those of the records that are out of distribution."""
     groups: npt.NDArray[np.intp]
-    """Numbers of the patients."""
     sets: int = 1
 
     @property
@@ -130,7 +126,6 @@ def scored(predictions: Predictions, resamples: int = RESAMPLES) -> tuple[Scored
 
 
 _KNOWN: dict[tuple[str, ...], tuple[ScoredSet, ...]] = {}
-"""Scores of predictions, by resamples: rows, tables and figures ask for the same."""
 
 
 def _name(predictions: Predictions) -> tuple[str, ...]:

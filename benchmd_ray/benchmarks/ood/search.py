@@ -15,14 +15,17 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from benchmd_ray.benchmarks.ood.calibrate import (
+from benchmd_ray.benchmarks.ood.detect import scored_table
+from benchmd_ray.benchmarks.ood.detectors import (
+    Detectors,
     Draw,
+    Learned,
     auroc_of,
     best_threshold,
+    joined,
+    prepared,
     representatives,
 )
-from benchmd_ray.benchmarks.ood.detect import scored_table
-from benchmd_ray.benchmarks.ood.detectors import Detectors, Learned, joined, prepared
 from benchmd_ray.benchmarks.ood.methods import METHODS
 from benchmd_ray.benchmarks.ood.methods.method import Bank, Calibration, Seen
 from benchmd_ray.benchmarks.ood.network import Network
@@ -36,9 +39,7 @@ from benchmd_ray.tuning.independent import tried
 from benchmd_ray.tuning.parameters import Kind, Parameter
 
 TRIALS = 20
-"""Of a search, the defaults among them."""
 Values = dict[str, dict[str, Any]]
-"""Of each detector its hyperparameters."""
 
 
 @dataclass(frozen=True)
@@ -84,7 +85,6 @@ class CalibrationData:
     bank: Bank
     inside: Seen
     outside: Mapping[str, Seen]
-    """By set."""
 
     def trial(self, values: Values) -> DetectorTrial:
         """Fit each detector with its values, and ask it about records that calibrate."""

@@ -42,22 +42,19 @@ class SplitRecords:
     catalog: Catalog
     split: str
     rows: npt.NDArray[np.int64]
-    """Ascending."""
     table: pa.Table
-    """Of these rows, with `COLUMNS`."""
 
     def __len__(self) -> int:
         return len(self.rows)
 
-    @property
-    def names(self) -> list[str]:
-        """Their ids, which with the dataset name them."""
-        return [f"{self.catalog.dataset}/{name}" for name in self.table["record_id"].to_pylist()]
+    def ids(self, column: str) -> list[str]:
+        """A column of ids with the dataset: those of two datasets are not the same."""
+        return [f"{self.catalog.dataset}/{name}" for name in self.table[column].to_pylist()]
 
     @property
     def patients(self) -> list[str]:
-        """Patients with their dataset: of two datasets, they are not the same."""
-        return [f"{self.catalog.dataset}/{name}" for name in self.table["group_id"].to_pylist()]
+        """Their patients with the dataset."""
+        return self.ids("group_id")
 
     @property
     def targets(self) -> npt.NDArray[np.int8]:
@@ -90,7 +87,6 @@ class OutSet:
     """Those that detectors may learn from; of other patients than those that are scored."""
     scored: tuple[SplitRecords, ...]
     fault: Fault | None = None
-    """What is made wrong with them first."""
     severity: int = 0
     excluded: int = 0
     """Records that are not among them, for their patients are in distribution."""
@@ -125,7 +121,6 @@ class Inside:
     """The in-distribution records."""
 
     trained: SplitRecords
-    """That the network learned from."""
     calibrating: tuple[SplitRecords, ...]
     scored: tuple[SplitRecords, ...]
 
@@ -159,8 +154,7 @@ def _few(records: SplitRecords) -> SplitRecords:
     """At most `MOST` records, of whole units, by a hash of the units' names."""
     if len(records) <= MOST:
         return records
-    units = [f"{records.catalog.dataset}/{name}" for name in records.table["unit_id"].to_pylist()]
-    fractions = np.array([stable_fraction(f"ood/{name}") for name in units])
+    fractions = np.array([stable_fraction(f"ood/{name}") for name in records.ids("unit_id")])
     least = np.sort(fractions)[MOST]  # of the first unit that is not whole
     chosen = fractions < least
     return records.at(chosen if chosen.any() else fractions == least)
@@ -287,7 +281,9 @@ def _of_catalog(catalog: Catalog, other: Catalog, patients: set[str]) -> OutSet:
     parts = tuple(_few(records_of(other, split)) for split in splits)
     if not parts:
         raise BenchmdError(f"{other.path} has no record: exclude it from --also.")
-    masks = [np.array([name not in patients for name in _groups(part)], bool) for part in parts]
+    # Without their dataset: of two datasets of one origin patients may be the same.
+    groups = [map(str, part.table["group_id"].to_pylist()) for part in parts]
+    masks = [np.array([name not in patients for name in names], bool) for names in groups]
     kept = [part.at(chosen) for part, chosen in zip(parts, masks, strict=True)]
     if not sum(map(len, kept)):
         raise BenchmdError(
@@ -304,7 +300,3 @@ def _of_catalog(catalog: Catalog, other: Catalog, patients: set[str]) -> OutSet:
         extent=coarser(other.signal, catalog.signal),
         excluded=sum(int((~chosen).sum()) for chosen in masks),
     )
-
-
-def _groups(records: SplitRecords) -> list[str]:
-    return [str(name) for name in records.table["group_id"].to_pylist()]

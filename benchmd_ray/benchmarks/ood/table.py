@@ -18,9 +18,7 @@ from benchmd_ray.runs.predictions import Predictions, fault_of_columns
 IN, ALL, HALF = "in", "all", "random half"
 """Names of the in-distribution set, of means over sets, and of the control of chance."""
 RESERVED = (IN, ALL, HALF)
-"""Names that no other set may have."""
 JOINED = " + "
-"""Between the names of sets that calibrate together."""
 KEYS: dict[str, pa.DataType] = {
     **dict.fromkeys(("record_id", "unit_id", "group_id", "part", "use_case", "set"), pa.string()),
     "severity": pa.int8(),
@@ -41,7 +39,6 @@ which in-distribution records were made as coarse as others, which are compared 
 ONCE = ("record_id", "part", "set", "use_case", "severity", "regime", "calibrated_on", "alike")
 """Columns that identify a row."""
 ABOUT = "about"
-"""Metadata of the column ``set``, as JSON: what `ABOUT_KEYS` names."""
 ABOUT_KEYS: dict[str, type] = {
     "skipped": dict,
     "sources": dict,

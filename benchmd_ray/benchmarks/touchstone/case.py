@@ -33,8 +33,7 @@ from benchmd_ray.data.readers.nifti import whole_labels
 from benchmd_ray.data.records import RecordError
 from benchmd_ray.errors import shown
 from benchmd_ray.schema.typed import typed
-from benchmd_ray.scores.overlap import Kinds, Masks, Segmentation, of_labels
-from benchmd_ray.scores.segmentation import scored
+from benchmd_ray.scores.segmentation import Kinds, Masks, Segmentation, of_labels, scored
 
 SIDES = ("reference", "prediction")
 RESAMPLE = "--resample puts it on the reference's grid by nearest neighbours"

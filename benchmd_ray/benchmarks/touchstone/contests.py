@@ -26,8 +26,7 @@ from benchmd_ray.benchmarks.touchstone.joining import Floats, Scores
 from benchmd_ray.benchmarks.touchstone.summaries import DrawnMeans
 from benchmd_ray.benchmarks.touchstone.tasks import MEAN
 from benchmd_ray.errors import BenchmdError, shown
-from benchmd_ray.scores.comparison import LEVEL, holm
-from benchmd_ray.scores.signed_rank import holm_together, ordered_pairs
+from benchmd_ray.scores.comparison import LEVEL, holm, holm_together, ordered_pairs
 from benchmd_ray.scores.stability import DrawnRanks, drawn_ranks, ranks
 from benchmd_ray.scores.support import TEST_PATIENTS
 

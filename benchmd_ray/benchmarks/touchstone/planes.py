@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from benchmd_ray.benchmarks.touchstone.masks import Labels, VoxelGrid
-from benchmd_ray.scores.overlap import Box, Segmentation
+from benchmd_ray.scores.segmentation import Box, Segmentation
 
 T = TypeVar("T", bound=np.generic)
 Bits = npt.NDArray[np.bool_]

@@ -13,7 +13,6 @@ from benchmd_ray.modality.signals import Signal
 
 __all__ = ["SEVERITIES", "Fault", "Recorded", "faults_of", "made"]
 _KINDS = {2: traces.faults_of, 3: images.faults_of, 4: volumes.faults_of}
-"""By the number of axes."""
 
 
 def faults_of(signal: Signal) -> dict[str, Fault]:

@@ -17,7 +17,6 @@ from benchmd_ray.modality.signals import Range, Signal, Window, valid_area
 Values = npt.NDArray[np.float32]
 SEVERITIES = (1, 2, 3)
 LIMITS = {"uint8": (0, 2**8 - 1), "int16": (-(2**15), 2**15 - 1)}
-"""Least and largest stored step, by the signal's type."""
 
 
 @dataclass(frozen=True)
@@ -25,7 +24,6 @@ class Recorded:
     """A record as its catalog stores it."""
 
     values: Values
-    """Of the signal's ``stored_shape``, in stored steps."""
     step: float
     """Physical value of a step, in the signal's unit."""
     valid_size: tuple[int, ...]
@@ -39,7 +37,6 @@ class Fault:
 
     name: str
     title: str
-    """What went wrong, in a few words."""
     make: Callable[[Recorded, int, np.random.Generator], Values]
     """From a record, a severity and the random numbers of this record to its values, in stored
     steps, of the same shape."""

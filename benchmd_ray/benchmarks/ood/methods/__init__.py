@@ -93,10 +93,8 @@ METHODS: dict[str, Detector] = {
         *autoencoder.METHODS,
     )
 }
-"""By name, in the tables' order."""
 
 KIND = "detector"
-"""What a user's detector is among `extensions.plugins.GROUPS`."""
 
 
 def detectors() -> dict[str, Detector]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
@@ -32,9 +32,7 @@ STEPS, BATCH, RATE = 400, 64, 1e-3
 """Of the training, by Adam."""
 BLOCK = 256
 Pictures = npt.NDArray[np.float32]
-"""(records, channels, …)."""
 PREFIX = "weights/"
-"""How names of weights begin in a state."""
 
 
 @dataclass(frozen=True)
@@ -143,7 +141,6 @@ def _trained(pictures: Pictures, kind: AutoencoderKind, steps: int) -> State:
 
 
 _SECONDS: dict[str, float] = {}
-"""That the last training of each kind took."""
 
 
 def _shared(_: Bank, *, kind: AutoencoderKind) -> float:
@@ -186,6 +183,13 @@ def with_weights(network: nn.Module, state: State, prefix: str = PREFIX) -> None
     )
 
 
+def in_blocks(work: Callable[[torch.Tensor], torch.Tensor], inputs: torch.Tensor) -> Pictures:
+    """Outputs without gradients, `BLOCK` records at a time."""
+    with torch.no_grad():
+        parts = [work(part) for part in torch.split(inputs, BLOCK)]
+    return np.asarray(torch.cat(parts).numpy())
+
+
 def _network_of(pictures: Pictures, kind: AutoencoderKind) -> Autoencoder:
     shape = tuple(pictures.shape[1:])
     return Autoencoder(shape, variational=kind.variational, crossed=kind.crossed)
@@ -207,17 +211,13 @@ def _network(
 def codes_of(state: State, pictures: Pictures, kind: AutoencoderKind) -> npt.NDArray[np.float32]:
     """(records, `CODE`)."""
     network, inputs = _network(state, pictures, kind)
-    with torch.no_grad():
-        parts = [network.codes(part)[0] for part in torch.split(inputs, BLOCK)]
-    return np.asarray(torch.cat(parts).numpy(), np.float32)
+    return np.asarray(in_blocks(lambda part: network.codes(part)[0], inputs), np.float32)
 
 
 def score(state: State, seen: Seen, head: Head, *, kind: AutoencoderKind) -> Floats:
     """(records,)."""
     network, inputs = _network(state, seen.more["pixels"], kind)
-    with torch.no_grad():
-        parts = [network.losses(part) for part in torch.split(inputs, BLOCK)]
-    return np.asarray(torch.cat(parts).double().numpy())
+    return np.asarray(in_blocks(network.losses, inputs), np.float64)
 
 
 def _distance(state: State, seen: Seen, head: Head, *, kind: AutoencoderKind, k: int) -> Floats:

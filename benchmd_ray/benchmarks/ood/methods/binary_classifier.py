@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from sklearn.linear_model import LogisticRegression
 
-from benchmd_ray.benchmarks.ood.methods.linear import applied, learned
+from benchmd_ray.benchmarks.ood.methods.formulas import applied, learned
 from benchmd_ray.benchmarks.ood.methods.method import (
     Calibration,
     Detector,

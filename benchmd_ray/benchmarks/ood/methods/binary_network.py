@@ -14,10 +14,10 @@ from torch import nn
 from torch.nn import functional
 
 from benchmd_ray.benchmarks.ood.methods.autoencoder import (
-    BLOCK,
     CHANNELS,
     halved,
     halving,
+    in_blocks,
     narrowed,
     weights_of,
     with_weights,
@@ -98,9 +98,7 @@ def _score(state: State, seen: Seen, head: Head) -> Floats:
     inputs = _given(state, seen.more["pixels"])
     network = BinaryNetwork(tuple(inputs.shape[1:]))
     with_weights(network, state)
-    with torch.no_grad():
-        parts = [network(part) for part in torch.split(inputs, BLOCK)]
-    return np.asarray(torch.cat(parts).double().numpy())
+    return np.asarray(in_blocks(network, inputs), np.float64)
 
 
 METHOD = Detector(

@@ -8,7 +8,6 @@ from benchmd_ray.benchmarks.ood.methods.formulas import free_energy
 from benchmd_ray.benchmarks.ood.methods.method import Bank, Detector, Floats, Head, Seen, State
 
 KEPT = 10
-"""Percent of the weights."""
 
 
 def _fit(bank: Bank, *, kept: float = KEPT) -> State:

@@ -6,7 +6,7 @@ import numpy as np
 import numpy.typing as npt
 from sklearn.svm import LinearSVC
 
-from benchmd_ray.benchmarks.ood.methods.linear import applied, learned
+from benchmd_ray.benchmarks.ood.methods.formulas import applied, learned
 from benchmd_ray.benchmarks.ood.methods.method import (
     Bank,
     Calibration,

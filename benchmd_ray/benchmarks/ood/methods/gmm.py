@@ -12,7 +12,6 @@ from sklearn.mixture import GaussianMixture
 from benchmd_ray.benchmarks.ood.methods.method import Bank, Detector, Floats, Head, Seen, State
 
 RECORDS = 5
-"""For each dimension, at least."""
 RIDGE = 1e-4
 """Added to the variances of the components, whose largest is 1."""
 

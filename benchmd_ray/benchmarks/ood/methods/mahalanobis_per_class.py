@@ -7,7 +7,6 @@ import numpy as np
 from benchmd_ray.benchmarks.ood.methods.method import Bank, Detector, Floats, Head, Seen, State
 
 RIDGE = 1e-5
-"""Added to the variance of each feature."""
 
 
 def fit(bank: Bank) -> State:

@@ -19,7 +19,6 @@ Floats = npt.NDArray[np.float64]
 BLOCK = 4096
 """Records that are scored at a time: what is computed of them is bounded, and stays in caches."""
 State = dict[str, npt.NDArray[Any]]
-"""Arrays by name: all that a fitted detector knows."""
 
 
 @dataclass(frozen=True)
@@ -29,7 +28,6 @@ class Seen:
     features: npt.NDArray[np.float32]
     """(records, width), of the last layer before the head."""
     logits: npt.NDArray[np.float32]
-    """(records, classes)."""
     more: Mapping[str, npt.NDArray[np.float32]] = field(default_factory=dict)
     """Other quantities by name, (records, …): ``layer 3``, ``reconstruction``, ``pixels``."""
 
@@ -47,9 +45,7 @@ class Head:
     """The linear head of a network: logits = features · weightᵀ + bias."""
 
     weight: Floats
-    """(classes, width)."""
     bias: Floats
-    """(classes,)."""
     exclusive: bool
     """Whether a record is of exactly one class; else each class is a label of its own."""
 
@@ -89,7 +85,6 @@ class Calibration:
 
     seen: Seen
     out: npt.NDArray[np.bool_]
-    """(records,)."""
 
     def at(self, rows: npt.NDArray[np.bool_]) -> Calibration:
         """Some of the records."""
@@ -108,7 +103,6 @@ class Detector:
     score: Callable[[State, Seen, Head], Floats]
     """(records,): larger is more out."""
     source: str
-    """Where it is from: authors, year, place."""
     calibrate: Callable[[State, Calibration, Calibration, Head], State] | None = None
     """What it learns of records of both kinds, added to its state; None where it needs none. The
     second ones are of other patients, by which it may choose, such as an epoch."""
@@ -126,11 +120,8 @@ class Detector:
     threshold: float | None = None
     """Scores above it are rejected, where a detector learns its threshold, too."""
     exclusive_only: bool = False
-    """Whether it needs a softmax: it is skipped where a record may have several labels."""
     non_negative: bool = False
-    """Whether it assumes features that are never negative."""
     images_only: bool = False
-    """Whether it takes values within 0 and 1, as images have: it is skipped for other signals."""
     needs: tuple[str, ...] = ()
     """Names, or beginnings of names, of the quantities in `Seen.more` that it reads."""
 

@@ -12,7 +12,6 @@ from benchmd_ray.benchmarks.ood.methods.method import Bank, Detector, Floats, He
 TEMPERATURES = (1.0, 1000.0)
 """Ends of the paper's range: above 100 scores keep their order."""
 STEPS = (0.0, 0.0005, 0.001, 0.0014, 0.002, 0.005)
-"""In standard deviations of a record."""
 
 
 def _fit(_: Bank, *, temperature: float = 1000.0, step: float = 0.0014) -> State:

@@ -12,7 +12,6 @@ from benchmd_ray.benchmarks.ood.methods import msp
 from benchmd_ray.benchmarks.ood.methods.method import Bank, Detector, Floats, Head, Seen, State
 
 RANGE = (0.05, 20.0)
-"""Temperatures that are looked at."""
 
 
 def _fit(bank: Bank) -> State:
