@@ -42,10 +42,6 @@ our interval, missing where there is none; ``caution``: why there is none, or wh
 def against_paper(runs: Sequence[Run], *, resamples: int = 1000) -> pd.DataFrame:
     """Every cell that our runs and the paper's tables share, with the columns `COLUMNS`.
 
-    Args:
-        runs: Runs, as `store.runs` reads them.
-        resamples: Of the patients, for the intervals.
-
     Raises:
         BenchmdError: No run is finished and has predictions, or predictions cannot be read.
     """
@@ -98,7 +94,7 @@ def comparison(frame: pd.DataFrame) -> Table | None:
 
 
 def summary(frame: pd.DataFrame) -> list[str]:
-    """What the comparison amounts to: of the comparable cells, and how many are not."""
+    """How many cells are comparable, their differences, and why others are not comparable."""
     comparable = frame[frame["reason"] == ""]
     every = {
         benchmark.published.source for benchmark in benchmarks().values() if benchmark.published

@@ -1,9 +1,4 @@
-"""Everything that a report says, computed once from runs and their predictions.
-
-`analyse` reads the predictions of finished runs, pools those that differ only by their seeds, and
-fills one frame for each kind of statement. Figures, page and tables read these frames and compute
-nothing. Statistics are those of `benchmd_ray.scores`.
-"""
+"""Everything that a report says, computed once; figures, page and tables only read these frames."""
 
 from __future__ import annotations
 
@@ -60,10 +55,7 @@ RUNS_AT_ONCE = 16
 
 @dataclass(frozen=True, eq=False)
 class Analysis:
-    """Results of runs. The columns of each frame are those of `frames.FRAMES`.
-
-    A result is named by the columns of `frames.KEY`; its seeds are pooled. Intervals are of 95 %.
-    """
+    """Results of runs; seeds are pooled, intervals are of 95 %. Columns: `frames.FRAMES`."""
 
     rows: pd.DataFrame = field(default_factory=partial(frame, "rows", ()))
     """The long table: every metric of every run on every split, and what benchmarks bring."""
@@ -123,10 +115,7 @@ class SourceResults:
 
 
 def paper(pool: Pool) -> float:
-    """The published AUROC next to a pool, NaN where there is none or not for all its runs.
-
-    None is of an average over runs.
-    """
+    """The published AUROC of a pool; NaN where there is none, or not one for all its runs."""
     if pool.averaged:
         return float("nan")
     entries = [beside(member, pool.key["protocol"]) for member in pool.members]
@@ -146,11 +135,11 @@ def analyse(
     """Compute everything that a report says.
 
     Args:
-        runs: Pretraining and transfer runs, as `store.runs` reads them.
-        searches: Searches of their stores, as `tuning.records.searches` reads them.
+        runs: Pretraining and transfer runs.
+        searches: Searches of their stores.
         skipped: Notes on what could not be read of the stores.
-        resamples: Of the patients, for the intervals.
-        curves: Whether to fill ``roc`` and ``calibration``, which only figures show.
+        resamples: Bootstrap resamples of patients.
+        curves: Whether to fill ``roc`` and ``calibration``, which only figures need.
 
     Raises:
         BenchmdError: No run is finished and has predictions, or predictions cannot be read.
@@ -189,10 +178,10 @@ def analyse(
 
 
 def analyse_stores(paths: Sequence[Path], *, resamples: int, curves: bool) -> Analysis:
-    """The analysis of runs and of stores of runs and searches; what cannot be read is noted.
+    """The analysis of all runs and searches of these paths; what cannot be read is noted.
 
     Raises:
-        BenchmdError: As `analyse` does; or a path holds no run.
+        BenchmdError: As `analyse` does, or a path has no run.
     """
     stored, searched = read_stores([*paths]), read_searches([*paths])
     return analyse(
@@ -207,7 +196,7 @@ def analyse_stores(paths: Sequence[Path], *, resamples: int, curves: bool) -> An
 def blocks(
     found: Sequence[Run], named: Protocols, metrics: Sequence[str], resamples: int
 ) -> Iterator[SourceResults]:
-    """Results of runs, measured and pooled, source by source; shows progress.
+    """Measured and pooled results, source by source, with progress.
 
     Raises:
         BenchmdError: No run is finished and has predictions, or predictions cannot be read.
@@ -259,7 +248,7 @@ def _frames_of(
 
 
 def pooled_rows(pools_of_block: Sequence[Pool], metrics: Sequence[str]) -> Iterator[Row]:
-    """Each metric of each pool, over all classes and of each; NaN where it cannot be scored."""
+    """Each metric of each pool, over all classes and for each class; NaN if it cannot be scored."""
     for pool in pools_of_block:
         positives = (pool.first.targets == 1).sum(axis=0)
         names = ("mean", *pool.first.classes)

@@ -1,4 +1,4 @@
-"""Columns that the tables of a report have in common, made from its frames."""
+"""Columns that the tables of a report share."""
 
 from __future__ import annotations
 
@@ -68,12 +68,11 @@ def table_of(caption: str, columns: Sequence[Column], rows: pd.DataFrame) -> Tab
 
 
 def _nothing(column: Column) -> bool:
-    """Whether a column of numbers has none."""
     return column.kind in ("number", "signed", "p") and bool(pd.isna(list(column.values)).all())
 
 
 def _sources_said(rows: pd.DataFrame) -> str | None:
-    """Where models were trained, where the modality says it, which saves a column."""
+    """Where models were trained if the modality determines it, which saves a column."""
     sources = rows[["modality", "source"]].drop_duplicates()
     if sources["modality"].duplicated().any():
         return None
@@ -97,12 +96,12 @@ def key_columns(rows: pd.DataFrame) -> tuple[Column, ...]:
 
 
 def cautions(rows: pd.DataFrame) -> tuple[Column, ...]:
-    """The column that says what is missing or rough, where anything is."""
+    """The column with what is missing or rough, if anything is."""
     return (column_of("caution", rows["caution"], "text"),) if rows["caution"].any() else ()
 
 
 def sizes(rows: pd.DataFrame) -> tuple[Column, ...]:
-    """How many records and patients a value rests on."""
+    """Numbers of records and patients."""
     return tuple(column_of(name, rows[name], "integer") for name in ("records", "patients"))
 
 
@@ -135,14 +134,14 @@ def interval_of(
     """A column of values with their intervals, ``low`` and ``high`` of the rows.
 
     Args:
-        title: Of the column.
+        title: Heading.
         rows: Of the frame.
         value: Column of the values.
         kind: ``interval`` or ``change``.
         digits: After the point.
-        p: Of a ``change``, column of the p that says whether it is not zero.
-        about: What it is, where that is not of all columns of this title.
-        worse: Of a ``change``, whether one above zero is a loss.
+        p: Column of the p of a ``change``.
+        about: Replaces the description of columns of this title.
+        worse: Whether a ``change`` above zero is a loss.
     """
     return Column(
         title,
@@ -163,7 +162,7 @@ def falling(metrics: Iterable[str]) -> list[bool]:
 
 
 def column_of(title: str, values: Any, kind: Any, **options: Any) -> Column:
-    """A column; what it is, whether rows are chosen by it and its order follow from its title."""
+    """A column; description, filter and order follow from its title."""
     defaults = {
         "about": ABOUT.get(title, ""),
         "filtered": title in FILTERED,

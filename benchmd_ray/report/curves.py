@@ -23,15 +23,12 @@ Curve = Callable[[npt.NDArray[np.int8], Floats], Points]
 
 
 def roc_frame(pools: Sequence[Pool]) -> pd.DataFrame:
-    """ROC curves of every class and seed, each of at most `POINTS` points from (0, 0) to (1, 1)."""
+    """ROC curves of every class and seed, at most `POINTS` points each."""
     return _curves("roc", pools, _roc)
 
 
 def calibration_frame(pools: Sequence[Pool]) -> pd.DataFrame:
-    """Mean score and share of positives in bins of equal width of every class's score.
-
-    The bins are those of the metric ``calibration_error``; empty ones are excluded.
-    """
+    """Mean score and share of positives in the bins of the metric ``calibration_error``."""
     return _curves("calibration", pools, _calibration)
 
 
@@ -50,7 +47,6 @@ def _curves(name: str, pools: Sequence[Pool], curve: Curve) -> pd.DataFrame:
 
 
 def _of_pool(pool: Pool, curve: Curve) -> Iterator[tuple[dict[str, Any], Points]]:
-    """What names each curve, and its points."""
     for seed, member in zip(pool.seeds, pool.members, strict=True):
         for index, name in enumerate(member.classes):
             target, score = member.targets[:, index], member.scores[:, index]

@@ -33,7 +33,7 @@ Section = tuple[str, str, str]
 
 @cache
 def _environment() -> Environment:
-    """Templates that escape every value but `Markup`, and take the folders of paths out of it."""
+    """Jinja2 with autoescaping of all but `Markup`; folders are cut from paths."""
     environment = Environment(
         loader=PackageLoader("benchmd_ray.report"),
         autoescape=True,
@@ -52,7 +52,7 @@ def render(template: str, **values: Any) -> Markup:
 
 
 def prose(text: str) -> Markup:
-    """Text whose numbers keep their unit, and whose names are not broken at a hyphen."""
+    """Text whose numbers keep their unit and whose names do not break at a hyphen."""
     escaped = str(escape(text_of(text))).replace(" %", "\N{NO-BREAK SPACE}%")
     return Markup(HYPHENATED.sub(r'<span class="nb">\g<0></span>', escaped))
 
@@ -66,18 +66,15 @@ def document(
     warning: str = "",
     refresh: int = 0,
 ) -> str:
-    """The HTML of a page.
-
-    It holds its style, its script, its data and its figures, and its content security policy lets
-    nothing be fetched and no other script run.
+    """The HTML of a self-contained page: no network, no other file, no other script.
 
     Args:
-        title: Its heading.
+        title: Heading.
         lead: What it is about, plain text.
         sections: In their order.
         footer: Plain text.
-        warning: What a reader must not miss, plain text; empty: nothing.
-        refresh: Seconds after which a browser loads it again; 0: never.
+        warning: What a reader must not miss, plain text.
+        refresh: Seconds after which a browser reloads it; 0: never.
     """
     style, script = _asset("style.css"), _asset("script.js")
     return render(
@@ -95,14 +92,13 @@ def document(
 
 
 def listed_notes(lines: Sequence[str], nothing: str = "", *, heading: str = "") -> Markup:
-    """Notes as a list, the topic before a colon in bold; ``nothing`` where there are none."""
+    """Notes as a list, the topic before a colon in bold; ``nothing`` if there are none."""
     if not lines:
         return none(nothing) if nothing else Markup()
     return render("notes.html", notes=list(map(_topic, lines)), heading=heading)
 
 
 def _topic(line: str) -> tuple[str, str]:
-    """The topic of a note, empty if it has none, and its text."""
     topic, colon, text = text_of(line).partition(": ")
     return (topic, text) if colon and len(topic) <= TOPIC_LENGTH else ("", line)
 
@@ -118,7 +114,7 @@ def terms(pairs: Sequence[tuple[str, str]]) -> Markup:
 
 
 def figure_parts(figures: Sequence[Titled]) -> dict[str, Markup]:
-    """The HTML of each section's figures, in their order, figures numbered throughout."""
+    """The HTML of each section's figures, numbered throughout."""
     sections: dict[str, Markup] = {}
     display = progress("page", len(figures), "figures") if figures else None
     for number, titled in enumerate(figures, start=1):
@@ -146,24 +142,22 @@ def _figure(titled: Titled, number: int) -> Markup:
 
 
 def _data_uri(figure: Figure) -> Markup:
-    """A figure as an image within the page.
+    """A figure as a data URI.
 
-    As an image, and not as elements of the page, its ids and styles cannot meet those of other
-    figures. Its letters stay text, which prints sharper than outlines and takes a third of their
-    size; without DejaVu Sans they are of another sans-serif.
+    As an image its ids and styles cannot clash with other figures'. Text stays text: sharp in
+    print and a third of the size of outlines; without DejaVu Sans another sans-serif is used.
     """
     svg = svg_of(figure)
     return Markup(f"data:image/svg+xml,{quote(svg[svg.index('<svg') :], safe=' /:;=,.-()')}")
 
 
 def _asset(name: str) -> str:
-    """A file of the page, without whitespace around."""
     assets = resources.files("benchmd_ray.report") / "page_assets"
     return (assets / name).read_text("utf-8").strip()
 
 
 def _policy(style: str, script: str) -> Markup:
-    """Content security policy: only this style and this script, images within the page."""
+    """Content security policy: only this style and this script, only embedded images."""
     return Markup(
         f"default-src 'none'; style-src {_hash(style)}; script-src {_hash(script)}; "
         "img-src data:; base-uri 'none'; form-action 'none'"

@@ -1,9 +1,8 @@
-"""Ensembles: the seeds of a tuned result as one model, which averages their probabilities.
+"""Ensembles: the seeds of a tuned result as one model that averages their probabilities.
 
-An average of several models is often better than each of them, tuned or not. So next to that of
-the tuned settings is the same of the settings that their search started from, over the same seeds,
-and the two are compared with each other only. Each is a single result: its interval and p are over
-patients, for the models that it averages.
+Averaging alone often improves a model. So the settings that the search started from are averaged
+over the same seeds, and the two ensembles are compared only with each other. Intervals and p are
+over patients, for the models that are averaged.
 """
 
 from __future__ import annotations
@@ -29,18 +28,10 @@ FEWEST = 2
 def ensembles(
     pairs: Sequence[TunedPair], metrics: Sequence[str], resamples: int
 ) -> tuple[list[TunedPair], list[str]]:
-    """Ensembles of tuned results and of their counterparts.
+    """Ensembles of tuned results and of their counterparts, and notes on what was skipped.
 
-    Both are of the seeds that both have. Where these are fewer than two there is only that of the
-    tuned settings, of all its seeds.
-
-    Args:
-        pairs: Tuned results of single runs, with their counterparts.
-        metrics: Names of those that are computed.
-        resamples: Of the patients.
-
-    Returns:
-        The ensembles, with protocols of their own, and notes on what was skipped.
+    Both are over the seeds that both have. With fewer than two of these, only the tuned settings
+    have one, of all their seeds.
     """
     averages: list[TunedPair] = []
     notes: list[str] = []
@@ -82,8 +73,7 @@ def _seeds_of_runs(pool: Pool) -> tuple[int, ...]:
 def averaged(members: Sequence[Scored]) -> Scored:
     """The mean of the probabilities of runs on one split, without metrics.
 
-    Probabilities of a record are averaged before records are pooled to what is scored, such as the
-    windows of a scan: as one model would score them.
+    Probabilities are averaged per record, before windows are pooled to scans: as one model would.
 
     Raises:
         BenchmdError: Predictions cannot be read, or are of different records.
@@ -107,7 +97,7 @@ def averaged(members: Sequence[Scored]) -> Scored:
 
 
 def _records(member: Scored) -> pa.Table:
-    """The predictions behind a result, in order of their records."""
+    """The predictions behind a result, sorted by record."""
     path = predictions_path(member.run.folder, member.dataset)
     table = read_predictions(path).table
     return table.filter(pc.equal(table["split"], member.split)).sort_by("record_id")

@@ -1,4 +1,4 @@
-"""What the report's figures are made of: their type, the studies, the rows of each."""
+"""Types of the report's figures, its studies, and the rows of each."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ Drawn = Titled | Skipped
 
 @dataclass(frozen=True)
 class SourceStudy:
-    """What one figure holds at most: runs that were trained alike on one source."""
+    """What a figure shows at most: runs that were trained alike on one source."""
 
     modality: str
     source: str
@@ -77,7 +77,7 @@ class SourceStudy:
         return self.label.replace(", ", "-").replace(" ", "-")
 
     def of(self, frame: pd.DataFrame) -> pd.DataFrame:
-        """Rows of this study; where its protocol names a pretraining, those from scratch too."""
+        """Rows of this study; where its protocol has a letter, also those from scratch."""
         here = np.ones(len(frame), bool)
         for column in ("modality", "source", "policy"):
             if column in frame:
@@ -90,7 +90,7 @@ class SourceStudy:
 
 @dataclass(frozen=True)
 class FigureContext:
-    """The analysis, and what all its figures have in common."""
+    """The analysis, and what all figures share."""
 
     analysis: Analysis
     looks: Mapping[str, TechniqueLook]
@@ -100,7 +100,7 @@ class FigureContext:
 
     @property
     def together(self) -> list[tuple[SourceStudy, ...]]:
-        """The studies that have a figure together."""
+        """Studies by figure."""
         held = self.studies
         return [held[first : first + TOGETHER] for first in range(0, max(1, len(held)), TOGETHER)]
 
@@ -110,11 +110,11 @@ class FigureContext:
         return topic if len(groups) == 1 else f"{topic}-{groups.index(studies) + 1}"
 
     def detail(self, study: SourceStudy) -> str:
-        """The setting of the figures that show only one: the one with the most labels."""
+        """The setting of figures that show only one: that with the most labels."""
         return min(settings_of(study.of(self.analysis.scores)), key=_by_labels)
 
     def not_drawn(self, studies: Sequence[SourceStudy]) -> str:
-        """Names the settings that `detail` leaves out, as a sentence; empty: none."""
+        """A sentence that names the settings that `detail` skips; empty: none."""
         others: dict[tuple[str, ...], list[str]] = {}
         for study in studies:
             settings, drawn = settings_of(study.of(self.analysis.scores)), self.detail(study)
@@ -127,12 +127,7 @@ class FigureContext:
 
 
 def studies(scores: pd.DataFrame, modalities: Sequence[str]) -> tuple[SourceStudy, ...]:
-    """The studies of a report: in the order of the modalities, then by name.
-
-    Args:
-        scores: Rows of results with the columns `STUDY`.
-        modalities: Names of all that they are of.
-    """
+    """The studies of a report, in the order of the modalities and then by name."""
     if scores.empty:
         return ()
     protocols: dict[tuple[str, str, str], list[str]] = {}
@@ -158,7 +153,7 @@ def studies(scores: pd.DataFrame, modalities: Sequence[str]) -> tuple[SourceStud
 
 
 def ordered(names: Iterable[str], order: Sequence[str]) -> list[str]:
-    """Names without repetition, the known ones first in their order."""
+    """Distinct names, those of ``order`` first."""
     present = set(names)
     return [name for name in order if name in present] + sorted(present - set(order))
 
@@ -174,7 +169,7 @@ def settings_of(frame: pd.DataFrame) -> list[str]:
 
 
 def _by_labels(setting: str) -> tuple[int, int]:
-    """Sorts settings: first the most labels, and of the same labels the most that is trained."""
+    """Sort key of settings: most labels first, then most that is trained."""
     mode, _, labels = setting.partition("-")
     return _place(MOST_LABELS, labels or "full"), _place(MOST_TRAINED, mode)
 
@@ -196,7 +191,7 @@ def of_metric(frame: pd.DataFrame, metric: str = "auroc") -> pd.DataFrame:
 
 
 def in_distribution(frame: pd.DataFrame) -> pd.DataFrame:
-    """Rows of the source's own validation split, as in the paper; without it of its test split."""
+    """Rows of the source's own validation split, as in the paper; without one of its test split."""
     rows = frame[frame["dataset"] == frame["source"]]
     if rows.empty:
         return rows
@@ -211,7 +206,7 @@ def _of_source(splits: pd.Series) -> str:
 
 
 def on_targets(frame: pd.DataFrame) -> pd.DataFrame:
-    """Rows of the targets, of the one split of each that its policy scores."""
+    """Rows of the targets, of the split of each that its policy scores."""
     frame = frame[(frame["role"] == "target") & (frame["dataset"] != frame["source"])]
     if frame.empty:
         return frame
@@ -227,20 +222,14 @@ def on_targets(frame: pd.DataFrame) -> pd.DataFrame:
 
 
 def over_targets(frame: pd.DataFrame, *, one_seed: bool) -> pd.DataFrame:
-    """Mean over a study's targets of each setting and technique: value, low, high, paper.
+    """Mean over a study's targets for each setting and technique, with the columns `OVER_TARGETS`.
 
     Targets are taken as if no patient were in two: with one seed, the distances from mean to
     interval ends add in quadrature (square-and-add, Zou and Donner 2008, doi:10.1002/sim.3095).
-    Intervals over several seeds hold the seeds' spread too, which targets share; then the ends are
-    averaged, which is right for estimates that go up and down together and too wide for others.
-    A technique that lacks a target which another has in the same setting is excluded: its mean
-    would be of other datasets. A mean is tested where all its targets are, and differs from zero
-    where its interval does not hold zero.
-
-    Args:
-        frame: Rows of one study with setting, technique, value, low, high, caution, paper if known,
-            and tested where they are differences.
-        one_seed: Whether all values are of one training seed.
+    Intervals over several seeds include their spread, which targets share; then the ends are
+    averaged: right for estimates that vary together, too wide for others. A technique that lacks
+    a target which another has in that setting is excluded. A mean is tested where all its targets
+    are, and differs from zero where its interval excludes zero.
     """
     rows = []
     frame = on_targets(frame)
@@ -290,7 +279,7 @@ def over_targets(frame: pd.DataFrame, *, one_seed: bool) -> pd.DataFrame:
 
 
 def places_of(study: SourceStudy, frame: pd.DataFrame) -> list[tuple[str, str]]:
-    """(dataset, split) of a study: its source first, then the targets by name."""
+    """(dataset, split) of a study: its source first, then targets by name."""
     places = {(str(d), str(s)) for d, s in zip(frame["dataset"], frame["split"], strict=True)}
     return sorted(places, key=lambda at: (at[0] != study.source, at[0], at[1] != "validation", at))
 
@@ -317,7 +306,7 @@ def place_label(study: SourceStudy, place: tuple[str, str]) -> str:
 
 
 def heading(study: SourceStudy, place: tuple[str, str]) -> str:
-    """A study and one dataset and split of it, for titles."""
+    """A study and one of its datasets and splits, for titles."""
     dataset, split = place
     if dataset == study.source:
         return f"{study.label} ({split}{', in distribution' * (split == 'validation')})"

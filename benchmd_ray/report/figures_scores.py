@@ -54,13 +54,13 @@ AVERAGED = (
 
 
 def draw_results(report: FigureContext) -> Iterator[Drawn]:
-    """AUROC as in the paper's figure 3: in distribution, and the mean over targets."""
+    """AUROC as in the paper's figure 3: in distribution, and mean over targets."""
     for studies in report.together:
         yield draw_auroc(report, studies)
 
 
 def draw_auroc(report: FigureContext, studies: tuple[SourceStudy, ...]) -> Drawn:
-    """In-distribution and target AUROC of every technique and setting; a row per study."""
+    """In-distribution and target AUROC of every technique and setting, a row per study."""
     name = report.name("auroc", studies)
     scores = mean_auroc(report.analysis.scores)
     halves = _halves(scores, studies, report)
@@ -96,7 +96,7 @@ def _one_seed(report: FigureContext) -> bool:
 
 
 def _halves(frame: pd.DataFrame, studies: tuple[SourceStudy, ...], report: FigureContext) -> Halves:
-    """Each study's rows in distribution, and its mean over targets."""
+    """Each study's rows in distribution and its mean over targets."""
     if frame.empty:
         return []
     halves = [
@@ -111,7 +111,7 @@ def _halves(frame: pd.DataFrame, studies: tuple[SourceStudy, ...], report: Figur
 
 
 def _stacked(halves: Halves) -> pd.DataFrame:
-    """All points of a figure, with the modality, and half 0 or 1 for the two columns."""
+    """All points, with the modality and half 0 (in distribution) or 1 (targets)."""
     parts = [
         part.assign(modality=_short(study, halves), half=half)
         for study, *both in halves
@@ -127,7 +127,7 @@ def _stacked(halves: Halves) -> pd.DataFrame:
 
 
 def _short(study: SourceStudy, halves: Halves) -> str:
-    """The modality; the study where several are of that modality."""
+    """The modality, or the study where several are of that modality."""
     same = [other for other, *_ in halves if other.modality == study.modality]
     return study.modality if len(same) == 1 else study.label
 
@@ -135,7 +135,7 @@ def _short(study: SourceStudy, halves: Halves) -> str:
 def _draw_halves(
     title: str, halves: Halves, frame: pd.DataFrame, report: FigureContext
 ) -> tuple[Figure, list[list[Axes]]]:
-    """A row of panels for each study, in distribution and targets where any has some."""
+    """A row of panels for each study."""
     whole = _stacked(halves)
     settings, techniques = settings_of(whole), techniques_of(whole)
     columns = 2 if whole["half"].max() else 1
@@ -158,7 +158,6 @@ def _draw_halves(
 
 
 def _split_of(frame: pd.DataFrame) -> str:
-    """What of the source is shown."""
     splits = sorted(set(frame["split"])) if len(frame) else ["validation"]
     return "in distribution" if splits == ["validation"] else f"in distribution ({splits[0]})"
 
@@ -170,7 +169,7 @@ def _mean_of(targets: list[str]) -> str:
 
 
 def _auroc_title(whole: pd.DataFrame) -> str:
-    """The highest of each half: what was seen, without a claim that it differs from the next."""
+    """The highest AUROC of each half, without a claim that it differs from the next."""
     parts = []
     for half, at in ((1, "on targets"), (0, "in distribution")):
         rows = whole[whole["half"] == half].dropna(subset=["value"])

@@ -1,4 +1,4 @@
-"""Figures of section "Training": losses and source validation AUROC while runs were trained."""
+"""Figures of section "Training": losses and source validation AUROC over training."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ NAMES = {"loss": "loss", **SCORES}
 
 
 def draw_training(report: FigureContext) -> Iterator[Drawn]:
-    """Pretraining of each source, then fine-tuning and linear evaluation of each study."""
+    """Pretraining of each source, then transfers of each study."""
     frame = _placed(report)
     pretraining = frame[(frame["kind"] == "pretrain") & (frame["name"] == "loss")]
     for study in studies(pretraining, report.analysis.modalities):
@@ -53,7 +53,7 @@ def draw_training(report: FigureContext) -> Iterator[Drawn]:
 
 
 def draw_pretraining(report: FigureContext, study: SourceStudy, frame: pd.DataFrame) -> Drawn:
-    """Loss of each technique on its own axis: their losses are of different kinds."""
+    """Loss of each technique on its own axis, as their losses cannot be compared."""
     techniques = techniques_of(frame)
     title = f"{study.label}: pretraining loss, first to last report: {_from_to(frame)}"
     figure, panels = grid(title, len(techniques), columns=3, row=2.2, extra=0.3)
@@ -113,7 +113,6 @@ def draw_transfer(report: FigureContext, study: SourceStudy, frame: pd.DataFrame
 
 
 def _placed(report: FigureContext) -> pd.DataFrame:
-    """The training frame with each run's policy and protocol."""
     ran = report.analysis.ran[["run", "policy", "protocol"]].drop_duplicates("run")
     return report.analysis.training.merge(ran, on="run", how="inner").dropna(
         subset=["value", *STUDY]
@@ -152,7 +151,7 @@ def _lines(
 
 
 def _thinned(curve: pd.DataFrame) -> pd.DataFrame:
-    """At most `POINTS` rows, evenly spread, with the last."""
+    """At most `POINTS` evenly spread rows, the last one included."""
     step = -(-len(curve) // POINTS)
     return curve.iloc[(len(curve) - 1) % step :: step]
 
@@ -172,7 +171,7 @@ def _from_to(frame: pd.DataFrame) -> str:
 
 
 def _peaks(frame: pd.DataFrame) -> str:
-    """How many runs had their best epoch last: those might gain from more epochs."""
+    """How many runs had their best epoch last and might gain from more epochs."""
     rows = frame[frame["name"].isin(list(SCORES))].sort_values("done")
     if rows.empty:
         return "training loss; no validation AUROC was reported"

@@ -168,11 +168,7 @@ VERSIONS = tuple(FRAMES["ran"])[-6:]
 
 
 def frame(name: str, rows: Iterable[Mapping[str, Any]]) -> pd.DataFrame:
-    """The frame of that name with these rows.
-
-    Raises:
-        KeyError: A row lacks a column.
-    """
+    """The named frame with these rows, each of which has all its columns."""
     columns, records = FRAMES[name], list(rows)
     return pd.DataFrame(
         {

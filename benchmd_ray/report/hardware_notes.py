@@ -1,4 +1,4 @@
-"""Hardware of runs: for the table of runs, and notes where compared results differ in it."""
+"""Hardware of runs: columns of the table of runs, and notes where compared results differ in it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ MEETING = ("modality", "source", "dataset", "split", "policy", "setting")
 
 
 def hardware_columns(run: Run) -> dict[str, str | None]:
-    """What trained a run, by `COLUMNS`; all that did where sessions or workers differ."""
+    """What trained a run, by `COLUMNS`; all of it where sessions or workers differ."""
     kinds = trained_by(run.folder)
     columns = {}
     for name, field in COLUMNS.items():
@@ -28,7 +28,7 @@ def hardware_columns(run: Run) -> dict[str, str | None]:
 
 
 def of_pools(pools: Sequence[Pool], runs: Sequence[Run]) -> list[str]:
-    """The note on the results of one source, if there is one to make; see `different_hardware`."""
+    """The note on the results of one source, see `different_hardware`."""
     meeting: dict[tuple[str, ...], list[Scored]] = {}
     for pool in pools:
         meeting.setdefault(tuple(pool.key[name] for name in MEETING), []).extend(pool.members)
@@ -38,12 +38,12 @@ def of_pools(pools: Sequence[Pool], runs: Sequence[Run]) -> list[str]:
 def different_hardware(
     name: str, meeting: Iterable[Sequence[Scored]], runs: Sequence[Run]
 ) -> list[str]:
-    """A note where results that are pooled or compared were computed by different hardware.
+    """A note where results of ``name`` that are pooled or compared come from different hardware.
 
     Args:
         name: What the results are of.
-        meeting: Results that are pooled or compared with each other.
-        runs: Runs, the pretrainings of the others among them where they are known.
+        meeting: Groups of results that are pooled or compared.
+        runs: Runs, with the pretrainings of the others.
     """
     runs_by_name = {run.folder.name: run for run in runs}
     differing: dict[str, set[Hardware]] = {}
@@ -62,7 +62,6 @@ def different_hardware(
 
 
 def _stages(results: Sequence[Scored], runs_by_name: Mapping[str, Run]) -> dict[str, set[Hardware]]:
-    """All hardware that results come from, stage by stage."""
     stages: dict[str, set[Hardware]] = {"pretrained": set(), "trained": set(), "scored": set()}
     for run in {one.run.folder: one.run for one in results}.values():
         stages["trained"].update(trained_by(run.folder))

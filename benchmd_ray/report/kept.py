@@ -1,8 +1,6 @@
-"""Scores of predictions with their resamples, kept as Parquet for the next report.
+"""Scores of predictions with their resamples, cached as Parquet for the next report.
 
-A report of a growing store then computes only what is new. What is kept is named by the hash of
-its inputs and of the code that computes it, so that it never goes stale; it may be deleted at any
-time, and a report does without it where it cannot be written.
+Entries are named by the hash of inputs and code, so they never go stale and may be deleted.
 """
 
 from __future__ import annotations
@@ -48,10 +46,10 @@ def kept(
     """What ``compute`` gives, from the cache where it was computed before.
 
     Args:
-        inputs: Arrays that the result is a function of, of plain numbers.
-        how: What else it is a function of; JSON-serialisable.
-        compute: Makes the result.
-        fits: Whether a table has the columns and the shape of a result; others are computed anew.
+        inputs: Numeric arrays that the result depends on.
+        how: What else it depends on; JSON-serialisable.
+        compute: Computes the result.
+        fits: Whether a table has the form of a result; others are computed anew.
     """
     path = cache_folder() / "report" / f"{_name(inputs, how)}.parquet"
     if is_whole(path):

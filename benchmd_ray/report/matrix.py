@@ -1,8 +1,7 @@
-"""The first table of a report: each technique on each dataset, and which of them is best there.
+"""The first table of a report: AUROC of each technique on each dataset, and the best ones.
 
-Its cells are AUROC, mean over classes, seeds pooled. Within a setting and a protocol the highest of
-the techniques on the same records is the best one, and all are alike to it of which no test says
-that they differ: `frames` ``pairs``, Holm's correction over the pairs of a place.
+Within a setting and protocol the highest of the techniques on the same records is the best;
+those that no test after Holm's correction (`frames` ``pairs``) tells from it are alike.
 """
 
 from __future__ import annotations
@@ -60,7 +59,7 @@ class Cell:
 
 @dataclass(frozen=True)
 class Matrix:
-    """All cells, by method and dataset, and what sums up a method."""
+    """All cells by method and dataset, with each method's mean gap and rank."""
 
     cells: Mapping[tuple[What, Where], Cell]
     gaps: Mapping[tuple[What, Group], float]
@@ -74,7 +73,7 @@ class Matrix:
 
     @cached_property
     def groups(self) -> dict[Group, list[Where]]:
-        """The columns of each source: targets before what is in distribution."""
+        """The columns of each source, targets first."""
         groups: dict[Group, list[Where]] = {}
         for where in dict.fromkeys(where for _, where in self.cells):
             groups.setdefault(where[:3], []).append(where)
@@ -85,7 +84,7 @@ class Matrix:
 
     @cached_property
     def methods(self) -> list[What]:
-        """Of the rows: setting by setting, a paper's numbers below ours."""
+        """The rows: setting by setting, published numbers below ours."""
 
         def order(what: What) -> tuple[object, ...]:
             setting, protocol, technique = what
@@ -125,7 +124,7 @@ def _known(names: Sequence[str], name: str) -> tuple[int, str]:
 
 
 def matrix_of(analysis: Analysis) -> Matrix | None:
-    """The matrix of an analysis; None where nothing is classified."""
+    """The matrix of an analysis; None without a classification."""
     scores = analysis.scores
     scores = scores[(scores["metric"] == "auroc") & (scores["class"] == "mean")]
     protocols = scores["protocol"].astype(str)
@@ -162,7 +161,7 @@ def _where(row: Mapping[Any, Any]) -> Where:
 
 
 def _marks(analysis: Analysis, scores: pd.DataFrame) -> dict[tuple[What, Where], Mark]:
-    """Of each contest the best technique, and those that cannot be told from it."""
+    """The best technique of each contest, and those that cannot be told from it."""
     values = {(_what(row), _where(row)): row["value"] for row in scores.to_dict("records")}
     contests: dict[tuple[str, str, Where], dict[frozenset[str], float]] = {}
     for row in analysis.pairs.to_dict("records"):
@@ -184,7 +183,7 @@ def _marks(analysis: Analysis, scores: pd.DataFrame) -> dict[tuple[What, Where],
 
 
 def _gaps(analysis: Analysis) -> Iterator[tuple[tuple[What, Group], float]]:
-    """Of methods that every target of theirs has a gap of."""
+    """Mean gap of methods that have one for each of their targets."""
     gaps = analysis.gaps[analysis.gaps["metric"] == "auroc"]
     for key, rows in gaps.groupby([*METHOD, *PLACE[:3]], sort=False):
         values = rows["gap"].to_numpy(float)
@@ -193,7 +192,7 @@ def _gaps(analysis: Analysis) -> Iterator[tuple[tuple[What, Group], float]]:
 
 
 def _ranks(analysis: Analysis) -> Iterator[tuple[tuple[What, Group], float]]:
-    """Of methods that take part wherever others of their setting and protocol meet."""
+    """Mean rank of methods that take part in all contests of their setting and protocol."""
     for _, rows in analysis.ranking.groupby(["setting", "protocol", *PLACE[:3]], sort=False):
         targets = rows[rows["role"] == "target"]
         ranked = targets if len(targets) else rows
@@ -356,7 +355,7 @@ def matrix_latex(matrix: Matrix) -> str:
 
 
 def matrix_html(matrix: Matrix) -> Markup:
-    """The matrix for the page; a cell's interval and seeds are its title."""
+    """The matrix for the page; interval and seeds are a cell's tooltip."""
     text = written(matrix)
     settings: dict[str, list[tuple[str, bool, list[tuple[CellText, str]]]]] = {}
     for what, cells in text.rows:
@@ -372,7 +371,7 @@ def matrix_html(matrix: Matrix) -> Markup:
 
 
 def _about(shown_cell: CellText) -> str:
-    """Interval and seeds of a cell; empty where no run is behind it."""
+    """Interval and seeds of a cell; empty for published numbers."""
     cell = shown_cell.cell
     if cell is None or not cell.seeds:
         return ""

@@ -31,7 +31,7 @@ def place(key: Mapping[str, str]) -> tuple[object, ...]:
 
 
 def dataset_text(source: str, dataset: str, role: str, split: str) -> str:
-    """A dataset, and its split where it is a source; another than the run's own is named so."""
+    """A dataset; of a source with its split, and whether it is another than the run's own."""
     if role == "target":
         return dataset
     return f"{dataset} ({split}{'' if dataset == source else ', another source'})"

@@ -19,7 +19,7 @@ from benchmd_ray.scores.support import (
 
 
 def notes(rows: pd.DataFrame) -> list[str]:
-    """Notes on score rows (`frames.FRAMES`), but those that no run has made."""
+    """Notes on the score rows (`frames.FRAMES`) of runs."""
     runs = rows[rows["run"] != ""]
     ours = runs[runs["evaluation"] == CLASSIFIED.evaluation]
     aurocs = ours[(ours["class"] == "mean") & (ours["metric"] == "auroc")]
@@ -87,11 +87,7 @@ def notes(rows: pd.DataFrame) -> list[str]:
 
 
 def synthetic(rows: pd.DataFrame) -> str:
-    """Which results were trained or scored on synthetic data, as a sentence; empty: none.
-
-    Args:
-        rows: The long table of scores.
-    """
+    """A sentence on results that were trained or scored on synthetic data; empty: none."""
     drawn = rows["provenance"] == "synthetic"
     if not drawn.any():
         return ""
@@ -102,7 +98,6 @@ def synthetic(rows: pd.DataFrame) -> str:
 
 
 def _distinct(rows: pd.DataFrame, *names: str) -> list[tuple[Any, ...]]:
-    """The different values of some columns, sorted."""
     return sorted(rows[[*names]].drop_duplicates().itertuples(index=False, name=None))
 
 
@@ -117,7 +112,7 @@ def _notes_on_seeds(rows: pd.DataFrame) -> list[str]:
 
 
 def _notes_on_paper(rows: pd.DataFrame) -> list[str]:
-    """What was published next to these results, and where the two cannot be compared."""
+    """What was published, and which results are not comparable."""
     words = {p.source: p.words for each in benchmarks().values() if (p := each.published)}
     published = rows["published_in"] != ""
     lines = [
@@ -131,7 +126,7 @@ def _notes_on_paper(rows: pd.DataFrame) -> list[str]:
 
 
 def _notes_on_patients(rows: pd.DataFrame) -> list[str]:
-    """Splits of too few patients."""
+    """Splits with too few patients."""
     lines = []
     for dataset, split, patients in _distinct(rows, "dataset", "split", "effective"):
         basis = Basis(patients, ())
@@ -144,7 +139,7 @@ def _notes_on_patients(rows: pd.DataFrame) -> list[str]:
 
 
 def _notes_on_classes(rows: pd.DataFrame) -> list[str]:
-    """Classes that rest on few patients, and those of no positives or of nothing else."""
+    """Classes with few patients, and those that could not be scored."""
     lines, enough = [], METRICS["auroc"].least
     classes = rows[(rows["metric"] == "auroc") & (rows["class"] != "mean")]
     places = classes.drop_duplicates(["dataset", "split", "class", "effective"])

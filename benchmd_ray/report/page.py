@@ -1,4 +1,4 @@
-"""The report as one HTML file that needs nothing else: no network, no other file."""
+"""The report as one self-contained HTML file."""
 
 from __future__ import annotations
 
@@ -55,20 +55,14 @@ def write_page(
 ) -> Path:
     """Write ``report.html``, whole or not at all; the same analysis gives the same bytes.
 
-    The page holds its style, its script, its data and its figures, and its content security policy
-    lets nothing be fetched and no other script run.
-
     Args:
         analysis: What was computed from the runs.
-        figures: Drawn from the same analysis; shown by section in their order.
+        figures: Figures of this analysis, shown by section in their order.
         folder: Where the page is written.
-        title: Its heading.
+        title: Heading.
         skipped: Figures that were not drawn, and why.
-        refresh: Seconds after which a browser loads it again; 0: never.
+        refresh: Seconds after which a browser reloads it; 0: never.
         tables: Those of `declared` that are shown; None for all.
-
-    Returns:
-        The file.
     """
     path = folder / NAME
     with replacing(path) as partial:
@@ -109,7 +103,6 @@ def _parts(
     skipped: Sequence[Skipped],
     chosen: Sequence[Declared],
 ) -> list[Section]:
-    """The sections of the page."""
     drawn = figure_parts(figures)
     tables, absent = _table_parts(analysis, drawn, chosen)
     late = [tables.pop(head) for head in (TUNING, RUNS) if head in tables]
@@ -149,7 +142,7 @@ def _parts(
 def _table_parts(
     analysis: Analysis, drawn: dict[str, Markup], chosen: Sequence[Declared]
 ) -> tuple[dict[str, Section], list[str]]:
-    """The section of each heading's tables, figures on tuning with them; and what has none."""
+    """The section of each heading's tables, those on tuning with figures; and empty tables."""
     headings: dict[str, list[Declared]] = {}
     for declared_table in chosen:
         if declared_table.page is not None and not declared_table.first:
@@ -170,13 +163,13 @@ def _table_parts(
 
 
 def _tables_html(analysis: Analysis, declarations: Sequence[Declared]) -> Markup:
-    """The tables that have something to show."""
+    """Tables with rows."""
     tables = [(one.name, one.page(analysis)) for one in declarations if one.page is not None]
     return Markup().join(html(name, table) for name, table in tables if table is not None)
 
 
 def _glance(analysis: Analysis, chosen: Sequence[Declared]) -> Markup:
-    """The first screen: the matrix and what the statistics carry; then benchmarks' first tables."""
+    """The first screen: the matrix with headlines, then benchmarks' first tables."""
     matrix = matrix_of(analysis)
     glance = Markup()
     if matrix is not None:
@@ -186,7 +179,7 @@ def _glance(analysis: Analysis, chosen: Sequence[Declared]) -> Markup:
 
 
 def _summary(analysis: Analysis) -> Markup:
-    """What the report covers, and the findings by topic."""
+    """What the report covers, and findings by topic."""
     topics = [*findings(analysis), (TUNING, tuning_sentences(analysis))]
     return render(
         "summary.html",

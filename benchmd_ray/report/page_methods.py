@@ -1,7 +1,4 @@
-"""Definitions on the report's page: methods behind its numbers, and terms in its tables.
-
-Those of the metrics are with the metrics, `benchmd_ray.scores.metrics.METRICS`.
-"""
+"""Definitions on the report's page: methods and terms. Metrics define themselves (`METRICS`)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tables of the HTML report: the first rows as plain HTML, all rows as data for the script."""
+"""Tables of the page: the first rows as HTML, all rows as data for the script."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class HtmlCell(NamedTuple):
 
 
 def html(name: str, table: Table) -> Markup:
-    """A table with its controls, its first rows and its data; its name is unique on the page."""
+    """A table with its controls, first rows and data; its name is unique on the page."""
     content = [_content(column) for column in table.columns]
     rows = _first_rows(table, content)
     visible = [pair for pair in zip(table.columns, content, strict=True) if not pair[0].required]
@@ -52,7 +52,7 @@ def html(name: str, table: Table) -> Markup:
 
 
 def _count(table: Table, content: Sequence[dict[str, Any]], rows: int) -> str:
-    """How many rows are shown, and what was chosen; the script says it in the same words."""
+    """How many rows are shown and what is chosen, worded as in the script."""
     whole = f"{table.rows:,} row{'' if table.rows == 1 else 's'}"
     chosen = [
         f"{column.title} {data['levels'][code]}"
@@ -64,7 +64,6 @@ def _count(table: Table, content: Sequence[dict[str, Any]], rows: int) -> str:
 
 
 def _first_rows(table: Table, content: Sequence[dict[str, Any]]) -> list[int]:
-    """Rows that are shown before anything is chosen."""
     rows = list(range(table.rows))
     for column, data in zip(table.columns, content, strict=True):
         chosen = _chosen(column, data)
@@ -82,7 +81,7 @@ def _chosen(column: Column, data: dict[str, Any]) -> int | None:
 
 
 def _content(column: Column) -> dict[str, Any]:
-    """Values of a column for the script: texts as codes of sorted levels, numbers rounded."""
+    """A column for the script: texts as codes of sorted levels, numbers rounded."""
     if column.kind == "text":
         texts, levels = [text_of(value) for value in column.values], in_order(column)
         codes = {level: code for code, level in enumerate(levels)}
@@ -133,7 +132,7 @@ def _cell(column: Column, data: dict[str, Any], row: int) -> HtmlCell:
 def _selects(
     table: Table, content: Sequence[dict[str, Any]]
 ) -> list[tuple[int, str, list[str], int | None, bool]]:
-    """Columns that rows are chosen by: place, title, texts, the chosen one, whether one must be."""
+    """Columns that rows are chosen by: place, title, texts, the chosen one, whether required."""
     return [
         (place, column.title, data["levels"], _chosen(column, data), column.required)
         for place, (column, data) in enumerate(zip(table.columns, content, strict=True))

@@ -20,10 +20,7 @@ VARIABLES = ("age", "sex", "site", "device", "view")
 
 
 def subgroup_rows(pools: Sequence[Pool], resamples: int) -> Mapping[str, list[Row]]:
-    """Rows of the frames ``subgroups``, ``subgroup_pairs`` and ``excluded``.
-
-    A variable that the dataset does not state has no rows.
-    """
+    """Rows of the frames ``subgroups``, ``subgroup_pairs`` and ``excluded``."""
     rows: dict[str, list[Row]] = {name: [] for name in FRAMES}
     with ThreadPoolExecutor(THREADS) as threads:
         for frames in threads.map(partial(_of_pool, resamples=resamples), pools):
@@ -33,7 +30,7 @@ def subgroup_rows(pools: Sequence[Pool], resamples: int) -> Mapping[str, list[Ro
 
 
 def labels_of(units: pd.DataFrame, variable: str) -> list[str | None]:
-    """Group of each unit by a variable; None where the source does not say."""
+    """Group of each unit by a variable; None where the source does not state it."""
     if variable == "age":
         return [age_band(None if pd.isna(years) else float(years)) for years in units["age"]]
     return [None if pd.isna(value) else str(value) for value in units[variable]]

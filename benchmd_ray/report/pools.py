@@ -24,7 +24,7 @@ Floats = npt.NDArray[np.float64]
 
 @dataclass(frozen=True, eq=False)
 class Pool:
-    """Results of one technique on one split of one dataset, one per seed, on the same records."""
+    """Results of one technique on one split of a dataset, one per seed, on the same records."""
 
     key: Mapping[str, str]
     """By the names of `frames.KEY`."""
@@ -36,7 +36,7 @@ class Pool:
 
     @property
     def runs(self) -> tuple[Scored, ...]:
-        """Results of the single runs that it is made of."""
+        """The single runs behind it."""
         return self.averaged or self.members
 
     @property
@@ -61,16 +61,11 @@ class Pool:
         return self.first.support.basis(metric, column)
 
     def resampled(self, metric: str) -> Floats:
-        """Mean over the seeds of the mean over classes, (resamples,), in the same draws."""
+        """Mean over the seeds of the mean over classes, (resamples,)."""
         return np.asarray(np.mean(self.drawn(metric), axis=0))
 
     def pooled(self, metric: str, column: int) -> Pooled:
-        """The seeds together.
-
-        Args:
-            metric: Its name.
-            column: 0 for the mean over classes, then each class.
-        """
+        """The seeds together; column 0 is the mean over classes."""
         if len(self.members) == 1:
             return self.first.pooled(metric, column)
         values = self.values(metric)[:, column].tolist()
@@ -78,15 +73,15 @@ class Pool:
 
     @property
     def scored_classes(self) -> set[str]:
-        """Names of the classes that have a positive and a negative."""
+        """Classes that have a positive and a negative."""
         counts = zip(self.first.classes, self.first.support.rarer, strict=True)
         return {name for name, rarer in counts if rarer}
 
     def over(self, classes: Collection[str]) -> Pool:
         """The same results with means over some classes only.
 
-        Of single-label tasks, accuracy counts records and stays as it is, and balanced accuracy,
-        a mean of recalls, becomes NaN.
+        In single-label tasks accuracy counts records and does not change, and balanced accuracy, a
+        mean of recalls, becomes NaN.
         """
         return replace(self, members=tuple(_over(one, classes) for one in self.members))
 
@@ -97,7 +92,6 @@ class Pool:
 
 
 def _over(result: Scored, classes: Collection[str]) -> Scored:
-    """Results with means over some classes only, see `Pool.over`."""
     chosen = np.array([name in classes for name in result.classes])
     values, resampled = {}, {}
     for name, metric_values in result.values.items():
@@ -115,14 +109,9 @@ def _over(result: Scored, classes: Collection[str]) -> Scored:
 
 
 def pools(results: Sequence[Scored], protocol: Mapping[Path, str]) -> tuple[list[Pool], list[str]]:
-    """Pool results over seeds, in the order in which they are shown.
+    """Results pooled over seeds in display order, and notes on what was excluded.
 
-    Args:
-        results: Results of runs.
-        protocol: Protocol of each run, by its folder.
-
-    Returns:
-        The pools, and notes on what was excluded.
+    ``protocol`` has the protocol of each run, by folder.
     """
     together: dict[tuple[str, ...], list[Scored]] = {}
     for result in results:

@@ -1,9 +1,7 @@
-"""The figures of a report, drawn from its analysis: titled by what they show, the same every time.
+"""The figures of a report, the same every time for the same analysis.
 
-Colour, marker and line of a technique are the same in all figures (`canvas.TECHNIQUE_LOOKS`), and
-each can be told apart without colour. Averages over runs (`ensembles`) are in the tables only. A
-title states what the numbers show and calls a difference shown only when its test says so; the
-caption says what the marks and intervals are.
+A technique has the same look in all figures (`canvas.TECHNIQUE_LOOKS`). Averages over runs
+(`ensembles`) are only in tables. Titles say what is shown; captions what marks and intervals are.
 """
 
 from __future__ import annotations
@@ -71,28 +69,16 @@ OTHERS: tuple[Topic, ...] = (
 def figures(
     analysis: Analysis, *, which: Which = "all", resamples: int | None = None
 ) -> list[Titled]:
-    """The figures of a report that can be drawn, by section.
-
-    Args:
-        analysis: What is drawn.
-        which: The `MAIN` ones, all of them, or none.
-        resamples: Of the patients, as `analysis.analyse` was given it, for the captions; None
-            leaves the number out.
-    """
+    """The figures of a report that can be drawn; see `draw`."""
     return draw(analysis, which=which, resamples=resamples)[0]
 
 
 def draw(
     analysis: Analysis, *, which: Which = "all", resamples: int | None = None
 ) -> tuple[list[Titled], list[Skipped]]:
-    """The figures of a report, and those that cannot be drawn with the reason.
+    """The figures of a report by section, and those that cannot be drawn with the reason.
 
-    Write them with `canvas.write`: the same analysis gives the same bytes.
-
-    Args:
-        analysis: What is drawn.
-        which: As for `figures`.
-        resamples: As for `figures`.
+    ``which``: `MAIN`, all or none. ``resamples`` is for the captions; None: not named there.
     """
     if which == "none":
         return [], []

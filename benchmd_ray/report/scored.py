@@ -1,6 +1,6 @@
-"""One run on one split of one dataset: its predictions, their metrics and resamples.
+"""One run on one split of a dataset: its predictions, their metrics and resamples.
 
-Rows are sorted by unit, so that two runs on the same records have them in the same order.
+Rows are sorted by unit, so that runs on the same records have the same order.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ THREADS = 8
 
 @dataclass(frozen=True, eq=False)
 class Scored:
-    """Predictions of one run for one split of one dataset."""
+    """Predictions of a run for one split of a dataset."""
 
     run: Run
     about: Mapping[str, str]
@@ -64,7 +64,7 @@ class Scored:
 
     @cached_property
     def groups(self) -> npt.NDArray[np.intp]:
-        """Number of each unit's patient among the sorted patients: as good as the name, faster."""
+        """Number of each unit's patient among the sorted patients; faster than names."""
         names = self.units["group_id"].to_numpy(dtype=np.str_)
         return np.unique(names, return_inverse=True)[1]
 
@@ -107,7 +107,7 @@ class Scored:
         return {}
 
     def pooled(self, metric: str, column: int = 0) -> Pooled:
-        """A metric with its interval: of column 0 over all classes, then of each class."""
+        """A metric with its interval, over all classes (column 0) or of a class."""
         pooled = self._pooled.get((metric, column))
         if pooled is None:
             value, drawn = self.whole[metric][column], self.resampled[metric][:, column]
@@ -117,12 +117,12 @@ class Scored:
 
     @cached_property
     def whole(self) -> Mapping[str, Floats]:
-        """By metric: the values of all units as `resampled` has them, (1 + classes,)."""
+        """By metric: the values of all units, (1 + classes,), as in `resampled`."""
         return {name: np.array([v.mean, *v.per_class]) for name, v in self.values.items()}
 
 
 class Read(NamedTuple):
-    """What a run has predicted."""
+    """Results without metrics, and a note on each file that cannot be read."""
 
     scored: list[Scored]
     """Without metrics."""
@@ -131,7 +131,7 @@ class Read(NamedTuple):
 
 
 def read_scored(run: Run) -> Read:
-    """All that a finished run has predicted."""
+    """All predictions of a finished run."""
     scored, skipped = [], []
     for path in predictions_of(run.folder):
         if path.parent.name != CLASSIFIED.evaluation:

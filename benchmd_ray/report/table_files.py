@@ -1,4 +1,4 @@
-"""The tables of a report as files: CSV with all digits, Markdown and LaTeX as people read them."""
+"""The tables of a report as files: CSV with all digits, Markdown and LaTeX as read."""
 
 from __future__ import annotations
 
@@ -33,15 +33,7 @@ def write_tables(
 ) -> list[Path]:
     """Write every table with rows: as CSV, and where it is printed as Markdown and LaTeX.
 
-    The notes stand below the main table.
-
-    Args:
-        analysis: What is reported.
-        folder: For the files.
-        tables: Those of `declared` that are written; None for all.
-
-    Returns:
-        The files written.
+    The notes are below the main table. ``tables``: those of `declared`; None for all.
     """
     main = main_table(analysis).name
     warning = synthetic(analysis.rows)
@@ -53,7 +45,7 @@ def write_tables(
 
 
 def _write_matrix(matrix: Matrix | None, folder: Path) -> list[Path]:
-    """The first table; where there is none, an earlier report's goes."""
+    """The first table; without one, that of an earlier report is deleted."""
     makes = {"csv": lambda m: csv_text(m.frame), "md": matrix_markdown, "tex": matrix_latex}
     if matrix is None:
         for kind in KINDS:
@@ -77,12 +69,12 @@ def write_declared(
     """Write tables as `write_tables` does, of whatever they are declared for.
 
     Args:
-        tables: All that the folder may hold.
+        tables: All that the folder may have.
         reported: What they are made of.
         folder: For the files.
-        main: The table that the notes stand below.
+        main: The table with the notes below.
         notes: What a reader must know.
-        warning: What every printed table ends with.
+        warning: Ends every printed table.
     """
     contents: dict[str, str] = {}
     for declaration in tables:

@@ -1,4 +1,4 @@
-"""The tables of a report: each is declared once, for its page and for its files."""
+"""The tables of a report: each is declared once, for page and files."""
 
 from __future__ import annotations
 
@@ -65,12 +65,12 @@ class Declared:
     def both(
         name: str, heading: str, data: Data, make: Make, nothing: str = "", *, first: bool = False
     ) -> Declared:
-        """A table that is the same everywhere."""
+        """A table that is the same on the page and printed."""
         return Declared(name, heading, data, make, make, nothing, first)
 
 
 def auroc_frame(analysis: Analysis) -> pd.DataFrame:
-    """AUROC over all classes of each result, with what is known of the runs behind it."""
+    """AUROC over all classes of each result, with what is known of its runs."""
     scores = analysis.scores[analysis.scores["metric"] == "auroc"]
     whole = scores[scores["class"] == "mean"].reset_index(drop=True)
     classes_of = dict(list(scores[scores["class"] != "mean"].groupby([*KEY], sort=False)))
@@ -440,7 +440,7 @@ def declared() -> tuple[Declared, ...]:
 
 
 def main_table(analysis: Analysis) -> Declared:
-    """The table that answers first: AUROC, or where no run classifies the first of a benchmark."""
+    """The table that answers first: AUROC, or without a classification the first of a benchmark."""
     others = declared()[len(TABLES) :]
     printed = (one for one in (TABLES[0], *others) if one.printed and one.printed(analysis))
     return next(printed, TABLES[0])

@@ -1,4 +1,4 @@
-"""Frames of how runs were trained: their metrics over time, and where and with what they ran."""
+"""Frames of how runs were trained: metrics over time, and where and with what they ran."""
 
 from __future__ import annotations
 
@@ -20,10 +20,7 @@ NAMES = ("loss", "validation_auroc", "validation_dsc", "lr")
 
 
 def training_rows(runs: Sequence[Run]) -> Iterator[Row]:
-    """Loss, source validation AUROC (DSC of masks), learning rate, over steps or epochs.
-
-    Pretraining counts steps, transfers count epochs.
-    """
+    """Loss, source validation score and learning rate over steps (pretraining) or epochs."""
     for run in runs:
         about = run.description
         unit = "steps" if about["kind"] == "pretrain" else "epochs"
@@ -43,7 +40,7 @@ def training_rows(runs: Sequence[Run]) -> Iterator[Row]:
 
 
 def thinned(lines: Sequence[Row]) -> list[Row]:
-    """At most `LINES` of the lines, evenly spread, with the last."""
+    """At most `LINES` evenly spread lines, the last one included."""
     step = -(-len(lines) // LINES)
     return [lines[i] for i in range((len(lines) - 1) % step, len(lines), step)] if lines else []
 
@@ -72,13 +69,13 @@ def ran_rows(runs: Sequence[Run], protocols: Mapping[Path, str]) -> Iterator[Row
 
 
 def parts_of(run: Run) -> Mapping[str, object]:
-    """Versions of the parts of the code (`parts.PARTS`) that made a run, by part."""
+    """Versions of the parts of the code (`parts.PARTS`) that made a run."""
     parts: Mapping[str, object] = run.description["determinants"].get("parts", {})
     return parts
 
 
 def older_parts(runs: Sequence[Run]) -> list[str]:
-    """Names runs that parts of the code of other versions made."""
+    """Notes on runs that other versions of the code made."""
     together: dict[str, list[str]] = {}
     for run in runs:
         for change in older(parts_of(run)):
@@ -90,7 +87,7 @@ def older_parts(runs: Sequence[Run]) -> list[str]:
 
 
 def _seconds(run: Run) -> float:
-    """Seconds of work; for a run without a history, those of training by its metrics."""
+    """Seconds of work; without a history those of training by its metrics."""
     worked = float(run.done.get("seconds", 0.0)) or seconds_worked(run.folder)
     if worked:
         return worked

@@ -1,7 +1,7 @@
-"""Frames of tuning: the searches, and tuned settings against those that a search started from.
+"""Frames of tuning: searches, and tuned settings against those that the search started from.
 
 The counterpart of a tuned result has the same key but for its protocol, the same records, and the
-settings of the search's first trial: of its encoder, transfer and pretraining.
+settings of the search's first trial for encoder, transfer and pretraining.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ SAME = ("catalog", "precision")
 
 
 def search_rows(records: Sequence[SearchRecord]) -> Iterator[Row]:
-    """One row per search; of a search over several sources their records and patients added."""
+    """One row per search; records and patients of several sources are added."""
     for record in records:
         yield {
             "search": record.name,
@@ -96,7 +96,7 @@ def search_rows(records: Sequence[SearchRecord]) -> Iterator[Row]:
 
 
 def networks(record: SearchRecord) -> str:
-    """Networks of a search, the one that it starts from first: ``resnet18 or resnet50``."""
+    """Networks of a search, its first one first: ``resnet18 or resnet50``."""
     encoders = [settings.get("encoder", {}) for settings in record.settings]
     started = [str(size.get("network", EncoderSettings().network)) for size in encoders]
     searched = record.space.get("encoder.network", {}).get("values", ())
@@ -104,7 +104,7 @@ def networks(record: SearchRecord) -> str:
 
 
 def _choice(record: SearchRecord) -> dict[str, float]:
-    """Scores by which a search chose, start and choice, and the difference that decided."""
+    """Scores by which a search chose, and the difference that decided."""
     decision, nearest = record.decision, next(iter(record.finalists), {})
     finalist = next((one for one in record.finalists if one["number"] == record.best), nearest)
     return {
@@ -118,13 +118,7 @@ def _choice(record: SearchRecord) -> dict[str, float]:
 def tuned_pairs(
     pools: Sequence[Pool], records: Sequence[SearchRecord], runs: Sequence[Run]
 ) -> list[TunedPair]:
-    """The tuned results among pools of one source and policy, each with its counterpart.
-
-    Args:
-        pools: Results of single runs.
-        records: Searches.
-        runs: Runs, among them the pretrainings.
-    """
+    """The tuned results among pools of one source and policy, each with its counterpart."""
     named = {record.name: record for record in records}
     runs_by_name = {run.folder.name: run for run in runs}
     pairs = []
@@ -139,12 +133,7 @@ def tuned_pairs(
 
 
 def tuned_rows(pairs: Iterable[TunedPair], paper: Callable[[Pool], float]) -> Iterator[Row]:
-    """One row per tuned result; NaN where the settings that the search started from did not run.
-
-    Args:
-        pairs: Tuned results with their counterparts.
-        paper: The paper's AUROC beside a pool, NaN where there is none.
-    """
+    """One row per tuned result; NaN where its counterpart did not run."""
     for pair in pairs:
         record = pair.record
         yield _row(pair.tuned, pair.start, paper) | {
@@ -206,7 +195,6 @@ def _kept(record: SearchRecord) -> str:
 
 
 def _ensemble_notes(averages: pd.DataFrame, single: pd.DataFrame) -> list[str]:
-    """What a reader of ensembles must know."""
     if averages.empty:
         return []
     notes = [
@@ -227,14 +215,13 @@ def _ensemble_notes(averages: pd.DataFrame, single: pd.DataFrame) -> list[str]:
 
 
 def _listed(record: SearchRecord, name: str) -> str:
-    """A name of each source of a search, each once."""
     return ", ".join(dict.fromkeys(str(about[name]) for about in record.sources))
 
 
 def _start(
     pool: Pool, pools: Sequence[Pool], record: SearchRecord, runs_by_name: Mapping[str, Run]
 ) -> Pool | None:
-    """Results of the settings that a search started from; those with the same seeds first."""
+    """Results of the settings that a search started from, preferably with the same seeds."""
     first = record.start(*(pool.key[name] for name in ("modality", "source", "policy")))
     if first is None:
         return None
@@ -254,7 +241,7 @@ def _start(
 def _same(run: Run, other: Run) -> bool:
     """Whether two runs were trained on the same records, in the same precision, by the same code.
 
-    Parts that only one of them uses, such as augmentation, have no version to compare.
+    Parts that only one of them uses, such as augmentation, are not compared.
     """
     ours, theirs = (one.description["determinants"] for one in (run, other))
     parts, others = (held.get("parts", {}) for held in (ours, theirs))
@@ -264,7 +251,7 @@ def _same(run: Run, other: Run) -> bool:
 
 
 def _has(run: Run, upstream: Run | None, first: Settings) -> bool:
-    """Whether a transfer and its pretraining have settings but for what names its result."""
+    """Whether a transfer and its pretraining have these settings, but for what names its result."""
     settings = run.settings
     if (settings.encoder, _plain(settings.transfer)) != (first.encoder, _plain(first.transfer)):
         return False

@@ -27,18 +27,15 @@ def write_report(
     refresh: int = 0,
     sent: Path | None = None,
 ) -> Path:
-    """Write tables, figures and page.
+    """Write tables, figures and page, and return the page.
 
     Args:
         analysis: What is reported.
         out: The folder.
         figures: Which figures are drawn.
-        say: Takes a line for the user for each kind.
-        refresh: Seconds after which a browser loads the page again; 0: never.
-        sent: A folder for the same report with nothing of a single record, to be sent to W&B.
-
-    Returns:
-        The page.
+        say: Takes a line for the user.
+        refresh: Seconds after which a browser reloads the page; 0: never.
+        sent: A folder for the same report without anything of a single record, for W&B.
     """
     first = main_table(analysis).name if matrix_of(analysis) is None else NAME
     written = write_tables(analysis, out)
@@ -69,7 +66,7 @@ def _sent_notes(notes: Sequence[str]) -> list[str]:
 
 
 def _write_figures(drawn: Sequence[Titled], folder: Path) -> None:
-    """Write figures, and remove those of an earlier report."""
+    """Write figures, and delete those of an earlier report."""
     display = progress("figures", len(drawn), "figures") if drawn else None
     named = [(each.name, each.figure) for each in drawn]
     write_listed(named, folder, display.update if display else lambda done: None)

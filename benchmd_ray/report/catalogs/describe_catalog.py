@@ -17,7 +17,7 @@ QUARANTINE_SHOWN = 20
 
 
 def describe_catalog(catalog: Catalog) -> list[str]:
-    """The lines on a catalog: counts per split and class, what was excluded or quarantined."""
+    """The lines on a catalog: counts per split and class, excluded and quarantined records."""
     manifest = catalog.manifest
     order = sorted(set(manifest["splits"]) - {HELD_OUT}, key=lambda name: (name == "test", name))
     splits = {split: manifest["splits"][split] for split in order}
@@ -54,7 +54,7 @@ def describe_catalog(catalog: Catalog) -> list[str]:
 
 
 def _rows(catalog: Catalog, splits: Mapping[str, Any]) -> dict[str, list[int]]:
-    """Rows of the table of counts; units only where they are not the records themselves."""
+    """Rows of the table of counts; scored units only where they are not the records."""
     rows = {row: [split[row] for split in splits.values()] for row in ("records", "patients")}
     units = [held.get("units", held["records"]) for held in splits.values()]
     if units != rows["records"]:
@@ -68,7 +68,7 @@ def _rows(catalog: Catalog, splits: Mapping[str, Any]) -> dict[str, list[int]]:
 
 
 def _statistics(catalog: Catalog) -> list[str]:
-    """Mean and standard deviation of the training split, where its signals are normalised by it."""
+    """Mean and standard deviation of the training split, where they normalise its signals."""
     statistics, signal = catalog.statistics, catalog.signal
     if statistics is None or not (
         signal.dtype == "uint8" or signal.normaliser.startswith("source-")

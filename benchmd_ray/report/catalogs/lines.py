@@ -9,10 +9,7 @@ WIDTH = 100
 
 
 def paragraph(content: str, indent: int = 2, label: str = "") -> list[str]:
-    """The lines of a wrapped paragraph, with a label at its left.
-
-    Words are never broken, so links stay whole. Runs of blanks in the content become one.
-    """
+    """The lines of a wrapped paragraph with a label at its left; words (links) stay whole."""
     start = " " * indent + (f"{label:<13}" if label else "")
     if len(label) > 12:
         start = " " * indent + label + " "
