@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import pandas as pd
+from sklearn.metrics import roc_curve
 
 from benchmd_ray.console.progress import progress
 from benchmd_ray.report.compared import (
@@ -17,14 +21,10 @@ from benchmd_ray.report.compared import (
     gap_rows,
     other_seeds,
     shared_patients,
+    subgroup_rows,
 )
-from benchmd_ray.report.curves import calibration_frame, roc_frame
-from benchmd_ray.report.ensembles import ensembles
-from benchmd_ray.report.frames import FRAMES, frame
-from benchmd_ray.report.hardware_notes import of_pools
-from benchmd_ray.report.names import place
+from benchmd_ray.report.frames import FRAMES, frame, place
 from benchmd_ray.report.notes import notes
-from benchmd_ray.report.people import subgroup_rows
 from benchmd_ray.report.pools import Pool, pools
 from benchmd_ray.report.protocols import Protocols, protocols
 from benchmd_ray.report.rows import (
@@ -37,9 +37,10 @@ from benchmd_ray.report.rows import (
     with_predictions,
 )
 from benchmd_ray.report.scored import Scored, measured, read_scored
-from benchmd_ray.report.training_frames import older_parts, ran_rows, training_rows
+from benchmd_ray.report.training_frames import of_pools, older_parts, ran_rows, training_rows
 from benchmd_ray.report.tuning_frames import (
     TunedPair,
+    ensembles,
     search_rows,
     tuned_pairs,
     tuned_rows,
@@ -47,7 +48,72 @@ from benchmd_ray.report.tuning_frames import (
 )
 from benchmd_ray.runs.store import Run, read_stores
 from benchmd_ray.scores.metrics import METRICS
+from benchmd_ray.scores.sums import BINS
 from benchmd_ray.tuning.records import SearchRecord, read_searches
+
+POINTS = 200
+"""Most points of a ROC curve."""
+Floats = npt.NDArray[np.float64]
+Points = dict[str, npt.NDArray[np.generic]]
+"""Columns of a curve, all of one length."""
+Curve = Callable[[npt.NDArray[np.int8], Floats], Points]
+
+
+def roc_frame(pools: Sequence[Pool]) -> pd.DataFrame:
+    """ROC curves of every class and seed, at most `POINTS` points each."""
+    return _curves("roc", pools, _roc)
+
+
+def calibration_frame(pools: Sequence[Pool]) -> pd.DataFrame:
+    """Mean score and share of positives in the bins of the metric ``calibration_error``."""
+    return _curves("calibration", pools, _calibration)
+
+
+def _curves(name: str, pools: Sequence[Pool], curve: Curve) -> pd.DataFrame:
+    rows = [row for pool in pools for row in _of_pool(pool, curve)]
+    if not rows:
+        return frame(name, [])
+    lengths = [len(next(iter(points.values()))) for _, points in rows]
+    columns = {  # of all curves at once: a frame of each would take most of a report's time
+        column: np.repeat([about[column] for about, _ in rows], lengths)
+        if column in rows[0][0]
+        else np.concatenate([points[column] for _, points in rows])
+        for column in FRAMES[name]
+    }
+    return pd.DataFrame(columns).astype(FRAMES[name])
+
+
+def _of_pool(pool: Pool, curve: Curve) -> Iterator[tuple[dict[str, Any], Points]]:
+    for seed, member in zip(pool.seeds, pool.members, strict=True):
+        for index, name in enumerate(member.classes):
+            target, score = member.targets[:, index], member.scores[:, index]
+            is_labelled = target >= 0
+            if 0 < np.count_nonzero(target == 1) < np.count_nonzero(is_labelled):
+                points = curve(target[is_labelled], score[is_labelled])
+                yield {**pool.key, "class": name, "seed": seed}, points
+
+
+def _roc(target: npt.NDArray[np.int8], score: Floats) -> Points:
+    fpr, tpr, _ = roc_curve(target, score)
+    if len(fpr) > POINTS:
+        # evenly along the curve, whose length in this sense is at most 2
+        along = fpr + tpr
+        places = np.searchsorted(along, np.linspace(0, along[-1], POINTS))
+        places = np.unique(np.append(places, (0, len(fpr) - 1)))[: len(fpr)]
+        fpr, tpr = fpr[places], tpr[places]
+    return {"fpr": fpr, "tpr": tpr}
+
+
+def _calibration(target: npt.NDArray[np.int8], score: Floats) -> Points:
+    place = np.minimum((np.clip(score, 0, 1) * BINS).astype(np.intp), BINS - 1)
+    count = np.bincount(place, minlength=BINS)
+    bins = np.flatnonzero(count)
+    return {
+        "predicted": np.bincount(place, score, minlength=BINS)[bins] / count[bins],
+        "observed": np.bincount(place, target, minlength=BINS)[bins] / count[bins],
+        "count": count[bins],
+    }
+
 
 RUNS_AT_ONCE = 16
 """Runs whose predictions are read and measured together."""

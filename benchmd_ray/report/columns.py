@@ -7,8 +7,7 @@ from typing import Any
 
 import pandas as pd
 
-from benchmd_ray.report.frames import BOOTSTRAP
-from benchmd_ray.report.names import SETTINGS, TECHNIQUES, dataset_text
+from benchmd_ray.report.frames import BOOTSTRAP, SETTINGS, TECHNIQUES, dataset_text
 from benchmd_ray.report.table import Column, Table, constant, text_of
 from benchmd_ray.scores.comparison import LEVEL
 from benchmd_ray.scores.metrics import METRICS

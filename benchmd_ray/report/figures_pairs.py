@@ -41,7 +41,7 @@ from benchmd_ray.report.figures_wording import (
     sizes,
     spanned,
 )
-from benchmd_ray.report.names import TECHNIQUES
+from benchmd_ray.report.frames import TECHNIQUES
 from benchmd_ray.scores.comparison import LEAST_EXCHANGE_P, LEVEL
 
 SECTION = "Significance"

@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 from benchmd_ray.data.splits import TARGET_SPLIT
 from benchmd_ray.evaluation.registry import usual_start
 from benchmd_ray.report.canvas import TechniqueLook
-from benchmd_ray.report.names import SETTINGS, TECHNIQUES
+from benchmd_ray.report.frames import SETTINGS, TECHNIQUES
 from benchmd_ray.report.protocols import comparable_with, letters_of
 
 if TYPE_CHECKING:

@@ -21,7 +21,7 @@ from benchmd_ray.errors import count_of
 from benchmd_ray.evaluation.registry import usual_start
 from benchmd_ray.report.document import render
 from benchmd_ray.report.formats import aligned, latex_text, markdown
-from benchmd_ray.report.names import SETTINGS, TECHNIQUES, dataset_text
+from benchmd_ray.report.frames import SETTINGS, TECHNIQUES, dataset_text
 from benchmd_ray.report.notes import synthetic
 from benchmd_ray.report.protocols import base_of, is_ensemble
 from benchmd_ray.report.table import DASH, Kind, shown

@@ -13,8 +13,7 @@ from benchmd_ray.evaluation.registry import usual_start
 from benchmd_ray.report.compared import SCRATCH
 from benchmd_ray.report.figures_parts import ordered
 from benchmd_ray.report.figures_wording import listed
-from benchmd_ray.report.frames import KEY, PLACE, VERSIONS
-from benchmd_ray.report.names import SETTINGS, TECHNIQUES, dataset_text
+from benchmd_ray.report.frames import KEY, PLACE, SETTINGS, TECHNIQUES, VERSIONS, dataset_text
 from benchmd_ray.report.protocols import is_ensemble
 from benchmd_ray.report.table import Kind, shown, text_of
 from benchmd_ray.scores.comparison import EXCHANGES, LEVEL

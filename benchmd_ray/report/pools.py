@@ -11,8 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from benchmd_ray.modality.tasks import EXCLUSIVE, UNKNOWN
-from benchmd_ray.report.frames import KEY
-from benchmd_ray.report.names import place
+from benchmd_ray.report.frames import KEY, place
 from benchmd_ray.report.rows import key_of
 from benchmd_ray.report.scored import Scored
 from benchmd_ray.scores.seeds import Pooled, pooled_seeds
@@ -32,7 +31,7 @@ class Pool:
     """Seed of each member, or its number where two have the same."""
     members: tuple[Scored, ...]
     averaged: tuple[Scored, ...] = ()
-    """Results of single runs that the only member averages (`ensembles`); else none."""
+    """Results of single runs that the only member averages (`tuning_frames.ensembles`); else none."""
 
     @property
     def runs(self) -> tuple[Scored, ...]:

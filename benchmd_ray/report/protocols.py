@@ -4,7 +4,7 @@ Benchmarks name theirs (``fixed`` is BenchMD's). ``shuffled`` trains on shuffled
 has settings that a search found for the transfer or its pretraining, all else is ``custom``. Runs
 of one modality, source, policy, transfer setting and protocol that differ by more than seeds get a
 number for the transfer and a letter for the pretraining: ``custom 1a``. Runs from scratch have no
-letter. Averages of runs (`report.ensembles`) have the number and letter of their tuned runs:
+letter. Averages of runs (`tuning_frames.ensembles`) have the number and letter of their tuned runs:
 ``tuned ensemble 1a``, ``start ensemble 1a``.
 """
 

@@ -24,8 +24,8 @@ from benchmd_ray.report.columns import (
     table_of,
 )
 from benchmd_ray.report.frames import KEY, VERSIONS
-from benchmd_ray.report.hardware_notes import COLUMNS
 from benchmd_ray.report.table import Column, Table
+from benchmd_ray.report.training_frames import COLUMNS
 from benchmd_ray.runs.predictions import CLASSIFIED
 from benchmd_ray.scores.metrics import METRICS
 from benchmd_ray.scores.support import INTERVAL_PATIENTS

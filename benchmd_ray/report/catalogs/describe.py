@@ -14,8 +14,12 @@ from benchmd_ray.data.cards import DatasetCard, broken_cards, cards, code_classe
 from benchmd_ray.data.catalog import Catalog, open_catalog
 from benchmd_ray.errors import BenchmdError, unknown_name
 from benchmd_ray.modality.tasks import TaskKind
-from benchmd_ray.report.catalogs.describe_catalog import describe_catalog
-from benchmd_ray.report.catalogs.lines import count_table, list_item, paragraph
+from benchmd_ray.report.catalogs.describe_catalog import (
+    count_table,
+    describe_catalog,
+    list_item,
+    paragraph,
+)
 from benchmd_ray.storage.address import SCHEME
 from benchmd_ray.storage.location import location
 

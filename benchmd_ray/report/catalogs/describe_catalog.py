@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Mapping
 from typing import Any
 
@@ -10,7 +11,38 @@ from benchmd_ray.data.quarantine import summarised
 from benchmd_ray.data.records import HELD_OUT
 from benchmd_ray.data.verify import cautions
 from benchmd_ray.errors import count_of
-from benchmd_ray.report.catalogs.lines import count_table, list_item, paragraph
+
+WIDTH = 100
+
+
+def paragraph(content: str, indent: int = 2, label: str = "") -> list[str]:
+    """The lines of a wrapped paragraph with a label at its left; words (links) stay whole."""
+    start = " " * indent + (f"{label:<13}" if label else "")
+    if len(label) > 12:
+        start = " " * indent + label + " "
+    return textwrap.wrap(
+        " ".join(content.split()),
+        WIDTH,
+        initial_indent=start,
+        subsequent_indent=" " * (indent + (13 if label else 0)),
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
+
+
+def list_item(content: str, indent: int = 2) -> list[str]:
+    """The lines of a wrapped entry of a list."""
+    first, *more = paragraph(content, indent + 2) or [""]
+    return [" " * indent + "- " + first.lstrip(), *more]
+
+
+def count_table(title: str, columns: list[str], rows: Mapping[str, list[int]]) -> list[str]:
+    """A table of counts."""
+    width = max(len(name) for name in (title, *rows)) + 2
+    lines = [f"  {title:{width}}" + "".join(f"{column:>12}" for column in columns)]
+    lines += [f"  {name:{width}}" + "".join(f"{n:12,}" for n in rows[name]) for name in rows]
+    return [line.rstrip() for line in lines]
+
 
 QUARANTINE_SHOWN = 20
 """Quarantined records that are named one by one."""
