@@ -11,13 +11,7 @@ import pandas as pd
 from benchmd_ray.errors import count_of
 from benchmd_ray.evaluation.registry import benchmarks
 from benchmd_ray.report.analysis import SourceResults, blocks
-from benchmd_ray.report.columns import (
-    cautions,
-    column_of,
-    interval_of,
-    key_columns,
-    table_of,
-)
+from benchmd_ray.report.columns import cautions, column_of, interval_of, key_columns, table_of
 from benchmd_ray.report.frames import KEY
 from benchmd_ray.report.protocols import protocols
 from benchmd_ray.report.rows import beside, with_predictions
@@ -71,7 +65,7 @@ def _rows(block: SourceResults) -> Iterator[dict[str, Any]]:
             "inside": ours.low <= published <= ours.high if ours.low <= ours.high else None,
             "caution": ours.caution,
             "reason": "; ".join(
-                sorted({one.unlike for one in published_rows if one and one.unlike})
+                sorted({entry.unlike for entry in published_rows if entry and entry.unlike})
             ),
             "reference": near.source,
         }

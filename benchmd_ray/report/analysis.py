@@ -260,14 +260,14 @@ def analyse_stores(paths: Sequence[Path], *, resamples: int, curves: bool) -> An
 
 
 def blocks(
-    found: Sequence[Run], named: Protocols, metrics: Sequence[str], resamples: int
+    all_runs: Sequence[Run], named: Protocols, metrics: Sequence[str], resamples: int
 ) -> Iterator[SourceResults]:
     """Measured and pooled results, source by source, with progress.
 
     Raises:
         BenchmdError: No run is finished and has predictions, or predictions cannot be read.
     """
-    runs = with_predictions(found)
+    runs = with_predictions(all_runs)
     display, done = progress("statistics", len(runs), "runs"), 0
     for together in _by_source(runs):
         scored: list[Scored] = []
@@ -275,13 +275,15 @@ def blocks(
         for start in range(0, len(together), RUNS_AT_ONCE):
             some = together[start : start + RUNS_AT_ONCE]
             read = [read_scored(run) for run in some]
-            scored += measured([one for each in read for one in each.scored], metrics, resamples)
-            skipped += [note for each in read for note in each.skipped]
+            scored += measured(
+                [result for part in read for result in part.scored], metrics, resamples
+            )
+            skipped += [note for part in read for note in part.skipped]
             done += len(some)
             display.update(done)
         pooled, lines = pools(scored, named.names)
         lines = [*skipped, *lines, *apart(pooled), *other_seeds(pooled), *shared_patients(pooled)]
-        lines += of_pools(pooled, found)
+        lines += of_pools(pooled, all_runs)
         yield SourceResults(pooled, lines)
     display.close()
 

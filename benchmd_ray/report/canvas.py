@@ -77,6 +77,11 @@ class TechniqueLook:
     marker: str
     line: LineStyle
 
+    @property
+    def stroke(self) -> dict[str, Any]:
+        """Arguments of `Axes.plot` for a line."""
+        return {"color": self.colour, "linestyle": self.line}
+
 
 TECHNIQUE_LOOKS = {
     "scratch": TechniqueLook(BLACK, "o", "-"),

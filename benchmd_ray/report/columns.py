@@ -96,12 +96,18 @@ def key_columns(rows: pd.DataFrame) -> tuple[Column, ...]:
 
 def cautions(rows: pd.DataFrame) -> tuple[Column, ...]:
     """The column with what is missing or rough, if anything is."""
-    return (column_of("caution", rows["caution"], "text"),) if rows["caution"].any() else ()
+    has_some = "caution" in rows and rows["caution"].any()
+    return columns_of(rows, "text", "caution") if has_some else ()
+
+
+def keyed_table(caption: str, rows: pd.DataFrame, *columns: Column) -> Table | None:
+    """A table of results: their key, these columns, and cautions."""
+    return table_of(caption, (*key_columns(rows), *columns, *cautions(rows)), rows)
 
 
 def sizes(rows: pd.DataFrame) -> tuple[Column, ...]:
     """Numbers of records and patients."""
-    return tuple(column_of(name, rows[name], "integer") for name in ("records", "patients"))
+    return columns_of(rows, "integer", "records", "patients")
 
 
 def metric_column(rows: pd.DataFrame, *, required: bool) -> Column:
@@ -168,6 +174,11 @@ def column_of(title: str, values: Any, kind: Any, **options: Any) -> Column:
         "order": ORDERS.get(title, ()),
     }
     return Column(title, list(values), kind, **{**defaults, **options})
+
+
+def columns_of(rows: pd.DataFrame, kind: Any, *names: str) -> tuple[Column, ...]:
+    """Columns of a frame under their own names."""
+    return tuple(column_of(name, rows[name], kind) for name in names)
 
 
 def part(frame: pd.DataFrame, name: str) -> pd.DataFrame:

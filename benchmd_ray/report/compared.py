@@ -17,13 +17,7 @@ from benchmd_ray.report.frames import PLACE, SPLITS
 from benchmd_ray.report.pools import Pool
 from benchmd_ray.report.protocols import comparable_with, letters_of, same_transfer
 from benchmd_ray.report.scored import THREADS
-from benchmd_ray.scores.comparison import (
-    EXCHANGES,
-    LEAST_EXCHANGE_P,
-    delong,
-    exchange_p,
-    holm,
-)
+from benchmd_ray.scores.comparison import EXCHANGES, LEAST_EXCHANGE_P, delong, exchange_p, holm
 from benchmd_ray.scores.seeds import (
     Difference,
     OverSeeds,
@@ -126,7 +120,7 @@ def _one_split(pools: Sequence[Pool]) -> list[Pool]:
     best: dict[tuple[str, ...], Pool] = {}
     for pool in sorted(pools, key=lambda p: [*SPLITS, p.key["split"]].index(p.key["split"])):
         best[tuple(value for name, value in pool.key.items() if name != "split")] = pool
-    return [pool for pool in pools if any(pool is one for one in best.values())]
+    return [pool for pool in pools if any(pool is last for last in best.values())]
 
 
 def change_rows(pools: Sequence[Pool], metrics: Sequence[str]) -> Iterator[Row]:
@@ -200,13 +194,13 @@ def contest_rows(pools: Sequence[Pool]) -> Mapping[str, list[Row]]:
         pairs = list(combinations(members, 2))
         differences = [difference(b, a, "auroc") for a, b in pairs]
         least = [LEAST_EXCHANGE_P if _by_exchange(a, b) else 0.0 for a, b in pairs]
-        corrected = holm([each.p for each in differences], least).tolist()
+        corrected = holm([change.p for change in differences], least).tolist()
         names = [(a.key["technique"], b.key["technique"]) for a, b in pairs]
-        for (a, b), each, p in zip(names, differences, corrected, strict=True):
-            row = dict(vars(each))
-            if np.isnan(p) and not np.isnan(each.p):  # settled before it was seen, see `holm`
+        for (a, b), change, p in zip(names, differences, corrected, strict=True):
+            row = dict(vars(change))
+            if np.isnan(p) and not np.isnan(change.p):  # settled before it was seen, see `holm`
                 reason = f"no {EXCHANGES:,} exchanges can be significant among so many tests"
-                row["caution"] = "; ".join(filter(None, (each.caution, f"no p (Holm): {reason}")))
+                row["caution"] = "; ".join(filter(None, (change.caution, f"no p (Holm): {reason}")))
             value = {"difference": row.pop("value")}
             rows["pairs"].append({**place, "a": a, "b": b, **value, **row, "p_holm": p})
         if not np.isnan([pool.value("auroc") for pool in members]).any():
@@ -380,12 +374,12 @@ def _of_variable(
             {
                 "a": pair.a,
                 "b": pair.b,
-                "difference": own["value"],
-                **{name: own[name] for name in ("low", "high", "p", "caution")},
+                "difference": difference["value"],
+                **{name: difference[name] for name in ("low", "high", "p", "caution")},
                 "p_holm": pair.p_holm,
             }
             for pair in groups_found.pairs
-            for own in [vars(pair.difference)]
+            for difference in [vars(pair.difference)]
         ],
         "excluded": [{"group": name, "patients": count} for name, count in groups_found.excluded],
     }

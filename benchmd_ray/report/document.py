@@ -17,15 +17,7 @@ from matplotlib.figure import Figure
 
 from benchmd_ray.console.progress import progress
 from benchmd_ray.report.canvas import svg_of
-from benchmd_ray.report.table import (
-    Column,
-    Table,
-    first_level,
-    in_order,
-    rounded,
-    shown,
-    text_of,
-)
+from benchmd_ray.report.table import Column, Table, first_level, in_order, rounded, shown, text_of
 
 if TYPE_CHECKING:
     from benchmd_ray.report.figures_parts import Titled

@@ -13,11 +13,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from benchmd_ray.report.canvas import TechniqueLook, new_figure
-from benchmd_ray.report.figures_panels import (
-    SMALL,
-    technique_legend,
-    title_height,
-)
+from benchmd_ray.report.figures_panels import SMALL, technique_legend, title_height
 from benchmd_ray.report.figures_parts import (
     Drawn,
     FigureContext,
@@ -31,14 +27,7 @@ from benchmd_ray.report.figures_parts import (
     places_of,
     techniques_of,
 )
-from benchmd_ray.report.figures_wording import (
-    GLUE,
-    how_drawn,
-    joined,
-    plain,
-    sizes,
-    spanned,
-)
+from benchmd_ray.report.figures_wording import GLUE, how_drawn, joined, plain, sizes, spanned
 from benchmd_ray.scores.sums import BINS
 from benchmd_ray.scores.support import ROUGH_IN_CLASS
 
@@ -221,15 +210,8 @@ def _roc_panel(
     areas = scores.set_index("technique")["value"]
     for technique in techniques_of(curves):
         x, y = mean_curve(curves[curves["technique"] == technique])
-        look = looks[technique]
-        axes.plot(
-            x,
-            y,
-            label=f"{technique} {plain(float(areas.get(technique, np.nan)))}",
-            color=look.colour,
-            linestyle=look.line,
-            linewidth=1.2,
-        )
+        label = f"{technique} {plain(float(areas.get(technique, np.nan)))}"
+        axes.plot(x, y, label=label, linewidth=1.2, **looks[technique].stroke)
     axes.plot([0, 1], [0, 1], color="#999999", linewidth=0.7, zorder=0)
     axes.set_xlim(0, 1)
     axes.set_ylim(0, 1.01)
@@ -261,11 +243,10 @@ def _reliability_panel(
             rows["predicted"],
             rows["observed"],
             label=technique,
-            color=look.colour,
-            linestyle=look.line,
             marker=look.marker,
             markersize=3.2,
             linewidth=1.0,
+            **look.stroke,
         )
         few = rows[rows["count"] < FEW]
         upper.plot(
@@ -292,15 +273,8 @@ def _counts(axes: Axes, rows: pd.DataFrame, technique: str, look: TechniqueLook)
     """Records of each bin as steps, with gaps at empty bins."""
     counts = np.full(BINS, np.nan)
     counts[rows["place"]] = rows["count"]
-    axes.step(
-        np.linspace(0, 1, BINS + 1),
-        np.append(counts, counts[-1]),
-        where="post",
-        label=technique,
-        color=look.colour,
-        linestyle=look.line,
-        linewidth=1.0,
-    )
+    edges, heights = np.linspace(0, 1, BINS + 1), np.append(counts, counts[-1])
+    axes.step(edges, heights, where="post", label=technique, linewidth=1.0, **look.stroke)
 
 
 def _class_title(name: str, scores: pd.DataFrame) -> str:

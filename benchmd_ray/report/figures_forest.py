@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 import pandas as pd
-from matplotlib.lines import Line2D
 
 from benchmd_ray.report.figures_panels import (
     SETTING_LABELS,
@@ -13,6 +12,7 @@ from benchmd_ray.report.figures_panels import (
     difference_limits,
     dodged,
     grid,
+    hollow_mark,
     technique_legend,
 )
 from benchmd_ray.report.figures_parts import (
@@ -167,39 +167,26 @@ def _forest(
     """
     whole = pd.concat([rows for _, _, rows in parts], ignore_index=True)
     several = whole["modality"].nunique() > 1
-    told = whole if several else whole.drop(columns="modality")
-    verdict = differences(told, what if several else f"{parts[0][0].label}: {what.lower()}", *names)
+    judged_rows = whole if several else whole.drop(columns="modality")
+    verdict = differences(
+        judged_rows, what if several else f"{parts[0][0].label}: {what.lower()}", *names
+    )
     techniques = techniques_of(whole)
     most = max(rows["row"].nunique() for _, _, rows in parts)
     height = most * max(ROW + TECHNIQUE * len(techniques), 0.34 if every else 0.2) + 0.55
     figure, panels = grid(verdict, len(parts), row=height)
     for axes, (_, heading, rows) in zip(panels, parts, strict=True):
         at = list(dict.fromkeys(rows["row"]))
-        dodged(
-            axes,
-            rows,
-            at=at,
-            column="row",
-            techniques=techniques_of(rows),
-            looks=report.looks,
-            sideways=True,
-        )
+        among = techniques_of(rows)
+        dodged(axes, rows, at=at, column="row", techniques=among, looks=report.looks, sideways=True)
         axes.set_title(heading)
         axes.set_yticks(range(len(at)), at, fontsize=SMALL)
         axes.tick_params(axis="y", length=0)
         axes.set_xlim(*difference_limits(rows))
         axes.set_xlabel(axis, fontsize=SMALL + 0.5)
         axes.axvline(0, color="#333333", linewidth=0.9, zorder=1)
-    hollow = Line2D(
-        [],
-        [],
-        label="hollow: no difference shown",
-        color="#444444",
-        marker="o",
-        markerfacecolor="white",
-    )
-    hollow.set_linestyle("none")
-    technique_legend(figure, techniques, report.looks, extra=[hollow])
+    mark = hollow_mark("no difference shown")
+    technique_legend(figure, techniques, report.looks, extra=[mark])
     scores = mean_auroc(report.analysis.scores)
     caption = joined(
         said,

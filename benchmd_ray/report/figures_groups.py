@@ -134,13 +134,13 @@ def letters(groups: Sequence[str], differ: set[frozenset[str]]) -> dict[str, str
     """
     sets = [frozenset(groups)]
     for pair in sorted(differ, key=lambda p: sorted(groups.index(g) for g in p)):
-        split = [held - {one} for held in sets if pair <= held for one in pair]
-        sets = [held for held in sets if not pair <= held] + split
-        sets = [held for held in set(sets) if not any(held < other for other in sets)]
-    sets.sort(key=lambda held: sorted(groups.index(group) for group in held))
+        split = [members - {one} for members in sets if pair <= members for one in pair]
+        sets = [members for members in sets if not pair <= members] + split
+        sets = [members for members in set(sets) if not any(members < other for other in sets)]
+    sets.sort(key=lambda members: sorted(groups.index(group) for group in members))
     names = [*string.ascii_lowercase, *string.ascii_uppercase]
     return {
-        group: "".join(names[i % len(names)] for i, held in enumerate(sets) if group in held)
+        group: "".join(names[i % len(names)] for i, members in enumerate(sets) if group in members)
         for group in groups
     }
 

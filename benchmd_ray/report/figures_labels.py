@@ -74,10 +74,10 @@ def _finetuned(report: FigureContext, study: SourceStudy) -> pd.DataFrame:
 
 
 def draw_curves(
-    report: FigureContext, shown: Sequence[tuple[SourceStudy, Place]], name: str
+    report: FigureContext, places: Sequence[tuple[SourceStudy, Place]], name: str
 ) -> Drawn:
     """AUROC against labels per class with intervals as bands, a panel for each study and place."""
-    parts = [(*at, of_place(_finetuned(report, at[0]), at[1])) for at in shown]
+    parts = [(*at, of_place(_finetuned(report, at[0]), at[1])) for at in places]
     parts = [part for part in parts if part[2]["setting"].nunique() > 1]
     if not parts:
         return Skipped(name, "fewer than two fine-tuning settings are there: nothing to join")
@@ -118,12 +118,11 @@ def _curves(
             x,
             rows["value"],
             label=technique,
-            color=look.colour,
-            linestyle=look.line,
             marker=look.marker,
             markersize=5.0,
             linewidth=1.4,
             zorder=3,
+            **look.stroke,
         )
     ticks = [LABELS[s] for s in settings]
     axes.set_xticks([at for at, _ in ticks], [text for _, text in ticks])

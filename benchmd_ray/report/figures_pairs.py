@@ -13,11 +13,7 @@ from matplotlib.colors import Normalize
 from matplotlib.figure import Figure
 
 from benchmd_ray.report.canvas import new_figure
-from benchmd_ray.report.figures_panels import (
-    SETTING_LABELS,
-    SMALL,
-    title_height,
-)
+from benchmd_ray.report.figures_panels import SETTING_LABELS, SMALL, title_height
 from benchmd_ray.report.figures_parts import (
     Drawn,
     FigureContext,

@@ -224,17 +224,10 @@ def footer(figure: Figure, text: str) -> None:
     figure.text(0.01, foot, "\n".join(lines), **look)
 
 
-def paper_mark() -> Line2D:
-    """Legend entry of the paper's numbers."""
-    return Line2D(
-        [],
-        [],
-        label="hollow: the paper's number",
-        color="#444444",
-        marker="o",
-        markerfacecolor="white",
-        linestyle="none",
-    )
+def hollow_mark(meaning: str) -> Line2D:
+    """Legend entry of hollow points."""
+    look: dict[str, Any] = {"marker": "o", "markerfacecolor": "white", "linestyle": "none"}
+    return Line2D([], [], label=f"hollow: {meaning}", color="#444444", **look)
 
 
 def chance_mark() -> Line2D:

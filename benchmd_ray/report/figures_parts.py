@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 from benchmd_ray.data.splits import TARGET_SPLIT
 from benchmd_ray.evaluation.registry import usual_start
 from benchmd_ray.report.canvas import TechniqueLook
-from benchmd_ray.report.frames import SETTINGS, TECHNIQUES
+from benchmd_ray.report.frames import SETTINGS, TECHNIQUES, rank_of
 from benchmd_ray.report.protocols import comparable_with, letters_of
 
 if TYPE_CHECKING:
@@ -25,9 +25,7 @@ STUDY = ("modality", "source", "policy", "protocol")
 MOST_LABELS = ("full", "large", "medium", "small")
 MOST_TRAINED = ("finetune", "linear", "knn")
 """Labels and modes of transfer settings, the most first."""
-OVER_TARGETS = (
-    *("setting", "technique", "value", "low", "high", "paper", "tested", "differs", "caution"),
-)
+OVER_TARGETS = tuple("setting technique value low high paper tested differs caution".split())
 """Columns of `over_targets`."""
 
 
@@ -101,8 +99,8 @@ class FigureContext:
     @property
     def together(self) -> list[tuple[SourceStudy, ...]]:
         """Studies by figure."""
-        held = self.studies
-        return [held[first : first + TOGETHER] for first in range(0, max(1, len(held)), TOGETHER)]
+        starts = range(0, max(1, len(self.studies)), TOGETHER)
+        return [self.studies[start : start + TOGETHER] for start in starts]
 
     def name(self, topic: str, studies: tuple[SourceStudy, ...]) -> str:
         """Stem of the files of a figure of these studies."""
@@ -171,11 +169,7 @@ def settings_of(frame: pd.DataFrame) -> list[str]:
 def _by_labels(setting: str) -> tuple[int, int]:
     """Sort key of settings: most labels first, then most that is trained."""
     mode, _, labels = setting.partition("-")
-    return _place(MOST_LABELS, labels or "full"), _place(MOST_TRAINED, mode)
-
-
-def _place(order: Sequence[str], name: str) -> int:
-    return order.index(name) if name in order else len(order)
+    return rank_of(MOST_LABELS, labels or "full")[0], rank_of(MOST_TRAINED, mode)[0]
 
 
 def mean_auroc(scores: pd.DataFrame) -> pd.DataFrame:
@@ -215,8 +209,8 @@ def on_targets(frame: pd.DataFrame) -> pd.DataFrame:
     for policy, dataset, split in names:
         splits.setdefault((policy, dataset), set()).add(split)
     scored = {
-        key: TARGET_SPLIT[key[0]] if TARGET_SPLIT.get(key[0]) in found else min(found)
-        for key, found in splits.items()
+        key: TARGET_SPLIT[key[0]] if TARGET_SPLIT.get(key[0]) in names else min(names)
+        for key, names in splits.items()
     }
     return frame[np.array([split == scored[policy, name] for policy, name, split in names])]
 
@@ -235,46 +229,22 @@ def over_targets(frame: pd.DataFrame, *, one_seed: bool) -> pd.DataFrame:
     frame = on_targets(frame)
     power = 2 if one_seed else 1
     for setting, cells in frame.groupby("setting", sort=False):
-        whole = cells["dataset"].nunique()
-        for technique, rows_of_technique in cells.groupby("technique", sort=False):
-            if rows_of_technique["dataset"].nunique() != whole or len(rows_of_technique) != whole:
+        count = cells["dataset"].nunique()
+        for technique, part in cells.groupby("technique", sort=False):
+            if part["dataset"].nunique() != count or len(part) != count:
                 continue
-            value = float(rows_of_technique["value"].mean())
-            below = (
-                np.maximum(
-                    (rows_of_technique["value"] - rows_of_technique["low"]).to_numpy(float), 0
-                )
-                ** power
+            value = float(part["value"].mean())
+            below, above = (
+                float((np.maximum(distance.to_numpy(float), 0) ** power).sum() ** (1 / power))
+                for distance in (part["value"] - part["low"], part["high"] - part["value"])
             )
-            above = (
-                np.maximum(
-                    (rows_of_technique["high"] - rows_of_technique["value"]).to_numpy(float), 0
-                )
-                ** power
-            )
-            low = value - float(below.sum() ** (1 / power)) / whole
-            high = value + float(above.sum() ** (1 / power)) / whole
-            tested = (
-                "tested" in rows_of_technique
-                and bool(rows_of_technique["tested"].all())
-                and low <= high
-            )
-            cautions = [caution for caution in rows_of_technique["caution"] if caution]
-            rows.append(
-                {
-                    "setting": setting,
-                    "technique": technique,
-                    "value": value,
-                    "low": low,
-                    "high": high,
-                    "paper": float(rows_of_technique["paper"].mean(skipna=False))
-                    if "paper" in rows_of_technique
-                    else np.nan,
-                    "tested": tested,
-                    "differs": tested and not low <= 0 <= high,
-                    "caution": cautions[0] if cautions else "",
-                }
-            )
+            low, high = value - below / count, value + above / count
+            tested = "tested" in part and bool(part["tested"].all()) and low <= high
+            paper = part["paper"].mean(skipna=False) if "paper" in part else np.nan
+            differs = tested and not low <= 0 <= high
+            caution = next(filter(None, part["caution"]), "")
+            row = (setting, technique, value, low, high, float(paper), tested, differs, caution)
+            rows.append(row)
     return pd.DataFrame(rows, columns=list(OVER_TARGETS))
 
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 
+from benchmd_ray.errors import count_of
 from benchmd_ray.evaluation.registry import usual_start
 from benchmd_ray.report.canvas import TechniqueLook
 from benchmd_ray.report.figures_panels import (
@@ -33,13 +35,7 @@ from benchmd_ray.report.figures_parts import (
     settings_of,
     techniques_of,
 )
-from benchmd_ray.report.figures_wording import (
-    GLUE,
-    joined,
-    listed,
-    p_value,
-    sizes,
-)
+from benchmd_ray.report.figures_wording import GLUE, joined, listed, p_value, sizes
 from benchmd_ray.scores.comparison import LEVEL
 from benchmd_ray.scores.stability import CriticalDifference, critical_difference
 
@@ -57,8 +53,13 @@ def draw_main_difference(report: FigureContext) -> Iterator[Drawn]:
     """A diagram of at least three techniques on enough sources, on targets if there are any."""
     usual = [study for study in report.studies if study.protocol.split()[0] == usual_start()]
     diagrams = list(draw_critical_differences(replace(report, studies=tuple(usual)), least=THREE))
-    drawn = [one for one in diagrams if isinstance(one, Titled)]
-    drawn.sort(key=lambda one: ("targets" not in one.name, "all-techniques" in one.name))
+    drawn = [figure for figure in diagrams if isinstance(figure, Titled)]
+    drawn.sort(
+        key=lambda diagram_drawn: (
+            "targets" not in diagram_drawn.name,
+            "all-techniques" in diagram_drawn.name,
+        )
+    )
     yield from drawn[:1] or diagrams[-1:]
 
 
@@ -170,18 +171,9 @@ def diagram(axes: Axes, result: CriticalDifference, looks: Mapping[str, Techniqu
         first = place < left
         depth = -(0.7 + bars + 0.8 * (place if first else count - 1 - place))
         side = 0.75 if first else count + 0.25
-        colour, marker = looks[name].colour, looks[name].marker
         axes.plot([rank, rank, side], [0, depth, depth], color="#555555", linewidth=0.8)
-        axes.plot(
-            [rank],
-            [0],
-            marker=marker,
-            color=colour,
-            markersize=7,
-            label=name,
-            clip_on=False,
-            zorder=5,
-        )
+        mark: dict[str, Any] = {"marker": looks[name].marker, "color": looks[name].colour}
+        axes.plot([rank], [0], markersize=7, label=name, clip_on=False, zorder=5, **mark)
         axes.annotate(
             f"{name}  {rank:.2f}" if first else f"{rank:.2f}  {name}",
             (side, depth),
@@ -229,10 +221,7 @@ def _finding(result: CriticalDifference, at: str) -> str:
 
 
 def _cells(result: CriticalDifference) -> str:
-    return (
-        f"{result.cells} cell{'s' * (result.cells != 1)} of {result.sources} "
-        f"source{'s' * (result.sources != 1)}"
-    )
+    return f"{count_of(result.cells, 'cell')} of {count_of(result.sources, 'source')}"
 
 
 def draw_rankings(report: FigureContext) -> Iterator[Drawn]:

@@ -14,7 +14,7 @@ from benchmd_ray.report.figures_panels import (
     chance_mark,
     dodged,
     grid,
-    paper_mark,
+    hollow_mark,
     setting_ticks,
     technique_legend,
 )
@@ -32,14 +32,7 @@ from benchmd_ray.report.figures_parts import (
     settings_of,
     techniques_of,
 )
-from benchmd_ray.report.figures_wording import (
-    caveat,
-    how_drawn,
-    joined,
-    sizes,
-    spanned,
-    where,
-)
+from benchmd_ray.report.figures_wording import caveat, how_drawn, joined, sizes, spanned, where
 
 SECTION = "Results"
 TARGET_MEAN = "Targets: mean over the study's targets"
@@ -76,7 +69,7 @@ def draw_auroc(report: FigureContext, studies: tuple[SourceStudy, ...]) -> Drawn
             chance_line(axes)
     marks = [chance_mark()]
     if whole["paper"].notna().any():
-        marks.insert(0, paper_mark())
+        marks.insert(0, hollow_mark("the paper's number"))
     technique_legend(figure, techniques_of(whole), report.looks, extra=marks)
     caption = joined(
         f"Mean AUROC over classes, {how_drawn(report)}.",
@@ -107,7 +100,7 @@ def _halves(frame: pd.DataFrame, studies: tuple[SourceStudy, ...], report: Figur
         )
         for study in studies
     ]
-    return [each for each in halves if len(each[1]) or len(each[2])]
+    return [half for half in halves if len(half[1]) or len(half[2])]
 
 
 def _stacked(halves: Halves) -> pd.DataFrame:

@@ -90,7 +90,7 @@ def labels_of(names: Iterable[str]) -> dict[str, str]:
         labels[name] = next(
             end
             for end in ends
-            if end == name or sum(f".{one}".endswith(f".{end}") for one in whole) == 1
+            if end == name or sum(f".{other}".endswith(f".{end}") for other in whole) == 1
         )
     return labels
 

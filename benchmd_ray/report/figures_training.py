@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator
 
+from benchmd_ray.errors import count_of
 from benchmd_ray.report.canvas import new_figure
 from benchmd_ray.report.figures_panels import (
     FAINT,
@@ -60,13 +62,8 @@ def draw_pretraining(report: FigureContext, study: SourceStudy, frame: pd.DataFr
     for axes, technique in zip(panels, techniques, strict=True):
         rows = frame[frame["technique"] == technique]
         for run, losses in rows.groupby("run", sort=True):
-            axes.plot(
-                losses["done"],
-                losses["value"],
-                label=f"{technique} {run}",
-                color=report.looks[technique].colour,
-                linewidth=0.9,
-            )
+            look = {"color": report.looks[technique].colour, "label": f"{technique} {run}"}
+            axes.plot(losses["done"], losses["value"], linewidth=0.9, **look)
         axes.set_title(f"{technique} ({_runs(rows)})")
         axes.set_xlabel(f"{rows['unit'].iloc[0]}")
         axes.set_ylabel("loss")
@@ -129,24 +126,17 @@ def _lines(
         epochs = _thinned(rows.groupby("done")["value"].agg(["mean", "min", "max"]))
         look = report.looks[technique]
         if rows["run"].nunique() > 1:
-            axes.fill_between(
-                epochs.index,
-                epochs["min"],
-                epochs["max"],
-                color=look.colour,
-                alpha=0.15,
-                linewidth=0,
-            )
+            band: dict[str, Any] = {"color": look.colour, "alpha": 0.15, "linewidth": 0}
+            axes.fill_between(epochs.index, epochs["min"], epochs["max"], **band)
         axes.plot(
             epochs.index,
             epochs["mean"],
             label=technique,
-            color=look.colour,
-            linestyle=look.line,
             linewidth=1.1,
             marker=look.marker,
             markersize=3.5,
             markevery=[len(epochs) - 1],
+            **look.stroke,
         )
 
 
@@ -157,8 +147,7 @@ def _thinned(curve: pd.DataFrame) -> pd.DataFrame:
 
 
 def _runs(frame: pd.DataFrame) -> str:
-    count = frame["run"].nunique()
-    return f"{count} run{'s' * (count != 1)}"
+    return count_of(frame["run"].nunique(), "run")
 
 
 def _from_to(frame: pd.DataFrame) -> str:

@@ -146,10 +146,10 @@ def draw_finalists(record: SearchRecord) -> Drawn:
         text = f" {signed(finalist['difference'])}, at least {signed(finalist['low'])}"
         axes.annotate(text, (finalist["difference"], place), (8, 0), textcoords="offset points",
                       va="center", fontsize=SMALL)  # fmt: skip
-    names = [f"trial {one['number']}" for one in reversed(record.finalists)]
+    names = [f"trial {row['number']}" for row in reversed(record.finalists)]
     axes.set_yticks(range(len(names)), names)
     axes.set_ylim(-0.6, len(names) - 0.4)
-    ends = [0.0, *(one[key] for one in record.finalists for key in ("low", "difference"))]
+    ends = [0.0, *(row[key] for row in record.finalists for key in ("low", "difference"))]
     span = max(ends) - min(ends) or 1.0
     axes.set_xlim(min(ends) - 0.05 * span, max(ends) + 0.45 * span)
     axes.axvline(0, color="black", linewidth=0.8, linestyle="--")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import pandas as pd
@@ -185,22 +185,23 @@ SETTINGS = ("knn", "linear", "finetune-small", "finetune-medium", "finetune-larg
 SPLITS = ("validation", "test")
 
 
+def rank_of(names: Sequence[str], name: str) -> tuple[int, str]:
+    """Sort key of a name: the ones of ``names`` first, in their order."""
+    return (names.index(name) if name in names else len(names), name)
+
+
 def place(key: Mapping[str, str]) -> tuple[object, ...]:
     """Sorts results by their key (`frames.KEY`) in the order in which they are shown."""
-
-    def known(names: tuple[str, ...], name: str) -> tuple[int, str]:
-        return (names.index(name) if name in names else len(names), name)
-
     return (
         key["modality"],
         key["source"],
         key["dataset"] != key["source"],
         key["dataset"],
         key["policy"],
-        known(SPLITS, key["split"]),
-        known(SETTINGS, key["setting"]),
-        known(TECHNIQUES, key["technique"]),
-        known(tuple(starts()), key["protocol"]),
+        rank_of(SPLITS, key["split"]),
+        rank_of(SETTINGS, key["setting"]),
+        rank_of(TECHNIQUES, key["technique"]),
+        rank_of(tuple(starts()), key["protocol"]),
     )
 
 

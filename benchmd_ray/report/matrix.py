@@ -6,7 +6,7 @@ those that no test after Holm's correction (`frames` ``pairs``) tells from it ar
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
@@ -20,8 +20,9 @@ from benchmd_ray.data.provenance import together
 from benchmd_ray.errors import count_of
 from benchmd_ray.evaluation.registry import usual_start
 from benchmd_ray.report.document import render
+from benchmd_ray.report.figures_parts import mean_auroc
 from benchmd_ray.report.formats import aligned, latex_text, markdown
-from benchmd_ray.report.frames import SETTINGS, TECHNIQUES, dataset_text
+from benchmd_ray.report.frames import SETTINGS, TECHNIQUES, dataset_text, rank_of
 from benchmd_ray.report.notes import synthetic
 from benchmd_ray.report.protocols import base_of, is_ensemble
 from benchmd_ray.report.table import DASH, Kind, shown
@@ -90,10 +91,10 @@ class Matrix:
             setting, protocol, technique = what
             base = protocol if protocol != PAPER else usual_start()
             return (
-                *_known(SETTINGS, setting),
+                *rank_of(SETTINGS, setting),
                 base != usual_start(),
                 base,
-                *_known(TECHNIQUES, technique),
+                *rank_of(TECHNIQUES, technique),
                 protocol == PAPER,
             )
 
@@ -119,14 +120,9 @@ class Matrix:
         return pd.DataFrame(rows)
 
 
-def _known(names: Sequence[str], name: str) -> tuple[int, str]:
-    return (names.index(name) if name in names else len(names), name)
-
-
 def matrix_of(analysis: Analysis) -> Matrix | None:
     """The matrix of an analysis; None without a classification."""
-    scores = analysis.scores
-    scores = scores[(scores["metric"] == "auroc") & (scores["class"] == "mean")]
+    scores = mean_auroc(analysis.scores)
     protocols = scores["protocol"].astype(str)
     apart = protocols.map(is_ensemble).astype(bool) | protocols.str.startswith("shuffled")
     scores = scores[~apart].dropna(subset="value")
@@ -282,7 +278,7 @@ SUMMED = {
 
 def caption_of(text: Written) -> str:
     """What the cells are, and the sums that there are."""
-    marked = any(each.mark for _, cells in text.rows for each in cells)
+    marked = any(cell.mark for _, cells in text.rows for cell in cells)
     tuned = marked and any(base_of(what[1]) == "tuned" for what, _ in text.rows)
     sums = [SUMMED[name] for name in text.sums]
     sentences = [CAPTION, MARKED if marked else "", TUNED if tuned else "", *sums, text.warning]
@@ -294,7 +290,7 @@ def matrix_markdown(matrix: Matrix) -> str:
     text = written(matrix)
     forms: dict[Mark, str] = {"": "{}", "best": "**{}**", "alike": "{} " + ALIKE}
     rows = [
-        [what[0], method_text(what), *(forms[each.mark].format(each.text) for each in cells)]
+        [what[0], method_text(what), *(forms[cell.mark].format(cell.text) for cell in cells)]
         for what, cells in text.rows
     ]
     heads = ["setting", "technique", *text.heads]
@@ -309,7 +305,7 @@ def matrix_lines(matrix: Matrix) -> list[str]:
         lines = []
         for what, cells in text.rows:
             texts = [
-                each.text + {"best": "*", "alike": ALIKE, "": " "}[each.mark] for each in cells
+                cell.text + {"best": "*", "alike": ALIKE, "": " "}[cell.mark] for cell in cells
             ]
             if any(each.cell is not None for each in cells[chosen]):
                 setting = "" if what[0] == before else what[0]
@@ -348,7 +344,7 @@ def matrix_latex(matrix: Matrix) -> str:
             before = what[0]
             head = rf"\multicolumn{{{wide}}}{{l}}{{\emph{{{latex_text(before)}}}}} \\"
             lines += [r"\midrule", head]
-        values = [forms[each.mark].format(latex_text(each.text)) for each in cells]
+        values = [forms[cell.mark].format(latex_text(cell.text)) for cell in cells]
         lines.append(" & ".join([latex_text(method_text(what)), *values]) + r" \\")
     lines += [r"\bottomrule", r"\end{tabular}}", r"\end{table}"]
     return "\n".join(lines) + "\n"

@@ -10,12 +10,7 @@ from benchmd_ray.evaluation.registry import benchmarks, starts
 from benchmd_ray.report.frames import BOOTSTRAP
 from benchmd_ray.runs.predictions import CLASSIFIED
 from benchmd_ray.scores.metrics import METRICS
-from benchmd_ray.scores.support import (
-    INTERVAL_PATIENTS,
-    ROUGH_IN_CLASS,
-    TEST_PATIENTS,
-    Basis,
-)
+from benchmd_ray.scores.support import INTERVAL_PATIENTS, ROUGH_IN_CLASS, TEST_PATIENTS, Basis
 
 
 def notes(rows: pd.DataFrame) -> list[str]:
@@ -74,7 +69,7 @@ def notes(rows: pd.DataFrame) -> list[str]:
         )
         if records != whole
     ]
-    options = sorted({one for text in runs["options"] for one in text.split("; ") if one})
+    options = sorted({entry for text in runs["options"] for entry in text.split("; ") if entry})
     lines += [f"{option}: a build option other than the default." for option in options]
     warnings = {
         (name, one)
@@ -113,7 +108,7 @@ def _notes_on_seeds(rows: pd.DataFrame) -> list[str]:
 
 def _notes_on_paper(rows: pd.DataFrame) -> list[str]:
     """What was published, and which results are not comparable."""
-    words = {p.source: p.words for each in benchmarks().values() if (p := each.published)}
+    words = {p.source: p.words for benchmark in benchmarks().values() if (p := benchmark.published)}
     published = rows["published_in"] != ""
     lines = [
         f"paper: {source}. {words.get(source, '')}".strip()
@@ -161,6 +156,8 @@ def _notes_on_classes(rows: pd.DataFrame) -> list[str]:
     unscored = places[places["value"].isna()]
     return lines + [
         f"Not scored in {dataset} ({split}), as all or no {scored} are positive: "
-        f"{', '.join(dict.fromkeys(held['class']))}."
-        for (dataset, split, scored), held in unscored.groupby(["dataset", "split", "scored"])
+        f"{', '.join(dict.fromkeys(classes_of_place['class']))}."
+        for (dataset, split, scored), classes_of_place in unscored.groupby(
+            ["dataset", "split", "scored"]
+        )
     ]

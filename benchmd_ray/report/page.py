@@ -165,7 +165,9 @@ def _table_parts(
 
 def _tables_html(analysis: Analysis, declarations: Sequence[Declared]) -> Markup:
     """Tables with rows."""
-    tables = [(one.name, one.page(analysis)) for one in declarations if one.page is not None]
+    tables = [
+        (table.name, table.page(analysis)) for table in declarations if table.page is not None
+    ]
     return Markup().join(html(name, table) for name, table in tables if table is not None)
 
 

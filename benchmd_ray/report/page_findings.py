@@ -11,7 +11,7 @@ import pandas as pd
 from benchmd_ray.errors import count_of
 from benchmd_ray.evaluation.registry import usual_start
 from benchmd_ray.report.compared import SCRATCH
-from benchmd_ray.report.figures_parts import ordered
+from benchmd_ray.report.figures_parts import mean_auroc, of_metric, ordered
 from benchmd_ray.report.figures_wording import listed
 from benchmd_ray.report.frames import KEY, PLACE, SETTINGS, TECHNIQUES, VERSIONS, dataset_text
 from benchmd_ray.report.protocols import is_ensemble
@@ -55,7 +55,10 @@ def facts(analysis: Analysis) -> list[tuple[str, str, str]]:
         names = ordered(column.unique(), orders.get(label, ()))
         rows.append((label, f"{len(names):,}", _listed(names)))
     versions = [f"{name} {_listed(ran[name].unique())}" for name in VERSIONS[:2] if len(ran)]
-    return [*rows, ("versions", str(_version_sets(ran)), "; ".join(versions))]
+    return [
+        *rows,
+        ("versions", str(len(ran[list(VERSIONS)].drop_duplicates())), "; ".join(versions)),
+    ]
 
 
 def compared(analysis: Analysis) -> str:
@@ -63,7 +66,7 @@ def compared(analysis: Analysis) -> str:
 
     ``mae vs scratch on ptb-xl → chapman-shaoxing (ecg): linear probe, 2 seeds.``
     """
-    scores = _single(_trained(_mean_auroc(analysis.scores)))
+    scores = _single(_trained(mean_auroc(analysis.scores)))
     if scores.empty:
         return ""
     techniques = ordered(scores["technique"].unique(), TECHNIQUES)
@@ -89,7 +92,7 @@ def compared(analysis: Analysis) -> str:
 def headlines(analysis: Analysis) -> list[tuple[str, str]]:
     """At most three sentences that tests support, each with the table that it is from."""
     targets = analysis.changes[analysis.changes["role"] == "target"]
-    changes = _trained(_auroc(targets if len(targets) else analysis.changes))
+    changes = _trained(of_metric(targets if len(targets) else analysis.changes))
     changes = changes.dropna(subset="value")
     where = " on targets" if len(targets) else ""
     lines = []
@@ -104,21 +107,21 @@ def headlines(analysis: Analysis) -> list[tuple[str, str]]:
         verdict = judged(tuned, "difference", *BETTER, subject="tuned settings were")
         lines.append((f"AUROC against the start of the search on {where}: {verdict}", "tuned"))
     lines += [(sentence, "ranking") for sentence in _ranking(_trained(analysis.ranking))[:1]]
-    lines += [(sentence, "gaps") for sentence in _gaps(_trained(_auroc(analysis.gaps)))[:1]]
+    lines += [(sentence, "gaps") for sentence in _gaps(_trained(of_metric(analysis.gaps)))[:1]]
     return lines[:3]
 
 
 def findings(analysis: Analysis) -> list[tuple[str, list[str]]]:
     """Findings by topic; results of shuffled labels only in the last."""
-    scores = _single(_mean_auroc(analysis.scores))
+    scores = _single(mean_auroc(analysis.scores))
     trained = _trained(scores)
     topics = [
         ("Best results", _best(trained)),
         ("On targets", _leaders(_trained(analysis.ranking))),
-        ("Against scratch", _changes(_trained(_auroc(analysis.changes)))),
+        ("Against scratch", _changes(_trained(of_metric(analysis.changes)))),
         ("Pairs of techniques", _pairs(_trained(analysis.pairs))),
         ("Ranking", _ranking(_trained(analysis.ranking))),
-        ("Shift to targets", _gaps(_trained(_auroc(analysis.gaps)))),
+        ("Shift to targets", _gaps(_trained(of_metric(analysis.gaps)))),
         ("The paper", _paper(scores)),
         ("Seeds", _seeds(trained)),
         ("Subgroups", _subgroups(_trained(analysis.subgroups))),
@@ -201,18 +204,6 @@ def _kinds(ran: pd.DataFrame) -> str:
 
 def _listed(names: Iterable[object]) -> str:
     return ", ".join(text_of(name) for name in names)
-
-
-def _version_sets(ran: pd.DataFrame) -> int:
-    return len(ran[list(VERSIONS)].drop_duplicates())
-
-
-def _auroc(frame: pd.DataFrame) -> pd.DataFrame:
-    return frame[frame["metric"] == "auroc"]
-
-
-def _mean_auroc(scores: pd.DataFrame) -> pd.DataFrame:
-    return scores[(scores["metric"] == "auroc") & (scores["class"] == "mean")]
 
 
 def _single(scores: pd.DataFrame) -> pd.DataFrame:

@@ -31,7 +31,7 @@ class Pool:
     """Seed of each member, or its number where two have the same."""
     members: tuple[Scored, ...]
     averaged: tuple[Scored, ...] = ()
-    """Results of single runs that the only member averages (`tuning_frames.ensembles`); else none."""
+    """Results of the single runs that an ensemble averages."""
 
     @property
     def runs(self) -> tuple[Scored, ...]:
@@ -82,7 +82,7 @@ class Pool:
         In single-label tasks accuracy counts records and does not change, and balanced accuracy, a
         mean of recalls, becomes NaN.
         """
-        return replace(self, members=tuple(_over(one, classes) for one in self.members))
+        return replace(self, members=tuple(_over(member, classes) for member in self.members))
 
     def where(self) -> str:
         """Its place for messages."""

@@ -58,7 +58,7 @@ def base_protocol(run: Run, pretraining: Run | None = None) -> str:
         return "shuffled"
     stated = str(run.description["protocol"])
     runs = [run] if pretraining is None else [run, pretraining]
-    if stated in starts() and all(_follows(one, starts()[stated]) for one in runs):
+    if stated in starts() and all(_follows(trained, starts()[stated]) for trained in runs):
         return stated
     return "tuned" if searches_behind(run, pretraining) else "custom"
 
@@ -97,7 +97,9 @@ def ensembles_of(tuned: str) -> tuple[str, str]:
 def searches_behind(run: Run, pretraining: Run | None) -> tuple[str, ...]:
     """Names of the searches that found settings of a run and of its pretraining."""
     runs = [run] if pretraining is None else [run, pretraining]
-    return tuple(dict.fromkeys(one.settings.tuned for one in runs if one.settings.tuned))
+    return tuple(
+        dict.fromkeys(trained.settings.tuned for trained in runs if trained.settings.tuned)
+    )
 
 
 def pretraining_of(run: Run, runs_by_name: Mapping[str, Run]) -> Run | None:
@@ -241,14 +243,14 @@ def _numbered(variants: Sequence[_Variant], base: str) -> tuple[dict[Path, str],
 
 def _found_by(variants: Sequence[_Variant], names: Mapping[Path, str]) -> list[str]:
     """A line for each protocol of tuned settings with the searches that found them."""
-    found: dict[str, dict[str, None]] = {}
+    searches_of: dict[str, dict[str, None]] = {}
     for variant in variants:
         name = names[variant.run.folder]
         if is_tuned(name):
-            found.setdefault(name, {}).update(dict.fromkeys(variant.searches))
+            searches_of.setdefault(name, {}).update(dict.fromkeys(variant.searches))
     return [
         f"{name}: settings found by {', '.join(sorted(searches))}."
-        for name, searches in sorted(found.items())
+        for name, searches in sorted(searches_of.items())
     ]
 
 
@@ -262,7 +264,9 @@ def _several(variants: Sequence[_Variant]) -> list[str]:
     for variant in variants:
         technique = variant.run.description["technique"]
         by_technique.setdefault(technique, set()).add(variant.pretraining)
-    return sorted(set().union(*(held for held in by_technique.values() if len(held) > 1)))
+    return sorted(
+        set().union(*(settings for settings in by_technique.values() if len(settings) > 1))
+    )
 
 
 def _letter(place: int) -> str:
@@ -273,15 +277,15 @@ def _letter(place: int) -> str:
 def _said(names: Sequence[str], settings: Sequence[str], how: str) -> list[str]:
     """A line for each name with the settings in which it differs from the others."""
     flat = [json.loads(text) for text in settings]
-    keys = sorted({key for one in flat for key in one})
-    differing = [key for key in keys if len({one.get(key) for one in flat}) > 1]
+    keys = sorted({key for values in flat for key in values})
+    differing = [key for key in keys if len({values.get(key) for values in flat}) > 1]
     if not differing:
         return []
     return [
         f"{name}: {how}with "
-        + ", ".join(f"{key}={_short(one.get(key, 'unset'))}" for key in differing)
+        + ", ".join(f"{key}={_short(values.get(key, 'unset'))}" for key in differing)
         + "."
-        for name, one in zip(names, flat, strict=True)
+        for name, values in zip(names, flat, strict=True)
     ]
 
 

@@ -13,10 +13,7 @@ from benchmd_ray.evaluation.registry import benchmarks, named_by
 from benchmd_ray.report.canvas import styled, technique_looks
 from benchmd_ray.report.figures_curves import draw_main_curves, draw_other_curves
 from benchmd_ray.report.figures_forest import draw_forests, draw_forests_by_setting
-from benchmd_ray.report.figures_groups import (
-    draw_differing_subgroups,
-    draw_other_subgroups,
-)
+from benchmd_ray.report.figures_groups import draw_differing_subgroups, draw_other_subgroups
 from benchmd_ray.report.figures_labels import (
     draw_label_efficiency,
     draw_label_efficiency_by_dataset,
@@ -90,14 +87,18 @@ def draw(
     single = analysis.scores[~analysis.scores["protocol"].map(is_ensemble).astype(bool)]
     all_studies = studies(single, analysis.modalities)
     report = FigureContext(analysis, technique_looks(names), all_studies, resamples)
-    of_benchmarks = [named_by(each.figures) for each in benchmarks().values() if each.figures]
+    of_benchmarks = [
+        named_by(benchmark.figures) for benchmark in benchmarks().values() if benchmark.figures
+    ]
     with styled():
         topics = [MAIN, *of_benchmarks, *([OTHERS] if which == "all" else [])]
-        drawn = {one.name: one for each in topics for topic in each for one in topic(report)}
-        shown = [one for one in drawn.values() if isinstance(one, Titled)]
+        drawn = {
+            figure.name: figure for group in topics for topic in group for figure in topic(report)
+        }
+        titled = [one for one in drawn.values() if isinstance(one, Titled)]
         if warning := synthetic(analysis.rows):
-            for one in shown:
+            for one in titled:
                 footer(one.figure, warning)
-    sections = list(dict.fromkeys(one.section for one in shown))
-    shown.sort(key=lambda one: sections.index(one.section))
-    return shown, [one for one in drawn.values() if isinstance(one, Skipped)]
+    sections = list(dict.fromkeys(one.section for one in titled))
+    titled.sort(key=lambda one: sections.index(one.section))
+    return titled, [one for one in drawn.values() if isinstance(one, Skipped)]

@@ -31,11 +31,7 @@ from benchmd_ray.files.integrity import Damaged, is_whole, replacing_hashed
 from benchmd_ray.files.parquet import read_table
 from benchmd_ray.modality.tasks import Task, TaskKind
 from benchmd_ray.runs.files import predictions_of
-from benchmd_ray.runs.predictions import (
-    CLASSIFIED,
-    Predictions,
-    read_predictions,
-)
+from benchmd_ray.runs.predictions import CLASSIFIED, Predictions, read_predictions
 from benchmd_ray.runs.store import Run
 from benchmd_ray.schema.typed import typed
 from benchmd_ray.scores.metrics import Values, metric
@@ -242,7 +238,9 @@ def measured(results: Sequence[Scored], metrics: Sequence[str], resamples: int) 
     most = min(THREADS, usual_threads())
     threads = max(1, most // max(1, len(results)))  # a few large ones have several
     with ThreadPoolExecutor(most) as pool:
-        return list(pool.map(lambda one: _measured(one, metrics, resamples, threads), results))
+        return list(
+            pool.map(lambda result: _measured(result, metrics, resamples, threads), results)
+        )
 
 
 def _measured(result: Scored, metrics: Sequence[str], resamples: int, threads: int) -> Scored:
@@ -291,7 +289,7 @@ def _fits(table: pa.Table, metrics: Sequence[str], classes: int, resamples: int)
     lengths = pc.list_value_length(table["draws"]).to_numpy().reshape(len(metrics), -1)
     whole = pc.list_flatten(table["draws"])
     return not whole.null_count and all(
-        len(set(each)) == 1 and each[0] in (0, resamples) for each in lengths.tolist()
+        len(set(counts)) == 1 and counts[0] in (0, resamples) for counts in lengths.tolist()
     )
 
 

@@ -69,12 +69,12 @@ def different_hardware(
 
 def _stages(results: Sequence[Scored], runs_by_name: Mapping[str, Run]) -> dict[str, set[Hardware]]:
     stages: dict[str, set[Hardware]] = {"pretrained": set(), "trained": set(), "scored": set()}
-    for run in {one.run.folder: one.run for one in results}.values():
+    for run in {result.run.folder: result.run for result in results}.values():
         stages["trained"].update(trained_by(run.folder))
         if pretraining := pretraining_of(run, runs_by_name):
             stages["pretrained"].update(trained_by(pretraining.folder))
-    for one in results:
-        stages["scored"].add(from_json(one.about["hardware"]))
+    for result in results:
+        stages["scored"].add(from_json(result.about["hardware"]))
     return stages
 
 

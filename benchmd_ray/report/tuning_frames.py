@@ -111,7 +111,7 @@ def networks(record: SearchRecord) -> str:
 def _choice(record: SearchRecord) -> dict[str, float]:
     """Scores by which a search chose, and the difference that decided."""
     decision, nearest = record.decision, next(iter(record.finalists), {})
-    finalist = next((one for one in record.finalists if one["number"] == record.best), nearest)
+    finalist = next((row for row in record.finalists if row["number"] == record.best), nearest)
     return {
         "start_value": record.first_value if decision is None else decision["start"],
         "chosen_value": record.value if decision is None else decision["expected"],
@@ -232,13 +232,13 @@ def _start(
         return None
     names = [name for name in KEY if name != "protocol"]
     fit = [
-        one
-        for one in pools
-        if one is not pool
-        and all(one.key[name] == pool.key[name] for name in names)
-        and one.first.rows_digest == pool.first.rows_digest
-        and _same(one.first.run, pool.first.run)
-        and _has(one.first.run, pretraining_of(one.first.run, runs_by_name), first)
+        other
+        for other in pools
+        if other is not pool
+        and all(other.key[name] == pool.key[name] for name in names)
+        and other.first.rows_digest == pool.first.rows_digest
+        and _same(other.first.run, pool.first.run)
+        and _has(other.first.run, pretraining_of(other.first.run, runs_by_name), first)
     ]
     return max(fit, key=lambda one: one.seeds == pool.seeds, default=None)
 
@@ -248,8 +248,8 @@ def _same(run: Run, other: Run) -> bool:
 
     Parts that only one of them uses, such as augmentation, are not compared.
     """
-    ours, theirs = (one.description["determinants"] for one in (run, other))
-    parts, others = (held.get("parts", {}) for held in (ours, theirs))
+    ours, theirs = (compared.description["determinants"] for compared in (run, other))
+    parts, others = (determinants.get("parts", {}) for determinants in (ours, theirs))
     return all(ours.get(name) == theirs.get(name) for name in SAME) and all(
         parts[name] == others[name] for name in parts.keys() & others.keys()
     )
@@ -338,8 +338,8 @@ def ensembles(
             continue
         names = ensembles_of(pair.tuned.key["protocol"])[: len(chosen)]
         tuned, *start = (
-            Pool({**pool.key, "protocol": name}, (0,), (one,), members)
-            for pool, name, one, members in zip(chosen, names, done, runs, strict=True)
+            Pool({**pool.key, "protocol": name}, (0,), (result,), members)
+            for pool, name, result, members in zip(chosen, names, done, runs, strict=True)
         )
         averages.append(replace(pair, tuned=tuned, start=start[0] if start else None))
     return averages, notes

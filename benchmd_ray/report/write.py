@@ -14,13 +14,7 @@ from benchmd_ray.report.analysis import Analysis
 from benchmd_ray.report.canvas import write_listed
 from benchmd_ray.report.figures_parts import Titled
 from benchmd_ray.report.formats import csv_text, latex, markdown
-from benchmd_ray.report.matrix import (
-    NAME,
-    Matrix,
-    matrix_latex,
-    matrix_markdown,
-    matrix_of,
-)
+from benchmd_ray.report.matrix import NAME, Matrix, matrix_latex, matrix_markdown, matrix_of
 from benchmd_ray.report.notes import synthetic
 from benchmd_ray.report.page import write_page
 from benchmd_ray.report.report_figures import Which, draw
@@ -31,8 +25,8 @@ KINDS = ("csv", "md", "tex")
 
 
 def _names(tables: Sequence[Declared]) -> frozenset[str]:
-    kinds = [(one.name, ("csv", "md", "tex") if one.printed else ("csv",)) for one in tables]
-    return frozenset(f"{name}.{kind}" for name, held in kinds for kind in held)
+    kinds = [(table.name, ("csv", "md", "tex") if table.printed else ("csv",)) for table in tables]
+    return frozenset(f"{name}.{kind}" for name, endings in kinds for kind in endings)
 
 
 def write_tables(
@@ -145,7 +139,7 @@ def write_report(
     if sent is not None:
         analysis = replace(analysis, notes=_sent_notes(analysis.notes))
         tables = [table for table in declared() if table.aggregate]
-        aggregate = [each for each in drawn if each.aggregate]
+        aggregate = [titled for titled in drawn if titled.aggregate]
         write_tables(analysis, sent, tables)
         _write_figures(aggregate, sent / "figures")
         write_page(analysis, aggregate, sent, tables=tables)
@@ -163,7 +157,7 @@ def _sent_notes(notes: Sequence[str]) -> list[str]:
 def _write_figures(drawn: Sequence[Titled], folder: Path) -> None:
     """Write figures, and delete those of an earlier report."""
     display = progress("figures", len(drawn), "figures") if drawn else None
-    named = [(each.name, each.figure) for each in drawn]
+    named = [(titled.name, titled.figure) for titled in drawn]
     write_listed(named, folder, display.update if display else lambda done: None)
     if display is not None:
         display.close()

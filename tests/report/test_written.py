@@ -12,14 +12,7 @@ import pytest
 
 import benchmd_ray
 from benchmd_ray.report import tables
-from benchmd_ray.report.formats import (
-    LATEX,
-    aligned,
-    csv_text,
-    latex,
-    latex_text,
-    markdown,
-)
+from benchmd_ray.report.formats import LATEX, aligned, csv_text, latex, latex_text, markdown
 from benchmd_ray.report.frames import TUNING
 from benchmd_ray.report.table import plain
 from benchmd_ray.report.write import write_tables

@@ -150,7 +150,7 @@ def examples(catalog: Catalog, per_class: int) -> dict[str, list[Example]]:
         rows.sort(key=taken.__contains__)
         chosen[name] = [_example(catalog, split, row) for split, row in rows[:per_class]]
         taken |= set(rows[:per_class])
-    return {name: found for name, found in chosen.items() if found}
+    return {name: records for name, records in chosen.items() if records}
 
 
 def _candidates(catalog: Catalog, per_class: int) -> dict[str, list[tuple[str, int]]]:
@@ -215,13 +215,13 @@ def _example(catalog: Catalog, split: str, row: int) -> Example:
     signal = decode_signals(table["signal"], catalog.signal)[0]
     targets = targets_of(table["target"], catalog.card.target)
     (present,) = catalog.card.target.present(targets)
-    held = table.drop_columns(["signal", "target"]).to_pylist()[0]
-    names, inside = catalog.card.classes, valid_area(signal.shape[1:], held["valid_size"])
-    physical = signal[:, *inside].astype(np.float32) * held["scale"]
+    values = table.drop_columns(["signal", "target"]).to_pylist()[0]
+    names, inside = catalog.card.classes, valid_area(signal.shape[1:], values["valid_size"])
+    physical = signal[:, *inside].astype(np.float32) * values["scale"]
     return Example(
-        record_id=held["record_id"],
-        group_id=held["group_id"],
-        split=held["split"],
+        record_id=values["record_id"],
+        group_id=values["group_id"],
+        split=values["split"],
         classes=tuple(
             name
             for name, is_there in zip(names, present, strict=True)

@@ -94,7 +94,7 @@ def _get(card: DatasetCard) -> list[str]:
     for label, content in terms.items():
         lines += paragraph(content, label=label) if content else []
     if card.download:
-        lines += ["  download", *(line for each in card.download for line in list_item(each, 4))]
+        lines += ["  download", *(line for step in card.download for line in list_item(step, 4))]
     return lines
 
 

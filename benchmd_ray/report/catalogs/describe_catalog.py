@@ -88,7 +88,7 @@ def describe_catalog(catalog: Catalog) -> list[str]:
 def _rows(catalog: Catalog, splits: Mapping[str, Any]) -> dict[str, list[int]]:
     """Rows of the table of counts; scored units only where they are not the records."""
     rows = {row: [split[row] for split in splits.values()] for row in ("records", "patients")}
-    units = [held.get("units", held["records"]) for held in splits.values()]
+    units = [counts.get("units", counts["records"]) for counts in splits.values()]
     if units != rows["records"]:
         scored = catalog.task.scored
         rows = {"records": rows["records"], scored: units, "patients": rows["patients"]}

@@ -36,8 +36,8 @@ def draw_examples(catalog: Catalog, chosen: dict[str, list[Example]]) -> dict[st
     if catalog.signal.stored_shape[0] <= FEW:
         return {"examples": _draw_few(catalog, chosen)}
     return {
-        f"examples-{slug(name)}": _draw_stacks(catalog, name, found)
-        for name, found in chosen.items()
+        f"examples-{slug(name)}": _draw_stacks(catalog, name, records)
+        for name, records in chosen.items()
     }
 
 
@@ -76,14 +76,14 @@ def _draw_stacks(catalog: Catalog, name: str, examples: Sequence[Example]) -> Fi
 
 def _draw_few(catalog: Catalog, chosen: dict[str, list[Example]]) -> Figure:
     """All channels of each signal, at one scale."""
-    traces = {name: [_about_median(e.signal) for e in found] for name, found in chosen.items()}
-    spread = _spread([values for found in traces.values() for values in found])
+    traces = {name: [_about_median(e.signal) for e in records] for name, records in chosen.items()}
+    spread = _spread([values for records in traces.values() for values in records])
     bar, unit = _round_below(1.5 * spread), catalog.signal.unit
     channels = _channels(catalog)
     offsets = np.asarray(-2 * spread * np.arange(len(channels)), np.float64)
     columns = max(map(len, chosen.values()))
     rate = _rate(catalog)
-    seconds = max(v.shape[1] for found in traces.values() for v in found) / rate
+    seconds = max(v.shape[1] for records in traces.values() for v in records) / rate
     wide = _grid_seconds(seconds)
     figure = new_figure(
         f"{named(catalog)}: signals of each class, channels about their medians, a line each "
@@ -92,10 +92,10 @@ def _draw_few(catalog: Catalog, chosen: dict[str, list[Example]]) -> Figure:
         width=1.5 + 5.5 * columns,
     )
     panels = figure.subplots(len(chosen), columns, sharex=True, squeeze=False)
-    for row, (name, found) in zip(panels, chosen.items(), strict=True):
-        for axes in row[len(found) :]:
+    for row, (name, records) in zip(panels, chosen.items(), strict=True):
+        for axes in row[len(records) :]:
             axes.set_axis_off()
-        for axes, example, values in zip(row[: len(found)], found, traces[name], strict=True):
+        for axes, example, values in zip(row[: len(records)], records, traces[name], strict=True):
             _paper(axes, np.arange(0, seconds + wide / 2, wide), offsets)
             placed = np.asarray(values + offsets[:, None], np.float32)
             _traces(axes, placed, offsets, channels, rate)
@@ -207,7 +207,7 @@ def _draw_images(catalog: Catalog, chosen: dict[str, list[Example]]) -> Figure:
         window = f"{centre:g}/{width:g} {kind.unit}".replace("-", "−")
         what = f"the middle slice of volumes of each class, window {window}"
     columns = max(map(len, chosen.values()))
-    shapes = [example.signal.shape[-2:] for found in chosen.values() for example in found]
+    shapes = [example.signal.shape[-2:] for records in chosen.values() for example in records]
     cell = max(height for height, _ in shapes), max(width for _, width in shapes)
     inch = 2.2 / max(cell)
     limits = _limits(catalog)
@@ -217,12 +217,12 @@ def _draw_images(catalog: Catalog, chosen: dict[str, list[Example]]) -> Figure:
         width=1.5 + cell[1] * inch * columns + volume,
     )
     panels = figure.subplots(len(chosen), columns, squeeze=False)
-    for row, (name, found) in zip(panels, chosen.items(), strict=True):
+    for row, (name, records) in zip(panels, chosen.items(), strict=True):
         for axes in row:
             axes.set(xticks=[], yticks=[])
             axes.spines[:].set_visible(False)
         row[0].set_ylabel(textwrap.fill(name, 16), rotation=0, ha="right", va="center")
-        for axes, example in zip(row[: len(found)], found, strict=True):
+        for axes, example in zip(row[: len(records)], records, strict=True):
             mask = _mask(catalog, example, name)
             image = _image(example.signal, mask)
             picture = _shown(axes, image, *(limits or _own_limits(image)))
