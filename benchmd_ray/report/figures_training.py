@@ -62,8 +62,8 @@ def draw_pretraining(report: FigureContext, study: SourceStudy, frame: pd.DataFr
     for axes, technique in zip(panels, techniques, strict=True):
         rows = frame[frame["technique"] == technique]
         for run, losses in rows.groupby("run", sort=True):
-            look = {"color": report.looks[technique].colour, "label": f"{technique} {run}"}
-            axes.plot(losses["done"], losses["value"], linewidth=0.9, **look)
+            label, colour = f"{technique} {run}", report.looks[technique].colour
+            axes.plot(losses["done"], losses["value"], label=label, color=colour, linewidth=0.9)
         axes.set_title(f"{technique} ({_runs(rows)})")
         axes.set_xlabel(f"{rows['unit'].iloc[0]}")
         axes.set_ylabel("loss")
