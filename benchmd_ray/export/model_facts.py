@@ -11,8 +11,7 @@ import pandas as pd
 from benchmd_ray.errors import BenchmdError
 from benchmd_ray.report.columns import cautions, column_of, interval_of, metric_title, sizes
 from benchmd_ray.report.formats import markdown
-from benchmd_ray.report.frames import frame
-from benchmd_ray.report.names import dataset_text, place
+from benchmd_ray.report.frames import dataset_text, frame, place
 from benchmd_ray.report.notes import notes, synthetic
 from benchmd_ray.report.protocols import base_protocol, pretraining_of, searches_behind
 from benchmd_ray.report.rows import key_of, score_rows

@@ -11,13 +11,7 @@ import pandas as pd
 from benchmd_ray.errors import count_of
 from benchmd_ray.evaluation.registry import benchmarks
 from benchmd_ray.report.analysis import SourceResults, blocks
-from benchmd_ray.report.columns import (
-    cautions,
-    column_of,
-    interval_of,
-    key_columns,
-    table_of,
-)
+from benchmd_ray.report.columns import cautions, column_of, interval_of, key_columns, table_of
 from benchmd_ray.report.frames import KEY
 from benchmd_ray.report.protocols import protocols
 from benchmd_ray.report.rows import beside, with_predictions
@@ -41,10 +35,6 @@ our interval, missing where there is none; ``caution``: why there is none, or wh
 
 def against_paper(runs: Sequence[Run], *, resamples: int = 1000) -> pd.DataFrame:
     """Every cell that our runs and the paper's tables share, with the columns `COLUMNS`.
-
-    Args:
-        runs: Runs, as `store.runs` reads them.
-        resamples: Of the patients, for the intervals.
 
     Raises:
         BenchmdError: No run is finished and has predictions, or predictions cannot be read.
@@ -75,7 +65,7 @@ def _rows(block: SourceResults) -> Iterator[dict[str, Any]]:
             "inside": ours.low <= published <= ours.high if ours.low <= ours.high else None,
             "caution": ours.caution,
             "reason": "; ".join(
-                sorted({one.unlike for one in published_rows if one and one.unlike})
+                sorted({entry.unlike for entry in published_rows if entry and entry.unlike})
             ),
             "reference": near.source,
         }
@@ -98,7 +88,7 @@ def comparison(frame: pd.DataFrame) -> Table | None:
 
 
 def summary(frame: pd.DataFrame) -> list[str]:
-    """What the comparison amounts to: of the comparable cells, and how many are not."""
+    """How many cells are comparable, their differences, and why others are not comparable."""
     comparable = frame[frame["reason"] == ""]
     every = {
         benchmark.published.source for benchmark in benchmarks().values() if benchmark.published

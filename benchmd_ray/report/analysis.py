@@ -1,18 +1,17 @@
-"""Everything that a report says, computed once from runs and their predictions.
-
-`analyse` reads the predictions of finished runs, pools those that differ only by their seeds, and
-fills one frame for each kind of statement. Figures, page and tables read these frames and compute
-nothing. Statistics are those of `benchmd_ray.scores`.
-"""
+"""Everything that a report says, computed once; figures, page and tables only read these frames."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import pandas as pd
+from sklearn.metrics import roc_curve
 
 from benchmd_ray.console.progress import progress
 from benchmd_ray.report.compared import (
@@ -22,14 +21,10 @@ from benchmd_ray.report.compared import (
     gap_rows,
     other_seeds,
     shared_patients,
+    subgroup_rows,
 )
-from benchmd_ray.report.curves import calibration_frame, roc_frame
-from benchmd_ray.report.ensembles import ensembles
-from benchmd_ray.report.frames import FRAMES, frame
-from benchmd_ray.report.hardware_notes import of_pools
-from benchmd_ray.report.names import place
+from benchmd_ray.report.frames import FRAMES, frame, place
 from benchmd_ray.report.notes import notes
-from benchmd_ray.report.people import subgroup_rows
 from benchmd_ray.report.pools import Pool, pools
 from benchmd_ray.report.protocols import Protocols, protocols
 from benchmd_ray.report.rows import (
@@ -42,9 +37,10 @@ from benchmd_ray.report.rows import (
     with_predictions,
 )
 from benchmd_ray.report.scored import Scored, measured, read_scored
-from benchmd_ray.report.training_frames import older_parts, ran_rows, training_rows
+from benchmd_ray.report.training_frames import of_pools, older_parts, ran_rows, training_rows
 from benchmd_ray.report.tuning_frames import (
     TunedPair,
+    ensembles,
     search_rows,
     tuned_pairs,
     tuned_rows,
@@ -52,7 +48,72 @@ from benchmd_ray.report.tuning_frames import (
 )
 from benchmd_ray.runs.store import Run, read_stores
 from benchmd_ray.scores.metrics import METRICS
+from benchmd_ray.scores.sums import BINS
 from benchmd_ray.tuning.records import SearchRecord, read_searches
+
+POINTS = 200
+"""Most points of a ROC curve."""
+Floats = npt.NDArray[np.float64]
+Points = dict[str, npt.NDArray[np.generic]]
+"""Columns of a curve, all of one length."""
+Curve = Callable[[npt.NDArray[np.int8], Floats], Points]
+
+
+def roc_frame(pools: Sequence[Pool]) -> pd.DataFrame:
+    """ROC curves of every class and seed, at most `POINTS` points each."""
+    return _curves("roc", pools, _roc)
+
+
+def calibration_frame(pools: Sequence[Pool]) -> pd.DataFrame:
+    """Mean score and share of positives in the bins of the metric ``calibration_error``."""
+    return _curves("calibration", pools, _calibration)
+
+
+def _curves(name: str, pools: Sequence[Pool], curve: Curve) -> pd.DataFrame:
+    rows = [row for pool in pools for row in _of_pool(pool, curve)]
+    if not rows:
+        return frame(name, [])
+    lengths = [len(next(iter(points.values()))) for _, points in rows]
+    columns = {  # of all curves at once: a frame of each would take most of a report's time
+        column: np.repeat([about[column] for about, _ in rows], lengths)
+        if column in rows[0][0]
+        else np.concatenate([points[column] for _, points in rows])
+        for column in FRAMES[name]
+    }
+    return pd.DataFrame(columns).astype(FRAMES[name])
+
+
+def _of_pool(pool: Pool, curve: Curve) -> Iterator[tuple[dict[str, Any], Points]]:
+    for seed, member in zip(pool.seeds, pool.members, strict=True):
+        for index, name in enumerate(member.classes):
+            target, score = member.targets[:, index], member.scores[:, index]
+            is_labelled = target >= 0
+            if 0 < np.count_nonzero(target == 1) < np.count_nonzero(is_labelled):
+                points = curve(target[is_labelled], score[is_labelled])
+                yield {**pool.key, "class": name, "seed": seed}, points
+
+
+def _roc(target: npt.NDArray[np.int8], score: Floats) -> Points:
+    fpr, tpr, _ = roc_curve(target, score)
+    if len(fpr) > POINTS:
+        # evenly along the curve, whose length in this sense is at most 2
+        along = fpr + tpr
+        places = np.searchsorted(along, np.linspace(0, along[-1], POINTS))
+        places = np.unique(np.append(places, (0, len(fpr) - 1)))[: len(fpr)]
+        fpr, tpr = fpr[places], tpr[places]
+    return {"fpr": fpr, "tpr": tpr}
+
+
+def _calibration(target: npt.NDArray[np.int8], score: Floats) -> Points:
+    place = np.minimum((np.clip(score, 0, 1) * BINS).astype(np.intp), BINS - 1)
+    count = np.bincount(place, minlength=BINS)
+    bins = np.flatnonzero(count)
+    return {
+        "predicted": np.bincount(place, score, minlength=BINS)[bins] / count[bins],
+        "observed": np.bincount(place, target, minlength=BINS)[bins] / count[bins],
+        "count": count[bins],
+    }
+
 
 RUNS_AT_ONCE = 16
 """Runs whose predictions are read and measured together."""
@@ -60,10 +121,7 @@ RUNS_AT_ONCE = 16
 
 @dataclass(frozen=True, eq=False)
 class Analysis:
-    """Results of runs. The columns of each frame are those of `frames.FRAMES`.
-
-    A result is named by the columns of `frames.KEY`; its seeds are pooled. Intervals are of 95 %.
-    """
+    """Results of runs; seeds are pooled, intervals are of 95 %. Columns: `frames.FRAMES`."""
 
     rows: pd.DataFrame = field(default_factory=partial(frame, "rows", ()))
     """The long table: every metric of every run on every split, and what benchmarks bring."""
@@ -123,10 +181,7 @@ class SourceResults:
 
 
 def paper(pool: Pool) -> float:
-    """The published AUROC next to a pool, NaN where there is none or not for all its runs.
-
-    None is of an average over runs.
-    """
+    """The published AUROC of a pool; NaN where there is none, or not one for all its runs."""
     if pool.averaged:
         return float("nan")
     entries = [beside(member, pool.key["protocol"]) for member in pool.members]
@@ -146,11 +201,11 @@ def analyse(
     """Compute everything that a report says.
 
     Args:
-        runs: Pretraining and transfer runs, as `store.runs` reads them.
-        searches: Searches of their stores, as `tuning.records.searches` reads them.
+        runs: Pretraining and transfer runs.
+        searches: Searches of their stores.
         skipped: Notes on what could not be read of the stores.
-        resamples: Of the patients, for the intervals.
-        curves: Whether to fill ``roc`` and ``calibration``, which only figures show.
+        resamples: Bootstrap resamples of patients.
+        curves: Whether to fill ``roc`` and ``calibration``, which only figures need.
 
     Raises:
         BenchmdError: No run is finished and has predictions, or predictions cannot be read.
@@ -189,10 +244,10 @@ def analyse(
 
 
 def analyse_stores(paths: Sequence[Path], *, resamples: int, curves: bool) -> Analysis:
-    """The analysis of runs and of stores of runs and searches; what cannot be read is noted.
+    """The analysis of all runs and searches of these paths; what cannot be read is noted.
 
     Raises:
-        BenchmdError: As `analyse` does; or a path holds no run.
+        BenchmdError: As `analyse` does, or a path has no run.
     """
     stored, searched = read_stores([*paths]), read_searches([*paths])
     return analyse(
@@ -205,14 +260,14 @@ def analyse_stores(paths: Sequence[Path], *, resamples: int, curves: bool) -> An
 
 
 def blocks(
-    found: Sequence[Run], named: Protocols, metrics: Sequence[str], resamples: int
+    all_runs: Sequence[Run], named: Protocols, metrics: Sequence[str], resamples: int
 ) -> Iterator[SourceResults]:
-    """Results of runs, measured and pooled, source by source; shows progress.
+    """Measured and pooled results, source by source, with progress.
 
     Raises:
         BenchmdError: No run is finished and has predictions, or predictions cannot be read.
     """
-    runs = with_predictions(found)
+    runs = with_predictions(all_runs)
     display, done = progress("statistics", len(runs), "runs"), 0
     for together in _by_source(runs):
         scored: list[Scored] = []
@@ -220,13 +275,15 @@ def blocks(
         for start in range(0, len(together), RUNS_AT_ONCE):
             some = together[start : start + RUNS_AT_ONCE]
             read = [read_scored(run) for run in some]
-            scored += measured([one for each in read for one in each.scored], metrics, resamples)
-            skipped += [note for each in read for note in each.skipped]
+            scored += measured(
+                [result for part in read for result in part.scored], metrics, resamples
+            )
+            skipped += [note for part in read for note in part.skipped]
             done += len(some)
             display.update(done)
         pooled, lines = pools(scored, named.names)
         lines = [*skipped, *lines, *apart(pooled), *other_seeds(pooled), *shared_patients(pooled)]
-        lines += of_pools(pooled, found)
+        lines += of_pools(pooled, all_runs)
         yield SourceResults(pooled, lines)
     display.close()
 
@@ -259,7 +316,7 @@ def _frames_of(
 
 
 def pooled_rows(pools_of_block: Sequence[Pool], metrics: Sequence[str]) -> Iterator[Row]:
-    """Each metric of each pool, over all classes and of each; NaN where it cannot be scored."""
+    """Each metric of each pool, over all classes and for each class; NaN if it cannot be scored."""
     for pool in pools_of_block:
         positives = (pool.first.targets == 1).sum(axis=0)
         names = ("mean", *pool.first.classes)

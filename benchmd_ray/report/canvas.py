@@ -71,11 +71,16 @@ LineStyle = Literal["-", "--", "-."] | tuple[float, tuple[float, ...]]
 
 @dataclass(frozen=True)
 class TechniqueLook:
-    """How one technique looks in every figure: told apart by shape where colour is lost."""
+    """How a technique looks in every figure; marker and line tell it apart without colour."""
 
     colour: str
     marker: str
     line: LineStyle
+
+    @property
+    def stroke(self) -> dict[str, Any]:
+        """Arguments of `Axes.plot` for a line."""
+        return {"color": self.colour, "linestyle": self.line}
 
 
 TECHNIQUE_LOOKS = {
@@ -98,24 +103,20 @@ OTHER_LOOKS = (
 
 
 def technique_looks(names: Iterable[str]) -> dict[str, TechniqueLook]:
-    """Look of each technique, by name; the benchmark's own look the same in every report.
-
-    Args:
-        names: All techniques of a report, so that each looks the same in all its figures.
-    """
+    """Look of each of a report's techniques; the benchmark's look the same in every report."""
     others = sorted(set(names) - set(TECHNIQUE_LOOKS))
     added = {name: OTHER_LOOKS[i % len(OTHER_LOOKS)] for i, name in enumerate(others)}
     return {**TECHNIQUE_LOOKS, **added}
 
 
 def styled() -> AbstractContextManager[None]:
-    """Draw and write within it: matplotlib's own defaults and `STYLE`, whatever the user set."""
+    """Draw and write within it: matplotlib's defaults and `STYLE`, whatever the user configured."""
     return style.context(["default", STYLE])
 
 
 def new_figure(title: str, height: float, *, width: float = WIDTH) -> Figure:
-    """An empty figure with its title, of a size in inches."""
     # Letters are a little wider in a PNG than where the layout is found.
+    """An empty figure with its title, of a size in inches."""
     figure = Figure(figsize=(width, height), layout=ConstrainedLayoutEngine(w_pad=0.1))
     lines = textwrap.fill(title, int(width * LETTERS), break_on_hyphens=False)
     figure.suptitle(lines, x=0.01, ha="left", fontsize=11, fontweight="bold")
@@ -123,7 +124,7 @@ def new_figure(title: str, height: float, *, width: float = WIDTH) -> Figure:
 
 
 def look(place: int) -> dict[str, Any]:
-    """Colour and pattern of the bars of one series."""
+    """Colour and pattern of a series' bars."""
     return {
         "facecolor": OKABE_ITO[place % len(OKABE_ITO)],
         "hatch": HATCHES[place % len(HATCHES)],
@@ -138,7 +139,7 @@ def named(catalog: Catalog) -> str:
 
 
 def compact(svg: str) -> str:
-    """An SVG with coordinates of two decimals, 1/100 point, instead of six: half the size."""
+    """An SVG with coordinates of two decimals (1/100 point) instead of six: half the size."""
 
     def rounded(attribute: re.Match[str]) -> str:
         return re.sub(r"\d+\.\d{3,}", lambda n: f"{float(n[0]):.2f}", attribute[0])
@@ -147,7 +148,7 @@ def compact(svg: str) -> str:
 
 
 def svg_of(figure: Figure) -> str:
-    """A finished figure as SVG, drawn once: the same figure gives the same text."""
+    """A finished figure as SVG, drawn once; the same figure gives the same text."""
     if figure not in _DRAWN:
         _lay_out(figure)
         buffer = io.BytesIO()
@@ -158,9 +159,9 @@ def svg_of(figure: Figure) -> str:
 
 
 def write(figure: Figure, folder: Path, name: str) -> list[Path]:
-    """Write a finished figure as PNG and as SVG: the same figure gives the same bytes.
+    """Write a finished figure as PNG and SVG; the same figure gives the same bytes.
 
-    A PNG that was made of the very same drawing is kept: it names the SVG's hash.
+    A PNG records the hash of its SVG and is not written again for the same drawing.
     """
     png, svg = folder / f"{name}.png", folder / f"{name}.svg"
     text = svg_of(figure)
@@ -175,7 +176,7 @@ def write(figure: Figure, folder: Path, name: str) -> list[Path]:
 
 
 def _drawing_of(png: Path) -> str:
-    """Which drawing a PNG says that it is of; empty where it says none."""
+    """The drawing that a PNG names; empty where it names none."""
     try:
         with Image.open(png, formats=["PNG"]) as image:
             return str(image.info.get(DRAWING, ""))
@@ -186,13 +187,7 @@ def _drawing_of(png: Path) -> str:
 def write_listed(
     figures: Sequence[tuple[str, Figure]], folder: Path, reported: Callable[[int], None]
 ) -> None:
-    """Write figures as `write_all` does; those that were listed here before and are none now go.
-
-    Args:
-        figures: Each with its name.
-        folder: Of all of them; what else lies there stays.
-        reported: Is called with the number of those that are written.
-    """
+    """Write figures as `write_all` does, and delete those that only an earlier call wrote here."""
     names = [f"{name}.{kind}" for name, _ in figures for kind in ("png", "svg")]
     for old in set(listed_in(folder)) - set(names):
         (folder / old).unlink(missing_ok=True)
@@ -204,7 +199,7 @@ def write_listed(
 
 
 def listed_in(folder: Path) -> list[str]:
-    """Names of the files that `write_listed` wrote; none where the list cannot be read."""
+    """Names of the files that `write_listed` wrote; empty where the list cannot be read."""
     path = folder / LISTED
     if not path.is_file() or path.stat().st_size > MAX_LISTED_BYTES:
         return []
@@ -218,12 +213,12 @@ def listed_in(folder: Path) -> list[str]:
 def write_all(
     figures: Sequence[tuple[str, Figure]], folder: Path, reported: Callable[[int], None]
 ) -> None:
-    """Write finished figures as `write` does, several at a time where there are CPUs for it.
+    """Write finished named figures, several at a time where there are CPUs for it.
 
     Args:
-        figures: Each with its name.
-        folder: Of all of them.
-        reported: Is called with the number of those that are written.
+        figures: Names and figures.
+        folder: Where they are written.
+        reported: Called with the number of figures written so far.
 
     Raises:
         BenchmdError: A process that wrote figures was ended from outside.
@@ -274,7 +269,7 @@ def _written(figures: Sequence[tuple[str, Figure]], folder: Path, place: int) ->
 
 
 def _lay_out(figure: Figure) -> None:
-    """Find where everything goes, once: it takes as long as drawing."""
+    """Lay a figure out once: it takes as long as drawing."""
     if figure.get_layout_engine() is not None:
         with styled():
             figure.draw_without_rendering()

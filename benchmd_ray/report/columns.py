@@ -1,4 +1,4 @@
-"""Columns that the tables of a report have in common, made from its frames."""
+"""Columns that the tables of a report share."""
 
 from __future__ import annotations
 
@@ -7,8 +7,7 @@ from typing import Any
 
 import pandas as pd
 
-from benchmd_ray.report.frames import BOOTSTRAP
-from benchmd_ray.report.names import SETTINGS, TECHNIQUES, dataset_text
+from benchmd_ray.report.frames import BOOTSTRAP, SETTINGS, TECHNIQUES, dataset_text
 from benchmd_ray.report.table import Column, Table, constant, text_of
 from benchmd_ray.scores.comparison import LEVEL
 from benchmd_ray.scores.metrics import METRICS
@@ -68,12 +67,11 @@ def table_of(caption: str, columns: Sequence[Column], rows: pd.DataFrame) -> Tab
 
 
 def _nothing(column: Column) -> bool:
-    """Whether a column of numbers has none."""
     return column.kind in ("number", "signed", "p") and bool(pd.isna(list(column.values)).all())
 
 
 def _sources_said(rows: pd.DataFrame) -> str | None:
-    """Where models were trained, where the modality says it, which saves a column."""
+    """Where models were trained if the modality determines it, which saves a column."""
     sources = rows[["modality", "source"]].drop_duplicates()
     if sources["modality"].duplicated().any():
         return None
@@ -97,13 +95,19 @@ def key_columns(rows: pd.DataFrame) -> tuple[Column, ...]:
 
 
 def cautions(rows: pd.DataFrame) -> tuple[Column, ...]:
-    """The column that says what is missing or rough, where anything is."""
-    return (column_of("caution", rows["caution"], "text"),) if rows["caution"].any() else ()
+    """The column with what is missing or rough, if anything is."""
+    has_some = "caution" in rows and rows["caution"].any()
+    return columns_of(rows, "text", "caution") if has_some else ()
+
+
+def keyed_table(caption: str, rows: pd.DataFrame, *columns: Column) -> Table | None:
+    """A table of results: their key, these columns, and cautions."""
+    return table_of(caption, (*key_columns(rows), *columns, *cautions(rows)), rows)
 
 
 def sizes(rows: pd.DataFrame) -> tuple[Column, ...]:
-    """How many records and patients a value rests on."""
-    return tuple(column_of(name, rows[name], "integer") for name in ("records", "patients"))
+    """Numbers of records and patients."""
+    return columns_of(rows, "integer", "records", "patients")
 
 
 def metric_column(rows: pd.DataFrame, *, required: bool) -> Column:
@@ -135,14 +139,14 @@ def interval_of(
     """A column of values with their intervals, ``low`` and ``high`` of the rows.
 
     Args:
-        title: Of the column.
+        title: Heading.
         rows: Of the frame.
         value: Column of the values.
         kind: ``interval`` or ``change``.
         digits: After the point.
-        p: Of a ``change``, column of the p that says whether it is not zero.
-        about: What it is, where that is not of all columns of this title.
-        worse: Of a ``change``, whether one above zero is a loss.
+        p: Column of the p of a ``change``.
+        about: Replaces the description of columns of this title.
+        worse: Whether a ``change`` above zero is a loss.
     """
     return Column(
         title,
@@ -163,13 +167,18 @@ def falling(metrics: Iterable[str]) -> list[bool]:
 
 
 def column_of(title: str, values: Any, kind: Any, **options: Any) -> Column:
-    """A column; what it is, whether rows are chosen by it and its order follow from its title."""
+    """A column; description, filter and order follow from its title."""
     defaults = {
         "about": ABOUT.get(title, ""),
         "filtered": title in FILTERED,
         "order": ORDERS.get(title, ()),
     }
     return Column(title, list(values), kind, **{**defaults, **options})
+
+
+def columns_of(rows: pd.DataFrame, kind: Any, *names: str) -> tuple[Column, ...]:
+    """Columns of a frame under their own names."""
+    return tuple(column_of(name, rows[name], kind) for name in names)
 
 
 def part(frame: pd.DataFrame, name: str) -> pd.DataFrame:

@@ -3,24 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from itertools import combinations
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import pandas as pd
 
 from benchmd_ray.errors import count_of
-from benchmd_ray.report.frames import PLACE
-from benchmd_ray.report.names import SPLITS
+from benchmd_ray.report.frames import PLACE, SPLITS
 from benchmd_ray.report.pools import Pool
 from benchmd_ray.report.protocols import comparable_with, letters_of, same_transfer
-from benchmd_ray.scores.comparison import (
-    EXCHANGES,
-    LEAST_EXCHANGE_P,
-    delong,
-    exchange_p,
-    holm,
-)
+from benchmd_ray.report.scored import THREADS
+from benchmd_ray.scores.comparison import EXCHANGES, LEAST_EXCHANGE_P, delong, exchange_p, holm
 from benchmd_ray.scores.seeds import (
     Difference,
     OverSeeds,
@@ -28,6 +25,7 @@ from benchmd_ray.scores.seeds import (
     unpaired_difference,
 )
 from benchmd_ray.scores.stability import ranking_stability
+from benchmd_ray.scores.subgroups import age_band, by_subgroup
 from benchmd_ray.scores.support import ALIKE, caution
 
 SCRATCH = "scratch"
@@ -39,9 +37,8 @@ Floats = npt.NDArray[np.float64]
 def gap_rows(pools: Sequence[Pool], metrics: Sequence[str]) -> list[Row]:
     """In distribution (the source's own validation split) minus each other dataset.
 
-    Means over classes are of those that both can score (decision D23).
-    A dataset is scored by its split ``test`` where it has one. Holm's correction is over the
-    datasets of a technique and setting.
+    Means are over classes that both can score; a dataset is scored by its split ``test`` where it
+    has one. Holm's correction is over the datasets of a technique and setting.
     """
     names = ("modality", "source", "policy", "setting", "technique", "protocol")
     home = {
@@ -65,7 +62,7 @@ def gap_rows(pools: Sequence[Pool], metrics: Sequence[str]) -> list[Row]:
 
 
 def _gap(home: Pool, pool: Pool, metric: str) -> Row:
-    """A row of `gap_rows`, but for its corrected p."""
+    """A row of `gap_rows` without its corrected p."""
     whole = home, pool
     common = home.scored_classes & pool.scored_classes
     if home.scored_classes != pool.scored_classes:  # else the means would be of other classes
@@ -86,12 +83,11 @@ def _of_pool(pool: Pool, metric: str) -> OverSeeds:
 
 
 def _runs(pool: Pool) -> list[str]:
-    """Names of the run of each seed."""
     return [member.run.digest for member in pool.members]
 
 
 def _over(metric: str, common: Sequence[Pool], whole: Sequence[Pool], classes: int) -> str:
-    """What a gap over common classes must say; nothing where they change no value."""
+    """The caution of a gap over common classes; empty where they change no value."""
     values, before = ([pool.value(metric) for pool in pools] for pools in (common, whole))
     if np.isnan(values).all() and not np.isnan(before).any():
         return "no value: a mean of recalls, of other classes in both"
@@ -100,7 +96,7 @@ def _over(metric: str, common: Sequence[Pool], whole: Sequence[Pool], classes: i
 
 
 def shared_patients(pools: Sequence[Pool]) -> list[str]:
-    """Names the datasets with patients of a source's own validation split among theirs."""
+    """Notes on datasets with patients of the source's own validation split."""
     home = {
         pool.key["source"]: set(pool.first.units["group_id"])
         for pool in pools
@@ -120,15 +116,15 @@ def shared_patients(pools: Sequence[Pool]) -> list[str]:
 
 
 def _one_split(pools: Sequence[Pool]) -> list[Pool]:
-    """Pools without the other splits of a dataset: the last of `SPLITS` stays."""
+    """Pools of one split of each dataset: the last of `SPLITS`."""
     best: dict[tuple[str, ...], Pool] = {}
     for pool in sorted(pools, key=lambda p: [*SPLITS, p.key["split"]].index(p.key["split"])):
         best[tuple(value for name, value in pool.key.items() if name != "split")] = pool
-    return [pool for pool in pools if any(pool is one for one in best.values())]
+    return [pool for pool in pools if any(pool is last for last in best.values())]
 
 
 def change_rows(pools: Sequence[Pool], metrics: Sequence[str]) -> Iterator[Row]:
-    """Each technique minus scratch on the same records, the seeds of both pooled."""
+    """Each technique minus scratch on the same records."""
     for together in _together(pools):
         base = [pool for pool in together if pool.key["technique"] == SCRATCH]
         for pool in together:
@@ -158,15 +154,14 @@ def difference(a: Pool, b: Pool, metric: str) -> Difference:
 
 
 def _by_exchange(a: Pool, b: Pool) -> bool:
-    """Whether the AUROCs of two techniques are compared by exchange."""
     return len(a.members) == len(b.members) == 1
 
 
 def _over_seeds(a: Pool, b: Pool, metric: str, exact: float | None) -> Difference:
-    """Metric of a minus that of b, the mean over classes, on the same records.
+    """Metric of a minus that of b, mean over classes, on the same records.
 
-    With the same seeds on both sides the difference is taken seed by seed. Otherwise it is that of
-    the means over the seeds, and its interval says nothing about seeds.
+    Seed by seed if both have the same seeds; otherwise between the means over seeds, and the
+    interval does not cover seeds.
     """
     basis = a.basis(metric)
     if a.seeds == b.seeds:
@@ -181,8 +176,8 @@ def _over_seeds(a: Pool, b: Pool, metric: str, exact: float | None) -> Differenc
 def p_delong(a: Pool, b: Pool) -> float:
     """P-value of DeLong's test of the mean AUROC.
 
-    NaN where a technique has several seeds, as the test compares two single models, and where there
-    are too few patients for a test or for an interval that is not rough.
+    NaN with several seeds, as it compares two single models, and with too few patients for a test
+    or for an interval that is not rough.
     """
     basis = a.basis("auroc")
     several = len(a.members) > 1 or len(b.members) > 1
@@ -193,23 +188,19 @@ def p_delong(a: Pool, b: Pool) -> float:
 
 
 def contest_rows(pools: Sequence[Pool]) -> Mapping[str, list[Row]]:
-    """Rows of the frames ``pairs`` and ``ranking``: techniques on the same records in AUROC.
-
-    Every pair, with Holm's correction over the pairs of a place, and the rank of each technique, 1
-    the best.
-    """
+    """Rows of the frames ``pairs`` (Holm's correction within a place) and ``ranking``, in AUROC."""
     rows: dict[str, list[Row]] = {"pairs": [], "ranking": []}
     for place, members in contests(pools):
         pairs = list(combinations(members, 2))
         differences = [difference(b, a, "auroc") for a, b in pairs]
         least = [LEAST_EXCHANGE_P if _by_exchange(a, b) else 0.0 for a, b in pairs]
-        corrected = holm([each.p for each in differences], least).tolist()
+        corrected = holm([change.p for change in differences], least).tolist()
         names = [(a.key["technique"], b.key["technique"]) for a, b in pairs]
-        for (a, b), each, p in zip(names, differences, corrected, strict=True):
-            row = dict(vars(each))
-            if np.isnan(p) and not np.isnan(each.p):  # settled before it was seen, see `holm`
+        for (a, b), change, p in zip(names, differences, corrected, strict=True):
+            row = dict(vars(change))
+            if np.isnan(p) and not np.isnan(change.p):  # settled before it was seen, see `holm`
                 reason = f"no {EXCHANGES:,} exchanges can be significant among so many tests"
-                row["caution"] = "; ".join(filter(None, (each.caution, f"no p (Holm): {reason}")))
+                row["caution"] = "; ".join(filter(None, (change.caution, f"no p (Holm): {reason}")))
             value = {"difference": row.pop("value")}
             rows["pairs"].append({**place, "a": a, "b": b, **value, **row, "p_holm": p})
         if not np.isnan([pool.value("auroc") for pool in members]).any():
@@ -220,9 +211,9 @@ def contest_rows(pools: Sequence[Pool]) -> Mapping[str, list[Row]]:
 def contests(pools: Sequence[Pool]) -> Iterator[tuple[Mapping[str, str], list[Pool]]]:
     """Places where several techniques meet on the same records, and their pools.
 
-    Where the protocols of a place have letters (settings of the pretraining), each letter is a
-    place, which the techniques without one take part in. Scratch takes part too where it is called
-    ``fixed`` and the others, of the same transfer, ``custom`` for their pretraining.
+    Each letter of a protocol (settings of the pretraining) is a place, and techniques without one
+    take part in all. Scratch also takes part where it is ``fixed`` and the others, of the same
+    transfer, are ``custom`` for their pretraining.
     """
     for together in _together(pools):
         protocols = sorted({pool.key["protocol"] for pool in together})
@@ -237,7 +228,7 @@ def contests(pools: Sequence[Pool]) -> Iterator[tuple[Mapping[str, str], list[Po
 
 
 def _together(pools: Sequence[Pool]) -> list[list[Pool]]:
-    """Pools on the same records that differ only by their technique and protocol."""
+    """Pools on the same records that differ only by technique and protocol."""
     places: dict[tuple[str, ...], list[Pool]] = {}
     names = [name for name in PLACE if name != "protocol"]
     for pool in pools:
@@ -247,7 +238,7 @@ def _together(pools: Sequence[Pool]) -> list[list[Pool]]:
 
 
 def apart(pools: Sequence[Pool]) -> list[str]:
-    """Notes on techniques that cannot be compared, for their records are not the same."""
+    """Notes on techniques that were scored on different records."""
     places: dict[str, dict[str, list[str]]] = {}
     for pool in pools:
         digests = places.setdefault(_place(pool.key), {})
@@ -290,7 +281,7 @@ def _place(key: Mapping[str, str]) -> str:
 
 
 def _base_of(scratch: Pool, others: Sequence[Pool]) -> bool:
-    """Whether results from scratch are what others differ from only by their pretraining."""
+    """Whether others differ from these results of scratch only by their pretraining."""
     return all(
         comparable_with(scratch.key["protocol"], other.key["protocol"])
         or same_transfer(scratch.first.run, other.first.run)
@@ -301,13 +292,7 @@ def _base_of(scratch: Pool, others: Sequence[Pool]) -> bool:
 def _ranking(
     place: Mapping[str, str], members: Sequence[Pool], p: Mapping[tuple[str, str], float]
 ) -> Iterator[Row]:
-    """Rows of the ranking of some techniques, best first.
-
-    Args:
-        place: Where they meet.
-        members: Their results.
-        p: Of each pair, after Holm.
-    """
+    """Rows of the ranking of techniques, best first, from the p of each pair after Holm."""
     values = {pool.key["technique"]: pool.value("auroc") for pool in members}
     drawn = {pool.key["technique"]: pool.resampled("auroc") for pool in members}
     stability, basis = ranking_stability(values, drawn, p), members[0].basis("auroc")
@@ -324,3 +309,77 @@ def _ranking(
             "tau": np.nan if basis.no_interval else stability.tau,
             "caution": caution(interval=untested, τ=basis.no_interval),
         }
+
+
+SUBGROUP_FRAMES = ("subgroups", "subgroup_pairs", "excluded")
+VARIABLES = ("age", "sex", "site", "device", "view")
+"""Columns of metadata whose groups are compared; age in bands of ten years."""
+
+
+def subgroup_rows(pools: Sequence[Pool], resamples: int) -> Mapping[str, list[Row]]:
+    """Rows of the frames ``subgroups``, ``subgroup_pairs`` and ``excluded``."""
+    rows: dict[str, list[Row]] = {name: [] for name in SUBGROUP_FRAMES}
+    with ThreadPoolExecutor(THREADS) as threads:
+        for frames in threads.map(partial(_subgroups_of_pool, resamples=resamples), pools):
+            for name, part in frames.items():
+                rows[name] += part
+    return rows
+
+
+def labels_of(units: pd.DataFrame, variable: str) -> list[str | None]:
+    """Group of each unit by a variable; None where the source does not state it."""
+    if variable == "age":
+        return [age_band(None if pd.isna(years) else float(years)) for years in units["age"]]
+    return [None if pd.isna(value) else str(value) for value in units[variable]]
+
+
+def _subgroups_of_pool(pool: Pool, resamples: int) -> Mapping[str, list[Row]]:
+    rows: dict[str, list[Row]] = {name: [] for name in SUBGROUP_FRAMES}
+    for variable in VARIABLES:
+        labels = labels_of(pool.first.units, variable)
+        if any(label is not None for label in labels):
+            for name, part in _of_variable(pool, variable, labels, resamples).items():
+                rows[name] += [{**pool.key, "variable": variable, **row} for row in part]
+    return rows
+
+
+def _of_variable(
+    pool: Pool, variable: str, labels: Sequence[str | None], resamples: int
+) -> Mapping[str, list[Row]]:
+    first = pool.first
+    groups_found = by_subgroup(
+        first.targets,
+        [member.scores for member in pool.members],
+        first.groups,
+        labels,
+        first.task,
+        variable=variable,
+        resamples=resamples,
+    )
+    return {
+        "subgroups": [
+            {
+                "group": group.name,
+                "records": group.rows,
+                "patients": group.patients,
+                "value": group.value,
+                "low": group.low,
+                "high": group.high,
+                "p": groups_found.p,
+                "caution": group.caution,
+            }
+            for group in groups_found.groups
+        ],
+        "subgroup_pairs": [
+            {
+                "a": pair.a,
+                "b": pair.b,
+                "difference": difference["value"],
+                **{name: difference[name] for name in ("low", "high", "p", "caution")},
+                "p_holm": pair.p_holm,
+            }
+            for pair in groups_found.pairs
+            for difference in [vars(pair.difference)]
+        ],
+        "excluded": [{"group": name, "patients": count} for name, count in groups_found.excluded],
+    }

@@ -8,7 +8,7 @@ import re
 from collections.abc import Sequence
 from functools import cache
 from importlib import resources
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import quote
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
@@ -17,7 +17,7 @@ from matplotlib.figure import Figure
 
 from benchmd_ray.console.progress import progress
 from benchmd_ray.report.canvas import svg_of
-from benchmd_ray.report.table import text_of
+from benchmd_ray.report.table import Column, Table, first_level, in_order, rounded, shown, text_of
 
 if TYPE_CHECKING:
     from benchmd_ray.report.figures_parts import Titled
@@ -33,7 +33,7 @@ Section = tuple[str, str, str]
 
 @cache
 def _environment() -> Environment:
-    """Templates that escape every value but `Markup`, and take the folders of paths out of it."""
+    """Jinja2 with autoescaping of all but `Markup`; folders are cut from paths."""
     environment = Environment(
         loader=PackageLoader("benchmd_ray.report"),
         autoescape=True,
@@ -52,7 +52,7 @@ def render(template: str, **values: Any) -> Markup:
 
 
 def prose(text: str) -> Markup:
-    """Text whose numbers keep their unit, and whose names are not broken at a hyphen."""
+    """Text whose numbers keep their unit and whose names do not break at a hyphen."""
     escaped = str(escape(text_of(text))).replace(" %", "\N{NO-BREAK SPACE}%")
     return Markup(HYPHENATED.sub(r'<span class="nb">\g<0></span>', escaped))
 
@@ -66,18 +66,15 @@ def document(
     warning: str = "",
     refresh: int = 0,
 ) -> str:
-    """The HTML of a page.
-
-    It holds its style, its script, its data and its figures, and its content security policy lets
-    nothing be fetched and no other script run.
+    """The HTML of a self-contained page: no network, no other file, no other script.
 
     Args:
-        title: Its heading.
+        title: Heading.
         lead: What it is about, plain text.
         sections: In their order.
         footer: Plain text.
-        warning: What a reader must not miss, plain text; empty: nothing.
-        refresh: Seconds after which a browser loads it again; 0: never.
+        warning: What a reader must not miss, plain text.
+        refresh: Seconds after which a browser reloads it; 0: never.
     """
     style, script = _asset("style.css"), _asset("script.js")
     return render(
@@ -95,14 +92,13 @@ def document(
 
 
 def listed_notes(lines: Sequence[str], nothing: str = "", *, heading: str = "") -> Markup:
-    """Notes as a list, the topic before a colon in bold; ``nothing`` where there are none."""
+    """Notes as a list, the topic before a colon in bold; ``nothing`` if there are none."""
     if not lines:
         return none(nothing) if nothing else Markup()
     return render("notes.html", notes=list(map(_topic, lines)), heading=heading)
 
 
 def _topic(line: str) -> tuple[str, str]:
-    """The topic of a note, empty if it has none, and its text."""
     topic, colon, text = text_of(line).partition(": ")
     return (topic, text) if colon and len(topic) <= TOPIC_LENGTH else ("", line)
 
@@ -118,7 +114,7 @@ def terms(pairs: Sequence[tuple[str, str]]) -> Markup:
 
 
 def figure_parts(figures: Sequence[Titled]) -> dict[str, Markup]:
-    """The HTML of each section's figures, in their order, figures numbered throughout."""
+    """The HTML of each section's figures, numbered throughout."""
     sections: dict[str, Markup] = {}
     display = progress("page", len(figures), "figures") if figures else None
     for number, titled in enumerate(figures, start=1):
@@ -146,24 +142,22 @@ def _figure(titled: Titled, number: int) -> Markup:
 
 
 def _data_uri(figure: Figure) -> Markup:
-    """A figure as an image within the page.
+    """A figure as a data URI.
 
-    As an image, and not as elements of the page, its ids and styles cannot meet those of other
-    figures. Its letters stay text, which prints sharper than outlines and takes a third of their
-    size; without DejaVu Sans they are of another sans-serif.
+    As an image its ids and styles cannot clash with other figures'. Text stays text: sharp in
+    print and a third of the size of outlines; without DejaVu Sans another sans-serif is used.
     """
     svg = svg_of(figure)
     return Markup(f"data:image/svg+xml,{quote(svg[svg.index('<svg') :], safe=' /:;=,.-()')}")
 
 
 def _asset(name: str) -> str:
-    """A file of the page, without whitespace around."""
     assets = resources.files("benchmd_ray.report") / "page_assets"
     return (assets / name).read_text("utf-8").strip()
 
 
 def _policy(style: str, script: str) -> Markup:
-    """Content security policy: only this style and this script, images within the page."""
+    """Content security policy: only this style and this script, only embedded images."""
     return Markup(
         f"default-src 'none'; style-src {_hash(style)}; script-src {_hash(script)}; "
         "img-src data:; base-uri 'none'; form-action 'none'"
@@ -173,3 +167,125 @@ def _policy(style: str, script: str) -> Markup:
 def _hash(text: str) -> str:
     digest = hashlib.sha256(text.encode()).digest()
     return f"'sha256-{base64.b64encode(digest).decode()}'"
+
+
+FIRST = 100
+"""Rows that are in the HTML itself, so that the page is of use without a script."""
+
+
+class HtmlCell(NamedTuple):
+    """A cell of the HTML."""
+
+    text: str
+    style: str = ""
+    """CSS classes."""
+    span: str = ""
+    """An interval."""
+    bold: bool = False
+
+
+def html(name: str, table: Table) -> Markup:
+    """A table with its controls, first rows and data; its name is unique on the page."""
+    content = [_content(column) for column in table.columns]
+    rows = _first_rows(table, content)
+    visible = [pair for pair in zip(table.columns, content, strict=True) if not pair[0].required]
+    return render(
+        "table.html",
+        name=name,
+        caption=table.caption,
+        count=_count(table, content, len(rows)),
+        selects=_selects(table, content),
+        columns=[column for column, _ in visible],
+        rows=[[_cell(column, data, row) for column, data in visible] for row in rows[:FIRST]],
+        total=len(rows),
+        data={"rows": table.rows, "columns": content},
+    )
+
+
+def _count(table: Table, content: Sequence[dict[str, Any]], rows: int) -> str:
+    """How many rows are shown and what is chosen, worded as in the script."""
+    whole = f"{table.rows:,} row{'' if table.rows == 1 else 's'}"
+    chosen = [
+        f"{column.title} {data['levels'][code]}"
+        for column, data in zip(table.columns, content, strict=True)
+        if column.filtered and (code := _chosen(column, data)) is not None
+    ]
+    count = whole if rows == table.rows else f"{rows:,} of {whole}"
+    return f"{count}: {', '.join(chosen)}" if chosen else count
+
+
+def _first_rows(table: Table, content: Sequence[dict[str, Any]]) -> list[int]:
+    rows = list(range(table.rows))
+    for column, data in zip(table.columns, content, strict=True):
+        chosen = _chosen(column, data)
+        if chosen is not None:
+            rows = [row for row in rows if data["codes"][row] == chosen]
+    return rows
+
+
+def _chosen(column: Column, data: dict[str, Any]) -> int | None:
+    """Code of the text that is chosen at first, if any."""
+    levels = data.get("levels", [])
+    if column.chosen and column.chosen in levels:
+        return int(levels.index(column.chosen))
+    return int(levels.index(first_level(column))) if column.required else None
+
+
+def _content(column: Column) -> dict[str, Any]:
+    """A column for the script: texts as codes of sorted levels, numbers rounded."""
+    if column.kind == "text":
+        texts, levels = [text_of(value) for value in column.values], in_order(column)
+        codes = {level: code for code, level in enumerate(levels)}
+        return {
+            "title": column.title,
+            "kind": "text",
+            "hidden": column.required,
+            "levels": levels,
+            "codes": [codes[text] for text in texts],
+        }
+    parts = {"values": column.values}
+    if column.kind in ("interval", "change"):
+        parts |= {"low": column.low, "high": column.high}
+    tested = {}
+    if column.kind == "change":
+        tested = {
+            "differs": list(map(bool, column.differs)),
+            "worse": list(map(bool, column.worse)),
+        }
+    return {
+        "title": column.title,
+        "kind": column.kind,
+        "digits": column.digits,
+        **{
+            name: [rounded(value, column.kind, column.digits) for value in part]
+            for name, part in parts.items()
+        },
+        **tested,
+    }
+
+
+def _cell(column: Column, data: dict[str, Any], row: int) -> HtmlCell:
+    if column.kind == "text":
+        return HtmlCell(data["levels"][data["codes"][row]])
+    number = data["values"][row]
+    value = shown(number, column.kind, column.digits)
+    if column.kind not in ("interval", "change") or number is None:
+        return HtmlCell(value, "n")
+    ends = [shown(data[end][row], column.kind, column.digits) for end in ("low", "high")]
+    span = "" if data["low"][row] is None else f"[{', '.join(ends)}]"
+    style = "n"
+    if column.kind == "change" and data["differs"][row]:
+        is_loss = (number > 0) == (bool(data["worse"]) and data["worse"][row])
+        style += f" {'up' if number > 0 else 'down'} {'loss' if is_loss else 'gain'}"
+    return HtmlCell(value, style, span, bold=True)
+
+
+def _selects(
+    table: Table, content: Sequence[dict[str, Any]]
+) -> list[tuple[int, str, list[str], int | None, bool]]:
+    """Columns that rows are chosen by: place, title, texts, the chosen one, whether required."""
+    return [
+        (place, column.title, data["levels"], _chosen(column, data), column.required)
+        for place, (column, data) in enumerate(zip(table.columns, content, strict=True))
+        if column.filtered and (len(data["levels"]) > 1 or column.required)
+    ]

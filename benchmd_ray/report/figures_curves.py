@@ -1,4 +1,4 @@
-"""Figures of section "ROC and calibration": curves of each class, one line per technique."""
+"""Figures of section "ROC and calibration": curves of each class, a line for each technique."""
 
 from __future__ import annotations
 
@@ -13,11 +13,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from benchmd_ray.report.canvas import TechniqueLook, new_figure
-from benchmd_ray.report.figures_panels import (
-    SMALL,
-    technique_legend,
-    title_height,
-)
+from benchmd_ray.report.figures_panels import SMALL, technique_legend, title_height
 from benchmd_ray.report.figures_parts import (
     Drawn,
     FigureContext,
@@ -31,14 +27,7 @@ from benchmd_ray.report.figures_parts import (
     places_of,
     techniques_of,
 )
-from benchmd_ray.report.figures_wording import (
-    GLUE,
-    how_drawn,
-    joined,
-    plain,
-    sizes,
-    spanned,
-)
+from benchmd_ray.report.figures_wording import GLUE, how_drawn, joined, plain, sizes, spanned
 from benchmd_ray.scores.sums import BINS
 from benchmd_ray.scores.support import ROUGH_IN_CLASS
 
@@ -58,7 +47,7 @@ def draw_main_curves(report: FigureContext) -> Iterator[Drawn]:
 
 
 def draw_other_curves(report: FigureContext) -> Iterator[Drawn]:
-    """The same on its other datasets and splits, and of shuffled labels."""
+    """The same on other datasets and splits, and of shuffled labels."""
     trained = [study for study in report.studies if not study.protocol.startswith("shuffled")]
     others = [study for study in report.studies if study not in trained]
     yield from _draw_curves(replace(report, studies=tuple(trained)), slice(1, None))
@@ -66,7 +55,7 @@ def draw_other_curves(report: FigureContext) -> Iterator[Drawn]:
 
 
 def _draw_curves(report: FigureContext, which: slice) -> Iterator[Drawn]:
-    """One figure for each study, dataset and split: a panel for each class."""
+    """A figure for each study, dataset and split, a panel for each class."""
     analysis = report.analysis
     yield from _each(report, analysis.roc, "roc", draw_roc, which)
     yield from _each(report, analysis.calibration, "reliability", draw_reliability, which)
@@ -124,7 +113,7 @@ def draw_roc(
 def draw_reliability(
     report: FigureContext, study: SourceStudy, place: tuple[str, str], setting: str
 ) -> Titled:
-    """Share of positives against the predicted probability, and how many records are in a bin."""
+    """Share of positives against predicted probability, and records per bin."""
     bins, scores = (
         of_setting(study, frame, place, setting)
         for frame in (report.analysis.calibration, report.analysis.scores)
@@ -167,14 +156,10 @@ def classes_of(frame: pd.DataFrame) -> list[str]:
 
 
 def mean_curve(curves: pd.DataFrame) -> tuple[Floats, Floats]:
-    """A ROC curve; of several seeds their mean along lines at right angles to the diagonal.
+    """A ROC curve (fpr, tpr); of several seeds their mean at right angles to the diagonal.
 
-    Along a curve fpr + tpr always grows, on vertical parts too, and half the integral of tpr − fpr
-    over it is the area between curve and diagonal. The mean of tpr − fpr at each fpr + tpr is thus
-    a ROC curve whose area is the mean of the seeds' areas.
-
-    Args:
-        curves: seed, fpr, tpr of one class and technique, each seed's points in order.
+    fpr + tpr always grows along a curve, and half the integral of tpr − fpr over it is the area
+    above the diagonal. So the curve of the mean tpr − fpr at each fpr + tpr has the mean area.
     """
     if curves["seed"].nunique() == 1:
         return curves["fpr"].to_numpy(float), curves["tpr"].to_numpy(float)
@@ -193,11 +178,7 @@ def mean_curve(curves: pd.DataFrame) -> tuple[Floats, Floats]:
 
 
 def pooled_bins(bins: pd.DataFrame) -> pd.DataFrame:
-    """Bins of each technique with those of its seeds pooled: predicted, observed, count, place.
-
-    Args:
-        bins: technique, seed, predicted, observed, count of one class.
-    """
+    """Bins of a class with seeds pooled: predicted, observed, count (mean over seeds), place."""
     seeds = bins.groupby("technique")["seed"].nunique()
     place = np.minimum((bins["predicted"].to_numpy(float) * BINS).astype(int), BINS - 1)
     weighted = bins.assign(
@@ -215,7 +196,6 @@ def pooled_bins(bins: pd.DataFrame) -> pd.DataFrame:
 
 
 def _canvas(title: str, classes: int, row: float, extra: float = 0.4) -> tuple[Figure, int]:
-    """A figure for a panel of each class, and the columns of its grid."""
     columns = min(classes, 4 if classes > 6 else 3)
     rows = -(-classes // columns)
     return new_figure(title, rows * row + extra + title_height(title)), columns
@@ -230,15 +210,8 @@ def _roc_panel(
     areas = scores.set_index("technique")["value"]
     for technique in techniques_of(curves):
         x, y = mean_curve(curves[curves["technique"] == technique])
-        look = looks[technique]
-        axes.plot(
-            x,
-            y,
-            label=f"{technique} {plain(float(areas.get(technique, np.nan)))}",
-            color=look.colour,
-            linestyle=look.line,
-            linewidth=1.2,
-        )
+        label = f"{technique} {plain(float(areas.get(technique, np.nan)))}"
+        axes.plot(x, y, label=label, linewidth=1.2, **looks[technique].stroke)
     axes.plot([0, 1], [0, 1], color="#999999", linewidth=0.7, zorder=0)
     axes.set_xlim(0, 1)
     axes.set_ylim(0, 1.01)
@@ -270,11 +243,10 @@ def _reliability_panel(
             rows["predicted"],
             rows["observed"],
             label=technique,
-            color=look.colour,
-            linestyle=look.line,
             marker=look.marker,
             markersize=3.2,
             linewidth=1.0,
+            **look.stroke,
         )
         few = rows[rows["count"] < FEW]
         upper.plot(
@@ -298,18 +270,11 @@ def _reliability_panel(
 
 
 def _counts(axes: Axes, rows: pd.DataFrame, technique: str, look: TechniqueLook) -> None:
-    """Records of each bin as steps; none where a bin is empty."""
+    """Records of each bin as steps, with gaps at empty bins."""
     counts = np.full(BINS, np.nan)
     counts[rows["place"]] = rows["count"]
-    axes.step(
-        np.linspace(0, 1, BINS + 1),
-        np.append(counts, counts[-1]),
-        where="post",
-        label=technique,
-        color=look.colour,
-        linestyle=look.line,
-        linewidth=1.0,
-    )
+    edges, heights = np.linspace(0, 1, BINS + 1), np.append(counts, counts[-1])
+    axes.step(edges, heights, where="post", label=technique, linewidth=1.0, **look.stroke)
 
 
 def _class_title(name: str, scores: pd.DataFrame) -> str:
@@ -319,7 +284,7 @@ def _class_title(name: str, scores: pd.DataFrame) -> str:
 
 
 def _areas(scores: pd.DataFrame, classes: Sequence[str]) -> str:
-    """The lowest and highest area, as seen, of classes with enough patients on both sides."""
+    """The lowest and highest area of classes with enough patients on both sides."""
     rows = scores[scores["class"].isin(list(classes))].dropna(subset=["value"])
     if rows.empty:
         return "no area under a curve is known"
@@ -335,7 +300,6 @@ def _areas(scores: pd.DataFrame, classes: Sequence[str]) -> str:
 
 
 def _errors(errors: pd.DataFrame) -> str:
-    """The lowest and highest calibration error, as seen."""
     rows = errors[errors["class"] == "mean"].dropna(subset=["value"])
     if rows.empty:
         return "no calibration error is known"

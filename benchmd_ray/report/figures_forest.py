@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 import pandas as pd
-from matplotlib.lines import Line2D
 
 from benchmd_ray.report.figures_panels import (
     SETTING_LABELS,
@@ -13,6 +12,7 @@ from benchmd_ray.report.figures_panels import (
     difference_limits,
     dodged,
     grid,
+    hollow_mark,
     technique_legend,
 )
 from benchmd_ray.report.figures_parts import (
@@ -54,7 +54,7 @@ def draw_forests(report: FigureContext) -> Iterator[Drawn]:
 
 
 def draw_forests_by_setting(report: FigureContext) -> Iterator[Drawn]:
-    """Changes and gaps of each study in all its settings, where it has several."""
+    """Changes and gaps of each study in all settings, if it has several."""
     for draw, topic in ((draw_changes, "change"), (draw_gaps, "gap")):
         for study in report.studies:
             if len(settings_of(study.of(report.analysis.scores))) > 1:
@@ -64,14 +64,7 @@ def draw_forests_by_setting(report: FigureContext) -> Iterator[Drawn]:
 def draw_changes(
     report: FigureContext, studies: tuple[SourceStudy, ...], every: bool, name: str
 ) -> Drawn:
-    """Difference of each technique to scratch on each dataset.
-
-    Args:
-        report: What is drawn from.
-        studies: A panel each.
-        every: Show all settings, not only the one with the most labels.
-        name: Of the figure.
-    """
+    """Difference of each technique to scratch on each dataset, in ``every`` setting or one."""
     changes = judged(of_metric(report.analysis.changes))
     parts = _parts(report, changes, studies, every)
     if not parts:
@@ -91,7 +84,7 @@ def draw_changes(
 def draw_gaps(
     report: FigureContext, studies: tuple[SourceStudy, ...], every: bool, name: str
 ) -> Drawn:
-    """In-distribution AUROC minus that of each target; for the arguments see `draw_changes`."""
+    """In-distribution AUROC minus that of each target."""
     gaps = judged(of_metric(report.analysis.gaps), "p_holm").rename(columns={"gap": "value"})
     parts = _parts(report, gaps.assign(split=""), studies, every)
     if not parts:
@@ -131,7 +124,7 @@ def _parts(
 
 
 def _named(study: SourceStudy, rows: pd.DataFrame, every: bool) -> pd.DataFrame:
-    """Rows by place and setting, each with what stands at its side."""
+    """Rows by place and setting, with the label of their line in ``row``."""
     rows_of_names, places = [], places_of(study, rows)
     for place in places:
         of_one = of_place(rows, place)
@@ -159,54 +152,41 @@ def _forest(
     said: str,
     corrected: str = "",
 ) -> Titled:
-    """A panel for each part, each with limits of its own.
+    """A panel for each part, each with its own limits.
 
     Args:
-        report: What is drawn from.
+        report: Analysis and looks.
         parts: value, low, high, tested, differs, caution.
-        every: Whether rows are settings, too.
+        every: Whether settings are rows too.
         name: Of the figure.
         what: What the differences are.
         names: What those above and below zero are.
-        axis: Name of the x axis.
-        said: What they are of, for the caption.
-        corrected: How p is corrected for the number of tests; empty if it is not.
+        axis: Label of the x axis.
+        said: Beginning of the caption.
+        corrected: How p is corrected for the number of tests.
     """
     whole = pd.concat([rows for _, _, rows in parts], ignore_index=True)
     several = whole["modality"].nunique() > 1
-    told = whole if several else whole.drop(columns="modality")
-    verdict = differences(told, what if several else f"{parts[0][0].label}: {what.lower()}", *names)
+    judged_rows = whole if several else whole.drop(columns="modality")
+    verdict = differences(
+        judged_rows, what if several else f"{parts[0][0].label}: {what.lower()}", *names
+    )
     techniques = techniques_of(whole)
     most = max(rows["row"].nunique() for _, _, rows in parts)
     height = most * max(ROW + TECHNIQUE * len(techniques), 0.34 if every else 0.2) + 0.55
     figure, panels = grid(verdict, len(parts), row=height)
     for axes, (_, heading, rows) in zip(panels, parts, strict=True):
         at = list(dict.fromkeys(rows["row"]))
-        dodged(
-            axes,
-            rows,
-            at=at,
-            column="row",
-            techniques=techniques_of(rows),
-            looks=report.looks,
-            sideways=True,
-        )
+        among = techniques_of(rows)
+        dodged(axes, rows, at=at, column="row", techniques=among, looks=report.looks, sideways=True)
         axes.set_title(heading)
         axes.set_yticks(range(len(at)), at, fontsize=SMALL)
         axes.tick_params(axis="y", length=0)
         axes.set_xlim(*difference_limits(rows))
         axes.set_xlabel(axis, fontsize=SMALL + 0.5)
         axes.axvline(0, color="#333333", linewidth=0.9, zorder=1)
-    hollow = Line2D(
-        [],
-        [],
-        label="hollow: no difference shown",
-        color="#444444",
-        marker="o",
-        markerfacecolor="white",
-    )
-    hollow.set_linestyle("none")
-    technique_legend(figure, techniques, report.looks, extra=[hollow])
+    mark = hollow_mark("no difference shown")
+    technique_legend(figure, techniques, report.looks, extra=[mark])
     scores = mean_auroc(report.analysis.scores)
     caption = joined(
         said,

@@ -53,17 +53,16 @@ WIDE = 5
 
 
 def draw_differing_subgroups(report: FigureContext) -> Iterator[Drawn]:
-    """Where a difference between groups survives correction: a panel for each variable."""
+    """Places where a difference between groups survives correction: a panel for each variable."""
     yield from _draw_subgroups(report, differing=True)
 
 
 def draw_other_subgroups(report: FigureContext) -> Iterator[Drawn]:
-    """The same where none does."""
+    """Places where none does."""
     yield from _draw_subgroups(report, differing=False)
 
 
 def _draw_subgroups(report: FigureContext, *, differing: bool) -> Iterator[Drawn]:
-    """One figure for each study, dataset and split."""
     for study in report.studies:
         setting = report.detail(study)
         groups = study.of(report.analysis.subgroups).dropna(subset=["value"])
@@ -77,7 +76,7 @@ def _draw_subgroups(report: FigureContext, *, differing: bool) -> Iterator[Drawn
 
 
 def _differ(groups: pd.DataFrame) -> bool:
-    """Whether a test remains below the level by Holm's correction over all."""
+    """Whether a p is below the level after Bonferroni's correction over all."""
     tests = groups.drop_duplicates(["variable", "technique"])["p"].dropna()
     return bool(len(tests)) and float(tests.min()) * len(tests) < LEVEL
 
@@ -85,7 +84,7 @@ def _differ(groups: pd.DataFrame) -> bool:
 def draw_groups(
     report: FigureContext, study: SourceStudy, place: tuple[str, str], setting: str
 ) -> Drawn:
-    """AUROC of each group with its interval; letters tell which groups differ."""
+    """AUROC of each group with its interval; groups that share no letter differ."""
     analysis = report.analysis
     groups, pairs, excluded = (
         of_setting(study, frame, place, setting)
@@ -132,20 +131,16 @@ def letters(groups: Sequence[str], differ: set[frozenset[str]]) -> dict[str, str
     """Compact letter display: two groups share a letter if and only if they do not differ.
 
     Insert and absorb, Piepho 2004 (doi:10.1198/1061860043515).
-
-    Args:
-        groups: In their order.
-        differ: Pairs that differ.
     """
     sets = [frozenset(groups)]
     for pair in sorted(differ, key=lambda p: sorted(groups.index(g) for g in p)):
-        split = [held - {one} for held in sets if pair <= held for one in pair]
-        sets = [held for held in sets if not pair <= held] + split
-        sets = [held for held in set(sets) if not any(held < other for other in sets)]
-    sets.sort(key=lambda held: sorted(groups.index(group) for group in held))
+        split = [members - {one} for members in sets if pair <= members for one in pair]
+        sets = [members for members in sets if not pair <= members] + split
+        sets = [members for members in set(sets) if not any(members < other for other in sets)]
+    sets.sort(key=lambda members: sorted(groups.index(group) for group in members))
     names = [*string.ascii_lowercase, *string.ascii_uppercase]
     return {
-        group: "".join(names[i % len(names)] for i, held in enumerate(sets) if group in held)
+        group: "".join(names[i % len(names)] for i, members in enumerate(sets) if group in members)
         for group in groups
     }
 
@@ -155,14 +150,13 @@ def _several(groups: pd.DataFrame, variable: str) -> bool:
 
 
 def _largest(rows: pd.DataFrame) -> pd.DataFrame:
-    """Rows of the groups with the most patients, groups in their order."""
     patients = rows.groupby("group", sort=False)["patients"].max()
     kept = patients.sort_values(ascending=False, kind="stable").index[:LARGEST]
     return rows[rows["group"].isin(kept)]
 
 
 def _panels(title: str, parts: Mapping[str, pd.DataFrame]) -> tuple[Figure, list[Axes]]:
-    """A panel for each variable, half as wide as the figure where it has few groups."""
+    """A panel for each variable, half the width where it has few groups."""
     places: list[tuple[int, slice]] = []
     row, column = 0, 0
     for rows in parts.values():
@@ -186,7 +180,7 @@ def _letter(
     at: Sequence[str],
     techniques: Sequence[str],
 ) -> int:
-    """Write the letters above the points; returns how many stand above each other at most."""
+    """Write the letters above the points; returns the most letters of a group."""
     tallest = 0
     for technique in techniques:
         row_of_group = rows[rows["technique"] == technique].set_index("group")
@@ -227,7 +221,6 @@ def _name_groups(axes: Axes, rows: pd.DataFrame, at: Sequence[str]) -> None:
 
 
 def _tests_line(variable: str, rows: pd.DataFrame, techniques: Sequence[str], *, wide: bool) -> str:
-    """The variable and the p of each technique."""
     p_values = rows.drop_duplicates("technique").set_index("technique")["p"]
     parts = [
         f"{name}\u00a0{_short(p_values[name])}" for name in techniques if name in p_values.index
@@ -243,7 +236,7 @@ def _short(p: float) -> str:
 
 
 def _finding(groups: pd.DataFrame, variables: Sequence[str]) -> str:
-    """For which variables and how many techniques the groups differ."""
+    """For which variables, and for how many techniques, groups differ."""
     tests = groups.drop_duplicates(["variable", "technique"])
     parts: list[str] = []
     none: list[str] = []

@@ -1,4 +1,4 @@
-"""Figures of section "Label efficiency": AUROC against the labels that fine-tuning was given."""
+"""Figures of section "Label efficiency": AUROC against labels per class."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ Place = tuple[str, str]
 
 
 def draw_label_efficiency(report: FigureContext) -> Iterator[Drawn]:
-    """One figure: a panel for each study, with its first target, or else with its source."""
+    """A panel for each study, on its first target or else its source."""
     for studies in report.together:
         panels = []
         for study in studies:
@@ -60,7 +60,7 @@ def draw_label_efficiency(report: FigureContext) -> Iterator[Drawn]:
 
 
 def draw_label_efficiency_by_dataset(report: FigureContext) -> Iterator[Drawn]:
-    """One figure for each study: a panel for each dataset and split."""
+    """A figure for each study: a panel for each dataset and split."""
     for study in report.studies:
         places = places_of(study, _finetuned(report, study))
         if len(places) > 1:
@@ -74,16 +74,10 @@ def _finetuned(report: FigureContext, study: SourceStudy) -> pd.DataFrame:
 
 
 def draw_curves(
-    report: FigureContext, shown: Sequence[tuple[SourceStudy, Place]], name: str
+    report: FigureContext, places: Sequence[tuple[SourceStudy, Place]], name: str
 ) -> Drawn:
-    """AUROC against labels per class, with the intervals as bands.
-
-    Args:
-        report: What is drawn from.
-        shown: A panel each; where there is a single fine-tuning setting there is none.
-        name: Of the figure.
-    """
-    parts = [(*at, of_place(_finetuned(report, at[0]), at[1])) for at in shown]
+    """AUROC against labels per class with intervals as bands, a panel for each study and place."""
+    parts = [(*at, of_place(_finetuned(report, at[0]), at[1])) for at in places]
     parts = [part for part in parts if part[2]["setting"].nunique() > 1]
     if not parts:
         return Skipped(name, "fewer than two fine-tuning settings are there: nothing to join")
@@ -124,12 +118,11 @@ def _curves(
             x,
             rows["value"],
             label=technique,
-            color=look.colour,
-            linestyle=look.line,
             marker=look.marker,
             markersize=5.0,
             linewidth=1.4,
             zorder=3,
+            **look.stroke,
         )
     ticks = [LABELS[s] for s in settings]
     axes.set_xticks([at for at, _ in ticks], [text for _, text in ticks])
@@ -139,7 +132,7 @@ def _curves(
 
 
 def _finding(scores: pd.DataFrame) -> str:
-    """In how many curves the first and last interval do not meet: a description, not a test."""
+    """In how many curves the first and last interval do not overlap: a description, not a test."""
     settings = [s for s in LABELS if s in set(scores["setting"])]
     span = f"from {LABELS[settings[0]][1]} to {LABELS[settings[-1]][1]} labels per class"
     curves = up = down = 0

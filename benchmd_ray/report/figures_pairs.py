@@ -13,11 +13,7 @@ from matplotlib.colors import Normalize
 from matplotlib.figure import Figure
 
 from benchmd_ray.report.canvas import new_figure
-from benchmd_ray.report.figures_panels import (
-    SETTING_LABELS,
-    SMALL,
-    title_height,
-)
+from benchmd_ray.report.figures_panels import SETTING_LABELS, SMALL, title_height
 from benchmd_ray.report.figures_parts import (
     Drawn,
     FigureContext,
@@ -41,7 +37,7 @@ from benchmd_ray.report.figures_wording import (
     sizes,
     spanned,
 )
-from benchmd_ray.report.names import TECHNIQUES
+from benchmd_ray.report.frames import TECHNIQUES
 from benchmd_ray.scores.comparison import LEAST_EXCHANGE_P, LEVEL
 
 SECTION = "Significance"
@@ -56,7 +52,7 @@ AT_LEAST = 0.02
 
 
 def draw_pairs(report: FigureContext) -> Iterator[Drawn]:
-    """One figure for each study and dataset: a matrix for each setting."""
+    """A figure for each study and dataset: a matrix for each setting."""
     for study in report.studies:
         pairs = study.of(report.analysis.pairs).dropna(subset=["difference"])
         if pairs.empty:
@@ -72,13 +68,9 @@ def draw_pairs(report: FigureContext) -> Iterator[Drawn]:
 def draw_matrices(
     report: FigureContext, study: SourceStudy, place: tuple[str, str], spread: float
 ) -> Titled:
-    """A matrix of techniques for each setting: differences, and stars where they are shown.
+    """Differences of techniques for each setting, with stars where they are significant.
 
-    Args:
-        report: What is drawn from.
-        study: Of these runs.
-        place: Dataset and split.
-        spread: The largest difference of the study: the colours are the same in all its figures.
+    The colours span ``spread``, the largest difference of the study, in all its figures.
     """
     pairs = of_place(study.of(report.analysis.pairs), place).dropna(subset=["difference"])
     settings = settings_of(pairs)
@@ -156,7 +148,7 @@ def _matrix(axes: Axes, pairs: pd.DataFrame, names: Sequence[str], spread: float
 
 
 def _ink(share: float) -> str:
-    """Colour of text that can be read on the colour of a share of the scale, −1 to 1."""
+    """Colour of text that is legible on the colour of a share of the scale, −1 to 1."""
     red, green, blue, _ = colormaps[COLOURS]((share + 1) / 2)
     return "black" if 0.3 * red + 0.59 * green + 0.11 * blue > 0.5 else "white"
 
@@ -167,21 +159,20 @@ def is_shown(row: pd.Series) -> bool:
 
 
 def stars(row: pd.Series) -> str:
-    """Stars of a pair; none where no difference is shown."""
+    """Stars of a pair; none where it is not significant."""
     if not is_shown(row):
         return ""
     return next(text for below, text in STARS if row["p_holm"] < below)
 
 
 def _levels(pairs: pd.DataFrame, scores: pd.DataFrame) -> str:
-    """The stars that a pair of some matrix can have: so many exchange tests have a smallest p."""
+    """The stars that any matrix can have: exchange tests have a smallest p."""
     tests = pairs.groupby("setting")["p_holm"].count().min()
     least = 0.0 if several_seeds(scores) else tests * LEAST_EXCHANGE_P
     return ", ".join(f"{below:g} ({text})" for below, text in reversed(STARS) if least < below)
 
 
 def _tested(scores: pd.DataFrame) -> str:
-    """Where the p values come from."""
     exchange = "by exchange of the two techniques within patients"
     if several_seeds(scores):
         return (
@@ -192,7 +183,7 @@ def _tested(scores: pd.DataFrame) -> str:
 
 
 def _rows(scores: pd.DataFrame) -> str:
-    """On how many patients techniques are compared, and the rarest class where it is rare."""
+    """How many patients were compared, and the rarest class where it is rare."""
     if scores.empty:
         return ""
     classes = scores[(scores["class"] != "mean") & scores["value"].notna()]

@@ -43,7 +43,7 @@ def grid(
 
 
 def columns_for(settings: Sequence[str]) -> int:
-    """Columns of panels with an x axis of settings: more where the axes are short."""
+    """Columns of panels with an x axis of settings."""
     return COLUMNS if len(settings) > 2 else 3
 
 
@@ -64,17 +64,17 @@ def dodged(
 ) -> None:
     """Points with intervals, the techniques side by side at each place of an axis.
 
+    Rough intervals are dotted.
+
     Args:
         axes: Drawn into.
-        frame: ``column``, technique, value, low, high, caution, and paper where there is one.
-            Rough intervals are dotted. Sideways also tested and differs: points of which no test
-            says that they differ are hollow.
-        at: What stands at 0, 1, ….
-        column: Which holds what stands there.
+        frame: ``column``, technique, value, low, high, caution; paper if known; sideways tested and
+            differs: points without a significant difference are hollow.
+        at: Values of ``column`` at 0, 1, ….
+        column: Column of the places.
         techniques: All of the figure, so that each keeps its place.
         looks: Of each technique.
-        sideways: Whether the places are those of the y axis, the first at its top, and values go
-            along x.
+        sideways: Places are on the y axis, the first on top.
     """
     bars = axes.hlines if sideways else axes.vlines
     for number, technique in enumerate(techniques):
@@ -120,7 +120,7 @@ def dodged(
 
 
 def dodge(number: int, techniques: int) -> float:
-    """How far a technique's points stand next to their place."""
+    """Offset of a technique's points from their place."""
     return (number - (techniques - 1) / 2) * min(0.84 / techniques, 0.18)
 
 
@@ -144,7 +144,7 @@ def setting_ticks(axes: Axes, settings: Sequence[str]) -> None:
 
 
 def auroc_limits(*frames: pd.DataFrame) -> tuple[float, float]:
-    """Limits of an AUROC axis: always down to chance at least, so that heights can be judged."""
+    """Limits of an AUROC axis, always including chance, so that heights can be judged."""
     columns = ("value", "low", "high", "paper")
     drawn = [frame[c].dropna().to_numpy(float) for frame in frames for c in columns if c in frame]
     values = np.concatenate([*drawn, [CHANCE]])
@@ -154,7 +154,7 @@ def auroc_limits(*frames: pd.DataFrame) -> tuple[float, float]:
 
 
 def difference_limits(frame: pd.DataFrame) -> tuple[float, float]:
-    """Limits that hold zero and all intervals, and span 0.1 at least."""
+    """Limits that include zero and all intervals, and span at least 0.1."""
     values = pd.concat([frame[c] for c in ("value", "low", "high")]).dropna()
     low, high = min(0.0, float(values.min())), max(0.0, float(values.max()))
     room = max(0.05 * (high - low), (0.1 - (high - low)) / 2)
@@ -174,7 +174,7 @@ def technique_legend(
     lines: bool = False,
     extra: Sequence[Line2D] = (),
 ) -> None:
-    """Below the title: each technique's marker, and its line where the figure has lines."""
+    """Legend below the title."""
     handles = [
         Line2D(
             [],
@@ -207,7 +207,7 @@ def technique_legend(
 
 
 def footer(figure: Figure, text: str) -> None:
-    """Lines below the panels of a figure that is not laid out yet."""
+    """Text below the panels of a figure that is not laid out yet."""
     engine = figure.get_layout_engine()
     assert isinstance(engine, ConstrainedLayoutEngine)
     lines = textwrap.wrap(text, int(figure.get_figwidth() * 1.4 * LETTERS))
@@ -224,17 +224,10 @@ def footer(figure: Figure, text: str) -> None:
     figure.text(0.01, foot, "\n".join(lines), **look)
 
 
-def paper_mark() -> Line2D:
-    """Legend entry of the paper's numbers."""
-    return Line2D(
-        [],
-        [],
-        label="hollow: the paper's number",
-        color="#444444",
-        marker="o",
-        markerfacecolor="white",
-        linestyle="none",
-    )
+def hollow_mark(meaning: str) -> Line2D:
+    """Legend entry of hollow points."""
+    look: dict[str, Any] = {"marker": "o", "markerfacecolor": "white", "linestyle": "none"}
+    return Line2D([], [], label=f"hollow: {meaning}", color="#444444", **look)
 
 
 def chance_mark() -> Line2D:

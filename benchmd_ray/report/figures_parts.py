@@ -1,4 +1,4 @@
-"""What the report's figures are made of: their type, the studies, the rows of each."""
+"""Types of the report's figures, its studies, and the rows of each."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 from benchmd_ray.data.splits import TARGET_SPLIT
 from benchmd_ray.evaluation.registry import usual_start
 from benchmd_ray.report.canvas import TechniqueLook
-from benchmd_ray.report.names import SETTINGS, TECHNIQUES
+from benchmd_ray.report.frames import SETTINGS, TECHNIQUES, rank_of
 from benchmd_ray.report.protocols import comparable_with, letters_of
 
 if TYPE_CHECKING:
@@ -25,9 +25,7 @@ STUDY = ("modality", "source", "policy", "protocol")
 MOST_LABELS = ("full", "large", "medium", "small")
 MOST_TRAINED = ("finetune", "linear", "knn")
 """Labels and modes of transfer settings, the most first."""
-OVER_TARGETS = (
-    *("setting", "technique", "value", "low", "high", "paper", "tested", "differs", "caution"),
-)
+OVER_TARGETS = tuple("setting technique value low high paper tested differs caution".split())
 """Columns of `over_targets`."""
 
 
@@ -62,7 +60,7 @@ Drawn = Titled | Skipped
 
 @dataclass(frozen=True)
 class SourceStudy:
-    """What one figure holds at most: runs that were trained alike on one source."""
+    """What a figure shows at most: runs that were trained alike on one source."""
 
     modality: str
     source: str
@@ -77,7 +75,7 @@ class SourceStudy:
         return self.label.replace(", ", "-").replace(" ", "-")
 
     def of(self, frame: pd.DataFrame) -> pd.DataFrame:
-        """Rows of this study; where its protocol names a pretraining, those from scratch too."""
+        """Rows of this study; where its protocol has a letter, also those from scratch."""
         here = np.ones(len(frame), bool)
         for column in ("modality", "source", "policy"):
             if column in frame:
@@ -90,7 +88,7 @@ class SourceStudy:
 
 @dataclass(frozen=True)
 class FigureContext:
-    """The analysis, and what all its figures have in common."""
+    """The analysis, and what all figures share."""
 
     analysis: Analysis
     looks: Mapping[str, TechniqueLook]
@@ -100,9 +98,9 @@ class FigureContext:
 
     @property
     def together(self) -> list[tuple[SourceStudy, ...]]:
-        """The studies that have a figure together."""
-        held = self.studies
-        return [held[first : first + TOGETHER] for first in range(0, max(1, len(held)), TOGETHER)]
+        """Studies by figure."""
+        starts = range(0, max(1, len(self.studies)), TOGETHER)
+        return [self.studies[start : start + TOGETHER] for start in starts]
 
     def name(self, topic: str, studies: tuple[SourceStudy, ...]) -> str:
         """Stem of the files of a figure of these studies."""
@@ -110,11 +108,11 @@ class FigureContext:
         return topic if len(groups) == 1 else f"{topic}-{groups.index(studies) + 1}"
 
     def detail(self, study: SourceStudy) -> str:
-        """The setting of the figures that show only one: the one with the most labels."""
+        """The setting of figures that show only one: that with the most labels."""
         return min(settings_of(study.of(self.analysis.scores)), key=_by_labels)
 
     def not_drawn(self, studies: Sequence[SourceStudy]) -> str:
-        """Names the settings that `detail` leaves out, as a sentence; empty: none."""
+        """A sentence that names the settings that `detail` skips; empty: none."""
         others: dict[tuple[str, ...], list[str]] = {}
         for study in studies:
             settings, drawn = settings_of(study.of(self.analysis.scores)), self.detail(study)
@@ -127,12 +125,7 @@ class FigureContext:
 
 
 def studies(scores: pd.DataFrame, modalities: Sequence[str]) -> tuple[SourceStudy, ...]:
-    """The studies of a report: in the order of the modalities, then by name.
-
-    Args:
-        scores: Rows of results with the columns `STUDY`.
-        modalities: Names of all that they are of.
-    """
+    """The studies of a report, in the order of the modalities and then by name."""
     if scores.empty:
         return ()
     protocols: dict[tuple[str, str, str], list[str]] = {}
@@ -158,7 +151,7 @@ def studies(scores: pd.DataFrame, modalities: Sequence[str]) -> tuple[SourceStud
 
 
 def ordered(names: Iterable[str], order: Sequence[str]) -> list[str]:
-    """Names without repetition, the known ones first in their order."""
+    """Distinct names, those of ``order`` first."""
     present = set(names)
     return [name for name in order if name in present] + sorted(present - set(order))
 
@@ -174,13 +167,9 @@ def settings_of(frame: pd.DataFrame) -> list[str]:
 
 
 def _by_labels(setting: str) -> tuple[int, int]:
-    """Sorts settings: first the most labels, and of the same labels the most that is trained."""
+    """Sort key of settings: most labels first, then most that is trained."""
     mode, _, labels = setting.partition("-")
-    return _place(MOST_LABELS, labels or "full"), _place(MOST_TRAINED, mode)
-
-
-def _place(order: Sequence[str], name: str) -> int:
-    return order.index(name) if name in order else len(order)
+    return rank_of(MOST_LABELS, labels or "full")[0], rank_of(MOST_TRAINED, mode)[0]
 
 
 def mean_auroc(scores: pd.DataFrame) -> pd.DataFrame:
@@ -196,7 +185,7 @@ def of_metric(frame: pd.DataFrame, metric: str = "auroc") -> pd.DataFrame:
 
 
 def in_distribution(frame: pd.DataFrame) -> pd.DataFrame:
-    """Rows of the source's own validation split, as in the paper; without it of its test split."""
+    """Rows of the source's own validation split, as in the paper; without one of its test split."""
     rows = frame[frame["dataset"] == frame["source"]]
     if rows.empty:
         return rows
@@ -211,7 +200,7 @@ def _of_source(splits: pd.Series) -> str:
 
 
 def on_targets(frame: pd.DataFrame) -> pd.DataFrame:
-    """Rows of the targets, of the one split of each that its policy scores."""
+    """Rows of the targets, of the split of each that its policy scores."""
     frame = frame[(frame["role"] == "target") & (frame["dataset"] != frame["source"])]
     if frame.empty:
         return frame
@@ -220,77 +209,47 @@ def on_targets(frame: pd.DataFrame) -> pd.DataFrame:
     for policy, dataset, split in names:
         splits.setdefault((policy, dataset), set()).add(split)
     scored = {
-        key: TARGET_SPLIT[key[0]] if TARGET_SPLIT.get(key[0]) in found else min(found)
-        for key, found in splits.items()
+        key: TARGET_SPLIT[key[0]] if TARGET_SPLIT.get(key[0]) in names else min(names)
+        for key, names in splits.items()
     }
     return frame[np.array([split == scored[policy, name] for policy, name, split in names])]
 
 
 def over_targets(frame: pd.DataFrame, *, one_seed: bool) -> pd.DataFrame:
-    """Mean over a study's targets of each setting and technique: value, low, high, paper.
+    """Mean over a study's targets for each setting and technique, with the columns `OVER_TARGETS`.
 
     Targets are taken as if no patient were in two: with one seed, the distances from mean to
     interval ends add in quadrature (square-and-add, Zou and Donner 2008, doi:10.1002/sim.3095).
-    Intervals over several seeds hold the seeds' spread too, which targets share; then the ends are
-    averaged, which is right for estimates that go up and down together and too wide for others.
-    A technique that lacks a target which another has in the same setting is excluded: its mean
-    would be of other datasets. A mean is tested where all its targets are, and differs from zero
-    where its interval does not hold zero.
-
-    Args:
-        frame: Rows of one study with setting, technique, value, low, high, caution, paper if known,
-            and tested where they are differences.
-        one_seed: Whether all values are of one training seed.
+    Intervals over several seeds include their spread, which targets share; then the ends are
+    averaged: right for estimates that vary together, too wide for others. A technique that lacks
+    a target which another has in that setting is excluded. A mean is tested where all its targets
+    are, and differs from zero where its interval excludes zero.
     """
     rows = []
     frame = on_targets(frame)
     power = 2 if one_seed else 1
     for setting, cells in frame.groupby("setting", sort=False):
-        whole = cells["dataset"].nunique()
-        for technique, rows_of_technique in cells.groupby("technique", sort=False):
-            if rows_of_technique["dataset"].nunique() != whole or len(rows_of_technique) != whole:
+        count = cells["dataset"].nunique()
+        for technique, part in cells.groupby("technique", sort=False):
+            if part["dataset"].nunique() != count or len(part) != count:
                 continue
-            value = float(rows_of_technique["value"].mean())
-            below = (
-                np.maximum(
-                    (rows_of_technique["value"] - rows_of_technique["low"]).to_numpy(float), 0
-                )
-                ** power
+            value = float(part["value"].mean())
+            below, above = (
+                float((np.maximum(distance.to_numpy(float), 0) ** power).sum() ** (1 / power))
+                for distance in (part["value"] - part["low"], part["high"] - part["value"])
             )
-            above = (
-                np.maximum(
-                    (rows_of_technique["high"] - rows_of_technique["value"]).to_numpy(float), 0
-                )
-                ** power
-            )
-            low = value - float(below.sum() ** (1 / power)) / whole
-            high = value + float(above.sum() ** (1 / power)) / whole
-            tested = (
-                "tested" in rows_of_technique
-                and bool(rows_of_technique["tested"].all())
-                and low <= high
-            )
-            cautions = [caution for caution in rows_of_technique["caution"] if caution]
-            rows.append(
-                {
-                    "setting": setting,
-                    "technique": technique,
-                    "value": value,
-                    "low": low,
-                    "high": high,
-                    "paper": float(rows_of_technique["paper"].mean(skipna=False))
-                    if "paper" in rows_of_technique
-                    else np.nan,
-                    "tested": tested,
-                    "differs": tested and not low <= 0 <= high,
-                    "caution": cautions[0] if cautions else "",
-                }
-            )
+            low, high = value - below / count, value + above / count
+            tested = "tested" in part and bool(part["tested"].all()) and low <= high
+            paper = part["paper"].mean(skipna=False) if "paper" in part else np.nan
+            differs = tested and not low <= 0 <= high
+            caution = next(filter(None, part["caution"]), "")
+            row = (setting, technique, value, low, high, float(paper), tested, differs, caution)
+            rows.append(row)
     return pd.DataFrame(rows, columns=list(OVER_TARGETS))
 
 
 def places_of(study: SourceStudy, frame: pd.DataFrame) -> list[tuple[str, str]]:
-    """(dataset, split) of a study: its source first, then the targets by name."""
+    """(dataset, split) of a study: its source first, then targets by name."""
     places = {(str(d), str(s)) for d, s in zip(frame["dataset"], frame["split"], strict=True)}
     return sorted(places, key=lambda at: (at[0] != study.source, at[0], at[1] != "validation", at))
 
@@ -317,7 +276,7 @@ def place_label(study: SourceStudy, place: tuple[str, str]) -> str:
 
 
 def heading(study: SourceStudy, place: tuple[str, str]) -> str:
-    """A study and one dataset and split of it, for titles."""
+    """A study and one of its datasets and splits, for titles."""
     dataset, split = place
     if dataset == study.source:
         return f"{study.label} ({split}{', in distribution' * (split == 'validation')})"

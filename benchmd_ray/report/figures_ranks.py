@@ -1,14 +1,16 @@
-"""Figures of section "Significance": order of the techniques, over datasets and on each."""
+"""Figures of section "Significance": the order of techniques, over datasets and on each."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 
+from benchmd_ray.errors import count_of
 from benchmd_ray.evaluation.registry import usual_start
 from benchmd_ray.report.canvas import TechniqueLook
 from benchmd_ray.report.figures_panels import (
@@ -33,13 +35,7 @@ from benchmd_ray.report.figures_parts import (
     settings_of,
     techniques_of,
 )
-from benchmd_ray.report.figures_wording import (
-    GLUE,
-    joined,
-    listed,
-    p_value,
-    sizes,
-)
+from benchmd_ray.report.figures_wording import GLUE, joined, listed, p_value, sizes
 from benchmd_ray.scores.comparison import LEVEL
 from benchmd_ray.scores.stability import CriticalDifference, critical_difference
 
@@ -54,20 +50,23 @@ DEPENDENT = (
 
 
 def draw_main_difference(report: FigureContext) -> Iterator[Drawn]:
-    """A diagram of three techniques or more on enough sources, on targets where there is one."""
+    """A diagram of at least three techniques on enough sources, on targets if there are any."""
     usual = [study for study in report.studies if study.protocol.split()[0] == usual_start()]
     diagrams = list(draw_critical_differences(replace(report, studies=tuple(usual)), least=THREE))
-    drawn = [one for one in diagrams if isinstance(one, Titled)]
-    drawn.sort(key=lambda one: ("targets" not in one.name, "all-techniques" in one.name))
+    drawn = [figure for figure in diagrams if isinstance(figure, Titled)]
+    drawn.sort(
+        key=lambda diagram_drawn: (
+            "targets" not in diagram_drawn.name,
+            "all-techniques" in diagram_drawn.name,
+        )
+    )
     yield from drawn[:1] or diagrams[-1:]
 
 
 def draw_critical_differences(report: FigureContext, least: int = 0) -> Iterator[Drawn]:
-    """Mean ranks over sources and their (dataset × setting) cells: validation, and targets.
+    """Mean ranks over sources and (dataset × setting) cells, in distribution and on targets.
 
-    Args:
-        report: What is drawn from.
-        least: Techniques that a diagram has, at least; then its tests can show something, too.
+    Only diagrams of ``least`` techniques or more that can show a difference, if it is given.
     """
     bases = list(dict.fromkeys(study.protocol.split()[0] for study in report.studies))
     for base in bases:
@@ -92,7 +91,7 @@ def _of_tables(
     name: str,
     least: int,
 ) -> Iterator[Drawn]:
-    """A diagram of the techniques that most cells share; one of all, where a study has all."""
+    """A diagram of the techniques that most cells share, and one of all where a study has all."""
     techniques = {
         study: frozenset(table["technique"]) for study, table in tables.items() if len(table)
     }
@@ -110,7 +109,7 @@ def _of_tables(
 def _shared(
     tables: Mapping[SourceStudy, pd.DataFrame], techniques: Mapping[SourceStudy, frozenset[str]]
 ) -> frozenset[str]:
-    """Of the sets of techniques that two studies share, the one with the most in its table."""
+    """Of the sets of techniques that two studies share, the one with the largest table."""
     sets = {a & b for a in techniques.values() for b in techniques.values() if len(a & b) > 1}
 
     def size(names: frozenset[str]) -> tuple[int, int, list[str]]:
@@ -128,16 +127,7 @@ def draw_critical_difference(
     name: str,
     least: int = 0,
 ) -> Drawn:
-    """A critical-difference diagram.
-
-    Args:
-        report: What is drawn from.
-        tables: Mean AUROCs of each study.
-        names: Techniques to compare; cells that lack one are excluded.
-        at: Where the AUROCs were measured, for the title.
-        name: Of the figure.
-        least: See `draw_critical_differences`.
-    """
+    """A critical-difference diagram of ``names`` over each study's mean AUROCs (``tables``)."""
     if len(names) < least:
         return Skipped(name, f"fewer than {least} techniques are on the same cells {at}")
     parts = {
@@ -173,7 +163,7 @@ def draw_critical_difference(
 
 
 def diagram(axes: Axes, result: CriticalDifference, looks: Mapping[str, TechniqueLook]) -> None:
-    """The axis of ranks, the techniques at its sides, and the bars that join cliques."""
+    """The axis of ranks, techniques at its sides, bars over cliques."""
     count = len(result.names)
     left = (count + 1) // 2
     bars = 0.35 * len(result.cliques)
@@ -181,18 +171,9 @@ def diagram(axes: Axes, result: CriticalDifference, looks: Mapping[str, Techniqu
         first = place < left
         depth = -(0.7 + bars + 0.8 * (place if first else count - 1 - place))
         side = 0.75 if first else count + 0.25
-        colour, marker = looks[name].colour, looks[name].marker
         axes.plot([rank, rank, side], [0, depth, depth], color="#555555", linewidth=0.8)
-        axes.plot(
-            [rank],
-            [0],
-            marker=marker,
-            color=colour,
-            markersize=7,
-            label=name,
-            clip_on=False,
-            zorder=5,
-        )
+        mark: dict[str, Any] = {"marker": looks[name].marker, "color": looks[name].colour}
+        axes.plot([rank], [0], markersize=7, label=name, clip_on=False, zorder=5, **mark)
         axes.annotate(
             f"{name}  {rank:.2f}" if first else f"{rank:.2f}  {name}",
             (side, depth),
@@ -210,7 +191,6 @@ def diagram(axes: Axes, result: CriticalDifference, looks: Mapping[str, Techniqu
 
 
 def _rank_axis(axes: Axes, count: int, depth: float) -> None:
-    """The axis on top, and room below."""
     axes.set_xlim(0.2, count + 0.8)
     axes.set_ylim(-depth, 0)
     axes.spines[["left", "bottom"]].set_visible(False)
@@ -241,10 +221,7 @@ def _finding(result: CriticalDifference, at: str) -> str:
 
 
 def _cells(result: CriticalDifference) -> str:
-    return (
-        f"{result.cells} cell{'s' * (result.cells != 1)} of {result.sources} "
-        f"source{'s' * (result.sources != 1)}"
-    )
+    return f"{count_of(result.cells, 'cell')} of {count_of(result.sources, 'source')}"
 
 
 def draw_rankings(report: FigureContext) -> Iterator[Drawn]:
@@ -254,7 +231,7 @@ def draw_rankings(report: FigureContext) -> Iterator[Drawn]:
 
 
 def draw_ranking(report: FigureContext, study: SourceStudy) -> Drawn:
-    """Rank of each technique on each dataset and setting, with τ of the ranking."""
+    """Rank of each technique on each dataset and setting, with τ."""
     name = f"ranking-{study.slug}"
     ranking = study.of(report.analysis.ranking).dropna(subset=["rank"])
     techniques = techniques_of(ranking)
@@ -291,7 +268,6 @@ def draw_ranking(report: FigureContext, study: SourceStudy) -> Drawn:
 
 
 def _tick(setting: str, rows: pd.DataFrame) -> str:
-    """A setting with the τ of its ranking."""
     label = SETTING_LABELS.get(setting, setting)
     first = rows[rows["setting"] == setting]
     return f"{label}\n{_tau(first.iloc[0])}" if len(first) else label
@@ -302,7 +278,7 @@ def _tau(row: pd.Series) -> str:
 
 
 def _stability(ranking: pd.DataFrame) -> str:
-    """The firmest and loosest ranking, and how often the first place is certain."""
+    """The most and least stable ranking, and how often the first place is significant."""
     cells = ranking.drop_duplicates(["dataset", "split", "setting"])
     tested = cells["low"].notna().sum()
     certain = ranking[ranking["high"] == 1]

@@ -14,7 +14,7 @@ from benchmd_ray.report.figures_panels import (
     chance_mark,
     dodged,
     grid,
-    paper_mark,
+    hollow_mark,
     setting_ticks,
     technique_legend,
 )
@@ -32,14 +32,7 @@ from benchmd_ray.report.figures_parts import (
     settings_of,
     techniques_of,
 )
-from benchmd_ray.report.figures_wording import (
-    caveat,
-    how_drawn,
-    joined,
-    sizes,
-    spanned,
-    where,
-)
+from benchmd_ray.report.figures_wording import caveat, how_drawn, joined, sizes, spanned, where
 
 SECTION = "Results"
 TARGET_MEAN = "Targets: mean over the study's targets"
@@ -54,13 +47,13 @@ AVERAGED = (
 
 
 def draw_results(report: FigureContext) -> Iterator[Drawn]:
-    """AUROC as in the paper's figure 3: in distribution, and the mean over targets."""
+    """AUROC as in the paper's figure 3: in distribution, and mean over targets."""
     for studies in report.together:
         yield draw_auroc(report, studies)
 
 
 def draw_auroc(report: FigureContext, studies: tuple[SourceStudy, ...]) -> Drawn:
-    """In-distribution and target AUROC of every technique and setting; a row per study."""
+    """In-distribution and target AUROC of every technique and setting, a row per study."""
     name = report.name("auroc", studies)
     scores = mean_auroc(report.analysis.scores)
     halves = _halves(scores, studies, report)
@@ -76,7 +69,7 @@ def draw_auroc(report: FigureContext, studies: tuple[SourceStudy, ...]) -> Drawn
             chance_line(axes)
     marks = [chance_mark()]
     if whole["paper"].notna().any():
-        marks.insert(0, paper_mark())
+        marks.insert(0, hollow_mark("the paper's number"))
     technique_legend(figure, techniques_of(whole), report.looks, extra=marks)
     caption = joined(
         f"Mean AUROC over classes, {how_drawn(report)}.",
@@ -96,7 +89,7 @@ def _one_seed(report: FigureContext) -> bool:
 
 
 def _halves(frame: pd.DataFrame, studies: tuple[SourceStudy, ...], report: FigureContext) -> Halves:
-    """Each study's rows in distribution, and its mean over targets."""
+    """Each study's rows in distribution and its mean over targets."""
     if frame.empty:
         return []
     halves = [
@@ -107,11 +100,11 @@ def _halves(frame: pd.DataFrame, studies: tuple[SourceStudy, ...], report: Figur
         )
         for study in studies
     ]
-    return [each for each in halves if len(each[1]) or len(each[2])]
+    return [half for half in halves if len(half[1]) or len(half[2])]
 
 
 def _stacked(halves: Halves) -> pd.DataFrame:
-    """All points of a figure, with the modality, and half 0 or 1 for the two columns."""
+    """All points, with the modality and half 0 (in distribution) or 1 (targets)."""
     parts = [
         part.assign(modality=_short(study, halves), half=half)
         for study, *both in halves
@@ -127,7 +120,7 @@ def _stacked(halves: Halves) -> pd.DataFrame:
 
 
 def _short(study: SourceStudy, halves: Halves) -> str:
-    """The modality; the study where several are of that modality."""
+    """The modality, or the study where several are of that modality."""
     same = [other for other, *_ in halves if other.modality == study.modality]
     return study.modality if len(same) == 1 else study.label
 
@@ -135,7 +128,7 @@ def _short(study: SourceStudy, halves: Halves) -> str:
 def _draw_halves(
     title: str, halves: Halves, frame: pd.DataFrame, report: FigureContext
 ) -> tuple[Figure, list[list[Axes]]]:
-    """A row of panels for each study, in distribution and targets where any has some."""
+    """A row of panels for each study."""
     whole = _stacked(halves)
     settings, techniques = settings_of(whole), techniques_of(whole)
     columns = 2 if whole["half"].max() else 1
@@ -158,7 +151,6 @@ def _draw_halves(
 
 
 def _split_of(frame: pd.DataFrame) -> str:
-    """What of the source is shown."""
     splits = sorted(set(frame["split"])) if len(frame) else ["validation"]
     return "in distribution" if splits == ["validation"] else f"in distribution ({splits[0]})"
 
@@ -170,7 +162,7 @@ def _mean_of(targets: list[str]) -> str:
 
 
 def _auroc_title(whole: pd.DataFrame) -> str:
-    """The highest of each half: what was seen, without a claim that it differs from the next."""
+    """The highest AUROC of each half, without a claim that it differs from the next."""
     parts = []
     for half, at in ((1, "on targets"), (0, "in distribution")):
         rows = whole[whole["half"] == half].dropna(subset=["value"])

@@ -1,4 +1,4 @@
-"""Figures of how searched settings go with the score: slices, contour, parallel coordinates."""
+"""Figures of scores against searched settings: slices, contour, parallel coordinates."""
 
 from __future__ import annotations
 
@@ -58,12 +58,12 @@ def scored(record: SearchRecord) -> pd.DataFrame:
 
 
 def chosen_of(record: SearchRecord, done: pd.DataFrame) -> pd.DataFrame:
-    """The row of the trial that took the start's place; none where the search keeps its start."""
+    """The row of the trial that replaced the start; empty where the start is kept."""
     return done[(done["number"] == record.best) & (done["number"] > 0)]
 
 
 def inner(record: SearchRecord) -> str:
-    """What trials are scored by, for axes and titles: ``inner AUROC``."""
+    """What trials are scored by, such as ``inner AUROC``."""
     return f"inner {record.objectives[0].upper()}"
 
 
@@ -76,12 +76,12 @@ def heading(record: SearchRecord) -> str:
 
 
 def varied(record: SearchRecord, done: pd.DataFrame) -> list[str]:
-    """Settings of which trials with a value have two values or more."""
+    """Settings of which trials with a value have several values."""
     return [name for name in record.space if done[name].nunique() > 1]
 
 
 def labels_of(names: Iterable[str]) -> dict[str, str]:
-    """The shortest ends of settings' names that tell them apart: ``optimiser.lr`` or ``lr``."""
+    """The shortest unique ends of settings' names: ``optimiser.lr`` or ``lr``."""
     whole = list(names)
     labels = {}
     for name in whole:
@@ -90,7 +90,7 @@ def labels_of(names: Iterable[str]) -> dict[str, str]:
         labels[name] = next(
             end
             for end in ends
-            if end == name or sum(f".{one}".endswith(f".{end}") for one in whole) == 1
+            if end == name or sum(f".{other}".endswith(f".{end}") for other in whole) == 1
         )
     return labels
 
@@ -248,7 +248,7 @@ TRIALS: dict[str, Any] = {
 
 
 def positions(column: pd.Series, about: Mapping[str, Any]) -> tuple[Floats, list[str]]:
-    """Where values of a setting stand on an axis, and the names of a choice's places."""
+    """Places of values on an axis, and the names of a choice's places."""
     if about["kind"] in NUMERIC:
         return column.to_numpy(float), []
     names = [str(value) for value in about["values"]]
@@ -259,7 +259,7 @@ def positions(column: pd.Series, about: Mapping[str, Any]) -> tuple[Floats, list
 def _choice(value: Any, values: Sequence[Any]) -> float:
     """Place of a value among the choices; NaN where the setting had no part.
 
-    A column of mixed kinds is kept as text, and one of integers with gaps as real numbers.
+    Compared as text too: a column of mixed types is text, one of integers with gaps is real.
     """
     if pd.isna(value):
         return float("nan")
@@ -270,14 +270,13 @@ def _choice(value: Any, values: Sequence[Any]) -> float:
 
 
 def _jitter(count: int) -> Floats:
-    """Small steps sideways, the same every time (golden ratio)."""
+    """Small fixed offsets (golden ratio)."""
     return np.asarray((np.arange(count) * 0.618033988749895 % 1.0 - 0.5) * 0.5)
 
 
 def _setting_axis(
     axes: Axes, places: Floats, about: Mapping[str, Any], names: Sequence[str]
 ) -> None:
-    """Scale, limits and ticks of a setting's x axis."""
     axes.tick_params(labelsize=SMALL)
     if names:
         axes.set_xticks(range(len(names)), names)
@@ -296,7 +295,7 @@ def _setting_axis(
 
 
 def _ends(values: Any, about: Mapping[str, Any]) -> tuple[float, float]:
-    """Range of a number, wide enough for all values: a search may start outside of its space."""
+    """Range of a setting and of all values: a search may start outside of its space."""
     numbers = [float(value) for value in values if not np.isnan(value)]
     return min([about["low"], *numbers]), max([about["high"], *numbers])
 
@@ -306,7 +305,6 @@ def _is_log(about: Mapping[str, Any]) -> bool:
 
 
 def _padded(low: float, high: float, about: Mapping[str, Any], room: float) -> tuple[float, float]:
-    """Limits of an axis with some room at both ends, on the scale of the setting."""
     ends = _scaled([low, high], about)
     more = room * (ends[1] - ends[0]) or room
     first, last = ends[0] - more, ends[1] + more
@@ -314,7 +312,6 @@ def _padded(low: float, high: float, about: Mapping[str, Any], room: float) -> t
 
 
 def _scaled(values: Any, about: Mapping[str, Any]) -> Floats:
-    """Values of a number, on a logarithmic scale where the search draws so."""
     real = np.asarray(values, np.float64)
     return np.log10(real) if _is_log(about) else real
 
@@ -322,7 +319,7 @@ def _scaled(values: Any, about: Mapping[str, Any]) -> Floats:
 def _surface(
     record: SearchRecord, pair: Sequence[str], done: pd.DataFrame
 ) -> tuple[Floats, Floats, Any] | None:
-    """Grid and score, interpolated on the scales of the settings; None where they do not spread."""
+    """Grids (x, y) and interpolated score; None where trials do not spread over both settings."""
     units = []
     for key in pair:
         scaled = _scaled(done[key], record.space[key])
@@ -347,7 +344,6 @@ def _surface(
 
 
 def _heights(column: pd.Series, about: Mapping[str, Any]) -> Floats:
-    """Values of a setting between 0 and 1 over its range."""
     places, names = positions(column, about)
     if names:
         return places / max(1, len(names) - 1)
@@ -358,7 +354,6 @@ def _heights(column: pd.Series, about: Mapping[str, Any]) -> Floats:
 def _coordinates(
     axes: Axes, record: SearchRecord, short: Mapping[str, str], limits: tuple[float, float]
 ) -> None:
-    """The upright axes of parallel coordinates with their names, ends and choices."""
     axes.set_xlim(-0.3, len(short) + 0.3)
     axes.set_ylim(-0.09, 1.09)
     axes.set_yticks([])
@@ -397,12 +392,11 @@ def _coordinates(
 
 
 def _broken(name: str) -> str:
-    """A long name on two lines or more."""
+    """A long name on several lines."""
     return name if len(name) < 11 else name.replace(".", ".\n").replace("_", "_\n", 1)
 
 
 def _looks(record: SearchRecord) -> list[Line2D]:
-    """Legend of trials, start and what was chosen."""
     looks = [("trials", TRIALS), ("start of the search", START)]
     looks += [("chosen", CHOSEN)] if record.best else []
     return [Line2D([], [], label=label, **look) for label, look in looks]

@@ -1,13 +1,15 @@
-"""Figures of section "Training": losses and source validation AUROC while runs were trained."""
+"""Figures of section "Training": losses and source validation AUROC over training."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator
 
+from benchmd_ray.errors import count_of
 from benchmd_ray.report.canvas import new_figure
 from benchmd_ray.report.figures_panels import (
     FAINT,
@@ -39,7 +41,7 @@ NAMES = {"loss": "loss", **SCORES}
 
 
 def draw_training(report: FigureContext) -> Iterator[Drawn]:
-    """Pretraining of each source, then fine-tuning and linear evaluation of each study."""
+    """Pretraining of each source, then transfers of each study."""
     frame = _placed(report)
     pretraining = frame[(frame["kind"] == "pretrain") & (frame["name"] == "loss")]
     for study in studies(pretraining, report.analysis.modalities):
@@ -53,20 +55,15 @@ def draw_training(report: FigureContext) -> Iterator[Drawn]:
 
 
 def draw_pretraining(report: FigureContext, study: SourceStudy, frame: pd.DataFrame) -> Drawn:
-    """Loss of each technique on its own axis: their losses are of different kinds."""
+    """Loss of each technique on its own axis, as their losses cannot be compared."""
     techniques = techniques_of(frame)
     title = f"{study.label}: pretraining loss, first to last report: {_from_to(frame)}"
     figure, panels = grid(title, len(techniques), columns=3, row=2.2, extra=0.3)
     for axes, technique in zip(panels, techniques, strict=True):
         rows = frame[frame["technique"] == technique]
         for run, losses in rows.groupby("run", sort=True):
-            axes.plot(
-                losses["done"],
-                losses["value"],
-                label=f"{technique} {run}",
-                color=report.looks[technique].colour,
-                linewidth=0.9,
-            )
+            label, colour = f"{technique} {run}", report.looks[technique].colour
+            axes.plot(losses["done"], losses["value"], label=label, color=colour, linewidth=0.9)
         axes.set_title(f"{technique} ({_runs(rows)})")
         axes.set_xlabel(f"{rows['unit'].iloc[0]}")
         axes.set_ylabel("loss")
@@ -113,7 +110,6 @@ def draw_transfer(report: FigureContext, study: SourceStudy, frame: pd.DataFrame
 
 
 def _placed(report: FigureContext) -> pd.DataFrame:
-    """The training frame with each run's policy and protocol."""
     ran = report.analysis.ran[["run", "policy", "protocol"]].drop_duplicates("run")
     return report.analysis.training.merge(ran, on="run", how="inner").dropna(
         subset=["value", *STUDY]
@@ -130,36 +126,28 @@ def _lines(
         epochs = _thinned(rows.groupby("done")["value"].agg(["mean", "min", "max"]))
         look = report.looks[technique]
         if rows["run"].nunique() > 1:
-            axes.fill_between(
-                epochs.index,
-                epochs["min"],
-                epochs["max"],
-                color=look.colour,
-                alpha=0.15,
-                linewidth=0,
-            )
+            band: dict[str, Any] = {"color": look.colour, "alpha": 0.15, "linewidth": 0}
+            axes.fill_between(epochs.index, epochs["min"], epochs["max"], **band)
         axes.plot(
             epochs.index,
             epochs["mean"],
             label=technique,
-            color=look.colour,
-            linestyle=look.line,
             linewidth=1.1,
             marker=look.marker,
             markersize=3.5,
             markevery=[len(epochs) - 1],
+            **look.stroke,
         )
 
 
 def _thinned(curve: pd.DataFrame) -> pd.DataFrame:
-    """At most `POINTS` rows, evenly spread, with the last."""
+    """At most `POINTS` evenly spread rows, the last one included."""
     step = -(-len(curve) // POINTS)
     return curve.iloc[(len(curve) - 1) % step :: step]
 
 
 def _runs(frame: pd.DataFrame) -> str:
-    count = frame["run"].nunique()
-    return f"{count} run{'s' * (count != 1)}"
+    return count_of(frame["run"].nunique(), "run")
 
 
 def _from_to(frame: pd.DataFrame) -> str:
@@ -172,7 +160,7 @@ def _from_to(frame: pd.DataFrame) -> str:
 
 
 def _peaks(frame: pd.DataFrame) -> str:
-    """How many runs had their best epoch last: those might gain from more epochs."""
+    """How many runs had their best epoch last and might gain from more epochs."""
     rows = frame[frame["name"].isin(list(SCORES))].sort_values("done")
     if rows.empty:
         return "training loss; no validation AUROC was reported"

@@ -41,7 +41,7 @@ Stroke = Literal["-", "--", ":"]
 
 
 def draw_searches(report: FigureContext) -> Iterator[Drawn]:
-    """What each search tried, chose and found important; cost where it searched for that, too."""
+    """What each search tried, chose and found important; cost where it is an objective."""
     for record in report.analysis.records:
         yield draw_history(record)
         if record.choosing == "confirmed":
@@ -52,7 +52,7 @@ def draw_searches(report: FigureContext) -> Iterator[Drawn]:
 
 
 def draw_settings(report: FigureContext) -> Iterator[Drawn]:
-    """How each search's score goes with its settings, and how its trials learned."""
+    """Scores of each search against its settings, and the learning curves of its trials."""
     for record in report.analysis.records:
         yield draw_slices(record)
         yield draw_contour(record)
@@ -61,7 +61,7 @@ def draw_settings(report: FigureContext) -> Iterator[Drawn]:
 
 
 def draw_history(record: SearchRecord) -> Drawn:
-    """The value of each trial in the order of their numbers, by how often it was evaluated."""
+    """The value of each trial in order, by number of evaluations."""
     name, done = f"history-{record.name}", scored(record)
     if done.empty:
         return Skipped(name, NO_VALUE.format(record.name))
@@ -117,7 +117,7 @@ def draw_history(record: SearchRecord) -> Drawn:
 def _by_evaluations(
     record: SearchRecord, done: pd.DataFrame
 ) -> list[tuple[str, pd.DataFrame, str]]:
-    """Label, trials and fill of those evaluated once, more often, and as often as any."""
+    """Label, trials and fill of those evaluated once, more often, and completely."""
     count, every = done["evaluations"], record.evaluations
     groups = [
         ("1 evaluation", (count == 1) & (count < every), "white"),
@@ -128,7 +128,7 @@ def _by_evaluations(
 
 
 def draw_finalists(record: SearchRecord) -> Drawn:
-    """Fresh evaluations of the best trials against the start: what the search chose by."""
+    """Fresh evaluations of the best trials against the start, which the search chose by."""
     name = f"finalists-{record.name}"
     if not record.finalists:
         return Skipped(name, f"{record.name}: no trial was evaluated again against the start")
@@ -146,10 +146,10 @@ def draw_finalists(record: SearchRecord) -> Drawn:
         text = f" {signed(finalist['difference'])}, at least {signed(finalist['low'])}"
         axes.annotate(text, (finalist["difference"], place), (8, 0), textcoords="offset points",
                       va="center", fontsize=SMALL)  # fmt: skip
-    names = [f"trial {one['number']}" for one in reversed(record.finalists)]
+    names = [f"trial {row['number']}" for row in reversed(record.finalists)]
     axes.set_yticks(range(len(names)), names)
     axes.set_ylim(-0.6, len(names) - 0.4)
-    ends = [0.0, *(one[key] for one in record.finalists for key in ("low", "difference"))]
+    ends = [0.0, *(row[key] for row in record.finalists for key in ("low", "difference"))]
     span = max(ends) - min(ends) or 1.0
     axes.set_xlim(min(ends) - 0.05 * span, max(ends) + 0.45 * span)
     axes.axvline(0, color="black", linewidth=0.8, linestyle="--")
@@ -162,7 +162,7 @@ def draw_finalists(record: SearchRecord) -> Drawn:
 
 
 def draw_importance(record: SearchRecord) -> Drawn:
-    """How much of the variation between trials each setting explains."""
+    """Share of the variation between trials that each setting explains."""
     name = f"importance-{record.name}"
     importance = record.importance
     if not importance:
@@ -189,7 +189,7 @@ def draw_importance(record: SearchRecord) -> Drawn:
 
 
 def draw_curves(record: SearchRecord) -> Drawn:
-    """The score of every trial within its first evaluation: which were stopped, and when."""
+    """The score of every trial within its first evaluation, and where it was stopped."""
     name = f"curves-{record.name}"
     trials = record.trials[record.trials["curve"].map(len) > 0]
     if trials.empty:
@@ -237,7 +237,7 @@ def draw_curves(record: SearchRecord) -> Drawn:
 
 
 def draw_front(record: SearchRecord) -> Drawn:
-    """Cost against quality: trials that no other one beats in both are the front."""
+    """Cost against quality, with the Pareto front."""
     name, done = f"front-{record.name}", scored(record)
     done = done[done["state"] == "complete"]
     if done.empty:
@@ -273,7 +273,7 @@ def draw_front(record: SearchRecord) -> Drawn:
 
 
 def _choice(record: SearchRecord) -> str:
-    """What a search chose, with the numbers by which it did."""
+    """What a search chose, and by which numbers."""
     best, decision, score = record.best, record.decision, inner(record)
     if record.choosing == "highest":
         if best == 0:
@@ -291,7 +291,6 @@ def _choice(record: SearchRecord) -> str:
 
 
 def _values(record: SearchRecord) -> str:
-    """What values are, for captions."""
     high = " The highest of many is too high." if record.choosing == "highest" else ""
     return (
         "A value is the mean score of a trial's evaluations on the search's validation records, "
@@ -300,7 +299,6 @@ def _values(record: SearchRecord) -> str:
 
 
 def _start_mark(axes: Axes, done: pd.DataFrame, column: str) -> list[Line2D]:
-    """Marks the first trial, the settings that the search started from."""
     start = done[done["number"] == 0]
     if start.empty:
         return []
@@ -310,7 +308,6 @@ def _start_mark(axes: Axes, done: pd.DataFrame, column: str) -> list[Line2D]:
 
 
 def _highlighted(axes: Axes, record: SearchRecord, trials: pd.DataFrame) -> list[Line2D]:
-    """Draws the first and the chosen trial over the others."""
     handles = []
     for number, label, colour in (
         (0, "start of the search", "#000000"),
@@ -327,7 +324,7 @@ def _highlighted(axes: Axes, record: SearchRecord, trials: pd.DataFrame) -> list
 
 
 def _single(steps: Sequence[int]) -> str:
-    """Marker of a line: one of a single point would not be seen without it."""
+    """Marker that makes a line of a single point visible."""
     return "." if len(steps) == 1 else ""
 
 
@@ -338,7 +335,7 @@ def _unit(record: SearchRecord) -> str:
 
 
 def _hours(row: pd.Series) -> str:
-    """Device hours of a trial, as seconds where that reads better."""
+    """Device hours of a trial, or seconds."""
     hours = float(row["device_hours"])
     return f"{3600 * hours:,.0f} s" if hours < 0.1 else f"{hours:.2g} h"
 

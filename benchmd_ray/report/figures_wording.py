@@ -1,8 +1,7 @@
-"""Sentences of the report's figures: what the numbers show, and never more than that.
+"""Sentences of the report's figures.
 
-A difference is called shown when its test says so. Everything else is said to be not shown,
-whatever the size of the number, and where too few patients are scored, in all or in a class, to be
-not tested.
+A difference is called shown when its test is significant, else not shown, whatever its size, or
+not tested with too few patients.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ ROUGH = (
 
 
 def plain(value: float) -> str:
-    """Three decimals as in the tables, with a true minus sign."""
+    """Three decimals with a true minus sign."""
     return "–" if math.isnan(value) else f"{_rounded(value):.3f}".replace("-", "−")
 
 
@@ -48,30 +47,30 @@ def spanned(value: float, low: float, high: float, write: Callable[[float], str]
 
 
 def p_value(p: float) -> str:
-    """A p value: two significant digits, never 0."""
+    """A p value with two significant digits, never 0."""
     if math.isnan(p):
         return "p –"
     return "p < 0.001" if p < 0.001 else f"p = {p:.2g}"
 
 
 def judged(frame: pd.DataFrame, p: str = "p") -> pd.DataFrame:
-    """Differences with whether they were tested, and whether they differ from zero by that test."""
+    """Differences with whether they were tested and whether the test shows them."""
     return frame.assign(tested=frame[p].notna(), differs=frame[p] < LEVEL)
 
 
 def where(row: pd.Series) -> str:
-    """Names what a row is about, from the columns that it has."""
+    """What a row is about, from the columns that it has."""
     columns = ("technique", "dataset" if "dataset" in row.index else "modality", "setting")
     return ", ".join(str(row[c]) for c in columns if c in row.index)
 
 
 def differences(frame: pd.DataFrame, what: str, up: str, down: str) -> str:
-    """Says how many differences are shown, and the largest of them.
+    """How many differences are shown, and the largest of them.
 
     Args:
-        frame: value, low, high, tested and differs (`judged`), and the columns that `where` names.
-        what: What the differences are: ``Change over scratch on targets``.
-        up: What positive ones are: ``gains``.
+        frame: value, low, high, tested, differs (`judged`), and the columns that `where` names.
+        what: What the differences are, such as ``Change over scratch on targets``.
+        up: What positive ones are, such as ``gains``.
         down: What negative ones are.
     """
     usable = frame.dropna(subset="value")
@@ -91,12 +90,11 @@ def differences(frame: pd.DataFrame, what: str, up: str, down: str) -> str:
 
 
 def _largest(frame: pd.DataFrame) -> pd.Series:
-    """Row of the largest absolute value, the first among equals."""
     return frame.iloc[int(frame["value"].abs().to_numpy().argmax())]
 
 
 def by_chance(tests: int) -> str:
-    """How many of many tests say that something differs where nothing does."""
+    """How many of many tests are significant by chance."""
     if tests < 2:
         return ""
     return (
@@ -106,13 +104,13 @@ def by_chance(tests: int) -> str:
 
 
 def caveat(frame: pd.DataFrame) -> str:
-    """What dotted and missing intervals are, where a figure has any."""
+    """What dotted and missing intervals mean, where a figure has any."""
     rough = frame["low"].isna() | frame["caution"].astype(str).str.contains("rough interval")
     return ROUGH if rough.any() else ""
 
 
 def how_drawn(report: FigureContext) -> str:
-    """What the intervals are, with the number of resamples, and whether they cover seeds."""
+    """What the intervals are, the number of resamples, and whether they cover seeds."""
     drawn = f"{INTERVAL} ({report.resamples:,} resamples)" if report.resamples else INTERVAL
     if several_seeds(report.analysis.scores):
         return f"{drawn}, widened to cover training seeds too"

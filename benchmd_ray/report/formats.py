@@ -52,10 +52,8 @@ FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n")
 def csv_text(frame: pd.DataFrame) -> str:
     """A frame as CSV with a header, of which a spreadsheet executes nothing.
 
-    Names of classes, sites and options come from data and settings, and people open tables in
-    spreadsheets. So a text that begins like a formula gets a leading apostrophe, and all texts are
-    quoted, so that no other separator or line end within them begins a cell. Numbers stay numbers,
-    also those in a column of mixed types.
+    A text that begins like a formula gets a leading apostrophe, and all texts are quoted, so that
+    no other separator or line end within them begins a cell. Numbers stay numbers.
     """
     safe = frame.map(_inert).rename(columns=_inert)
     return str(safe.to_csv(index=False, quoting=csv.QUOTE_NONNUMERIC))
@@ -66,7 +64,7 @@ def _inert(cell: object) -> object:
 
 
 def aligned(frame: pd.DataFrame) -> list[str]:
-    """The lines of a frame as text for a terminal, columns of numbers to the right."""
+    """The lines of a frame for a terminal, columns of numbers to the right."""
     rows = [[*map(visible, row)] for row in _rows(frame)]
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
     right = _right(frame)
@@ -87,21 +85,12 @@ def markdown(frame: pd.DataFrame) -> str:
 
 
 def _plain(cell: str) -> str:
-    """A cell of which Markdown makes neither another cell nor HTML."""
+    """A cell that Markdown reads as text only."""
     return re.sub("<(?=[A-Za-z/!?])", "&lt;", " ".join(cell.split()).replace("|", "\\|"))
 
 
 def latex(frame: pd.DataFrame, caption: str, label: str, notes: Sequence[str] = ()) -> str:
-    r"""A frame as a LaTeX table over several pages.
-
-    It needs the packages ``booktabs`` and ``longtable``.
-
-    Args:
-        frame: Texts and numbers.
-        caption: Its caption, plain text.
-        label: For ``\ref``.
-        notes: Plain text, below the table.
-    """
+    """A frame as a LaTeX table with notes; it needs the packages ``booktabs`` and ``longtable``."""
     table = frame.map(str).map(latex_text).rename(columns=lambda name: latex_text(str(name)))
     lines = [
         "% needs \\usepackage{booktabs,longtable}",
@@ -131,5 +120,5 @@ def _rows(frame: pd.DataFrame) -> list[list[str]]:
 
 
 def _right(frame: pd.DataFrame) -> list[bool]:
-    """Of each column, whether all of it are numbers, with or without intervals, or dashes."""
+    """Whether each column has only numbers, with or without intervals, or dashes."""
     return [all(NUMBER.fullmatch(str(v)) for v in frame.iloc[:, i]) for i in range(frame.shape[1])]

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import pandas as pd
+
+from benchmd_ray.evaluation.registry import starts
 
 KEY = (
     "modality",
@@ -168,11 +170,7 @@ VERSIONS = tuple(FRAMES["ran"])[-6:]
 
 
 def frame(name: str, rows: Iterable[Mapping[str, Any]]) -> pd.DataFrame:
-    """The frame of that name with these rows.
-
-    Raises:
-        KeyError: A row lacks a column.
-    """
+    """The named frame with these rows, each of which has all its columns."""
     columns, records = FRAMES[name], list(rows)
     return pd.DataFrame(
         {
@@ -180,3 +178,35 @@ def frame(name: str, rows: Iterable[Mapping[str, Any]]) -> pd.DataFrame:
             for column, kind in columns.items()
         }
     )
+
+
+TECHNIQUES = ("scratch", "e-mix", "shed", "mae", "imagenet", "imagenet+mae")
+SETTINGS = ("knn", "linear", "finetune-small", "finetune-medium", "finetune-large", "finetune-full")
+SPLITS = ("validation", "test")
+
+
+def rank_of(names: Sequence[str], name: str) -> tuple[int, str]:
+    """Sort key of a name: the ones of ``names`` first, in their order."""
+    return (names.index(name) if name in names else len(names), name)
+
+
+def place(key: Mapping[str, str]) -> tuple[object, ...]:
+    """Sorts results by their key (`frames.KEY`) in the order in which they are shown."""
+    return (
+        key["modality"],
+        key["source"],
+        key["dataset"] != key["source"],
+        key["dataset"],
+        key["policy"],
+        rank_of(SPLITS, key["split"]),
+        rank_of(SETTINGS, key["setting"]),
+        rank_of(TECHNIQUES, key["technique"]),
+        rank_of(tuple(starts()), key["protocol"]),
+    )
+
+
+def dataset_text(source: str, dataset: str, role: str, split: str) -> str:
+    """A dataset; of a source with its split, and whether it is another than the run's own."""
+    if role == "target":
+        return dataset
+    return f"{dataset} ({split}{'' if dataset == source else ', another source'})"

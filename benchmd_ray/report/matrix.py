@@ -1,13 +1,12 @@
-"""The first table of a report: each technique on each dataset, and which of them is best there.
+"""The first table of a report: AUROC of each technique on each dataset, and the best ones.
 
-Its cells are AUROC, mean over classes, seeds pooled. Within a setting and a protocol the highest of
-the techniques on the same records is the best one, and all are alike to it of which no test says
-that they differ: `frames` ``pairs``, Holm's correction over the pairs of a place.
+Within a setting and protocol the highest of the techniques on the same records is the best;
+those that no test after Holm's correction (`frames` ``pairs``) tells from it are alike.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
@@ -21,8 +20,9 @@ from benchmd_ray.data.provenance import together
 from benchmd_ray.errors import count_of
 from benchmd_ray.evaluation.registry import usual_start
 from benchmd_ray.report.document import render
+from benchmd_ray.report.figures_parts import mean_auroc
 from benchmd_ray.report.formats import aligned, latex_text, markdown
-from benchmd_ray.report.names import SETTINGS, TECHNIQUES, dataset_text
+from benchmd_ray.report.frames import SETTINGS, TECHNIQUES, dataset_text, rank_of
 from benchmd_ray.report.notes import synthetic
 from benchmd_ray.report.protocols import base_of, is_ensemble
 from benchmd_ray.report.table import DASH, Kind, shown
@@ -60,7 +60,7 @@ class Cell:
 
 @dataclass(frozen=True)
 class Matrix:
-    """All cells, by method and dataset, and what sums up a method."""
+    """All cells by method and dataset, with each method's mean gap and rank."""
 
     cells: Mapping[tuple[What, Where], Cell]
     gaps: Mapping[tuple[What, Group], float]
@@ -74,7 +74,7 @@ class Matrix:
 
     @cached_property
     def groups(self) -> dict[Group, list[Where]]:
-        """The columns of each source: targets before what is in distribution."""
+        """The columns of each source, targets first."""
         groups: dict[Group, list[Where]] = {}
         for where in dict.fromkeys(where for _, where in self.cells):
             groups.setdefault(where[:3], []).append(where)
@@ -85,16 +85,16 @@ class Matrix:
 
     @cached_property
     def methods(self) -> list[What]:
-        """Of the rows: setting by setting, a paper's numbers below ours."""
+        """The rows: setting by setting, published numbers below ours."""
 
         def order(what: What) -> tuple[object, ...]:
             setting, protocol, technique = what
             base = protocol if protocol != PAPER else usual_start()
             return (
-                *_known(SETTINGS, setting),
+                *rank_of(SETTINGS, setting),
                 base != usual_start(),
                 base,
-                *_known(TECHNIQUES, technique),
+                *rank_of(TECHNIQUES, technique),
                 protocol == PAPER,
             )
 
@@ -120,14 +120,9 @@ class Matrix:
         return pd.DataFrame(rows)
 
 
-def _known(names: Sequence[str], name: str) -> tuple[int, str]:
-    return (names.index(name) if name in names else len(names), name)
-
-
 def matrix_of(analysis: Analysis) -> Matrix | None:
-    """The matrix of an analysis; None where nothing is classified."""
-    scores = analysis.scores
-    scores = scores[(scores["metric"] == "auroc") & (scores["class"] == "mean")]
+    """The matrix of an analysis; None without a classification."""
+    scores = mean_auroc(analysis.scores)
     protocols = scores["protocol"].astype(str)
     apart = protocols.map(is_ensemble).astype(bool) | protocols.str.startswith("shuffled")
     scores = scores[~apart].dropna(subset="value")
@@ -162,7 +157,7 @@ def _where(row: Mapping[Any, Any]) -> Where:
 
 
 def _marks(analysis: Analysis, scores: pd.DataFrame) -> dict[tuple[What, Where], Mark]:
-    """Of each contest the best technique, and those that cannot be told from it."""
+    """The best technique of each contest, and those that cannot be told from it."""
     values = {(_what(row), _where(row)): row["value"] for row in scores.to_dict("records")}
     contests: dict[tuple[str, str, Where], dict[frozenset[str], float]] = {}
     for row in analysis.pairs.to_dict("records"):
@@ -184,7 +179,7 @@ def _marks(analysis: Analysis, scores: pd.DataFrame) -> dict[tuple[What, Where],
 
 
 def _gaps(analysis: Analysis) -> Iterator[tuple[tuple[What, Group], float]]:
-    """Of methods that every target of theirs has a gap of."""
+    """Mean gap of methods that have one for each of their targets."""
     gaps = analysis.gaps[analysis.gaps["metric"] == "auroc"]
     for key, rows in gaps.groupby([*METHOD, *PLACE[:3]], sort=False):
         values = rows["gap"].to_numpy(float)
@@ -193,7 +188,7 @@ def _gaps(analysis: Analysis) -> Iterator[tuple[tuple[What, Group], float]]:
 
 
 def _ranks(analysis: Analysis) -> Iterator[tuple[tuple[What, Group], float]]:
-    """Of methods that take part wherever others of their setting and protocol meet."""
+    """Mean rank of methods that take part in all contests of their setting and protocol."""
     for _, rows in analysis.ranking.groupby(["setting", "protocol", *PLACE[:3]], sort=False):
         targets = rows[rows["role"] == "target"]
         ranked = targets if len(targets) else rows
@@ -283,7 +278,7 @@ SUMMED = {
 
 def caption_of(text: Written) -> str:
     """What the cells are, and the sums that there are."""
-    marked = any(each.mark for _, cells in text.rows for each in cells)
+    marked = any(cell.mark for _, cells in text.rows for cell in cells)
     tuned = marked and any(base_of(what[1]) == "tuned" for what, _ in text.rows)
     sums = [SUMMED[name] for name in text.sums]
     sentences = [CAPTION, MARKED if marked else "", TUNED if tuned else "", *sums, text.warning]
@@ -295,7 +290,7 @@ def matrix_markdown(matrix: Matrix) -> str:
     text = written(matrix)
     forms: dict[Mark, str] = {"": "{}", "best": "**{}**", "alike": "{} " + ALIKE}
     rows = [
-        [what[0], method_text(what), *(forms[each.mark].format(each.text) for each in cells)]
+        [what[0], method_text(what), *(forms[cell.mark].format(cell.text) for cell in cells)]
         for what, cells in text.rows
     ]
     heads = ["setting", "technique", *text.heads]
@@ -310,7 +305,7 @@ def matrix_lines(matrix: Matrix) -> list[str]:
         lines = []
         for what, cells in text.rows:
             texts = [
-                each.text + {"best": "*", "alike": ALIKE, "": " "}[each.mark] for each in cells
+                cell.text + {"best": "*", "alike": ALIKE, "": " "}[cell.mark] for cell in cells
             ]
             if any(each.cell is not None for each in cells[chosen]):
                 setting = "" if what[0] == before else what[0]
@@ -349,14 +344,14 @@ def matrix_latex(matrix: Matrix) -> str:
             before = what[0]
             head = rf"\multicolumn{{{wide}}}{{l}}{{\emph{{{latex_text(before)}}}}} \\"
             lines += [r"\midrule", head]
-        values = [forms[each.mark].format(latex_text(each.text)) for each in cells]
+        values = [forms[cell.mark].format(latex_text(cell.text)) for cell in cells]
         lines.append(" & ".join([latex_text(method_text(what)), *values]) + r" \\")
     lines += [r"\bottomrule", r"\end{tabular}}", r"\end{table}"]
     return "\n".join(lines) + "\n"
 
 
 def matrix_html(matrix: Matrix) -> Markup:
-    """The matrix for the page; a cell's interval and seeds are its title."""
+    """The matrix for the page; interval and seeds are a cell's tooltip."""
     text = written(matrix)
     settings: dict[str, list[tuple[str, bool, list[tuple[CellText, str]]]]] = {}
     for what, cells in text.rows:
@@ -372,7 +367,7 @@ def matrix_html(matrix: Matrix) -> Markup:
 
 
 def _about(shown_cell: CellText) -> str:
-    """Interval and seeds of a cell; empty where no run is behind it."""
+    """Interval and seeds of a cell; empty for published numbers."""
     cell = shown_cell.cell
     if cell is None or not cell.seeds:
         return ""

@@ -10,16 +10,11 @@ from benchmd_ray.evaluation.registry import benchmarks, starts
 from benchmd_ray.report.frames import BOOTSTRAP
 from benchmd_ray.runs.predictions import CLASSIFIED
 from benchmd_ray.scores.metrics import METRICS
-from benchmd_ray.scores.support import (
-    INTERVAL_PATIENTS,
-    ROUGH_IN_CLASS,
-    TEST_PATIENTS,
-    Basis,
-)
+from benchmd_ray.scores.support import INTERVAL_PATIENTS, ROUGH_IN_CLASS, TEST_PATIENTS, Basis
 
 
 def notes(rows: pd.DataFrame) -> list[str]:
-    """Notes on score rows (`frames.FRAMES`), but those that no run has made."""
+    """Notes on the score rows (`frames.FRAMES`) of runs."""
     runs = rows[rows["run"] != ""]
     ours = runs[runs["evaluation"] == CLASSIFIED.evaluation]
     aurocs = ours[(ours["class"] == "mean") & (ours["metric"] == "auroc")]
@@ -74,7 +69,7 @@ def notes(rows: pd.DataFrame) -> list[str]:
         )
         if records != whole
     ]
-    options = sorted({one for text in runs["options"] for one in text.split("; ") if one})
+    options = sorted({entry for text in runs["options"] for entry in text.split("; ") if entry})
     lines += [f"{option}: a build option other than the default." for option in options]
     warnings = {
         (name, one)
@@ -87,11 +82,7 @@ def notes(rows: pd.DataFrame) -> list[str]:
 
 
 def synthetic(rows: pd.DataFrame) -> str:
-    """Which results were trained or scored on synthetic data, as a sentence; empty: none.
-
-    Args:
-        rows: The long table of scores.
-    """
+    """A sentence on results that were trained or scored on synthetic data; empty: none."""
     drawn = rows["provenance"] == "synthetic"
     if not drawn.any():
         return ""
@@ -102,7 +93,6 @@ def synthetic(rows: pd.DataFrame) -> str:
 
 
 def _distinct(rows: pd.DataFrame, *names: str) -> list[tuple[Any, ...]]:
-    """The different values of some columns, sorted."""
     return sorted(rows[[*names]].drop_duplicates().itertuples(index=False, name=None))
 
 
@@ -117,8 +107,8 @@ def _notes_on_seeds(rows: pd.DataFrame) -> list[str]:
 
 
 def _notes_on_paper(rows: pd.DataFrame) -> list[str]:
-    """What was published next to these results, and where the two cannot be compared."""
-    words = {p.source: p.words for each in benchmarks().values() if (p := each.published)}
+    """What was published, and which results are not comparable."""
+    words = {p.source: p.words for benchmark in benchmarks().values() if (p := benchmark.published)}
     published = rows["published_in"] != ""
     lines = [
         f"paper: {source}. {words.get(source, '')}".strip()
@@ -131,7 +121,7 @@ def _notes_on_paper(rows: pd.DataFrame) -> list[str]:
 
 
 def _notes_on_patients(rows: pd.DataFrame) -> list[str]:
-    """Splits of too few patients."""
+    """Splits with too few patients."""
     lines = []
     for dataset, split, patients in _distinct(rows, "dataset", "split", "effective"):
         basis = Basis(patients, ())
@@ -144,7 +134,7 @@ def _notes_on_patients(rows: pd.DataFrame) -> list[str]:
 
 
 def _notes_on_classes(rows: pd.DataFrame) -> list[str]:
-    """Classes that rest on few patients, and those of no positives or of nothing else."""
+    """Classes with few patients, and those that could not be scored."""
     lines, enough = [], METRICS["auroc"].least
     classes = rows[(rows["metric"] == "auroc") & (rows["class"] != "mean")]
     places = classes.drop_duplicates(["dataset", "split", "class", "effective"])
@@ -166,6 +156,8 @@ def _notes_on_classes(rows: pd.DataFrame) -> list[str]:
     unscored = places[places["value"].isna()]
     return lines + [
         f"Not scored in {dataset} ({split}), as all or no {scored} are positive: "
-        f"{', '.join(dict.fromkeys(held['class']))}."
-        for (dataset, split, scored), held in unscored.groupby(["dataset", "split", "scored"])
+        f"{', '.join(dict.fromkeys(classes_of_place['class']))}."
+        for (dataset, split, scored), classes_of_place in unscored.groupby(
+            ["dataset", "split", "scored"]
+        )
     ]

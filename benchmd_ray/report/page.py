@@ -1,4 +1,4 @@
-"""The report as one HTML file that needs nothing else: no network, no other file."""
+"""The report as one self-contained HTML file."""
 
 from __future__ import annotations
 
@@ -8,11 +8,13 @@ from typing import TYPE_CHECKING
 
 from markupsafe import Markup
 
+from benchmd_ray.evaluation.registry import benchmarks, starts
 from benchmd_ray.files.atomic import replacing, slug
 from benchmd_ray.report.document import (
     Section,
     document,
     figure_parts,
+    html,
     listed_notes,
     prose,
     render,
@@ -21,12 +23,11 @@ from benchmd_ray.report.document import (
 from benchmd_ray.report.matrix import matrix_html, matrix_of
 from benchmd_ray.report.notes import synthetic
 from benchmd_ray.report.page_findings import compared, facts, findings, headlines
-from benchmd_ray.report.page_methods import METHODS, published_words, words
-from benchmd_ray.report.page_tables import html
 from benchmd_ray.report.page_tuning import tuning_sentences
 from benchmd_ray.report.table import text_of
 from benchmd_ray.report.tables import Declared, declared
 from benchmd_ray.scores.metrics import METRICS
+from benchmd_ray.scores.support import INTERVAL_PATIENTS, ROUGH_IN_CLASS, TEST_PATIENTS
 
 if TYPE_CHECKING:
     from benchmd_ray.report.analysis import Analysis
@@ -55,20 +56,14 @@ def write_page(
 ) -> Path:
     """Write ``report.html``, whole or not at all; the same analysis gives the same bytes.
 
-    The page holds its style, its script, its data and its figures, and its content security policy
-    lets nothing be fetched and no other script run.
-
     Args:
         analysis: What was computed from the runs.
-        figures: Drawn from the same analysis; shown by section in their order.
+        figures: Figures of this analysis, shown by section in their order.
         folder: Where the page is written.
-        title: Its heading.
+        title: Heading.
         skipped: Figures that were not drawn, and why.
-        refresh: Seconds after which a browser loads it again; 0: never.
+        refresh: Seconds after which a browser reloads it; 0: never.
         tables: Those of `declared` that are shown; None for all.
-
-    Returns:
-        The file.
     """
     path = folder / NAME
     with replacing(path) as partial:
@@ -109,7 +104,6 @@ def _parts(
     skipped: Sequence[Skipped],
     chosen: Sequence[Declared],
 ) -> list[Section]:
-    """The sections of the page."""
     drawn = figure_parts(figures)
     tables, absent = _table_parts(analysis, drawn, chosen)
     late = [tables.pop(head) for head in (TUNING, RUNS) if head in tables]
@@ -149,7 +143,7 @@ def _parts(
 def _table_parts(
     analysis: Analysis, drawn: dict[str, Markup], chosen: Sequence[Declared]
 ) -> tuple[dict[str, Section], list[str]]:
-    """The section of each heading's tables, figures on tuning with them; and what has none."""
+    """The section of each heading's tables, those on tuning with figures; and empty tables."""
     headings: dict[str, list[Declared]] = {}
     for declared_table in chosen:
         if declared_table.page is not None and not declared_table.first:
@@ -170,13 +164,15 @@ def _table_parts(
 
 
 def _tables_html(analysis: Analysis, declarations: Sequence[Declared]) -> Markup:
-    """The tables that have something to show."""
-    tables = [(one.name, one.page(analysis)) for one in declarations if one.page is not None]
+    """Tables with rows."""
+    tables = [
+        (table.name, table.page(analysis)) for table in declarations if table.page is not None
+    ]
     return Markup().join(html(name, table) for name, table in tables if table is not None)
 
 
 def _glance(analysis: Analysis, chosen: Sequence[Declared]) -> Markup:
-    """The first screen: the matrix and what the statistics carry; then benchmarks' first tables."""
+    """The first screen: the matrix with headlines, then benchmarks' first tables."""
     matrix = matrix_of(analysis)
     glance = Markup()
     if matrix is not None:
@@ -186,10 +182,156 @@ def _glance(analysis: Analysis, chosen: Sequence[Declared]) -> Markup:
 
 
 def _summary(analysis: Analysis) -> Markup:
-    """What the report covers, and the findings by topic."""
+    """What the report covers, and findings by topic."""
     topics = [*findings(analysis), (TUNING, tuning_sentences(analysis))]
     return render(
         "summary.html",
         facts=facts(analysis),
         findings=[(topic, sentences) for topic, sentences in topics if sentences],
     )
+
+
+METHODS: tuple[tuple[str, str], ...] = (
+    (
+        "95 % interval",
+        "The standard error is from a bootstrap that resamples patients, all records of a patient "
+        "together, so repeated records do not feign certainty. The width is Student's t on the "
+        "logit scale, with degrees of freedom from the patients of the rarest classes; a value of "
+        "exactly 1 or 0 has the interval of Clopper and Pearson. With one seed it is for that "
+        "trained model: how much another sample of patients would change its value.",
+    ),
+    (
+        "Few patients, caution",
+        "A class has as many patients as its rarer side: those with a positive record or those "
+        "with a negative one. Where some have many more records than others, all count as fewer "
+        f"(Kish's effective number). With fewer than {INTERVAL_PATIENTS} patients, or a class with "
+        f"fewer than {METRICS['auroc'].least}, there is no interval, as in simulations none of "
+        "those tried kept its coverage. With a "
+        f"class of {METRICS['auroc'].least} to {ROUGH_IN_CLASS - 1} the interval is rough. With "
+        f"fewer than {TEST_PATIENTS} patients nothing is tested. "
+        f"AUPRC, which few positives raise, takes {METRICS['auprc'].least} in each class; the "
+        "calibration error, which few records always raise, has no interval. docs/statistics.md "
+        "of the project has the simulations.",
+    ),
+    (
+        "Seeds",
+        "Runs that differ only by seed are one row: value is their mean, sd their standard "
+        "deviation (n − 1). The interval then covers patients and seeds (Obuchowski and Rockette "
+        "1995, with the quantile of Cochran and Cox 1957); with two or three seeds it is wide.",
+    ),
+    (
+        "Tuned ensemble, start ensemble",
+        "One model of several seeds, whose probabilities are the "
+        "mean of theirs: for tuned settings and for those that the search started from, over the "
+        "seeds that both have. Their difference is the gain of tuning; the difference to single "
+        "runs is mostly the gain of averaging. Interval and p are those of one model, for these "
+        "seeds.",
+    ),
+    (
+        "In distribution, target, gap",
+        "In distribution is the source's own validation split; a "
+        "target is a dataset that was never trained on. The gap is in distribution minus target; "
+        "its interval combines the intervals of both (Zou and Donner 2008) and p is the level at "
+        "which it reaches 0, assuming that no patient is in both (a note says where some are); "
+        "with several seeds it covers how the gap varies between them. The validation split also "
+        "chose the best epoch, so its value, and the gap, are slightly too large. Where the two "
+        "can score different classes, all three numbers are over the common classes, and the row "
+        "says how many.",
+    ),
+    (
+        "Technique − scratch, b − a",
+        "The difference between two techniques on the same records, "
+        "each resample of patients used for both; with the same seeds on both sides seed by "
+        "seed, otherwise between the means, and then the interval does not cover seeds. ▲ and ▼ "
+        "mark p below 0.05; for pairs after Holm's correction, elsewhere not corrected for the "
+        "number of tests.",
+    ),
+    (
+        "p",
+        "Two-sided, for no difference. For AUROC with one seed on both sides: a permutation "
+        "test that exchanges the two techniques within patients (Bandos et al. 2005). It keeps "
+        "its level with rare classes, so there can be a p without an interval. Otherwise, except "
+        "for gaps and subgroups, Student's t from the interval's standard error.",
+    ),
+    (
+        "p (DeLong)",
+        "A second test of the difference in AUROC, mean over classes, by the covariance of DeLong "
+        "et al. (1988) of all classes, clustered by patient (Obuchowski 1997), with Student's t. "
+        "Only where both techniques have one seed and the difference has an interval.",
+    ),
+    (
+        "p (Holm)",
+        "p of the pairs of techniques within one dataset and setting, or of the gaps of one "
+        "technique and setting to all targets, corrected by Holm's method: "
+        "the chance of any false difference among them stays below the level.",
+    ),
+    (
+        "Rank and Kendall's τ",
+        "1 is the highest AUROC, ties averaged. The interval of a rank has "
+        "the ranks that no test of a pair, after Holm's correction, rules out (Mogstad et al. "
+        "2024). In each resample of patients the techniques are ranked again; τ is the mean τ-b "
+        "between that ranking and the ranking of all patients. It is descriptive and has no "
+        "interval.",
+    ),
+    (
+        "Subgroups",
+        "AUROC among the patients of one age band, sex, site, device or view, where the dataset "
+        "has them. Whether they are equal in all groups is tested by Welch's test of their logits; "
+        "each pair of groups, over the classes that both can score, by an interval of the "
+        "difference from both groups' intervals (Zou and Donner 2008), with Holm's correction over "
+        "the pairs of a variable. Prevalence does not affect AUROC; other differences between "
+        "groups are not adjusted for.",
+    ),
+)
+"""Terms and their definitions."""
+
+
+def published_words() -> tuple[tuple[str, str], ...]:
+    """Where published results come from, by benchmark."""
+    known_benchmarks = benchmarks().values()
+    sentences = [
+        f"{p.source}. {p.words}"
+        for benchmark in known_benchmarks
+        if (p := benchmark.published) is not None
+    ]
+    return (("Paper", " ".join(sentences)),) if sentences else ()
+
+
+def words() -> tuple[tuple[str, str], ...]:
+    """Terms in the tables, with the meaning of each start."""
+    starts_said = " ".join(f"{start.name}: {start.meaning}." for start in starts().values())
+    return tuple((term, text.format(starts=starts_said)) for term, text in WORDS)
+
+
+WORDS: tuple[tuple[str, str], ...] = (
+    ("modality", "Kind of medical data, such as ecg or cxr."),
+    ("trained on", "The source: the dataset that a model was pretrained and transferred on."),
+    ("dataset", "The dataset that is scored; of a source the split is named."),
+    (
+        "setting",
+        "linear: a linear head on the frozen encoder, all labels. finetune-small, finetune-medium, "
+        "finetune-large, finetune-full: all weights, with 8, 64, 256 labels per class, or all. "
+        "knn: no training; the nearest training records by the encoder's features vote.",
+    ),
+    ("technique", "How the encoder was pretrained; scratch: no pretraining."),
+    (
+        "policy",
+        "Rules for labels and splits: clean (no patient in two splits of a dataset) or released "
+        "(as the paper's authors released them).",
+    ),
+    (
+        "protocol",
+        "{starts} "
+        "tuned: those that a search found. tuned ensemble, start ensemble: averages of seeds. "
+        "custom: others. shuffled: trained on shuffled labels, a sanity check. A number or letter "
+        "distinguishes several settings; the notes list them.",
+    ),
+    (
+        "records, patients, positives",
+        "Number of units scored, of their patients, and of those with the class.",
+    ),
+    ("seeds", "How many runs a row pools, or an ensemble averages."),
+    ("catalog", "SHA-256 of the catalog's content, its first characters."),
+    ("–", "Missing: not scored, or nothing to compare with."),
+)
+"""Words of the tables."""

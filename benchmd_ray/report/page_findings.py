@@ -1,4 +1,4 @@
-"""Findings of an analysis as sentences; every number in them is computed from its frames."""
+"""Findings of an analysis as sentences."""
 
 from __future__ import annotations
 
@@ -11,10 +11,9 @@ import pandas as pd
 from benchmd_ray.errors import count_of
 from benchmd_ray.evaluation.registry import usual_start
 from benchmd_ray.report.compared import SCRATCH
-from benchmd_ray.report.figures_parts import ordered
+from benchmd_ray.report.figures_parts import mean_auroc, of_metric, ordered
 from benchmd_ray.report.figures_wording import listed
-from benchmd_ray.report.frames import KEY, PLACE, VERSIONS
-from benchmd_ray.report.names import SETTINGS, TECHNIQUES, dataset_text
+from benchmd_ray.report.frames import KEY, PLACE, SETTINGS, TECHNIQUES, VERSIONS, dataset_text
 from benchmd_ray.report.protocols import is_ensemble
 from benchmd_ray.report.table import Kind, shown, text_of
 from benchmd_ray.scores.comparison import EXCHANGES, LEVEL
@@ -36,7 +35,7 @@ SETTING_WORDS = {
 
 
 def facts(analysis: Analysis) -> list[tuple[str, str, str]]:
-    """Counts of what a report covers: label, number, and the names that were counted."""
+    """Counts of what a report covers: label, number, names."""
     ran, scores = analysis.ran, analysis.rows[analysis.rows["run"] != ""]
     rows = [("finished runs", f"{ran['finished'].sum():,}", _kinds(ran[ran["finished"]]))]
     targets = scores[scores["role"] == "target"]
@@ -57,15 +56,18 @@ def facts(analysis: Analysis) -> list[tuple[str, str, str]]:
         names = ordered(column.unique(), orders.get(label, ()))
         rows.append((label, f"{len(names):,}", _listed(names)))
     versions = [f"{name} {_listed(ran[name].unique())}" for name in VERSIONS[:2] if len(ran)]
-    return [*rows, ("versions", str(_version_sets(ran)), "; ".join(versions))]
+    return [
+        *rows,
+        ("versions", str(len(ran[list(VERSIONS)].drop_duplicates())), "; ".join(versions)),
+    ]
 
 
 def compared(analysis: Analysis) -> str:
-    """What was compared on which data, in one line; empty where nothing is classified.
+    """What was compared on which data, in one line; empty without a classification.
 
     ``mae vs scratch on ptb-xl → chapman-shaoxing (ecg): linear probe, 2 seeds.``
     """
-    scores = _single(_trained(_mean_auroc(analysis.scores)))
+    scores = _single(_trained(mean_auroc(analysis.scores)))
     if scores.empty:
         return ""
     techniques = ordered(scores["technique"].unique(), TECHNIQUES)
@@ -89,9 +91,9 @@ def compared(analysis: Analysis) -> str:
 
 
 def headlines(analysis: Analysis) -> list[tuple[str, str]]:
-    """What the statistics support, at most three sentences, and the table that each rests on."""
+    """At most three sentences that tests support, each with the table that it is from."""
     targets = analysis.changes[analysis.changes["role"] == "target"]
-    changes = _trained(_auroc(targets if len(targets) else analysis.changes))
+    changes = _trained(of_metric(targets if len(targets) else analysis.changes))
     changes = changes.dropna(subset="value")
     where = " on targets" if len(targets) else ""
     lines = []
@@ -106,21 +108,21 @@ def headlines(analysis: Analysis) -> list[tuple[str, str]]:
         verdict = judged(tuned, "difference", *BETTER, subject="tuned settings were")
         lines.append((f"AUROC against the start of the search on {where}: {verdict}", "tuned"))
     lines += [(sentence, "ranking") for sentence in _ranking(_trained(analysis.ranking))[:1]]
-    lines += [(sentence, "gaps") for sentence in _gaps(_trained(_auroc(analysis.gaps)))[:1]]
+    lines += [(sentence, "gaps") for sentence in _gaps(_trained(of_metric(analysis.gaps)))[:1]]
     return lines[:3]
 
 
 def findings(analysis: Analysis) -> list[tuple[str, list[str]]]:
-    """The most important findings by topic, with their intervals; shuffled labels by themselves."""
-    scores = _single(_mean_auroc(analysis.scores))
+    """Findings by topic; results of shuffled labels only in the last."""
+    scores = _single(mean_auroc(analysis.scores))
     trained = _trained(scores)
     topics = [
         ("Best results", _best(trained)),
         ("On targets", _leaders(_trained(analysis.ranking))),
-        ("Against scratch", _changes(_trained(_auroc(analysis.changes)))),
+        ("Against scratch", _changes(_trained(of_metric(analysis.changes)))),
         ("Pairs of techniques", _pairs(_trained(analysis.pairs))),
         ("Ranking", _ranking(_trained(analysis.ranking))),
-        ("Shift to targets", _gaps(_trained(_auroc(analysis.gaps)))),
+        ("Shift to targets", _gaps(_trained(of_metric(analysis.gaps)))),
         ("The paper", _paper(scores)),
         ("Seeds", _seeds(trained)),
         ("Subgroups", _subgroups(_trained(analysis.subgroups))),
@@ -148,18 +150,18 @@ def judged(
     p: str = "p",
     corrected: str = "",
 ) -> str:
-    """In how many comparisons a test shows a difference, and how many were not tested.
+    """How many comparisons are significant, how many are not, and how many were not tested.
 
     ``mae was significantly better in 1 of 2 comparisons; the other showed no difference.``
 
     Args:
-        rows: A difference each, with its p.
+        rows: Differences with their p.
         value: Column of the differences.
-        above: What a difference above zero means: ``significantly better``.
-        below: What one below zero means.
+        above: What a positive difference means: ``significantly better``.
+        below: What a negative one means.
         subject: Begins the sentence: ``mae was``.
         p: Column of p.
-        corrected: Says by what p is corrected for the number of tests; empty if it is not.
+        corrected: By what p is corrected for the number of tests.
     """
     tested, untested = rows.dropna(subset=p), _untested(rows[rows[p].isna()])
     if tested.empty:
@@ -207,26 +209,11 @@ def _listed(names: Iterable[object]) -> str:
     return ", ".join(text_of(name) for name in names)
 
 
-def _version_sets(ran: pd.DataFrame) -> int:
-    """How many combinations of versions ran."""
-    return len(ran[list(VERSIONS)].drop_duplicates())
-
-
-def _auroc(frame: pd.DataFrame) -> pd.DataFrame:
-    return frame[frame["metric"] == "auroc"]
-
-
-def _mean_auroc(scores: pd.DataFrame) -> pd.DataFrame:
-    return scores[(scores["metric"] == "auroc") & (scores["class"] == "mean")]
-
-
 def _single(scores: pd.DataFrame) -> pd.DataFrame:
-    """Results of single runs, without averages over runs."""
     return scores[~scores["protocol"].map(is_ensemble).astype(bool)]
 
 
 def _trained(frame: pd.DataFrame) -> pd.DataFrame:
-    """Results of models trained on true labels."""
     return frame[~frame["protocol"].astype(str).str.startswith("shuffled")]
 
 
@@ -251,12 +238,12 @@ def _best(scores: pd.DataFrame) -> list[str]:
 
 
 def largest(rows: pd.DataFrame, column: str, sign: int = 1) -> pd.Series:
-    """The first row with the largest value, or the smallest with the sign −1."""
+    """The first row with the largest value, or the smallest with sign −1."""
     return rows.iloc[int(np.argmax(sign * rows[column].to_numpy(float)))]
 
 
 def _leaders(ranking: pd.DataFrame) -> list[str]:
-    """How often each technique has the highest AUROC of those on the same records of a target."""
+    """How often each technique has the highest AUROC on a target."""
     targets = ranking[ranking["role"] == "target"].dropna(subset="rank")
     contests = [rows for _, rows in targets.groupby(list(PLACE))]
     if not contests:
@@ -270,7 +257,6 @@ def _leaders(ranking: pd.DataFrame) -> list[str]:
 
 
 def _changes(changes: pd.DataFrame) -> list[str]:
-    """How often pretraining helps."""
     changes = changes.dropna(subset="value")
     if changes.empty:
         return ["Nothing was compared with training from scratch on the same records."]
@@ -289,7 +275,7 @@ def _against_scratch(changes: pd.DataFrame, where: str = "") -> str:
 
 
 def difference_text(row: pd.Series, interval: pd.Series, value: str) -> str:
-    """A difference with its interval, of which technique on which dataset with which setting."""
+    """A difference with its interval, technique, dataset and setting."""
     return (
         f"{interval_text(interval, value, sign=True)}, {text_of(row['technique'])} on "
         f"{dataset_text(*row[['source', 'dataset', 'role', 'split']])}, {text_of(row['setting'])}"
@@ -306,7 +292,6 @@ def _pairs(pairs: pd.DataFrame) -> list[str]:
 
 
 def _ranking(ranking: pd.DataFrame) -> list[str]:
-    """How stable the ranking of techniques is."""
     taus = ranking.dropna(subset="tau").drop_duplicates(list(PLACE))["tau"]
     if taus.empty:
         return []

@@ -1,4 +1,4 @@
-"""Findings of searches as sentences, for section "Tuning" of the page."""
+"""Findings of searches as sentences."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def tuning_sentences(analysis: Analysis) -> list[str]:
-    """What searches found and cost, and whether tuned settings are better; none without any."""
+    """What searches found and cost, and whether tuned settings are better."""
     lines = _searched(analysis.searches)
     tuned = analysis.tuned.dropna(subset="difference")
     averages = tuned["protocol"].map(is_ensemble).astype(bool)
@@ -41,7 +41,6 @@ def tuning_sentences(analysis: Analysis) -> list[str]:
 
 
 def _searched(rows: pd.DataFrame) -> list[str]:
-    """What searches cost and what they chose, by which rule."""
     if rows.empty:
         return []
     lost = ", ".join(
@@ -75,7 +74,7 @@ def _searched(rows: pd.DataFrame) -> list[str]:
 
 
 def _chosen(rows: pd.DataFrame, what: str) -> list[str]:
-    """In how many searches something was chosen, and by how much it is better there."""
+    """How many searches chose a trial, and its gain there."""
     better = rows[rows["chosen"] > 0]
     gained = (better["chosen_value"] - better["start_value"]).dropna()
     if gained.empty:
@@ -95,7 +94,6 @@ def _spread(values: pd.Series) -> str:
 
 
 def _differences(subject: str, where: str, rows: pd.DataFrame) -> list[str]:
-    """How often tuning changes AUROC, and the largest difference."""
     if rows.empty:
         return []
     row = largest(rows.assign(size=rows["difference"].abs()), "size")
@@ -108,5 +106,5 @@ def _differences(subject: str, where: str, rows: pd.DataFrame) -> list[str]:
 
 
 def hours(value: float) -> str:
-    """Hours with two significant digits, never 0 for what took time."""
+    """Hours with two significant digits; 0 only for nothing."""
     return f"{value:.2f}" if value >= 0.1 or value == 0 else f"{value:.1g}"

@@ -11,8 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from benchmd_ray.modality.tasks import EXCLUSIVE, UNKNOWN
-from benchmd_ray.report.frames import KEY
-from benchmd_ray.report.names import place
+from benchmd_ray.report.frames import KEY, place
 from benchmd_ray.report.rows import key_of
 from benchmd_ray.report.scored import Scored
 from benchmd_ray.scores.seeds import Pooled, pooled_seeds
@@ -24,7 +23,7 @@ Floats = npt.NDArray[np.float64]
 
 @dataclass(frozen=True, eq=False)
 class Pool:
-    """Results of one technique on one split of one dataset, one per seed, on the same records."""
+    """Results of one technique on one split of a dataset, one per seed, on the same records."""
 
     key: Mapping[str, str]
     """By the names of `frames.KEY`."""
@@ -32,11 +31,11 @@ class Pool:
     """Seed of each member, or its number where two have the same."""
     members: tuple[Scored, ...]
     averaged: tuple[Scored, ...] = ()
-    """Results of single runs that the only member averages (`ensembles`); else none."""
+    """Results of the single runs that an ensemble averages."""
 
     @property
     def runs(self) -> tuple[Scored, ...]:
-        """Results of the single runs that it is made of."""
+        """The single runs behind it."""
         return self.averaged or self.members
 
     @property
@@ -61,16 +60,11 @@ class Pool:
         return self.first.support.basis(metric, column)
 
     def resampled(self, metric: str) -> Floats:
-        """Mean over the seeds of the mean over classes, (resamples,), in the same draws."""
+        """Mean over the seeds of the mean over classes, (resamples,)."""
         return np.asarray(np.mean(self.drawn(metric), axis=0))
 
     def pooled(self, metric: str, column: int) -> Pooled:
-        """The seeds together.
-
-        Args:
-            metric: Its name.
-            column: 0 for the mean over classes, then each class.
-        """
+        """The seeds together; column 0 is the mean over classes."""
         if len(self.members) == 1:
             return self.first.pooled(metric, column)
         values = self.values(metric)[:, column].tolist()
@@ -78,17 +72,17 @@ class Pool:
 
     @property
     def scored_classes(self) -> set[str]:
-        """Names of the classes that have a positive and a negative."""
+        """Classes that have a positive and a negative."""
         counts = zip(self.first.classes, self.first.support.rarer, strict=True)
         return {name for name, rarer in counts if rarer}
 
     def over(self, classes: Collection[str]) -> Pool:
         """The same results with means over some classes only.
 
-        Of single-label tasks, accuracy counts records and stays as it is, and balanced accuracy,
-        a mean of recalls, becomes NaN.
+        In single-label tasks accuracy counts records and does not change, and balanced accuracy, a
+        mean of recalls, becomes NaN.
         """
-        return replace(self, members=tuple(_over(one, classes) for one in self.members))
+        return replace(self, members=tuple(_over(member, classes) for member in self.members))
 
     def where(self) -> str:
         """Its place for messages."""
@@ -97,7 +91,6 @@ class Pool:
 
 
 def _over(result: Scored, classes: Collection[str]) -> Scored:
-    """Results with means over some classes only, see `Pool.over`."""
     chosen = np.array([name in classes for name in result.classes])
     values, resampled = {}, {}
     for name, metric_values in result.values.items():
@@ -115,14 +108,9 @@ def _over(result: Scored, classes: Collection[str]) -> Scored:
 
 
 def pools(results: Sequence[Scored], protocol: Mapping[Path, str]) -> tuple[list[Pool], list[str]]:
-    """Pool results over seeds, in the order in which they are shown.
+    """Results pooled over seeds in display order, and notes on what was excluded.
 
-    Args:
-        results: Results of runs.
-        protocol: Protocol of each run, by its folder.
-
-    Returns:
-        The pools, and notes on what was excluded.
+    ``protocol`` has the protocol of each run, by folder.
     """
     together: dict[tuple[str, ...], list[Scored]] = {}
     for result in results:

@@ -1,13 +1,11 @@
-"""The protocol of each run: which settings it has, so that no two are pooled unseen.
+"""The protocol of each run, so that no two settings are pooled unseen.
 
-Benchmarks name theirs (``fixed`` is BenchMD's); ``shuffled`` trains on shuffled labels, ``tuned``
-has settings that a search found, for the transfer or for the pretraining before it; all else is
-``custom``.
-Runs of one modality, source, policy, transfer setting and such protocol that differ by more than
-their seeds get a number for what differs in the transfer, and a letter for what differs in the
-pretraining: ``custom 1a``. Runs from scratch, which have no pretraining, have no letter.
-Averages of runs (`report.ensembles`) have the number and letter of the tuned runs that they
-are for: ``tuned ensemble 1a``, ``start ensemble 1a``.
+Benchmarks name theirs (``fixed`` is BenchMD's). ``shuffled`` trains on shuffled labels, ``tuned``
+has settings that a search found for the transfer or its pretraining, all else is ``custom``. Runs
+of one modality, source, policy, transfer setting and protocol that differ by more than seeds get a
+number for the transfer and a letter for the pretraining: ``custom 1a``. Runs from scratch have no
+letter. Averages of runs (`tuning_frames.ensembles`) have the number and letter of their tuned runs:
+``tuned ensemble 1a``, ``start ensemble 1a``.
 """
 
 from __future__ import annotations
@@ -55,23 +53,18 @@ class _Variant:
 
 
 def base_protocol(run: Run, pretraining: Run | None = None) -> str:
-    """A start's name, ``custom``, ``tuned`` or ``shuffled``.
-
-    Args:
-        run: A transfer, or a pretraining by itself.
-        pretraining: That of the transfer, where it has one and it is known.
-    """
+    """A start's name, ``custom``, ``tuned`` or ``shuffled``, of a transfer or pretraining."""
     if run.settings.transfer.shuffle_labels:
         return "shuffled"
     stated = str(run.description["protocol"])
     runs = [run] if pretraining is None else [run, pretraining]
-    if stated in starts() and all(_follows(one, starts()[stated]) for one in runs):
+    if stated in starts() and all(_follows(trained, starts()[stated]) for trained in runs):
         return stated
     return "tuned" if searches_behind(run, pretraining) else "custom"
 
 
 def _follows(run: Run, start: Start) -> bool:
-    """Whether a run has the settings of a start as it is now, whatever the run's file says."""
+    """Whether a run has the settings that a start has now, whatever its file says."""
     settings = settings_among(run.description["determinants"])
     try:
         return start.followed(run.modality, run.description["technique"], settings)
@@ -80,38 +73,37 @@ def _follows(run: Run, start: Start) -> bool:
 
 
 def is_tuned(protocol: str) -> bool:
-    """Whether a protocol, with or without number and letter, is that of tuned settings."""
+    """Whether it is the protocol of tuned settings."""
     return base_of(protocol) in ("tuned", ENSEMBLES[0])
 
 
 def is_ensemble(protocol: str) -> bool:
-    """Whether a protocol is that of averages over runs and not of single runs."""
+    """Whether it is the protocol of averages over runs."""
     return base_of(protocol) in ENSEMBLES
 
 
 def base_of(protocol: str) -> str:
-    """A protocol without its number and letter: ``tuned ensemble 1a`` → ``tuned ensemble``."""
+    """A protocol without number and letter: ``tuned ensemble 1a`` → ``tuned ensemble``."""
     return _split(protocol)[0]
 
 
 def ensembles_of(tuned: str) -> tuple[str, str]:
-    """Protocols of the averages for a protocol of tuned runs: ``tuned 1a`` → those with ``1a``."""
+    """Protocols of the averages for one of tuned runs, with its number and letter."""
     _, number, letter = _split(tuned)
     ours, start = (_marked(base, number, letter) for base in ENSEMBLES)
     return ours, start
 
 
 def searches_behind(run: Run, pretraining: Run | None) -> tuple[str, ...]:
-    """Names of the searches that found settings of a run and of its pretraining, in this order."""
+    """Names of the searches that found settings of a run and of its pretraining."""
     runs = [run] if pretraining is None else [run, pretraining]
-    return tuple(dict.fromkeys(one.settings.tuned for one in runs if one.settings.tuned))
+    return tuple(
+        dict.fromkeys(trained.settings.tuned for trained in runs if trained.settings.tuned)
+    )
 
 
 def pretraining_of(run: Run, runs_by_name: Mapping[str, Run]) -> Run | None:
-    """The pretraining of a transfer, from the runs known by name or from its store.
-
-    None where it has none, or none that can be found.
-    """
+    """The pretraining of a transfer, by name or from its store; None without one or if lost."""
     name = run.description.get("upstream")
     if name is None or name in runs_by_name:
         return None if name is None else runs_by_name[name]
@@ -122,22 +114,19 @@ def pretraining_of(run: Run, runs_by_name: Mapping[str, Run]) -> Run | None:
 
 
 def comparable_with(protocol: str, other: str) -> bool:
-    """Whether results of two protocols may be compared: they differ by no letter but a missing one.
-
-    Runs from scratch have no pretraining, so they may be compared with all letters.
-    """
+    """Whether results of two protocols may be compared; one may lack a letter (scratch)."""
     stem, letter = _parts(protocol)
     other_stem, other_letter = _parts(other)
     return stem == other_stem and (letter == other_letter or "" in (letter, other_letter))
 
 
 def same_transfer(run: Run, other: Run) -> bool:
-    """Whether two transfer runs have the same settings but for their seed and pretraining."""
+    """Whether two transfers have the same settings but for seed and pretraining."""
     return _flat(run.description["determinants"]) == _flat(other.description["determinants"])
 
 
 def letters_of(names: Sequence[str]) -> list[str]:
-    """Protocols that a comparison is made for: without the plain one where others have letters."""
+    """Protocols to compare: without the plain one where others have letters."""
     stems = {_parts(name)[0] for name in names if _parts(name)[1]}
     return [name for name in names if name not in stems]
 
@@ -149,14 +138,14 @@ def _parts(protocol: str) -> tuple[str, str]:
 
 
 def _split(protocol: str) -> tuple[str, str, str]:
-    """Protocol without its marks, its number and its letter (`_letter`)."""
+    """Protocol without its marks, its number and its letter."""
     match = re.fullmatch(r"(.+?)(?: (\d*)(z*[a-z]?))?", protocol)
     base, number, letter = match.groups("") if match else (protocol, "", "")
     return base, number, letter
 
 
 def protocols(all_runs: Sequence[Run]) -> Protocols:
-    """The protocol of each run with its number and letter; those of pretrainings have none."""
+    """The protocol of each run with number and letter; those of pretrainings have none."""
     runs_by_name = {run.folder.name: run for run in all_runs}
     upstreams = {run.folder: pretraining_of(run, runs_by_name) for run in all_runs}
     names = {run.folder: base_protocol(run, upstreams[run.folder]) for run in all_runs}
@@ -178,7 +167,7 @@ def protocols(all_runs: Sequence[Run]) -> Protocols:
 def _variants(
     runs: Sequence[Run], base: str, upstreams: Mapping[Path, Run | None]
 ) -> list[_Variant]:
-    """Settings of runs; ImageNet's own network is none of the choices that tell them apart."""
+    """Settings of runs; ImageNet's own network does not tell runs apart."""
     flats: list[tuple[Run, dict[str, str], bool]] = []
     for run in runs:
         flat = _flat(run.description["determinants"])
@@ -212,7 +201,7 @@ def _without_encoder(flat: Flat) -> dict[str, str]:
 
 
 def _pretraining(run: Run, base: str, upstream: Run | None) -> Flat:
-    """Settings of the pretraining; where it cannot be read, its versions and its folder's name."""
+    """Settings of the pretraining; where it is lost, its versions and its folder's name."""
     name = run.description.get("upstream")
     if name is None:
         return {}
@@ -224,7 +213,7 @@ def _pretraining(run: Run, base: str, upstream: Run | None) -> Flat:
 
 
 def _flat(determinants: Mapping[str, Any]) -> dict[str, str]:
-    """Settings of nested determinants: ``transfer.optimiser.lr`` → text of its value."""
+    """Settings of nested determinants as JSON by dotted name: ``transfer.optimiser.lr``."""
     flat: dict[str, str] = {}
     for name, value in determinants.items():
         if name in NO_SETTINGS:
@@ -253,15 +242,15 @@ def _numbered(variants: Sequence[_Variant], base: str) -> tuple[dict[Path, str],
 
 
 def _found_by(variants: Sequence[_Variant], names: Mapping[Path, str]) -> list[str]:
-    """One line for each protocol of tuned settings with the searches that found them."""
-    found: dict[str, dict[str, None]] = {}
+    """A line for each protocol of tuned settings with the searches that found them."""
+    searches_of: dict[str, dict[str, None]] = {}
     for variant in variants:
         name = names[variant.run.folder]
         if is_tuned(name):
-            found.setdefault(name, {}).update(dict.fromkeys(variant.searches))
+            searches_of.setdefault(name, {}).update(dict.fromkeys(variant.searches))
     return [
         f"{name}: settings found by {', '.join(sorted(searches))}."
-        for name, searches in sorted(found.items())
+        for name, searches in sorted(searches_of.items())
     ]
 
 
@@ -270,35 +259,37 @@ def _marked(base: str, number: str, letter: str = "") -> str:
 
 
 def _several(variants: Sequence[_Variant]) -> list[str]:
-    """Settings of the pretraining of techniques that have more than one."""
+    """Settings of the pretraining of techniques that have several."""
     by_technique: dict[str, set[str]] = {}
     for variant in variants:
         technique = variant.run.description["technique"]
         by_technique.setdefault(technique, set()).add(variant.pretraining)
-    return sorted(set().union(*(held for held in by_technique.values() if len(held) > 1)))
+    return sorted(
+        set().union(*(settings for settings in by_technique.values() if len(settings) > 1))
+    )
 
 
 def _letter(place: int) -> str:
-    """The letter of a place: a, b, and so on, after z come za and zb."""
+    """a, b, …, z, za, zb, …."""
     return "z" * (place // 26) + "abcdefghijklmnopqrstuvwxyz"[place % 26]
 
 
 def _said(names: Sequence[str], settings: Sequence[str], how: str) -> list[str]:
-    """One line for each name with the settings in which it differs from the others."""
+    """A line for each name with the settings in which it differs from the others."""
     flat = [json.loads(text) for text in settings]
-    keys = sorted({key for one in flat for key in one})
-    differing = [key for key in keys if len({one.get(key) for one in flat}) > 1]
+    keys = sorted({key for values in flat for key in values})
+    differing = [key for key in keys if len({values.get(key) for values in flat}) > 1]
     if not differing:
         return []
     return [
         f"{name}: {how}with "
-        + ", ".join(f"{key}={_short(one.get(key, 'unset'))}" for key in differing)
+        + ", ".join(f"{key}={_short(values.get(key, 'unset'))}" for key in differing)
         + "."
-        for name, one in zip(names, flat, strict=True)
+        for name, values in zip(names, flat, strict=True)
     ]
 
 
 def _short(value: str) -> str:
-    """A value as text; a hash by its beginning."""
+    """A value as text; a hash by its first characters."""
     text = value.strip('"')
     return text[:12] if len(text) == 64 else text

@@ -1,9 +1,7 @@
-"""The figures of a report, drawn from its analysis: titled by what they show, the same every time.
+"""The figures of a report, the same every time for the same analysis.
 
-Colour, marker and line of a technique are the same in all figures (`canvas.TECHNIQUE_LOOKS`), and
-each can be told apart without colour. Averages over runs (`ensembles`) are in the tables only. A
-title states what the numbers show and calls a difference shown only when its test says so; the
-caption says what the marks and intervals are.
+A technique has the same look in all figures (`canvas.TECHNIQUE_LOOKS`). Averages over runs
+(`ensembles`) are only in tables. Titles say what is shown; captions what marks and intervals are.
 """
 
 from __future__ import annotations
@@ -15,10 +13,7 @@ from benchmd_ray.evaluation.registry import benchmarks, named_by
 from benchmd_ray.report.canvas import styled, technique_looks
 from benchmd_ray.report.figures_curves import draw_main_curves, draw_other_curves
 from benchmd_ray.report.figures_forest import draw_forests, draw_forests_by_setting
-from benchmd_ray.report.figures_groups import (
-    draw_differing_subgroups,
-    draw_other_subgroups,
-)
+from benchmd_ray.report.figures_groups import draw_differing_subgroups, draw_other_subgroups
 from benchmd_ray.report.figures_labels import (
     draw_label_efficiency,
     draw_label_efficiency_by_dataset,
@@ -71,28 +66,16 @@ OTHERS: tuple[Topic, ...] = (
 def figures(
     analysis: Analysis, *, which: Which = "all", resamples: int | None = None
 ) -> list[Titled]:
-    """The figures of a report that can be drawn, by section.
-
-    Args:
-        analysis: What is drawn.
-        which: The `MAIN` ones, all of them, or none.
-        resamples: Of the patients, as `analysis.analyse` was given it, for the captions; None
-            leaves the number out.
-    """
+    """The figures of a report that can be drawn; see `draw`."""
     return draw(analysis, which=which, resamples=resamples)[0]
 
 
 def draw(
     analysis: Analysis, *, which: Which = "all", resamples: int | None = None
 ) -> tuple[list[Titled], list[Skipped]]:
-    """The figures of a report, and those that cannot be drawn with the reason.
+    """The figures of a report by section, and those that cannot be drawn with the reason.
 
-    Write them with `canvas.write`: the same analysis gives the same bytes.
-
-    Args:
-        analysis: What is drawn.
-        which: As for `figures`.
-        resamples: As for `figures`.
+    ``which``: `MAIN`, all or none. ``resamples`` is for the captions; None: not named there.
     """
     if which == "none":
         return [], []
@@ -104,14 +87,18 @@ def draw(
     single = analysis.scores[~analysis.scores["protocol"].map(is_ensemble).astype(bool)]
     all_studies = studies(single, analysis.modalities)
     report = FigureContext(analysis, technique_looks(names), all_studies, resamples)
-    of_benchmarks = [named_by(each.figures) for each in benchmarks().values() if each.figures]
+    of_benchmarks = [
+        named_by(benchmark.figures) for benchmark in benchmarks().values() if benchmark.figures
+    ]
     with styled():
         topics = [MAIN, *of_benchmarks, *([OTHERS] if which == "all" else [])]
-        drawn = {one.name: one for each in topics for topic in each for one in topic(report)}
-        shown = [one for one in drawn.values() if isinstance(one, Titled)]
+        drawn = {
+            figure.name: figure for group in topics for topic in group for figure in topic(report)
+        }
+        titled = [one for one in drawn.values() if isinstance(one, Titled)]
         if warning := synthetic(analysis.rows):
-            for one in shown:
+            for one in titled:
                 footer(one.figure, warning)
-    sections = list(dict.fromkeys(one.section for one in shown))
-    shown.sort(key=lambda one: sections.index(one.section))
-    return shown, [one for one in drawn.values() if isinstance(one, Skipped)]
+    sections = list(dict.fromkeys(one.section for one in titled))
+    titled.sort(key=lambda one: sections.index(one.section))
+    return titled, [one for one in drawn.values() if isinstance(one, Skipped)]

@@ -1,8 +1,7 @@
-"""Score rows: one line for every metric and class of every run on every split.
+"""Score rows: one for every metric and class of every run on every split.
 
-They are the long table that all else in a report is made of or stands next to. Those of
-classifications come from stored predictions, those of other evaluations from the evaluation, and a
-benchmark may bring some that no run has made, such as published ones.
+Those of classifications come from stored predictions, others from their evaluation, and a
+benchmark may bring rows without a run, such as published ones.
 """
 
 from __future__ import annotations
@@ -39,12 +38,7 @@ class Beside(NamedTuple):
 
 
 def beside(result: Scored, protocol: str) -> Beside | None:
-    """What was published of a result, if anything.
-
-    Args:
-        result: The result.
-        protocol: The run's protocol, as `protocols` names it.
-    """
+    """What was published for a result, if anything."""
     run = result.run.description
     published_entry = published_for(result.dataset, run["setting"], run["technique"])
     if published_entry is None or published_entry[0].published is None:
@@ -64,7 +58,7 @@ def beside(result: Scored, protocol: str) -> Beside | None:
 
 
 def key_of(result: Scored, protocol: str) -> dict[str, str]:
-    """What names a result, by the columns of `frames.KEY`."""
+    """The key of a result, by the columns of `frames.KEY`."""
     about, run = result.about, result.run.description
     return {
         "modality": about["modality"],
@@ -120,7 +114,7 @@ def score_rows(result: Scored, protocol: str) -> Iterator[Row]:
 def other_rows(
     runs: Sequence[Run], protocol: Mapping[Path, str], resamples: int
 ) -> tuple[pd.DataFrame, list[str]]:
-    """Rows of all evaluations of runs but the classification, and notes on what was skipped."""
+    """Rows of all evaluations but classification, and notes on what was skipped."""
     parts, notes, known_evaluations = [frame("rows", ())], [], evaluations()
     seen: set[tuple[str, str, str]] = set()
     for run in runs:
@@ -145,7 +139,7 @@ def other_rows(
 
 
 def brought_rows(datasets: Collection[str]) -> tuple[pd.DataFrame, list[str]]:
-    """Rows that benchmarks bring for these datasets, which no run has made, and notes."""
+    """Rows without a run that benchmarks bring for these datasets, and notes."""
     parts, notes = [frame("rows", ())], []
     for benchmark in benchmarks().values():
         if benchmark.rows is None:
@@ -162,7 +156,7 @@ def brought_rows(datasets: Collection[str]) -> tuple[pd.DataFrame, list[str]]:
 def _rows_of(
     whose: str, make: Callable[[], pd.DataFrame], shared: Mapping[str, object]
 ) -> pd.DataFrame:
-    """Score rows that code from outside makes, whole.
+    """Score rows from code outside of the package, validated.
 
     Raises:
         BenchmdError: It fails, or they are of another form.
@@ -176,7 +170,7 @@ def _rows_of(
 
 
 def _said(run: Run, about: Mapping[str, str]) -> dict[str, object]:
-    """What names the rows of an evaluation, whatever it says itself."""
+    """What names the rows of an evaluation; it overrides what they say."""
     description = run.description
     return {
         **{name: about[name] for name in ("evaluation", "modality", "dataset", "role", "policy")},
@@ -187,10 +181,10 @@ def _said(run: Run, about: Mapping[str, str]) -> dict[str, object]:
 
 
 def whole_rows(rows: pd.DataFrame) -> pd.DataFrame:
-    """Rows with all columns of the long table: NaN, 0 or nothing where they have none.
+    """Rows with all columns of the long table; missing ones are NaN, 0 or empty.
 
     Raises:
-        BenchmdError: A column is none of it, or of another type.
+        BenchmdError: A column is unknown or of another type.
     """
     columns = FRAMES["rows"]
     if others := sorted(set(map(str, rows.columns)) - columns.keys()):
@@ -221,13 +215,13 @@ def with_predictions(runs: Sequence[Run]) -> list[Run]:
 
 
 def unfinished(runs: Sequence[Run]) -> list[str]:
-    """Names the runs that are skipped because they are not finished."""
+    """A note that names the unfinished runs, which are skipped."""
     names = [run.folder.name for run in runs if not run.finished]
     return [f"Not finished, skipped: {', '.join(names)}."] if names else []
 
 
 def _of_catalog(run: Run, dataset: str, about: Mapping[str, str]) -> Row:
-    """What a row says of the raw files behind it, for notes."""
+    """What a row says of the raw files behind it."""
     raw = _raw(about)
     return {
         "raw_records": raw[0],
@@ -242,7 +236,7 @@ def _of_catalog(run: Run, dataset: str, about: Mapping[str, str]) -> Row:
 
 
 def _provenance(run: Mapping[str, Any], about: Mapping[str, str]) -> str:
-    """Of a result: the weaker of what it was trained and scored on."""
+    """The weaker one of what a result was trained and scored on."""
     return together(run["provenance"], about["provenance"])
 
 
@@ -251,7 +245,7 @@ def _raw(about: Mapping[str, str]) -> tuple[int, int]:
 
 
 def _options(run: Run, dataset: str, about: Mapping[str, str]) -> tuple[str, ...]:
-    """Chosen options of the builds of the source and of the dataset that is scored."""
+    """Non-default build options of the source and of the scored dataset."""
     chosen: dict[str, Mapping[str, str]] = {
         run.description["source"]: run.description["options"],
         dataset: json.loads(about["options"]),

@@ -1,16 +1,19 @@
-"""One run on one split of one dataset: its predictions, their metrics and resamples.
+"""One run on one split of a dataset: its predictions, their metrics and resamples.
 
-Rows are sorted by unit, so that two runs on the same records have them in the same order.
+Rows are sorted by unit, so that runs on the same records have the same order.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cache, cached_property
+from importlib import resources
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -18,22 +21,84 @@ import numpy.typing as npt
 import pandas as pd
 import pyarrow as pa
 import pyarrow.compute as pc
+import pyarrow.parquet as pq
 
+from benchmd_ray._version import __version__
 from benchmd_ray.errors import BenchmdError
+from benchmd_ray.files.atomic import cache_folder
+from benchmd_ray.files.cache import used
+from benchmd_ray.files.integrity import Damaged, is_whole, replacing_hashed
+from benchmd_ray.files.parquet import read_table
 from benchmd_ray.modality.tasks import Task, TaskKind
-from benchmd_ray.report.kept import kept
 from benchmd_ray.runs.files import predictions_of
-from benchmd_ray.runs.predictions import (
-    CLASSIFIED,
-    Predictions,
-    read_predictions,
-)
+from benchmd_ray.runs.predictions import CLASSIFIED, Predictions, read_predictions
 from benchmd_ray.runs.store import Run
 from benchmd_ray.schema.typed import typed
 from benchmd_ray.scores.metrics import Values, metric
 from benchmd_ray.scores.resampling import resampled, usual_threads
 from benchmd_ray.scores.seeds import Pooled, pooled_seeds
 from benchmd_ray.scores.support import Support, support
+
+CODE = (
+    "scores/metrics.py",
+    "scores/ranking.py",
+    "scores/resampling.py",
+    "scores/sums.py",
+    "scores/support.py",
+    "report/scored.py",
+    "modality/tasks.py",
+)
+"""Source files that say what metrics and resamples are, and how they are kept."""
+
+
+def kept(
+    inputs: Mapping[str, npt.NDArray[np.generic]],
+    how: Mapping[str, object],
+    compute: Callable[[], pa.Table],
+    fits: Callable[[pa.Table], bool],
+) -> pa.Table:
+    """What ``compute`` gives, from the cache where it was computed before.
+
+    Args:
+        inputs: Numeric arrays that the result depends on.
+        how: What else it depends on; JSON-serialisable.
+        compute: Computes the result.
+        fits: Whether a table has the form of a result; others are computed anew.
+    """
+    path = cache_folder() / "report" / f"{_name(inputs, how)}.parquet"
+    if is_whole(path):
+        with suppress(Damaged):
+            table = read_table(path, path, "")
+            if fits(table):
+                used(path)
+                return table
+    result = compute()  # it was not computed yet, or was damaged since
+    with suppress(OSError, BenchmdError):  # a folder that is read-only or full
+        _keep(path, result)
+    return result
+
+
+def _name(inputs: Mapping[str, npt.NDArray[np.generic]], how: Mapping[str, object]) -> str:
+    about = {name: [array.dtype.str, array.shape] for name, array in inputs.items()}
+    text = json.dumps([_code(), __version__, np.__version__, about, how], sort_keys=True)
+    whole = hashlib.sha256(text.encode())
+    for name in sorted(inputs):
+        whole.update(np.ascontiguousarray(inputs[name]).data)
+    return whole.hexdigest()
+
+
+@cache
+def _code() -> str:
+    package, whole = resources.files("benchmd_ray"), hashlib.sha256()
+    for name in CODE:
+        whole.update(package.joinpath(name).read_bytes())
+    return whole.hexdigest()
+
+
+def _keep(path: Path, result: pa.Table) -> None:
+    with replacing_hashed(path) as partial:
+        pq.write_table(result, partial, compression="none", use_dictionary=False)
+
 
 Floats = npt.NDArray[np.float64]
 
@@ -43,7 +108,7 @@ THREADS = 8
 
 @dataclass(frozen=True, eq=False)
 class Scored:
-    """Predictions of one run for one split of one dataset."""
+    """Predictions of a run for one split of a dataset."""
 
     run: Run
     about: Mapping[str, str]
@@ -64,7 +129,7 @@ class Scored:
 
     @cached_property
     def groups(self) -> npt.NDArray[np.intp]:
-        """Number of each unit's patient among the sorted patients: as good as the name, faster."""
+        """Number of each unit's patient among the sorted patients; faster than names."""
         names = self.units["group_id"].to_numpy(dtype=np.str_)
         return np.unique(names, return_inverse=True)[1]
 
@@ -107,7 +172,7 @@ class Scored:
         return {}
 
     def pooled(self, metric: str, column: int = 0) -> Pooled:
-        """A metric with its interval: of column 0 over all classes, then of each class."""
+        """A metric with its interval, over all classes (column 0) or of a class."""
         pooled = self._pooled.get((metric, column))
         if pooled is None:
             value, drawn = self.whole[metric][column], self.resampled[metric][:, column]
@@ -117,12 +182,12 @@ class Scored:
 
     @cached_property
     def whole(self) -> Mapping[str, Floats]:
-        """By metric: the values of all units as `resampled` has them, (1 + classes,)."""
+        """By metric: the values of all units, (1 + classes,), as in `resampled`."""
         return {name: np.array([v.mean, *v.per_class]) for name, v in self.values.items()}
 
 
 class Read(NamedTuple):
-    """What a run has predicted."""
+    """Results without metrics, and a note on each file that cannot be read."""
 
     scored: list[Scored]
     """Without metrics."""
@@ -131,7 +196,7 @@ class Read(NamedTuple):
 
 
 def read_scored(run: Run) -> Read:
-    """All that a finished run has predicted."""
+    """All predictions of a finished run."""
     scored, skipped = [], []
     for path in predictions_of(run.folder):
         if path.parent.name != CLASSIFIED.evaluation:
@@ -173,7 +238,9 @@ def measured(results: Sequence[Scored], metrics: Sequence[str], resamples: int) 
     most = min(THREADS, usual_threads())
     threads = max(1, most // max(1, len(results)))  # a few large ones have several
     with ThreadPoolExecutor(most) as pool:
-        return list(pool.map(lambda one: _measured(one, metrics, resamples, threads), results))
+        return list(
+            pool.map(lambda result: _measured(result, metrics, resamples, threads), results)
+        )
 
 
 def _measured(result: Scored, metrics: Sequence[str], resamples: int, threads: int) -> Scored:
@@ -222,7 +289,7 @@ def _fits(table: pa.Table, metrics: Sequence[str], classes: int, resamples: int)
     lengths = pc.list_value_length(table["draws"]).to_numpy().reshape(len(metrics), -1)
     whole = pc.list_flatten(table["draws"])
     return not whole.null_count and all(
-        len(set(each)) == 1 and each[0] in (0, resamples) for each in lengths.tolist()
+        len(set(counts)) == 1 and counts[0] in (0, resamples) for counts in lengths.tolist()
     )
 
 

@@ -1,4 +1,4 @@
-"""A table as data: its columns, how their values are written, and the same as plain text."""
+"""A table as data, how its values are written, and the table as plain text."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class Table:
 
 
 def text_of(value: object) -> str:
-    """A value as text, without the folders of a path: a report leaves the machine it was made on.
+    """A value as text without the folders of a path: reports leave the machine.
 
     ``see /home/ada/runs/transfer-1`` is ``see transfer-1``.
     """
@@ -69,7 +69,7 @@ def text_of(value: object) -> str:
 
 
 def shown(value: Any, kind: Kind, digits: int = 3) -> str:
-    """A number as readers see it; the page's script shows it in the same way."""
+    """A number as readers see it; the page's script writes it alike."""
     number = rounded(value, kind, digits)
     if number is None:
         return DASH
@@ -82,7 +82,7 @@ def shown(value: Any, kind: Kind, digits: int = 3) -> str:
 
 
 def rounded(value: Any, kind: Kind, digits: int = 3) -> float | int | None:
-    """A number with the digits that are shown, so that sorting follows what is seen."""
+    """A number with the digits shown, so that sorting follows what is seen."""
     if value is None or not math.isfinite(value):
         return None
     if kind == "integer":
@@ -93,11 +93,7 @@ def rounded(value: Any, kind: Kind, digits: int = 3) -> float | int | None:
 
 
 def constant(columns: Sequence[Column]) -> tuple[tuple[Column, ...], str]:
-    """Leave out text columns with one value in all of several rows, and say what it is.
-
-    Returns:
-        The columns that are left, and a sentence for the caption.
-    """
+    """Columns without texts that are alike in all of several rows, and a sentence with these."""
     alone = [
         c
         for c in columns
@@ -111,20 +107,20 @@ def constant(columns: Sequence[Column]) -> tuple[tuple[Column, ...], str]:
 
 
 def first_level(column: Column) -> str:
-    """The text that is chosen at first of a column of which one always is."""
+    """The text that is chosen at first in a required column."""
     levels = in_order(column)
     return column.chosen if column.chosen in levels else levels[0]
 
 
 def in_order(column: Column) -> list[str]:
-    """The different texts of a column in the order of sorting; what is missing comes last."""
+    """The different texts of a column in the order of sorting, missing ones last."""
     places = {name: i for i, name in enumerate(column.order)}
     texts = {text_of(value) for value in column.values}
     return sorted(texts, key=lambda t: (t == DASH, places.get(t, len(places)), t))
 
 
 def cell_text(column: Column, row: int) -> str:
-    """A cell as people read it: ``0.712 [0.690, 0.731]``."""
+    """A cell as readers see it: ``0.712 [0.690, 0.731]``."""
     if column.kind == "text":
         return text_of(column.values[row])
     value = shown(column.values[row], column.kind, column.digits)
@@ -137,8 +133,7 @@ def cell_text(column: Column, row: int) -> str:
 def plain(table: Table) -> tuple[pd.DataFrame, str]:
     """A table as texts, and its caption.
 
-    Of a column of which one value is always chosen only the rows with the first choice are there,
-    and the caption says which that is.
+    Required columns become a choice of rows, the first one, and a sentence of the caption.
     """
     rows, caption = list(range(table.rows)), table.caption
     for column in table.columns:

@@ -1,4 +1,4 @@
-"""The tables of a report: each is declared once, for its page and for its files."""
+"""The tables of a report: each is declared once, for page and files."""
 
 from __future__ import annotations
 
@@ -12,11 +12,12 @@ from benchmd_ray.data.provenance import together
 from benchmd_ray.errors import BenchmdError
 from benchmd_ray.evaluation.registry import benchmarks, named_by
 from benchmd_ray.report.columns import (
-    cautions,
     column_of,
+    columns_of,
     falling,
     interval_of,
     key_columns,
+    keyed_table,
     metric_column,
     metric_title,
     part,
@@ -24,8 +25,8 @@ from benchmd_ray.report.columns import (
     table_of,
 )
 from benchmd_ray.report.frames import KEY, VERSIONS
-from benchmd_ray.report.hardware_notes import COLUMNS
 from benchmd_ray.report.table import Column, Table
+from benchmd_ray.report.training_frames import COLUMNS
 from benchmd_ray.runs.predictions import CLASSIFIED
 from benchmd_ray.scores.metrics import METRICS
 from benchmd_ray.scores.support import INTERVAL_PATIENTS
@@ -65,12 +66,12 @@ class Declared:
     def both(
         name: str, heading: str, data: Data, make: Make, nothing: str = "", *, first: bool = False
     ) -> Declared:
-        """A table that is the same everywhere."""
+        """A table that is the same on the page and printed."""
         return Declared(name, heading, data, make, make, nothing, first)
 
 
 def auroc_frame(analysis: Analysis) -> pd.DataFrame:
-    """AUROC over all classes of each result, with what is known of the runs behind it."""
+    """AUROC over all classes of each result, with what is known of its runs."""
     scores = analysis.scores[analysis.scores["metric"] == "auroc"]
     whole = scores[scores["class"] == "mean"].reset_index(drop=True)
     classes_of = dict(list(scores[scores["class"] != "mean"].groupby([*KEY], sort=False)))
@@ -78,13 +79,13 @@ def auroc_frame(analysis: Analysis) -> pd.DataFrame:
     rows = rows[(rows["metric"] == "auroc") & (rows["class"] == "mean")]
     grouped = rows.groupby([*KEY], sort=False)
     options = grouped["options"].first().to_dict()
-    provenance = grouped["provenance"].agg(lambda held: together(*held)).to_dict()
+    provenance = grouped["provenance"].agg(lambda group: together(*group)).to_dict()
     places = list(whole[list(KEY)].itertuples(index=False, name=None))
     classes = [classes_of.get(place, scores[:0]) for place in places]
     return whole.drop(columns=["metric", "class", "positives"]).assign(
         seed_values=["; ".join(map(str, values)) for values in whole["seed_values"]],
-        classes=[f"{held['value'].count()}/{len(held)}" for held in classes],
-        unscored=["; ".join(held.loc[held["value"].isna(), "class"]) for held in classes],
+        classes=[f"{group['value'].count()}/{len(group)}" for group in classes],
+        unscored=["; ".join(group.loc[group["value"].isna(), "class"]) for group in classes],
         options=[options.get(place, "") for place in places],
         provenance=[provenance.get(place, "") for place in places],
     )
@@ -93,19 +94,16 @@ def auroc_frame(analysis: Analysis) -> pd.DataFrame:
 def results(analysis: Analysis) -> Table | None:
     """AUROC, mean over classes, next to the paper's."""
     rows = auroc_frame(analysis)
-    columns = (
-        *key_columns(rows),
+    return keyed_table(
+        "AUROC of each technique, mean over classes, with its 95 % interval, seeds pooled.",
+        rows,
         interval_of("AUROC [95 %]", rows, "value"),
         column_of("seeds", rows["seeds"], "integer"),
-        column_of("sd", rows["sd"], "number"),
-        column_of("paper", rows["paper"], "number"),
+        *columns_of(rows, "number", "sd", "paper"),
         column_of("ours − paper", rows["value"] - rows["paper"], "signed"),
         column_of("classes", rows["classes"], "text"),
         *sizes(rows),
-        *cautions(rows),
     )
-    caption = "AUROC of each technique, mean over classes, with its 95 % interval, seeds pooled."
-    return table_of(caption, columns, rows)
 
 
 def class_frame(analysis: Analysis) -> pd.DataFrame:
@@ -118,15 +116,14 @@ def class_frame(analysis: Analysis) -> pd.DataFrame:
 def classes(analysis: Analysis) -> Table | None:
     """AUROC of each class."""
     rows = class_frame(analysis)
-    columns = (
-        *key_columns(rows),
+    return keyed_table(
+        "AUROC of each class against the rest.",
+        rows,
         column_of("class", rows["class"], "text"),
         interval_of("AUROC [95 %]", rows, "value"),
         column_of("positives", rows["positives"], "integer"),
         *sizes(rows)[:1],
-        *cautions(rows),
     )
-    return table_of("AUROC of each class against the rest.", columns, rows)
 
 
 def all_metrics(analysis: Analysis) -> Table | None:
@@ -136,18 +133,17 @@ def all_metrics(analysis: Analysis) -> Table | None:
     if not frames:
         return None
     rows = frames["auroc"]
-    columns = (
-        *key_columns(rows),
-        *(interval_of(METRICS[name].title, frames[name], "value") for name in METRICS),
-        *cautions(rows),
-    )
     caption = (
         "All metrics over all classes, with 95 % intervals. AUPRC has one where each class has "
         f"{METRICS['auprc'].least} patients on its rarer side, accuracy and Brier score where "
         f"{INTERVAL_PATIENTS} patients are scored, the calibration error never; the caution is for "
         "AUROC, balanced accuracy and F1."
     )
-    return table_of(caption, columns, rows)
+    return keyed_table(
+        caption,
+        rows,
+        *(interval_of(METRICS[name].title, frames[name], "value") for name in METRICS),
+    )
 
 
 def metrics(analysis: Analysis) -> Table | None:
@@ -156,8 +152,9 @@ def metrics(analysis: Analysis) -> Table | None:
     titles = [metric_title(name) for name in rows["metric"]]
     order = tuple(metric_title(name) for name in METRICS)
     first = [title for title in (*order[1:], *order[:1]) if title in titles]
-    columns = (
-        *key_columns(rows),
+    return keyed_table(
+        "Every metric, over all classes and of each class. Choose metric and class above.",
+        rows,
         Column(
             "metric",
             titles,
@@ -179,114 +176,96 @@ def metrics(analysis: Analysis) -> Table | None:
         column_of("sd", rows["sd"], "number"),
         column_of("positives", rows["positives"], "integer"),
         *sizes(rows),
-        *cautions(rows),
     )
-    caption = "Every metric, over all classes and of each class. Choose metric and class above."
-    return table_of(caption, columns, rows)
 
 
 def gaps(analysis: Analysis) -> Table | None:
     """In distribution against target."""
     rows = analysis.gaps
     rising = [not falls for falls in falling(rows["metric"])]  # a gap is a loss on the target
-    columns = (
-        *key_columns(rows),
+    return keyed_table(
+        "The source's own validation split against each target, and the difference.",
+        rows,
         metric_column(rows, required=True),
         column_of("in distribution", rows["in_distribution"], "number"),
         column_of("target", rows["target"], "number"),
         interval_of("gap [95 %]", rows, "gap", "change", p="p_holm", worse=rising),
         column_of("p", rows["p"], "p"),
         column_of("p (Holm)", rows["p_holm"], "p", about="Over the targets of a row's technique"),
-        *cautions(rows),
     )
-    caption = "The source's own validation split against each target, and the difference."
-    return table_of(caption, columns, rows)
 
 
 def changes(analysis: Analysis) -> Table | None:
     """Techniques against training from scratch."""
     rows, lower = analysis.changes, falling(analysis.changes["metric"])
-    columns = (
-        *key_columns(rows),
+    return keyed_table(
+        "Each technique minus training from scratch, on the same records.",
+        rows,
         metric_column(rows, required=False),
         interval_of("technique − scratch [95 %]", rows, "value", "change", p="p", worse=lower),
         column_of("p", rows["p"], "p"),
         column_of("p (DeLong)", rows["p_delong"], "p"),
-        *cautions(rows),
     )
-    caption = "Each technique minus training from scratch, on the same records."
-    return table_of(caption, columns, rows)
 
 
 def pairs(analysis: Analysis) -> Table | None:
     """Techniques against each other."""
     rows = analysis.pairs
-    columns = (
-        *key_columns(rows),
+    return keyed_table(
+        "Difference in AUROC between two techniques on the same records.",
+        rows,
         *(column_of(name, rows[name], "text", filtered=True) for name in ("a", "b")),
         interval_of("b − a [95 %]", rows, "difference", "change", p="p_holm"),
         column_of("p", rows["p"], "p"),
         column_of("p (Holm)", rows["p_holm"], "p"),
-        *cautions(rows),
     )
-    caption = "Difference in AUROC between two techniques on the same records."
-    return table_of(caption, columns, rows)
 
 
 def ranking(analysis: Analysis) -> Table | None:
     """Ranks of techniques."""
     rows = analysis.ranking
-    columns = (
-        *key_columns(rows),
+    return keyed_table(
+        "Rank of each technique by AUROC, 1 is best.",
+        rows,
         interval_of("rank [95 %]", rows, "rank", digits=1),
         column_of("Kendall's τ", rows["tau"], "number", digits=2),
-        *cautions(rows),
     )
-    return table_of("Rank of each technique by AUROC, 1 is best.", columns, rows)
 
 
 def subgroups(analysis: Analysis) -> Table | None:
     """AUROC by subgroup."""
     rows = analysis.subgroups
-    columns = (
-        *key_columns(rows),
-        column_of("variable", rows["variable"], "text"),
-        column_of("group", rows["group"], "text"),
+    return keyed_table(
+        "AUROC within groups of patients.",
+        rows,
+        *columns_of(rows, "text", "variable", "group"),
         interval_of("AUROC [95 %]", rows, "value"),
         column_of("p (groups)", rows["p"], "p"),
         *sizes(rows),
-        *cautions(rows),
     )
-    return table_of("AUROC within groups of patients.", columns, rows)
 
 
 def subgroup_pairs(analysis: Analysis) -> Table | None:
     """Which subgroups differ."""
     rows = analysis.subgroup_pairs
-    columns = (
-        *key_columns(rows),
+    return keyed_table(
+        "AUROC of one group minus that of another.",
+        rows,
         column_of("variable", rows["variable"], "text"),
         *(column_of(name, rows[name], "text", order=()) for name in ("a", "b")),
         interval_of("a − b [95 %]", rows, "difference", "change", p="p_holm"),
         column_of("p (Holm)", rows["p_holm"], "p", about="After Holm's correction over the pairs"),
-        *cautions(rows),
     )
-    return table_of("AUROC of one group minus that of another.", columns, rows)
 
 
 def excluded(analysis: Analysis) -> Table | None:
     """Subgroups that were too small."""
     rows = analysis.excluded
-    columns = (
-        *key_columns(rows),
-        column_of("variable", rows["variable"], "text"),
-        column_of("group", rows["group"], "text"),
-        column_of("patients", rows["patients"], "integer"),
-    )
-    return table_of(
+    return keyed_table(
         "Groups with too few patients, and patients whose group is missing.",
-        columns,
         rows,
+        *columns_of(rows, "text", "variable", "group"),
+        column_of("patients", rows["patients"], "integer"),
     )
 
 
@@ -294,14 +273,14 @@ def ran(analysis: Analysis) -> Table | None:
     """Every run: what, where, how long, with which versions."""
     rows = analysis.ran
     columns = (
-        *(column_of(name, rows[name], "text") for name in ("run", "kind")),
+        *columns_of(rows, "text", "run", "kind"),
         *key_columns(rows),
         column_of("seed", rows["seed"], "integer"),
         column_of("finished", ["yes" if done else "no" for done in rows["finished"]], "text"),
         column_of("minutes", rows["seconds"] / 60, "number", digits=1),
-        *(column_of(name, rows[name], "text") for name in ("device", *COLUMNS)),
+        *columns_of(rows, "text", "device", *COLUMNS),
         column_of("workers", rows["workers"], "integer"),
-        *(column_of(name, rows[name], "text") for name in ("catalog", "parts", *VERSIONS)),
+        *columns_of(rows, "text", "catalog", "parts", *VERSIONS),
     )
     return table_of("Runs of this report.", columns, rows)
 
@@ -310,8 +289,13 @@ def tuned(analysis: Analysis) -> Table | None:
     """Tuned settings next to those that the search started from."""
     rows = analysis.tuned
     difference = part(rows, "difference").assign(p=rows["p"])
-    columns = (
-        *key_columns(rows),
+    caption = (
+        "AUROC of tuned settings and of those that the search started from, mean over classes, on "
+        "the same records."
+    )
+    return keyed_table(
+        caption,
+        rows,
         interval_of("tuned [95 %]", rows, "value"),
         interval_of("start [95 %]", part(rows, "start"), "start"),
         column_of("paper", rows["paper"], "number"),
@@ -323,13 +307,7 @@ def tuned(analysis: Analysis) -> Table | None:
         column_of("trials", rows["trials"].astype("float64"), "integer"),
         column_of("device hours", rows["device_hours"], "number", digits=2),
         column_of("search", rows["search"], "text"),
-        *cautions(rows),
     )
-    caption = (
-        "AUROC of tuned settings and of those that the search started from, mean over classes, on "
-        "the same records."
-    )
-    return table_of(caption, columns, rows)
 
 
 def searches(analysis: Analysis) -> Table | None:
@@ -338,11 +316,8 @@ def searches(analysis: Analysis) -> Table | None:
     chosen = [None if pd.isna(n) else str(n) if n else KEEPS for n in rows["chosen"]]
     columns = (
         *key_columns(rows),
-        *(
-            column_of(name, rows[name], "text")
-            for name in ("network", "objectives", "sampler", "stopping")
-        ),
-        *(column_of(name, rows[name], "integer") for name in ("trials", "failed", "unfinished")),
+        *columns_of(rows, "text", "network", "objectives", "sampler", "stopping"),
+        *columns_of(rows, "integer", "trials", "failed", "unfinished"),
         column_of("evaluations of a trial", rows["evaluations"], "integer"),
         column_of("evaluations in all", rows["evaluated"], "integer"),
         column_of("choosing", rows["choosing"], "text"),
@@ -354,8 +329,7 @@ def searches(analysis: Analysis) -> Table | None:
         column_of("hours", rows["seconds"] / 3600, "number", digits=2),
         column_of("device hours", rows["device_hours"], "number", digits=2),
         column_of("shared hours", rows["shared_seconds"] / 3600, "number", digits=2),
-        column_of("device", rows["device"], "text"),
-        column_of("search", rows["search"], "text"),
+        *columns_of(rows, "text", "device", "search"),
     )
     return table_of("Searches, what they chose and what they cost.", columns, rows)
 
@@ -427,20 +401,20 @@ def declared() -> tuple[Declared, ...]:
     Raises:
         BenchmdError: A benchmark's cannot be imported, or has the name of another.
     """
-    tables = {one.name: one for one in TABLES}
+    tables = {table.name: table for table in TABLES}
     for benchmark in benchmarks().values():
-        for one in named_by(benchmark.tables) if benchmark.tables else ():
-            if one.name in tables:
+        for table in named_by(benchmark.tables) if benchmark.tables else ():
+            if table.name in tables:
                 raise BenchmdError(
-                    f"the benchmark {benchmark.name} has a table {one.name}, and there is one "
+                    f"the benchmark {benchmark.name} has a table {table.name}, and there is one "
                     "already: choose another name."
                 )
-            tables[one.name] = one
+            tables[table.name] = table
     return tuple(tables.values())
 
 
 def main_table(analysis: Analysis) -> Declared:
-    """The table that answers first: AUROC, or where no run classifies the first of a benchmark."""
+    """The table that answers first: AUROC, or without a classification the first of a benchmark."""
     others = declared()[len(TABLES) :]
-    printed = (one for one in (TABLES[0], *others) if one.printed and one.printed(analysis))
+    printed = (table for table in (TABLES[0], *others) if table.printed and table.printed(analysis))
     return next(printed, TABLES[0])

@@ -1,16 +1,80 @@
-"""Frames of how runs were trained: their metrics over time, and where and with what they ran."""
+"""Frames of how runs were trained: metrics over time, and where and with what they ran."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from benchmd_ray.cluster.hardware import Hardware, from_json
 from benchmd_ray.extensions.parts import older
 from benchmd_ray.report.frames import OF_RUN, VERSIONS
-from benchmd_ray.report.hardware_notes import hardware_columns
-from benchmd_ray.runs.history import read_metrics, seconds_worked
+from benchmd_ray.report.pools import Pool
+from benchmd_ray.report.protocols import pretraining_of
+from benchmd_ray.report.scored import Scored
+from benchmd_ray.runs.history import read_metrics, seconds_worked, trained_by
 from benchmd_ray.runs.store import Run
+
+COLUMNS = {"hardware": "model", "instructions": "instructions", "threads": "threads"}
+"""Columns of the table of runs, with the field of `Hardware` that each shows."""
+MEETING = ("modality", "source", "dataset", "split", "policy", "setting")
+"""What results share that are pooled over seeds or compared with each other."""
+
+
+def hardware_columns(run: Run) -> dict[str, str | None]:
+    """What trained a run, by `COLUMNS`; all of it where sessions or workers differ."""
+    kinds = trained_by(run.folder)
+    columns = {}
+    for name, field in COLUMNS.items():
+        distinct = dict.fromkeys(getattr(kind, field) for kind in kinds)
+        columns[name] = "; ".join(filter(None, distinct)) or None
+    return columns
+
+
+def of_pools(pools: Sequence[Pool], runs: Sequence[Run]) -> list[str]:
+    """The note on the results of one source, see `different_hardware`."""
+    meeting: dict[tuple[str, ...], list[Scored]] = {}
+    for pool in pools:
+        meeting.setdefault(tuple(pool.key[name] for name in MEETING), []).extend(pool.members)
+    return different_hardware(pools[0].key["source"], meeting.values(), runs) if pools else []
+
+
+def different_hardware(
+    name: str, meeting: Iterable[Sequence[Scored]], runs: Sequence[Run]
+) -> list[str]:
+    """A note where results of ``name`` that are pooled or compared come from different hardware.
+
+    Args:
+        name: What the results are of.
+        meeting: Groups of results that are pooled or compared.
+        runs: Runs, with the pretrainings of the others.
+    """
+    runs_by_name = {run.folder.name: run for run in runs}
+    differing: dict[str, set[Hardware]] = {}
+    for results in meeting:
+        for stage, kinds in _stages(results, runs_by_name).items():
+            if len(kinds) > 1:
+                differing.setdefault(stage, set()).update(kinds)
+    by_kinds: dict[str, list[str]] = {}
+    for stage, kinds in differing.items():
+        by_kinds.setdefault("; ".join(sorted(map(str, kinds))), []).append(stage)
+    return [
+        f"{name}: results that are pooled or compared were {' and '.join(stages)} on different "
+        f"hardware, which rounds differently: {said}. This may explain part of their differences."
+        for said, stages in by_kinds.items()
+    ]
+
+
+def _stages(results: Sequence[Scored], runs_by_name: Mapping[str, Run]) -> dict[str, set[Hardware]]:
+    stages: dict[str, set[Hardware]] = {"pretrained": set(), "trained": set(), "scored": set()}
+    for run in {result.run.folder: result.run for result in results}.values():
+        stages["trained"].update(trained_by(run.folder))
+        if pretraining := pretraining_of(run, runs_by_name):
+            stages["pretrained"].update(trained_by(pretraining.folder))
+    for result in results:
+        stages["scored"].add(from_json(result.about["hardware"]))
+    return stages
+
 
 Row = dict[str, Any]
 LINES = 500
@@ -19,10 +83,7 @@ NAMES = ("loss", "validation_auroc", "validation_dsc", "lr")
 
 
 def training_rows(runs: Sequence[Run]) -> Iterator[Row]:
-    """Loss, source validation AUROC (DSC of masks), learning rate, over steps or epochs.
-
-    Pretraining counts steps, transfers count epochs.
-    """
+    """Loss, source validation score and learning rate over steps (pretraining) or epochs."""
     for run in runs:
         about = run.description
         unit = "steps" if about["kind"] == "pretrain" else "epochs"
@@ -42,7 +103,7 @@ def training_rows(runs: Sequence[Run]) -> Iterator[Row]:
 
 
 def thinned(lines: Sequence[Row]) -> list[Row]:
-    """At most `LINES` of the lines, evenly spread, with the last."""
+    """At most `LINES` evenly spread lines, the last one included."""
     step = -(-len(lines) // LINES)
     return [lines[i] for i in range((len(lines) - 1) % step, len(lines), step)] if lines else []
 
@@ -71,13 +132,13 @@ def ran_rows(runs: Sequence[Run], protocols: Mapping[Path, str]) -> Iterator[Row
 
 
 def parts_of(run: Run) -> Mapping[str, object]:
-    """Versions of the parts of the code (`parts.PARTS`) that made a run, by part."""
+    """Versions of the parts of the code (`parts.PARTS`) that made a run."""
     parts: Mapping[str, object] = run.description["determinants"].get("parts", {})
     return parts
 
 
 def older_parts(runs: Sequence[Run]) -> list[str]:
-    """Names runs that parts of the code of other versions made."""
+    """Notes on runs that other versions of the code made."""
     together: dict[str, list[str]] = {}
     for run in runs:
         for change in older(parts_of(run)):
@@ -89,7 +150,7 @@ def older_parts(runs: Sequence[Run]) -> list[str]:
 
 
 def _seconds(run: Run) -> float:
-    """Seconds of work; for a run without a history, those of training by its metrics."""
+    """Seconds of work; without a history those of training by its metrics."""
     worked = float(run.done.get("seconds", 0.0)) or seconds_worked(run.folder)
     if worked:
         return worked

@@ -1,7 +1,7 @@
-"""Frames of tuning: the searches, and tuned settings against those that a search started from.
+"""Frames of tuning: searches, and tuned settings against those that the search started from.
 
 The counterpart of a tuned result has the same key but for its protocol, the same records, and the
-settings of the search's first trial: of its encoder, transfer and pretraining.
+settings of the search's first trial for encoder, transfer and pretraining.
 """
 
 from __future__ import annotations
@@ -12,18 +12,23 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+import pyarrow as pa
+import pyarrow.compute as pc
 
-from benchmd_ray.errors import count_of
+from benchmd_ray.errors import BenchmdError, count_of
 from benchmd_ray.report.compared import difference, p_delong
 from benchmd_ray.report.frames import KEY
 from benchmd_ray.report.pools import Pool
 from benchmd_ray.report.protocols import (
+    ensembles_of,
     is_ensemble,
     is_tuned,
     pretraining_of,
     searches_behind,
 )
+from benchmd_ray.report.scored import Scored, measured, of_predictions
 from benchmd_ray.report.table import shown
+from benchmd_ray.runs.predictions import Predictions, predictions_path, read_predictions
 from benchmd_ray.runs.store import Run
 from benchmd_ray.settings.definition import EncoderSettings, Settings, TransferSettings
 from benchmd_ray.tuning.records import RULE, SearchRecord
@@ -64,7 +69,7 @@ SAME = ("catalog", "precision")
 
 
 def search_rows(records: Sequence[SearchRecord]) -> Iterator[Row]:
-    """One row per search; of a search over several sources their records and patients added."""
+    """One row per search; records and patients of several sources are added."""
     for record in records:
         yield {
             "search": record.name,
@@ -96,7 +101,7 @@ def search_rows(records: Sequence[SearchRecord]) -> Iterator[Row]:
 
 
 def networks(record: SearchRecord) -> str:
-    """Networks of a search, the one that it starts from first: ``resnet18 or resnet50``."""
+    """Networks of a search, its first one first: ``resnet18 or resnet50``."""
     encoders = [settings.get("encoder", {}) for settings in record.settings]
     started = [str(size.get("network", EncoderSettings().network)) for size in encoders]
     searched = record.space.get("encoder.network", {}).get("values", ())
@@ -104,9 +109,9 @@ def networks(record: SearchRecord) -> str:
 
 
 def _choice(record: SearchRecord) -> dict[str, float]:
-    """Scores by which a search chose, start and choice, and the difference that decided."""
+    """Scores by which a search chose, and the difference that decided."""
     decision, nearest = record.decision, next(iter(record.finalists), {})
-    finalist = next((one for one in record.finalists if one["number"] == record.best), nearest)
+    finalist = next((row for row in record.finalists if row["number"] == record.best), nearest)
     return {
         "start_value": record.first_value if decision is None else decision["start"],
         "chosen_value": record.value if decision is None else decision["expected"],
@@ -118,13 +123,7 @@ def _choice(record: SearchRecord) -> dict[str, float]:
 def tuned_pairs(
     pools: Sequence[Pool], records: Sequence[SearchRecord], runs: Sequence[Run]
 ) -> list[TunedPair]:
-    """The tuned results among pools of one source and policy, each with its counterpart.
-
-    Args:
-        pools: Results of single runs.
-        records: Searches.
-        runs: Runs, among them the pretrainings.
-    """
+    """The tuned results among pools of one source and policy, each with its counterpart."""
     named = {record.name: record for record in records}
     runs_by_name = {run.folder.name: run for run in runs}
     pairs = []
@@ -139,12 +138,7 @@ def tuned_pairs(
 
 
 def tuned_rows(pairs: Iterable[TunedPair], paper: Callable[[Pool], float]) -> Iterator[Row]:
-    """One row per tuned result; NaN where the settings that the search started from did not run.
-
-    Args:
-        pairs: Tuned results with their counterparts.
-        paper: The paper's AUROC beside a pool, NaN where there is none.
-    """
+    """One row per tuned result; NaN where its counterpart did not run."""
     for pair in pairs:
         record = pair.record
         yield _row(pair.tuned, pair.start, paper) | {
@@ -206,7 +200,6 @@ def _kept(record: SearchRecord) -> str:
 
 
 def _ensemble_notes(averages: pd.DataFrame, single: pd.DataFrame) -> list[str]:
-    """What a reader of ensembles must know."""
     if averages.empty:
         return []
     notes = [
@@ -227,26 +220,25 @@ def _ensemble_notes(averages: pd.DataFrame, single: pd.DataFrame) -> list[str]:
 
 
 def _listed(record: SearchRecord, name: str) -> str:
-    """A name of each source of a search, each once."""
     return ", ".join(dict.fromkeys(str(about[name]) for about in record.sources))
 
 
 def _start(
     pool: Pool, pools: Sequence[Pool], record: SearchRecord, runs_by_name: Mapping[str, Run]
 ) -> Pool | None:
-    """Results of the settings that a search started from; those with the same seeds first."""
+    """Results of the settings that a search started from, preferably with the same seeds."""
     first = record.start(*(pool.key[name] for name in ("modality", "source", "policy")))
     if first is None:
         return None
     names = [name for name in KEY if name != "protocol"]
     fit = [
-        one
-        for one in pools
-        if one is not pool
-        and all(one.key[name] == pool.key[name] for name in names)
-        and one.first.rows_digest == pool.first.rows_digest
-        and _same(one.first.run, pool.first.run)
-        and _has(one.first.run, pretraining_of(one.first.run, runs_by_name), first)
+        other
+        for other in pools
+        if other is not pool
+        and all(other.key[name] == pool.key[name] for name in names)
+        and other.first.rows_digest == pool.first.rows_digest
+        and _same(other.first.run, pool.first.run)
+        and _has(other.first.run, pretraining_of(other.first.run, runs_by_name), first)
     ]
     return max(fit, key=lambda one: one.seeds == pool.seeds, default=None)
 
@@ -254,17 +246,17 @@ def _start(
 def _same(run: Run, other: Run) -> bool:
     """Whether two runs were trained on the same records, in the same precision, by the same code.
 
-    Parts that only one of them uses, such as augmentation, have no version to compare.
+    Parts that only one of them uses, such as augmentation, are not compared.
     """
-    ours, theirs = (one.description["determinants"] for one in (run, other))
-    parts, others = (held.get("parts", {}) for held in (ours, theirs))
+    ours, theirs = (compared.description["determinants"] for compared in (run, other))
+    parts, others = (determinants.get("parts", {}) for determinants in (ours, theirs))
     return all(ours.get(name) == theirs.get(name) for name in SAME) and all(
         parts[name] == others[name] for name in parts.keys() & others.keys()
     )
 
 
 def _has(run: Run, upstream: Run | None, first: Settings) -> bool:
-    """Whether a transfer and its pretraining have settings but for what names its result."""
+    """Whether a transfer and its pretraining have these settings, but for what names its result."""
     settings = run.settings
     if (settings.encoder, _plain(settings.transfer)) != (first.encoder, _plain(first.transfer)):
         return False
@@ -304,3 +296,87 @@ def _row(pool: Pool, start: Pool | None, paper: Callable[[Pool], float]) -> Row:
         "p_delong": p_delong(start, pool),
         "caution": change.caution,
     }
+
+
+FEWEST = 2
+"""Seeds of an ensemble."""
+
+
+def ensembles(
+    pairs: Sequence[TunedPair], metrics: Sequence[str], resamples: int
+) -> tuple[list[TunedPair], list[str]]:
+    """Ensembles of tuned results and of their counterparts, and notes on what was skipped.
+
+    An ensemble is one model that averages the probabilities of seeds. Averaging alone often
+    improves a model, so the start is averaged over the same seeds and the two are compared only
+    with each other. With fewer than two common seeds only the tuned settings have an ensemble, of
+    all their seeds. Intervals and p are over patients, for the models that are averaged.
+    """
+    averages: list[TunedPair] = []
+    notes: list[str] = []
+    for pair in pairs:
+        both = () if pair.start is None else set(pair.tuned.seeds) & set(pair.start.seeds)
+        chosen = pair.pools if len(both) >= FEWEST else (pair.tuned,)
+        seeds = both if len(both) >= FEWEST else pair.tuned.seeds
+        if len(seeds) < FEWEST:
+            continue
+        numbered = [pool for pool in chosen if pool.seeds != _seeds_of_runs(pool)]
+        if numbered:
+            notes.append(
+                f"Skipped: the average of {numbered[0].key['protocol']} on "
+                f"{numbered[0].key['dataset']}, as a seed has several pretrainings."
+            )
+            continue
+        runs = [
+            tuple(m for m, seed in zip(pool.members, pool.seeds, strict=True) if seed in seeds)
+            for pool in chosen
+        ]
+        try:
+            done = measured([averaged(members) for members in runs], metrics, resamples)
+        except BenchmdError as error:
+            notes.append(f"Skipped: {error}")
+            continue
+        names = ensembles_of(pair.tuned.key["protocol"])[: len(chosen)]
+        tuned, *start = (
+            Pool({**pool.key, "protocol": name}, (0,), (result,), members)
+            for pool, name, result, members in zip(chosen, names, done, runs, strict=True)
+        )
+        averages.append(replace(pair, tuned=tuned, start=start[0] if start else None))
+    return averages, notes
+
+
+def _seeds_of_runs(pool: Pool) -> tuple[int, ...]:
+    return tuple(int(member.run.description["seed"]) for member in pool.members)
+
+
+def averaged(members: Sequence[Scored]) -> Scored:
+    """The mean of the probabilities of runs on one split, without metrics.
+
+    Probabilities are averaged per record, before windows are pooled to scans: as one model would.
+
+    Raises:
+        BenchmdError: Predictions cannot be read, or are of different records.
+    """
+    tables = [_records(member) for member in members]
+    first = tables[0]
+    for one, table in zip(members, tables, strict=True):
+        if not table["record_id"].equals(first["record_id"]):
+            raise BenchmdError(
+                f"{one.run.folder.name} and {members[0].run.folder.name} have predictions of "
+                f"different records of {one.dataset} ({one.split}) and are not averaged. Evaluate "
+                "the runs again with one catalog."
+            )
+    scores = [table["scores"].combine_chunks().flatten().to_numpy() for table in tables]
+    mean = pa.FixedSizeListArray.from_arrays(
+        pa.array(np.mean(scores, axis=0)), first["scores"].type.list_size
+    )
+    table = first.set_column(first.column_names.index("scores"), "scores", mean)
+    (average,) = of_predictions(members[0].run, Predictions(table, dict(members[0].about)))
+    return average
+
+
+def _records(member: Scored) -> pa.Table:
+    """The predictions behind a result, sorted by record."""
+    path = predictions_path(member.run.folder, member.dataset)
+    table = read_predictions(path).table
+    return table.filter(pc.equal(table["split"], member.split)).sort_by("record_id")

@@ -5,17 +5,106 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from benchmd_ray.console.progress import progress
 from benchmd_ray.errors import count_of
+from benchmd_ray.files.atomic import replacing
 from benchmd_ray.report.analysis import Analysis
 from benchmd_ray.report.canvas import write_listed
 from benchmd_ray.report.figures_parts import Titled
-from benchmd_ray.report.matrix import NAME, matrix_of
+from benchmd_ray.report.formats import csv_text, latex, markdown
+from benchmd_ray.report.matrix import NAME, Matrix, matrix_latex, matrix_markdown, matrix_of
+from benchmd_ray.report.notes import synthetic
 from benchmd_ray.report.page import write_page
 from benchmd_ray.report.report_figures import Which, draw
-from benchmd_ray.report.table_files import write_tables
-from benchmd_ray.report.tables import declared, main_table
+from benchmd_ray.report.table import Table, plain
+from benchmd_ray.report.tables import Declared, declared, main_table
+
+KINDS = ("csv", "md", "tex")
+
+
+def _names(tables: Sequence[Declared]) -> frozenset[str]:
+    kinds = [(table.name, ("csv", "md", "tex") if table.printed else ("csv",)) for table in tables]
+    return frozenset(f"{name}.{kind}" for name, endings in kinds for kind in endings)
+
+
+def write_tables(
+    analysis: Analysis, folder: Path, tables: Sequence[Declared] | None = None
+) -> list[Path]:
+    """Write every table with rows: as CSV, and where it is printed as Markdown and LaTeX.
+
+    The notes are below the main table. ``tables``: those of `declared`; None for all.
+    """
+    main = main_table(analysis).name
+    warning = synthetic(analysis.rows)
+    chosen = declared() if tables is None else tables
+    written = write_declared(
+        chosen, analysis, folder, main=main, notes=analysis.notes, warning=warning
+    )
+    return [*_write_matrix(matrix_of(analysis), folder), *written]
+
+
+def _write_matrix(matrix: Matrix | None, folder: Path) -> list[Path]:
+    """The first table; without one, that of an earlier report is deleted."""
+    makes = {"csv": lambda m: csv_text(m.frame), "md": matrix_markdown, "tex": matrix_latex}
+    if matrix is None:
+        for kind in KINDS:
+            (folder / f"{NAME}.{kind}").unlink(missing_ok=True)
+        return []
+    for kind, make in makes.items():
+        with replacing(folder / f"{NAME}.{kind}") as partial:
+            partial.write_text(make(matrix), "utf-8")
+    return [folder / f"{NAME}.{kind}" for kind in makes]
+
+
+def write_declared(
+    tables: Sequence[Declared],
+    reported: Any,
+    folder: Path,
+    *,
+    main: str,
+    notes: Sequence[str] = (),
+    warning: str = "",
+) -> list[Path]:
+    """Write tables as `write_tables` does, of whatever they are declared for.
+
+    Args:
+        tables: All that the folder may have.
+        reported: What they are made of.
+        folder: For the files.
+        main: The table with the notes below.
+        notes: What a reader must know.
+        warning: Ends every printed table.
+    """
+    contents: dict[str, str] = {}
+    for declaration in tables:
+        data = declaration.data(reported)
+        if not len(data):
+            continue
+        contents[f"{declaration.name}.csv"] = csv_text(data)
+        table = declaration.printed(reported) if declaration.printed else None
+        if table is not None:
+            below = [*(notes if declaration.name == main else ()), *filter(None, [warning])]
+            contents |= _printed(declaration.name, table, below)
+    for name in _names(tables) - contents.keys():  # of an earlier report, which had such rows
+        (folder / name).unlink(missing_ok=True)
+    for name, content in contents.items():
+        with replacing(folder / name) as partial:
+            partial.write_text(content, "utf-8")
+    return [folder / name for name in contents]
+
+
+def _printed(name: str, table: Table, notes: Sequence[str]) -> dict[str, str]:
+    texts, caption = plain(table)
+    lines = [caption, "", markdown(texts)]
+    if notes:
+        lines += ["", *(f"- {note}" for note in notes)]
+    label = f"tab:{name.replace('_', '-')}"
+    return {
+        f"{name}.md": "\n".join(lines) + "\n",
+        f"{name}.tex": latex(texts, caption, label, notes),
+    }
 
 
 def write_report(
@@ -27,18 +116,15 @@ def write_report(
     refresh: int = 0,
     sent: Path | None = None,
 ) -> Path:
-    """Write tables, figures and page.
+    """Write tables, figures and page, and return the page.
 
     Args:
         analysis: What is reported.
         out: The folder.
         figures: Which figures are drawn.
-        say: Takes a line for the user for each kind.
-        refresh: Seconds after which a browser loads the page again; 0: never.
-        sent: A folder for the same report with nothing of a single record, to be sent to W&B.
-
-    Returns:
-        The page.
+        say: Takes a line for the user.
+        refresh: Seconds after which a browser reloads the page; 0: never.
+        sent: A folder for the same report without anything of a single record, for W&B.
     """
     first = main_table(analysis).name if matrix_of(analysis) is None else NAME
     written = write_tables(analysis, out)
@@ -53,7 +139,7 @@ def write_report(
     if sent is not None:
         analysis = replace(analysis, notes=_sent_notes(analysis.notes))
         tables = [table for table in declared() if table.aggregate]
-        aggregate = [each for each in drawn if each.aggregate]
+        aggregate = [titled for titled in drawn if titled.aggregate]
         write_tables(analysis, sent, tables)
         _write_figures(aggregate, sent / "figures")
         write_page(analysis, aggregate, sent, tables=tables)
@@ -69,9 +155,9 @@ def _sent_notes(notes: Sequence[str]) -> list[str]:
 
 
 def _write_figures(drawn: Sequence[Titled], folder: Path) -> None:
-    """Write figures, and remove those of an earlier report."""
+    """Write figures, and delete those of an earlier report."""
     display = progress("figures", len(drawn), "figures") if drawn else None
-    named = [(each.name, each.figure) for each in drawn]
+    named = [(titled.name, titled.figure) for titled in drawn]
     write_listed(named, folder, display.update if display else lambda done: None)
     if display is not None:
         display.close()

@@ -19,7 +19,7 @@ from benchmd_ray.data.inner import inner_catalog
 from benchmd_ray.errors import BenchmdError
 from benchmd_ray.report.analysis import Analysis, analyse
 from benchmd_ray.report.page import page
-from benchmd_ray.report.table_files import write_tables
+from benchmd_ray.report.write import write_tables
 from benchmd_ray.runs.predictions import predictions_path, read_predictions
 from benchmd_ray.service.choice import Choice, chosen_datasets
 from benchmd_ray.service.execute import pretrain_run, transfer_run

@@ -41,8 +41,8 @@ from benchmd_ray.models.encoder import require_fitting
 from benchmd_ray.report.analysis import analyse
 from benchmd_ray.report.figures_parts import FigureContext
 from benchmd_ray.report.page import page
-from benchmd_ray.report.table_files import write_tables
 from benchmd_ray.report.tables import main_table
+from benchmd_ray.report.write import write_tables
 from benchmd_ray.runs.predictions import Predictions, predictions_path, read_predictions
 from benchmd_ray.runs.store import read_run
 from benchmd_ray.service.choice import Choice

@@ -21,8 +21,8 @@ from benchmd_ray.errors import BenchmdError
 from benchmd_ray.evaluation import registry
 from benchmd_ray.evaluation.evaluation import CLASSIFICATION, Asked, Evaluation
 from benchmd_ray.report.analysis import analyse
-from benchmd_ray.report.table_files import write_tables
 from benchmd_ray.report.tables import TABLES, declared
+from benchmd_ray.report.write import write_tables
 from benchmd_ray.runs.predictions import Form, predictions_path, write_predictions
 from benchmd_ray.service.choice import Choice
 from benchmd_ray.service.plan import make_plan

@@ -11,12 +11,7 @@ from stores import make_transfer, predict_all
 
 from benchmd_ray.benchmarks.benchmd.published import auroc as paper_auroc
 from benchmd_ray.cli import main
-from benchmd_ray.report.against_paper import (
-    COLUMNS,
-    against_paper,
-    comparison,
-    summary,
-)
+from benchmd_ray.report.against_paper import COLUMNS, against_paper, comparison, summary
 from benchmd_ray.report.table import plain, shown
 
 

@@ -30,8 +30,7 @@ from stores import (
 )
 
 from benchmd_ray.files.integrity import line
-from benchmd_ray.report.analysis import Analysis, analyse
-from benchmd_ray.report.curves import POINTS
+from benchmd_ray.report.analysis import POINTS, Analysis, analyse
 from benchmd_ray.report.frames import FRAMES, KEY, TUNING
 from benchmd_ray.runs.predictions import read_predictions
 from benchmd_ray.scores.comparison import delong, exchange_p

@@ -13,8 +13,7 @@ from benchmd_ray.data.cards import DatasetCard, Layout, Option, cards, dataset_c
 from benchmd_ray.data.catalog import Catalog
 from benchmd_ray.modality.modalities import modality
 from benchmd_ray.report.catalogs.describe import describe_card, list_cards, unmapped
-from benchmd_ray.report.catalogs.describe_catalog import QUARANTINE_SHOWN, describe_catalog
-from benchmd_ray.report.catalogs.lines import WIDTH
+from benchmd_ray.report.catalogs.describe_catalog import QUARANTINE_SHOWN, WIDTH, describe_catalog
 
 WHOLE = DatasetCard(
     name="whole",

@@ -25,7 +25,6 @@ from benchmd_ray.data.cards import kind_of
 from benchmd_ray.errors import BenchmdError
 from benchmd_ray.report import tables
 from benchmd_ray.report.analysis import Analysis, analyse
-from benchmd_ray.report.ensembles import averaged
 from benchmd_ray.report.page import page
 from benchmd_ray.report.page_findings import findings
 from benchmd_ray.report.page_tuning import tuning_sentences
@@ -40,6 +39,7 @@ from benchmd_ray.report.protocols import (
 from benchmd_ray.report.report_figures import draw
 from benchmd_ray.report.scored import read_scored
 from benchmd_ray.report.table import plain
+from benchmd_ray.report.tuning_frames import averaged
 from benchmd_ray.runs.predictions import predictions_path
 from benchmd_ray.scores.comparison import delong, exchange_p
 

@@ -11,10 +11,9 @@ from stores import ECG_DATA, make_transfer, predict_all
 
 from benchmd_ray.errors import BenchmdError
 from benchmd_ray.files.integrity import write_hash
-from benchmd_ray.report import kept as module
 from benchmd_ray.report import scored
-from benchmd_ray.report.kept import kept
-from benchmd_ray.report.scored import measured, read_scored
+from benchmd_ray.report import scored as module
+from benchmd_ray.report.scored import kept, measured, read_scored
 
 
 @pytest.fixture(autouse=True)

@@ -17,12 +17,11 @@ from analysis_frames import invented, made, without_intervals
 from benchmd_ray.report import tables as sections
 from benchmd_ray.report.analysis import Analysis
 from benchmd_ray.report.canvas import new_figure, styled
-from benchmd_ray.report.document import document
+from benchmd_ray.report.document import FIRST, document, html
 from benchmd_ray.report.figures_parts import Skipped, Titled
 from benchmd_ray.report.frames import FRAMES, PLACE, frame
 from benchmd_ray.report.page import page, write_page
 from benchmd_ray.report.page_findings import facts, findings, judged
-from benchmd_ray.report.page_tables import FIRST, html
 from benchmd_ray.report.table import Column, Table, constant, shown, text_of
 from benchmd_ray.scores.metrics import METRICS
 from benchmd_ray.scores.support import ALIKE, caution

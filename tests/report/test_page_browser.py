@@ -10,8 +10,8 @@ from browsers import started_browser
 from test_page import EVIL, drawn, renamed
 from waiting import until
 
+from benchmd_ray.report.document import FIRST
 from benchmd_ray.report.page import write_page
-from benchmd_ray.report.page_tables import FIRST
 from benchmd_ray.report.table import rounded, shown
 
 NOTHING = "–"

@@ -22,6 +22,7 @@ from sklearn.metrics import roc_auc_score
 
 from benchmd_ray.errors import BenchmdError
 from benchmd_ray.report import canvas, figures_groups, figures_ranks
+from benchmd_ray.report.analysis import _roc
 from benchmd_ray.report.canvas import (
     OTHER_LOOKS,
     TECHNIQUE_LOOKS,
@@ -33,7 +34,6 @@ from benchmd_ray.report.canvas import (
     write,
     write_all,
 )
-from benchmd_ray.report.curves import _roc
 from benchmd_ray.report.figures_curves import (
     draw_main_curves,
     draw_other_curves,

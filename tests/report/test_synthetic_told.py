@@ -17,7 +17,7 @@ from benchmd_ray.report.figures_panels import footer
 from benchmd_ray.report.matrix import matrix_of
 from benchmd_ray.report.page import page
 from benchmd_ray.report.report_figures import draw
-from benchmd_ray.report.table_files import write_tables
+from benchmd_ray.report.write import write_tables
 from benchmd_ray.runs.predictions import CLASSIFIED, predictions_path, read_predictions
 from benchmd_ray.runs.store import read_run
 

@@ -25,9 +25,8 @@ from benchmd_ray.report.notes import notes
 from benchmd_ray.report.protocols import protocols
 from benchmd_ray.report.rows import unfinished
 from benchmd_ray.report.table import Column, Table, plain, shown
-from benchmd_ray.report.table_files import write_tables
 from benchmd_ray.report.tables import declared
-from benchmd_ray.report.write import write_report
+from benchmd_ray.report.write import write_report, write_tables
 from benchmd_ray.runs.predictions import predictions_path
 from benchmd_ray.runs.store import open_run
 from benchmd_ray.scores.metrics import METRICS

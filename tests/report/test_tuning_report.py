@@ -49,8 +49,8 @@ from benchmd_ray.report.page_tuning import tuning_sentences
 from benchmd_ray.report.protocols import protocols
 from benchmd_ray.report.report_figures import draw
 from benchmd_ray.report.table import plain
-from benchmd_ray.report.table_files import write_tables
 from benchmd_ray.report.tuning_frames import networks
+from benchmd_ray.report.write import write_tables
 from benchmd_ray.runs.predictions import predictions_path
 from benchmd_ray.scores.comparison import exchange_p
 from benchmd_ray.scores.resampling import resampled

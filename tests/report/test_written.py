@@ -12,17 +12,10 @@ import pytest
 
 import benchmd_ray
 from benchmd_ray.report import tables
-from benchmd_ray.report.formats import (
-    LATEX,
-    aligned,
-    csv_text,
-    latex,
-    latex_text,
-    markdown,
-)
+from benchmd_ray.report.formats import LATEX, aligned, csv_text, latex, latex_text, markdown
 from benchmd_ray.report.frames import TUNING
 from benchmd_ray.report.table import plain
-from benchmd_ray.report.table_files import write_tables
+from benchmd_ray.report.write import write_tables
 
 ODD = r"50 % of a_b & c #1 {x} ~ ^ $ \ <0.001 | −0.1 ± – τ → …"
 FRAME = pd.DataFrame({"name": ["a", ODD], "gap [95 % interval]": ["[-0.1, 2]", "-3"], "n": [1, 22]})

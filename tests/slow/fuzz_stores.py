@@ -44,10 +44,9 @@ from benchmd_ray.data.verify import verify
 from benchmd_ray.errors import BenchmdError
 from benchmd_ray.modality.modalities import modality
 from benchmd_ray.report.analysis import analyse
-from benchmd_ray.report.kept import kept
 from benchmd_ray.report.page import page
 from benchmd_ray.report.report_figures import figures
-from benchmd_ray.report.scored import read_scored
+from benchmd_ray.report.scored import kept, read_scored
 from benchmd_ray.runs.history import (
     close_killed,
     last_metrics,

@@ -18,7 +18,7 @@ import pytest
 from fuzz_stores import KEPT, KINDS
 
 from benchmd_ray.data.resident import resident_signals
-from benchmd_ray.report.kept import kept
+from benchmd_ray.report.scored import kept
 
 INPUTS = int(os.environ.get("BENCHMD_FUZZ_INPUTS", "15"))
 ALWAYS_READ = ("kept computation", "metrics.jsonl", "history.jsonl", "hardware.jsonl")

@@ -14,10 +14,17 @@ from benchmd_ray.benchmarks.touchstone.report_slices import draw_slices
 from benchmd_ray.console.progress import progress
 from benchmd_ray.files.atomic import replacing, slug
 from benchmd_ray.report.canvas import styled, write_listed
-from benchmd_ray.report.document import Section, document, figure_parts, listed_notes, none, terms
+from benchmd_ray.report.document import (
+    Section,
+    document,
+    figure_parts,
+    html,
+    listed_notes,
+    none,
+    terms,
+)
 from benchmd_ray.report.figures_parts import Skipped, Titled
-from benchmd_ray.report.page_tables import html
-from benchmd_ray.report.table_files import write_declared
+from benchmd_ray.report.write import write_declared
 
 NAME = "comparison.html"
 FIGURES = "figures"

@@ -1,7 +1,4 @@
-"""What a catalog holds, for its figures: classes, people, examples.
-
-Shards are streamed column by column; of signals only the row groups with a chosen row are read.
-"""
+"""What a catalog's figures show: classes, people, examples. Shards are read column by column."""
 
 from __future__ import annotations
 
@@ -34,7 +31,7 @@ ROWS_AT_ONCE = 1 << 16
 
 @dataclass
 class Balance:
-    """Classes of a split's records."""
+    """Records of a split by class."""
 
     records: int = 0
     positive: dict[str, int] = field(default_factory=dict)
@@ -76,7 +73,7 @@ class Example:
 
 
 def splits(catalog: Catalog) -> list[str]:
-    """Splits with records, in the order in which they are shown."""
+    """Splits with records, in the order of `SPLITS`."""
     names = [split for split in catalog.manifest["splits"] if catalog.rows(split)]
     return sorted(names, key=lambda split: (*SPLITS, split).index(split))
 
@@ -107,9 +104,7 @@ def class_balance(catalog: Catalog) -> dict[str, Balance]:
 
 
 def people(catalog: Catalog) -> dict[str, People]:
-    """Patients of each split by age and sex, each counted once per split.
-
-    A patient with several records has the first age and the first sex that are stated.
+    """Patients of each split by age and sex: the first that the patient's records state.
 
     Raises:
         BenchmdError: A shard is missing or of another size than the manifest states.
@@ -141,15 +136,10 @@ def _people(frames: Iterable[pd.DataFrame]) -> People:
 
 
 def examples(catalog: Catalog, per_class: int) -> dict[str, list[Example]]:
-    """A few records of each class, the same ones whenever the catalog holds the same records.
+    """At most ``per_class`` records of each class, always the same ones for the same records.
 
-    They are chosen by a hash: of different patients where a class has as many, and each shown
-    once where its classes have others. Multi-label adds `NO_CLASS`. A class without records is
-    not there.
-
-    Args:
-        catalog: The catalog.
-        per_class: Records of a class, or all there are when it has fewer.
+    They are chosen by a hash: of different patients and not twice, where a class has as many.
+    Multi-label tasks have `NO_CLASS` too. Classes without records are absent.
 
     Raises:
         BenchmdError: A shard is missing or of another size than the manifest states.
@@ -160,11 +150,11 @@ def examples(catalog: Catalog, per_class: int) -> dict[str, list[Example]]:
         rows.sort(key=taken.__contains__)
         chosen[name] = [_example(catalog, split, row) for split, row in rows[:per_class]]
         taken |= set(rows[:per_class])
-    return {name: found for name, found in chosen.items() if found}
+    return {name: records for name, records in chosen.items() if records}
 
 
 def _candidates(catalog: Catalog, per_class: int) -> dict[str, list[tuple[str, int]]]:
-    """Split and row of enough records of each class, the preferred ones first."""
+    """Split and row of candidates for each class, the preferred ones first."""
     names = [*_shown_classes(catalog)]
     columns = [catalog.card.classes.index(name) for name in names]
     if catalog.task.kind == "multi-label":
@@ -196,12 +186,12 @@ def _candidates(catalog: Catalog, per_class: int) -> dict[str, list[tuple[str, i
 
 
 def _shown_classes(catalog: Catalog) -> tuple[str, ...]:
-    """Of the card; of masks those but the background, which all have."""
+    """Classes of the card; of masks, all but the background."""
     return catalog.task.foreground if catalog.task.segments else catalog.card.classes
 
 
 def _lowest(rows: pd.DataFrame, wanted: int) -> pd.DataFrame:
-    """Rows of the ``wanted`` patients of lowest hash, so many each; first one of each patient."""
+    """Rows of the ``wanted`` patients of lowest hash, at most as many each; one of each first."""
     rows = rows.sort_values(["patient", "record"])
     rows = rows[rows["patient"].isin(rows["patient"].unique()[:wanted])]
     rows["turn"] = rows.groupby("patient").cumcount()
@@ -210,7 +200,7 @@ def _lowest(rows: pd.DataFrame, wanted: int) -> pd.DataFrame:
 
 
 def _example(catalog: Catalog, split: str, row: int) -> Example:
-    """Read one row of a split, and of signals no more than its row group."""
+    """Read one row of a split; of the signals only its row group."""
     columns = ["record_id", "group_id", "split", "signal", "scale", "valid_size", "target"]
     shards = iter(catalog.shards(split))
     shard = next(shards)
@@ -225,13 +215,13 @@ def _example(catalog: Catalog, split: str, row: int) -> Example:
     signal = decode_signals(table["signal"], catalog.signal)[0]
     targets = targets_of(table["target"], catalog.card.target)
     (present,) = catalog.card.target.present(targets)
-    held = table.drop_columns(["signal", "target"]).to_pylist()[0]
-    names, inside = catalog.card.classes, valid_area(signal.shape[1:], held["valid_size"])
-    physical = signal[:, *inside].astype(np.float32) * held["scale"]
+    values = table.drop_columns(["signal", "target"]).to_pylist()[0]
+    names, inside = catalog.card.classes, valid_area(signal.shape[1:], values["valid_size"])
+    physical = signal[:, *inside].astype(np.float32) * values["scale"]
     return Example(
-        record_id=held["record_id"],
-        group_id=held["group_id"],
-        split=held["split"],
+        record_id=values["record_id"],
+        group_id=values["group_id"],
+        split=values["split"],
         classes=tuple(
             name
             for name, is_there in zip(names, present, strict=True)
@@ -243,7 +233,7 @@ def _example(catalog: Catalog, split: str, row: int) -> Example:
 
 
 def _tables(catalog: Catalog, split: str, columns: Sequence[str]) -> Iterator[tuple[int, pa.Table]]:
-    """Number of the first row in the split, and at most `ROWS_AT_ONCE` rows of these columns."""
+    """Number of the first row in the split, and at most `ROWS_AT_ONCE` rows of the columns."""
     table = split_table(catalog, split, columns)
     for start in range(0, len(table), ROWS_AT_ONCE):
         yield start, table.slice(start, ROWS_AT_ONCE)

@@ -14,8 +14,12 @@ from benchmd_ray.data.cards import DatasetCard, broken_cards, cards, code_classe
 from benchmd_ray.data.catalog import Catalog, open_catalog
 from benchmd_ray.errors import BenchmdError, unknown_name
 from benchmd_ray.modality.tasks import TaskKind
-from benchmd_ray.report.catalogs.describe_catalog import describe_catalog
-from benchmd_ray.report.catalogs.lines import count_table, list_item, paragraph
+from benchmd_ray.report.catalogs.describe_catalog import (
+    count_table,
+    describe_catalog,
+    list_item,
+    paragraph,
+)
 from benchmd_ray.storage.address import SCHEME
 from benchmd_ray.storage.location import location
 
@@ -38,13 +42,13 @@ RELEASED_RULE = (
 
 
 def unmapped(card: DatasetCard) -> str:
-    """What becomes of a record with a label that is none of our classes."""
+    """What happens to a record whose label is none of our classes."""
     several = card.task.kind == "multi-label"
     return "(no separate class; the record stays)" if several else "(excluded)"
 
 
 def describe_card(card: DatasetCard) -> list[str]:
-    """The lines on a dataset: what it is, where it comes from, its folder, what a build makes."""
+    """The lines on a dataset: what it is, where to get it, its raw folder, what a build gives."""
     head = f"{card.name}: {card.title}" if card.title else card.name
     lines = [head, "=" * len(head)]
     for title, section in SECTIONS.items():
@@ -90,7 +94,7 @@ def _get(card: DatasetCard) -> list[str]:
     for label, content in terms.items():
         lines += paragraph(content, label=label) if content else []
     if card.download:
-        lines += ["  download", *(line for each in card.download for line in list_item(each, 4))]
+        lines += ["  download", *(line for step in card.download for line in list_item(step, 4))]
     return lines
 
 
@@ -144,7 +148,6 @@ def _labels(card: DatasetCard) -> list[str]:
 
 
 def _code_counts(card: DatasetCard) -> str:
-    """How many codes of the card's table are of each class."""
     try:
         codes = code_classes(card.code_table, card.name)
     except KeyError:  # a table of one dataset
@@ -188,7 +191,7 @@ def _policies(card: DatasetCard) -> list[str]:
 
 
 def _splits(files: Files, role: str) -> str:
-    """Where the splits of a dataset without code come from."""
+    """How the splits of a dataset without code are made."""
     if role == "target":
         return "All records are scored."
     if files.split or files.lists or (not files.table and "split" in files.levels):
@@ -215,7 +218,6 @@ def _notes(card: DatasetCard) -> list[str]:
 
 
 def _files(files: Files) -> list[str]:
-    """What a card says of its files, as it stands there."""
     values = {f.name: getattr(files, f.name) for f in fields(files)}
     changed = {k: v for k, v in values.items() if v != getattr(Files(), k)}
     sentence = f"Records are the rows of {files.table}." if files.table else "Records are files."
@@ -245,14 +247,10 @@ SECTIONS: dict[str, Callable[[DatasetCard], list[str]]] = {
 
 
 def show(name: str, draws: bool) -> list[str]:
-    """Lines on the dataset of that name, or on the catalog in that folder.
-
-    Args:
-        name: A dataset, a folder or an address on S3; of a dataset and a folder, the dataset.
-        draws: Whether figures are wanted, which takes a catalog.
+    """Lines on a dataset, or on the catalog in a folder or at an address; datasets come first.
 
     Raises:
-        BenchmdError: It is neither, or figures of a dataset are wanted.
+        BenchmdError: It is neither, or ``draws`` asks for figures of a dataset.
     """
     card = named(name)
     if isinstance(card, Catalog):
@@ -266,10 +264,7 @@ def show(name: str, draws: bool) -> list[str]:
 
 
 def named(name: str) -> DatasetCard | Catalog:
-    """What a name is of: a dataset's card, or a catalog.
-
-    Args:
-        name: A dataset, a folder or an address on S3; of a dataset and a folder, the dataset.
+    """A dataset's card, or the catalog in a folder or at an address; datasets come first.
 
     Raises:
         BenchmdError: It is neither.
@@ -286,7 +281,7 @@ def named(name: str) -> DatasetCard | Catalog:
 def list_cards(listed: Iterable[DatasetCard]) -> list[str]:
     """A line for each dataset: by modality, sources first, then collections.
 
-    A dataset of a collection that is there in several sizes has one line.
+    A dataset of a collection in several sizes has one line.
     """
     sizes: dict[str, list[DatasetCard]] = {}
     for card in listed:
@@ -312,11 +307,9 @@ def list_cards(listed: Iterable[DatasetCard]) -> list[str]:
 
 
 def _title(card: DatasetCard, also: Iterable[DatasetCard]) -> str:
-    """Title of a card with the other sizes that the dataset has."""
     others = ", ".join(other.name.removeprefix(card.name) for other in also)
     return f"{card.title}; also {others}" if others else card.title
 
 
 def _short_access(card: DatasetCard) -> str:
-    """The first word: open, registration, credentialed."""
     return re.split(r"[\s;,.:(]", card.access.strip(), maxsplit=1)[0].lower()

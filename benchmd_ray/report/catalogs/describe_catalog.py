@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Mapping
 from typing import Any
 
@@ -10,14 +11,45 @@ from benchmd_ray.data.quarantine import summarised
 from benchmd_ray.data.records import HELD_OUT
 from benchmd_ray.data.verify import cautions
 from benchmd_ray.errors import count_of
-from benchmd_ray.report.catalogs.lines import count_table, list_item, paragraph
+
+WIDTH = 100
+
+
+def paragraph(content: str, indent: int = 2, label: str = "") -> list[str]:
+    """The lines of a wrapped paragraph with a label at its left; words (links) stay whole."""
+    start = " " * indent + (f"{label:<13}" if label else "")
+    if len(label) > 12:
+        start = " " * indent + label + " "
+    return textwrap.wrap(
+        " ".join(content.split()),
+        WIDTH,
+        initial_indent=start,
+        subsequent_indent=" " * (indent + (13 if label else 0)),
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
+
+
+def list_item(content: str, indent: int = 2) -> list[str]:
+    """The lines of a wrapped entry of a list."""
+    first, *more = paragraph(content, indent + 2) or [""]
+    return [" " * indent + "- " + first.lstrip(), *more]
+
+
+def count_table(title: str, columns: list[str], rows: Mapping[str, list[int]]) -> list[str]:
+    """A table of counts."""
+    width = max(len(name) for name in (title, *rows)) + 2
+    lines = [f"  {title:{width}}" + "".join(f"{column:>12}" for column in columns)]
+    lines += [f"  {name:{width}}" + "".join(f"{n:12,}" for n in rows[name]) for name in rows]
+    return [line.rstrip() for line in lines]
+
 
 QUARANTINE_SHOWN = 20
 """Quarantined records that are named one by one."""
 
 
 def describe_catalog(catalog: Catalog) -> list[str]:
-    """The lines on a catalog: counts per split and class, what was excluded or quarantined."""
+    """The lines on a catalog: counts per split and class, excluded and quarantined records."""
     manifest = catalog.manifest
     order = sorted(set(manifest["splits"]) - {HELD_OUT}, key=lambda name: (name == "test", name))
     splits = {split: manifest["splits"][split] for split in order}
@@ -54,9 +86,9 @@ def describe_catalog(catalog: Catalog) -> list[str]:
 
 
 def _rows(catalog: Catalog, splits: Mapping[str, Any]) -> dict[str, list[int]]:
-    """Rows of the table of counts; units only where they are not the records themselves."""
+    """Rows of the table of counts; scored units only where they are not the records."""
     rows = {row: [split[row] for split in splits.values()] for row in ("records", "patients")}
-    units = [held.get("units", held["records"]) for held in splits.values()]
+    units = [counts.get("units", counts["records"]) for counts in splits.values()]
     if units != rows["records"]:
         scored = catalog.task.scored
         rows = {"records": rows["records"], scored: units, "patients": rows["patients"]}
@@ -68,7 +100,7 @@ def _rows(catalog: Catalog, splits: Mapping[str, Any]) -> dict[str, list[int]]:
 
 
 def _statistics(catalog: Catalog) -> list[str]:
-    """Mean and standard deviation of the training split, where its signals are normalised by it."""
+    """Mean and standard deviation of the training split, where they normalise its signals."""
     statistics, signal = catalog.statistics, catalog.signal
     if statistics is None or not (
         signal.dtype == "uint8" or signal.normaliser.startswith("source-")

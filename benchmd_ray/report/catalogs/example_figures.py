@@ -1,4 +1,4 @@
-"""Pictures of a catalog's records: waveforms, images, slices. No names are in them."""
+"""Pictures of a catalog's records (waveforms, images, slices), without any names."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ GRID: dict[str, Any] = {"color": "#E8C4B8", "linewidth": 0.4, "zorder": 0}
 
 
 def draw_examples(catalog: Catalog, chosen: dict[str, list[Example]]) -> dict[str, Figure]:
-    """Examples of each class, by the name of the figure's file; none where none is chosen."""
+    """Figures of examples of each class, by file name."""
     if not chosen:
         return {}
     if catalog.signal.axes[-1] != "time":
@@ -36,13 +36,13 @@ def draw_examples(catalog: Catalog, chosen: dict[str, list[Example]]) -> dict[st
     if catalog.signal.stored_shape[0] <= FEW:
         return {"examples": _draw_few(catalog, chosen)}
     return {
-        f"examples-{slug(name)}": _draw_stacks(catalog, name, found)
-        for name, found in chosen.items()
+        f"examples-{slug(name)}": _draw_stacks(catalog, name, records)
+        for name, records in chosen.items()
     }
 
 
 def _draw_stacks(catalog: Catalog, name: str, examples: Sequence[Example]) -> Figure:
-    """Channels below each other on a grid; of millivolts as on paper, to scale."""
+    """Channels below each other on a grid; in millivolts to scale, as on paper."""
     unit, count = catalog.signal.unit, catalog.signal.stored_shape[0]
     near = round(0.1 * _rate(catalog))
     box = PAPER.get(unit) or _round_below(_spread([example.signal for example in examples]) / 2)
@@ -75,15 +75,15 @@ def _draw_stacks(catalog: Catalog, name: str, examples: Sequence[Example]) -> Fi
 
 
 def _draw_few(catalog: Catalog, chosen: dict[str, list[Example]]) -> Figure:
-    """All channels of each signal, all signals at the same scale."""
-    traces = {name: [_about_median(e.signal) for e in found] for name, found in chosen.items()}
-    spread = _spread([values for found in traces.values() for values in found])
+    """All channels of each signal, at one scale."""
+    traces = {name: [_about_median(e.signal) for e in records] for name, records in chosen.items()}
+    spread = _spread([values for records in traces.values() for values in records])
     bar, unit = _round_below(1.5 * spread), catalog.signal.unit
     channels = _channels(catalog)
     offsets = np.asarray(-2 * spread * np.arange(len(channels)), np.float64)
     columns = max(map(len, chosen.values()))
     rate = _rate(catalog)
-    seconds = max(v.shape[1] for found in traces.values() for v in found) / rate
+    seconds = max(v.shape[1] for records in traces.values() for v in records) / rate
     wide = _grid_seconds(seconds)
     figure = new_figure(
         f"{named(catalog)}: signals of each class, channels about their medians, a line each "
@@ -92,10 +92,10 @@ def _draw_few(catalog: Catalog, chosen: dict[str, list[Example]]) -> Figure:
         width=1.5 + 5.5 * columns,
     )
     panels = figure.subplots(len(chosen), columns, sharex=True, squeeze=False)
-    for row, (name, found) in zip(panels, chosen.items(), strict=True):
-        for axes in row[len(found) :]:
+    for row, (name, records) in zip(panels, chosen.items(), strict=True):
+        for axes in row[len(records) :]:
             axes.set_axis_off()
-        for axes, example, values in zip(row[: len(found)], found, traces[name], strict=True):
+        for axes, example, values in zip(row[: len(records)], records, traces[name], strict=True):
             _paper(axes, np.arange(0, seconds + wide / 2, wide), offsets)
             placed = np.asarray(values + offsets[:, None], np.float32)
             _traces(axes, placed, offsets, channels, rate)
@@ -109,30 +109,28 @@ def _draw_few(catalog: Catalog, chosen: dict[str, list[Example]]) -> Figure:
 
 
 def _channels(catalog: Catalog) -> Sequence[str]:
-    """Names of the channels, or their numbers."""
     count = catalog.signal.stored_shape[0]
     return catalog.signal.channels or [str(number) for number in range(1, count + 1)]
 
 
 def _spread(signals: Sequence[npt.NDArray[np.float32]]) -> float:
-    """What most values of signals, (channel, time), are within about their medians."""
+    """The distance from the medians within which most values of the signals (channel, time) are."""
     peaks = [np.percentile(np.abs(_about_median(values)), 99.5) for values in signals]
     return float(np.median(peaks)) or 1.0
 
 
 def _round_below(value: float) -> float:
-    """The largest of 1, 2, 5, 10, … that is not above a value, at any power of ten."""
+    """The largest 1, 2 or 5 × 10ⁿ that is not above a value."""
     power = 10.0 ** np.floor(np.log10(value))
     return float(max(step for step in (1, 2, 5) if step * power <= value * (1 + 1e-9)) * power)
 
 
 def _grid_seconds(seconds: float) -> float:
-    """Distance of a grid's lines: as on paper over 10 s, about 50 over any time."""
+    """Distance of grid lines: as on paper over 10 s, about 50 lines over any time."""
     return _round_below(seconds / 50)
 
 
 def _about_median(signal: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
-    """Each channel less its median, (channel, time)."""
     return signal - np.median(signal, axis=1, keepdims=True)
 
 
@@ -145,15 +143,15 @@ def _rate(catalog: Catalog) -> float:
 def _stacked(
     signal: npt.NDArray[np.float32], step: float, near: int
 ) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.float64]]:
-    """Channels about their medians, each moved down so far that it clears the one above.
+    """Channels about their medians, each moved down until it clears the one above.
 
     Args:
         signal: (channel, time).
-        step: Distances are multiples of it: from two up to twelve, where artefacts overlap.
-        near: Samples to both sides that it clears as well.
+        step: Channels are two to twelve steps apart; artefacts may overlap.
+        near: Samples on both sides that must be clear as well.
 
     Returns:
-        (channel, time), and the place of each channel's median.
+        (channel, time), and the height of each channel's median.
     """
     values = _about_median(signal)
     floors = minimum_filter1d(values, 2 * near + 1, axis=1)
@@ -171,7 +169,6 @@ def _traces(
     names: Sequence[str],
     rate: float,
 ) -> None:
-    """Lines over time, of ``rate`` samples a second, with the channels' names next to them."""
     axes.plot(np.arange(values.shape[1]) / rate, values.T, color="black", linewidth=0.6)
     axes.set_yticks(offsets, names)
     axes.tick_params(axis="y", length=0)
@@ -179,7 +176,6 @@ def _traces(
 
 
 def _paper(axes: Axes, x: npt.NDArray[np.float64], y: npt.NDArray[np.float64]) -> None:
-    """Thin lines of a grid, in a colour that leaves black traces alone."""
     for place in x:
         axes.axvline(place, **GRID)
     for place in y:
@@ -187,7 +183,6 @@ def _paper(axes: Axes, x: npt.NDArray[np.float64], y: npt.NDArray[np.float64]) -
 
 
 def _bar(axes: Axes, height: float, text: str) -> None:
-    """A bar of known height at the right edge."""
     low = axes.get_ylim()[0]
     place = axes.get_xlim()[1] * 1.012
     axes.plot([place, place], [low, low + height], color="black", linewidth=2, clip_on=False)
@@ -198,7 +193,7 @@ def _bar(axes: Axes, height: float, text: str) -> None:
 
 
 def _draw_images(catalog: Catalog, chosen: dict[str, list[Example]]) -> Figure:
-    """Images without their padding, a class in each row; of a CT window the middle slice."""
+    """Images without padding, a row for each class; of volumes the middle slice."""
     kind = catalog.signal
     volume = len(kind.axes) == 4
     what = "images of each class, without padding"
@@ -212,7 +207,7 @@ def _draw_images(catalog: Catalog, chosen: dict[str, list[Example]]) -> Figure:
         window = f"{centre:g}/{width:g} {kind.unit}".replace("-", "−")
         what = f"the middle slice of volumes of each class, window {window}"
     columns = max(map(len, chosen.values()))
-    shapes = [example.signal.shape[-2:] for found in chosen.values() for example in found]
+    shapes = [example.signal.shape[-2:] for records in chosen.values() for example in records]
     cell = max(height for height, _ in shapes), max(width for _, width in shapes)
     inch = 2.2 / max(cell)
     limits = _limits(catalog)
@@ -222,12 +217,12 @@ def _draw_images(catalog: Catalog, chosen: dict[str, list[Example]]) -> Figure:
         width=1.5 + cell[1] * inch * columns + volume,
     )
     panels = figure.subplots(len(chosen), columns, squeeze=False)
-    for row, (name, found) in zip(panels, chosen.items(), strict=True):
+    for row, (name, records) in zip(panels, chosen.items(), strict=True):
         for axes in row:
             axes.set(xticks=[], yticks=[])
             axes.spines[:].set_visible(False)
         row[0].set_ylabel(textwrap.fill(name, 16), rotation=0, ha="right", va="center")
-        for axes, example in zip(row[: len(found)], found, strict=True):
+        for axes, example in zip(row[: len(records)], records, strict=True):
             mask = _mask(catalog, example, name)
             image = _image(example.signal, mask)
             picture = _shown(axes, image, *(limits or _own_limits(image)))
@@ -244,10 +239,7 @@ def _draw_images(catalog: Catalog, chosen: dict[str, list[Example]]) -> Figure:
 
 
 def _limits(catalog: Catalog) -> tuple[float, float] | None:
-    """What is drawn black and white in all images: of the window, of bytes; None where they differ.
-
-    Numbers of other images have no common unit that a scale could show.
-    """
+    """Values drawn black and white in all images; None where images have no common unit."""
     kind = catalog.signal
     if kind.normaliser == "window":
         window = kind.normaliser_parameters().range
@@ -256,7 +248,6 @@ def _limits(catalog: Catalog) -> tuple[float, float] | None:
 
 
 def _own_limits(image: npt.NDArray[np.float32]) -> tuple[float, float]:
-    """Of the middle 98 % of an image's pixels."""
     low, high = np.percentile(image, (1, 99))
     return float(low), float(max(high, np.nextafter(low, np.inf)))
 
@@ -271,7 +262,7 @@ def _mask(catalog: Catalog, example: Example, name: str) -> npt.NDArray[np.bool_
 def _image(
     signal: npt.NDArray[np.float32], mask: npt.NDArray[np.bool_] | None
 ) -> npt.NDArray[np.float32]:
-    """(channel, y, x): the signal itself, or a slice of a volume, the middle one without a mask."""
+    """(channel, y, x): the signal; of a volume the slice with most of the mask, or the middle."""
     if signal.ndim < 4:
         return signal
     place = signal.shape[1] // 2 if mask is None else int(mask.sum(axis=(1, 2)).argmax())
@@ -279,23 +270,20 @@ def _image(
 
 
 def _plane(mask: npt.NDArray[np.bool_]) -> npt.NDArray[np.float64]:
-    """(y, x): the mask itself, or the slice of a volume that has most of it."""
+    """(y, x): the mask, or the slice of a volume that has most of it."""
     plane = mask if mask.ndim == 2 else mask[int(mask.sum(axis=(1, 2)).argmax())]
     return plane.astype(np.float64)
 
 
 def _shown(axes: Axes, image: npt.NDArray[np.float32], low: float, high: float) -> AxesImage:
-    """Draw an image (channel, y, x) from black at ``low`` to white at ``high``.
-
-    Three channels are red, green and blue; of other numbers the first is drawn.
-    """
+    """Draw an image (channel, y, x), black at ``low``, white at ``high``; RGB of 3 channels."""
     if len(image) != 3:
         return axes.imshow(image[0], cmap="gray", vmin=low, vmax=high)
     return axes.imshow(((image.transpose(1, 2, 0) - low) / (high - low)).clip(0, 1))
 
 
 def _same_scale(axes: Axes, extent: Sequence[int], cell: Sequence[int]) -> None:
-    """Centre an image of (y, x) pixels in a cell that is as large as for any other."""
+    """Centre an image of (y, x) pixels in a cell of the size common to all."""
     (height, width), (tall, wide) = extent, cell
     axes.set_xlim((width - wide) / 2 - 0.5, (width + wide) / 2 - 0.5)
     axes.set_ylim((height + tall) / 2 - 0.5, (height - tall) / 2 - 0.5)

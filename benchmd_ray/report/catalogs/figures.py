@@ -124,7 +124,7 @@ def _class_bars(axes: Axes, balance: Balance, shift: float, height: float, **loo
 
 def draw_people(catalog: Catalog, splits: dict[str, People]) -> Figure:
     """Ages of each split's patients by sex, and how many are not known."""
-    sizes = ", ".join(f"{held.patients:,} {split}" for split, held in splits.items())
+    sizes = ", ".join(f"{group.patients:,} {split}" for split, group in splits.items())
     whom = _whom(catalog)
     figure = new_figure(
         f"Ages and sexes of {named(catalog)}: {sizes} {whom}", 0.9 + 2.0 * len(splits)
@@ -132,22 +132,22 @@ def draw_people(catalog: Catalog, splits: dict[str, People]) -> Figure:
     panels = figure.subplots(len(splits), sharex=True, squeeze=False)[:, 0]
     labels = [f"{n * AGE_BIN}–{(n + 1) * AGE_BIN - 1}" for n in range(AGE_BINS - 1)]
     places = np.append(np.arange(AGE_BINS), AGE_BINS + 0.5)
-    sexes = [sex for sex in SEXES if any(held.of_sex(sex) for held in splits.values())]
+    sexes = [sex for sex in SEXES if any(group.of_sex(sex) for group in splits.values())]
     most = max(
-        max(*held.ages[sex], held.age_unknown[sex]) for held in splits.values() for sex in sexes
+        max(*group.ages[sex], group.age_unknown[sex]) for group in splits.values() for sex in sexes
     )
     upright = most > 999 or (most > 99 and len(sexes) > 2)  # wider than a bar
-    for axes, (split, held) in zip(panels, splits.items(), strict=True):
+    for axes, (split, group) in zip(panels, splits.items(), strict=True):
         for number, sex in enumerate(sexes):
             shift = (number - (len(sexes) - 1) / 2) * 0.8 / len(sexes)
-            counts = [*held.ages[sex], held.age_unknown[sex]]
+            counts = [*group.ages[sex], group.age_unknown[sex]]
             label = "sex unknown" if sex == "unknown" else sex
             bars = axes.bar(
                 places + shift, counts, 0.76 / len(sexes), label=label, **look(SEXES.index(sex))
             )
             texts = [f"{n:,}" if n else "" for n in counts]
             axes.bar_label(bars, texts, fontsize=6.5, padding=2, rotation=90 if upright else 0)
-        axes.set_title(f"{split}: {_sexes(held)}")
+        axes.set_title(f"{split}: {_sexes(group)}")
         axes.set_ylabel(whom)
         axes.yaxis.get_major_locator().set_params(integer=True)
         axes.yaxis.set_major_formatter("{x:,.0f}")
