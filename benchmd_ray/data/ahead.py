@@ -1,4 +1,4 @@
-"""Items that a thread makes before they are asked for."""
+"""Items that a thread prepares in advance."""
 
 from __future__ import annotations
 
@@ -15,14 +15,10 @@ LOOK_SECONDS = 0.1
 
 
 def ahead(items: Iterator[T], depth: int = DEPTH) -> Iterator[T]:
-    """The items of an iterator in their order, made by a thread while others are worked on.
+    """The items of an iterator in order, prepared by a thread while the caller works on others.
 
-    The thread ends when the items do, when one cannot be made, which is raised in its place, and
-    when no more are asked for.
-
-    Args:
-        items: Only the thread takes of it.
-        depth: Items that wait.
+    The thread alone uses `items`. An error is raised in the place of its item. The thread ends with
+    the items, with an error, or when the generator is closed; at most `depth` items wait.
     """
     held: queue.Queue[tuple[bool, T | BaseException | None]] = queue.Queue(depth)
     unneeded = threading.Event()

@@ -27,8 +27,8 @@ def discovered(
     """What a raw folder holds, under the arguments of `build`, and the card of its catalog.
 
     Raises:
-        BenchmdError: It is missing or of another layout, names files elsewhere, or a choice is
-            unknown.
+        BenchmdError: The folder is missing, of another layout or names files elsewhere, or a choice
+            is unknown.
     """
     choices = chosen(card, policy, split_table, options, hold_out, two_classes)
     discovery = _listed(card, raw, choices)
@@ -44,11 +44,7 @@ def discovered(
 def conditions_there(
     card: DatasetCard, raw: Path, options: Mapping[str, str], names: Sequence[str]
 ) -> tuple[str, ...]:
-    """Those of some conditions that a record of a raw folder has, under the policy ``clean``.
-
-    Raises:
-        BenchmdError: See `discovered`.
-    """
+    """The given conditions that some record of a raw folder has, under the policy ``clean``."""
     discovery = _listed(card, raw, chosen(card, "clean", None, options, names))
     stated = conditions_in(discovery.items) | {*discovery.states.values()}
     return tuple(name for name in names if name in stated)
@@ -62,7 +58,7 @@ def _listed(card: DatasetCard, raw: Path, choices: Choices) -> Discovery:
 
 
 def _composed(item: RawItem) -> RawItem:
-    """The item with its labels and conditions in the form of Unicode that cards have."""
+    """The item with labels and conditions in composed Unicode, as cards have them."""
     names = (item.label or "", *item.labels, *item.conditions)
     if all(map(str.isascii, names)):
         return item
@@ -85,7 +81,7 @@ def chosen(
     """The choices with a value for each of the card's options.
 
     Raises:
-        BenchmdError: The policy, an option or its value is unknown, or a split table of no use.
+        BenchmdError: The policy, an option or its value is unknown, or a split table has no use.
     """
     if policy not in card.evaluation_splits:
         raise unknown_name(f"policy of {card.name}:", policy, card.evaluation_splits)
@@ -107,7 +103,7 @@ def chosen(
 
 
 def _unique(discovery: Discovery) -> Discovery:
-    """Without the later ones of items of the same record id, which are counted."""
+    """Keep the first item of each record id, and count the others as excluded."""
     kept = {item.record_id: item for item in reversed(discovery.items)}
     items = [item for item in discovery.items if kept[item.record_id] is item]
     if len(items) == len(discovery.items):
@@ -117,7 +113,6 @@ def _unique(discovery: Discovery) -> Discovery:
 
 
 def _require_own_splits(discovery: Discovery, card: DatasetCard) -> None:
-    """Refuse patients who are in several splits."""
     first: dict[str, RawItem] = {}
     shared: dict[str, RawItem] = {}
     for item in discovery.items:
@@ -145,7 +140,7 @@ def _expectation(card: DatasetCard) -> str:
 def require_complete(
     discovery: Discovery, card: DatasetCard, raw: Path, allow_missing: bool
 ) -> None:
-    """Refuse a raw folder that holds less, or more, than the card's layout, unless allowed."""
+    """Refuse a raw folder with fewer or more records than the card's layout, unless allowed."""
     total = discovery.total
     if total == 0:
         raise BenchmdError(f"{raw} holds no record of {card.name}. {_expectation(card)}")

@@ -1,7 +1,4 @@
-"""Catalogs as one HDF5 file, to be handed on, and back; of any modality.
-
-How the file looks: `hdf5_layout`.
-"""
+"""Catalogs as one HDF5 file, to hand on, and back; `hdf5_layout` describes the file."""
 
 from __future__ import annotations
 
@@ -59,12 +56,8 @@ PROCESS = Apart("benchmd_ray.data.hdf5")
 def export_hdf5(catalog: Catalog, path: Path) -> None:
     """Write a catalog as one HDF5 file, whole or not at all, a shard at a time.
 
-    Args:
-        catalog: A finished catalog of any modality.
-        path: The file, which is replaced where it is there.
-
     Raises:
-        BenchmdError: The catalog is damaged, or holds masks, or the disk is full.
+        BenchmdError: The catalog is damaged or holds masks, or the disk is full.
     """
     manifest, card = catalog.manifest, catalog.card
     if card.target.is_mask:
@@ -96,9 +89,9 @@ def export_hdf5(catalog: Catalog, path: Path) -> None:
 
 
 class _Written(io.FileIO):
-    """A file that HDF5 writes, which never sees a write fail: its library crashes or aborts then.
+    """A file for HDF5 whose writes never seem to fail, as the library crashes or aborts then.
 
-    The first error is kept for `require_whole`; what comes after it is dropped.
+    The first error is kept for `require_whole`; later writes are dropped.
     """
 
     def __init__(self, path: Path) -> None:
@@ -106,7 +99,6 @@ class _Written(io.FileIO):
         self._error: OSError | None = None
 
     def write(self, data: Any) -> int:
-        """Write all of it, unless something failed before."""
         left = memoryview(data).cast("B")
         size = len(left)
         try:
@@ -117,7 +109,6 @@ class _Written(io.FileIO):
         return size
 
     def truncate(self, size: int | None = None) -> int:
-        """Make it so long."""
         try:
             return super().truncate(size)
         except OSError as error:
@@ -125,17 +116,11 @@ class _Written(io.FileIO):
             return size or 0
 
     def require_whole(self) -> None:
-        """Raise the first error.
-
-        Raises:
-            OSError: Something could not be written.
-        """
         if self._error is not None:
             raise self._error
 
 
 def _write_split(group: Any, catalog: Catalog, split: str, rows: int, file: _Written) -> None:
-    """The datasets of a split, filled shard by shard."""
     widths = _widths(catalog, split)
     for name, column in columns_of(catalog.card).items():
         chunk = (1 if name == "signal" else min(rows, 4096), *column.shape)
@@ -153,7 +138,7 @@ def _write_split(group: Any, catalog: Catalog, split: str, rows: int, file: _Wri
 
 
 def _widths(catalog: Catalog, split: str) -> dict[str, int]:
-    """Bytes of the longest text of each column of texts."""
+    """Bytes of the longest text of each text column."""
     columns = {name: name for name in TEXTS}
     columns |= {f"metadata/{k}": k for k, kind in METADATA.items() if pa.types.is_string(kind)}
     widths = dict.fromkeys(columns, 1)
@@ -194,17 +179,17 @@ def _encoded(texts: list[str]) -> npt.NDArray[np.bytes_]:
 def import_hdf5(path: Path, out: Path) -> Catalog:
     """Make a catalog of a file that `export_hdf5` wrote, whole or not at all.
 
-    Its records are those of the exported catalog, in shards of the same rows; with the same
-    versions of the libraries its digest is the same too.
+    Records and shards are those of the exported catalog; with the same library versions its digest
+    is too.
 
     Args:
-        path: The file. It need not be trusted: links, other filters, types and shapes than those
-            of the dataset's card, and counts that do not match are refused.
-        out: Folder of the catalog, which must not be there, or be empty.
+        path: The file. It need not be trusted: links, other filters, types or shapes than the card
+            has, and counts that do not match are refused.
+        out: Folder of the catalog, missing or empty.
 
     Raises:
-        BenchmdError: The file is missing, damaged or no such file, ``out`` holds something, or
-            the disk is full.
+        BenchmdError: The file is missing, damaged or no such file, ``out`` holds something, or the
+            disk is full.
     """
     _require_free(out)
     with locked(out / ".lock", f"the catalog {out}"):
@@ -233,7 +218,7 @@ def _require_free(out: Path) -> None:
 
 
 def _write_apart(path: Path, out: Path) -> None:
-    """Write what a file holds as a catalog, in a process apart: HDF5 is a native library.
+    """Write a file's catalog in a separate process, as HDF5 is a native library.
 
     Raises:
         BenchmdError: It cannot be read, or ends the process.
@@ -259,7 +244,7 @@ def answer(request: dict[str, Any]) -> tuple[dict[str, Any], bytes]:
     """Write what the file ``path`` holds as the catalog ``out``.
 
     Returns:
-        ``error``, where it cannot be written, with ``errno`` where that is of the system.
+        ``error`` where that fails, with ``errno`` if the system gave one.
     """
     path = Path(request["path"])
     begin(0)
@@ -274,7 +259,6 @@ def answer(request: dict[str, Any]) -> tuple[dict[str, Any], bytes]:
 
 
 def _write_catalog(path: Path, out: Path) -> None:
-    """Write what a file holds as a catalog."""
     with h5py.File(path, "r") as file:
         stated, card = stated_manifest(file, path)
         require_layout(file, stated, card, path)
@@ -304,7 +288,7 @@ def _reading(path: Path) -> Iterator[None]:
 def _parts(
     file: Any, stated: Mapping[str, Any], card: DatasetCard, folder: Path, path: Path
 ) -> Iterator[dict[str, Any]]:
-    """Shards of the rows that the manifest states, as they are written."""
+    """Write the rows that the manifest states as shards, and yield their parts."""
     first: dict[str, int] = {}
     seen = []  # hashes, for there may be millions of records
     for number, shard in enumerate(stated["shards"], 1):
@@ -325,7 +309,6 @@ def _parts(
 
 
 def _table(group: Any, rows: slice, split: str, card: DatasetCard, path: Path) -> pa.Table:
-    """Some rows of a split as a shard's table."""
     layout, count = schema(card), rows.stop - rows.start
     held = {name: group[name][rows] for name in ("scale", "valid_size", "target")}
     ages = np.where(group["metadata/age_known"][rows], group["metadata/age"][rows], 0.0)
@@ -360,7 +343,6 @@ def _table(group: Any, rows: slice, split: str, card: DatasetCard, path: Path) -
 
 
 def _texts(held: Any, rows: slice) -> list[str]:
-    """Texts of a dataset."""
     return [text.decode() for text in held[rows]]
 
 

@@ -69,7 +69,7 @@ def columns_of(card: DatasetCard) -> dict[str, Column]:
 
 
 def foreign(path: Path, what: str) -> BenchmdError:
-    """An error of a file that is damaged or none of ours."""
+    """An error for a file that is damaged or not one of ours."""
     return BenchmdError(
         f"{path} cannot be imported: {what}. Expected a file of `benchmd catalog export`; export "
         "the catalog again."
@@ -77,7 +77,7 @@ def foreign(path: Path, what: str) -> BenchmdError:
 
 
 def stated_manifest(file: Any, path: Path) -> tuple[dict[str, Any], DatasetCard]:
-    """What the file says of the exported catalog, checked, and the card of its dataset."""
+    """The exported catalog's manifest, checked, and its card."""
     if file.attrs.get("format") != FORMAT:
         raise foreign(path, f"its attribute 'format' is not {FORMAT!r}")
     held = _dataset(file, "manifest", path)
@@ -100,7 +100,7 @@ def stated_manifest(file: Any, path: Path) -> tuple[dict[str, Any], DatasetCard]
 
 
 def require_layout(file: Any, stated: Mapping[str, Any], card: DatasetCard, path: Path) -> None:
-    """Every object is one of ours, within the file, of the right type and shape."""
+    """Check that each object is expected, within the file, and of the right type and shape."""
     expected = {"manifest": None} | dict.fromkeys(stated["splits"])
     if set(file) != set(expected):
         raise foreign(path, f"it holds {sorted(file)}, expected {sorted(expected)}")
@@ -138,7 +138,7 @@ def _group(parent: Any, name: str, path: Path) -> Any:
 
 
 def _dataset(parent: Any, name: str, path: Path) -> Any:
-    """A dataset that is in the file itself."""
+    """A dataset that is stored in the file itself."""
     folder, _, own = name.rpartition("/")
     parent = _group(parent, folder, path) if folder else parent
     _require_within(parent, own, path)

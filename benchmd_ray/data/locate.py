@@ -21,17 +21,10 @@ def locate(
     options: Mapping[str, str] | None = None,
     hold_out: Sequence[str] = (),
 ) -> dict[str, Path]:
-    """The raw file, or folder of files, of each record, found by listing the raw folder again.
+    """The raw file, or folder of files, of each record, by listing the raw folder again.
 
-    Args:
-        name: Name of the dataset's card.
-        raw: Folder with the raw files that the catalog was built from.
-        record_ids: Records of that catalog. A part of a file (a segment, an epoch, a window) has
-            the file's id with a suffix.
-        policy: As at the build.
-        split_table: As at the build.
-        options: As at the build.
-        hold_out: As at the build.
+    A record of a part of a file (a segment, an epoch, a window) has the file's id with a suffix.
+    All other arguments must be those of the build.
 
     Raises:
         BenchmdError: The raw folder is missing or of another layout, or holds no such record.

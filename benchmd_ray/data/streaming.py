@@ -1,8 +1,6 @@
 """A split that is larger than memory, as batches of a stream.
 
-Rows pass through a local shuffle buffer. It reaches 0.89 (0.70 to 0.96) of the rows/s of Ray Data's
-``local_shuffle_buffer_size`` (`speed.stream`), and is kept because its order is a function of seed,
-epoch and worker, which a resumed run repeats.
+Its shuffle buffer has 0.89 of the rows/s of Ray Data's, and an order that a resumed run repeats.
 """
 
 from __future__ import annotations
@@ -66,14 +64,12 @@ class _Block(NamedTuple):
         return _Block(self.rows[index], self.signals[index], self.columns.at(index))
 
     def empty(self, rows: int) -> _Block:
-        """Room for so many rows."""
         columns = self.columns
         parts = (self.rows, self.signals, columns.targets, columns.scales, columns.sizes)
         arrays = [np.empty((rows, *part.shape[1:]), part.dtype) for part in parts]
         return _Block(arrays[0], arrays[1], Columns(*arrays[2:]))
 
     def put(self, index: Rows | slice, other: _Block) -> None:
-        """Take other rows in place of these."""
         self.rows[index], self.signals[index] = other.rows, other.signals
         own, new = self.columns, other.columns
         own.targets[index], own.scales[index] = new.targets, new.scales
@@ -88,7 +84,7 @@ class _Block(NamedTuple):
 
 
 class StreamingFeed:
-    """A split read by Ray Data, shard by shard; needs a Ray that this process is connected to."""
+    """A split read by Ray Data, shard by shard; needs a connected Ray."""
 
     def __init__(
         self,
@@ -101,14 +97,6 @@ class StreamingFeed:
         statistics: Statistics | None = None,
     ) -> None:
         """Assign shards to workers.
-
-        Args:
-            catalog: The catalog.
-            split: The split.
-            seed: Seed of the order.
-            worker: Whose share to give.
-            shuffle_rows: Rows of the local shuffle buffer.
-            statistics: Of the source's training split; some modalities need none.
 
         Raises:
             BenchmdError: There are fewer shards than workers, or the modality needs statistics.
@@ -136,7 +124,7 @@ class StreamingFeed:
         return sum(self._shards[i].rows for i in self._own(order, rank))
 
     def _read(self, order: Rows) -> Iterator[_Block]:
-        """Blocks of (rows, stored signals, targets) of this worker's shards, in their order."""
+        """Blocks of this worker's shards, in their order."""
         numbers = self._own(order, self._worker.rank)
         rows = np.concatenate([np.arange(self._starts[i], self._starts[i + 1]) for i in numbers])
         read = 0
@@ -153,7 +141,6 @@ class StreamingFeed:
             )
 
     def _shuffled(self, epoch: int) -> Iterator[_Block]:
-        """Blocks of an epoch through the shuffle buffer."""
         generator = np.random.default_rng([self._seed, epoch, 1 + self._worker.rank])
         shards = self._epoch_shards(epoch)
         size = min(self._shuffle_rows, self._own_rows(shards, self._worker.rank))
@@ -207,7 +194,7 @@ class StreamingFeed:
         yield from self._ahead(map(self._stored, self._regrouped(self._from(epoch, skip), size)))
 
     def _ahead(self, batches: Iterator[T]) -> Iterator[T]:
-        """Batches; a thread makes them while a GPU works."""
+        """Batches; a thread prepares them while a GPU works."""
         return ahead(batches) if self._worker.device.type == "cuda" else batches
 
     def _epoch_shards(self, epoch: int) -> Rows:
@@ -252,11 +239,7 @@ class StreamingFeed:
 
 
 def _stream(shards: list[Shard], size: int) -> Iterator[pa.Table]:
-    """Rows of shards in their order, ``size`` at a time, read by tasks of Ray Data.
-
-    Raises:
-        BenchmdError: A shard on S3 is missing or another one, or its bucket cannot be reached.
-    """
+    """Rows of shards in their order, ``size`` at a time, read by tasks of Ray Data."""
     numbers = ray_data().range(len(shards), override_num_blocks=len(shards))
     dataset = numbers.map_batches(partial(row_groups, shards), batch_size=None)
     try:
@@ -276,11 +259,10 @@ def row_groups(
 
 
 def ray_dataset(catalog: Catalog, split: str) -> Any:
-    """A split as a `ray.data.Dataset`, for your own work; needs a Ray to work on.
+    """A split as a `ray.data.Dataset`, for your own work; needs a connected Ray.
 
     A row has ``record_id``, ``group_id``, ``unit_id``, ``signal`` (float32 (*stored_shape), in the
-    signal's unit), ``target`` and ``valid_size``. Shards are compared with their hashes by the
-    tasks that read them.
+    signal's unit), ``target`` and ``valid_size``. Tasks check shards by their hashes.
 
     Raises:
         BenchmdError: The split has no record, or a shard is missing or of another size.

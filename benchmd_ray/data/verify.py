@@ -109,13 +109,9 @@ def _count_faults(
 
 
 def _shared_patients(groups: dict[str, set[str]], leaving: set[str]) -> list[str]:
-    """Pairs of splits with the same patients.
+    """Pairs of splits that share patients.
 
-    Those with held-out views or states may be in other splits than the training split.
-
-    Args:
-        groups: Patients of each split.
-        leaving: Of those of held-out records, who may be in no other split.
+    Only held-out patients in `leaving` may be in no other split; others just not in training.
     """
     names = sorted(groups)
     shared = []
@@ -132,7 +128,7 @@ def _shared_patients(groups: dict[str, set[str]], leaving: set[str]) -> list[str
 def cautions(catalog: Catalog) -> list[str]:
     """What training on a source, or scoring a catalog, will meet: empty splits and classes.
 
-    A class is not named that a target has no record of by its published counts.
+    A class without records in a target's published counts is not named.
     """
     card, splits = catalog.card, catalog.manifest["splits"]
     needed = ["train", "validation"] if card.role == "source" else []
@@ -168,7 +164,6 @@ def cautions(catalog: Catalog) -> list[str]:
 
 
 def _notes(catalog: Catalog) -> list[str]:
-    """Departures from the card."""
     manifest, card = catalog.manifest, catalog.card
     raw = manifest["raw"]
     what = card.task.scored.removesuffix("s")
