@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Iterator, Sequence
+import queue
+import threading
+from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar
 
@@ -17,7 +19,6 @@ import numpy.typing as npt
 import torch
 
 from benchmd_ray.cluster.gpu_memory import room
-from benchmd_ray.data.ahead import ahead
 from benchmd_ray.data.normalise import Normalise
 
 T = TypeVar("T")
@@ -100,8 +101,8 @@ class Stored:
 
 def to_device(values: npt.NDArray[Any], device: torch.device) -> torch.Tensor:
     """Copy an array to a device, without waiting for a GPU's earlier work."""
-    held = torch.from_numpy(values)
-    return held.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else held
+    tensor = torch.from_numpy(values)
+    return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor
 
 
 class Feed(Protocol):
@@ -275,3 +276,57 @@ def _to_device(signals: npt.NDArray[np.generic], rows: Rows, device: torch.devic
         piece = rows[start : start + size]
         result[start : start + size] = torch.from_numpy(np.asarray(signals[piece]))
     return result
+
+
+DEPTH = 2
+"""Items that wait, at most, in addition to the one that is being made."""
+LOOK_SECONDS = 0.1
+"""How long the thread waits for room before it looks whether it is still needed."""
+
+
+def ahead(items: Iterator[T], depth: int = DEPTH) -> Iterator[T]:
+    """The items of an iterator in order, prepared by a thread while the caller works on others.
+
+    The thread alone uses `items`. An error is raised in the place of its item. The thread ends with
+    the items, with an error, or when the generator is closed; at most `depth` items wait.
+    """
+    waiting: queue.Queue[tuple[bool, T | BaseException | None]] = queue.Queue(depth)
+    unneeded = threading.Event()
+
+    def put(last: bool, what: T | BaseException | None) -> None:
+        while not unneeded.is_set():
+            try:
+                waiting.put((last, what), timeout=LOOK_SECONDS)
+            except queue.Full:
+                continue
+            return
+
+    def make() -> None:
+        try:
+            for item in items:
+                put(False, item)
+                if unneeded.is_set():
+                    break
+        except BaseException as error:
+            put(True, error)
+        else:
+            put(True, None)
+        finally:
+            if isinstance(items, Generator):
+                items.close()
+
+    thread = threading.Thread(target=make, name="ahead", daemon=True)
+    thread.start()
+    try:
+        while True:
+            last, what = waiting.get()
+            if not last:
+                yield what  # type: ignore[misc]
+            elif what is None:
+                return
+            else:
+                assert isinstance(what, BaseException)
+                raise what
+    finally:
+        unneeded.set()
+        thread.join()

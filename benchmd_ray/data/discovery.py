@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from benchmd_ray.data.binary import in_two_classes
-from benchmd_ray.data.cards import DatasetCard
+from benchmd_ray.data.cards import DatasetCard, dataset_card
 from benchmd_ray.data.datasets import dataset_of
 from benchmd_ray.data.holding_out import conditions_in, held_out
 from benchmd_ray.data.raw import DUPLICATE, Choices, Discovery, RawItem, inside
@@ -98,8 +99,8 @@ def chosen(
             "leave it out."
         )
     defaults = {name: option.default_under(policy) for name, option in card.options.items()}
-    held, normal = (tuple(sorted({*map(composed, n)})) for n in (hold_out, two_classes))
-    return Choices(policy, split_table, defaults | dict(options), held, normal)
+    kept_out, normal = (tuple(sorted({*map(composed, n)})) for n in (hold_out, two_classes))
+    return Choices(policy, split_table, defaults | dict(options), kept_out, normal)
 
 
 def _unique(discovery: Discovery) -> Discovery:
@@ -156,3 +157,40 @@ def require_complete(
         f"{len(discovery.missing):,}{first}. "
         "Complete the download, or accept what is there with --allow-missing."
     )
+
+
+def locate(
+    name: str,
+    raw: Path,
+    record_ids: Sequence[str],
+    *,
+    policy: str = "clean",
+    split_table: Path | None = None,
+    options: Mapping[str, str] | None = None,
+    hold_out: Sequence[str] = (),
+) -> dict[str, Path]:
+    """The raw file, or folder of files, of each record, by listing the raw folder again.
+
+    A record of a part of a file (a segment, an epoch, a window) has the file's id with a suffix.
+    All other arguments must be those of the build.
+
+    Raises:
+        BenchmdError: The raw folder is missing or of another layout, or holds no such record.
+    """
+    card = dataset_card(name)
+    _, discovery, _ = discovered(card, raw, policy, split_table, options or {}, hold_out)
+    paths = {item.record_id: raw / item.path for item in discovery.items}
+    located = {}
+    for record_id in record_ids:
+        # a part of a file has the file's id with a suffix: the longest beginning is the file's
+        ends = [len(record_id), *(m.start() for m in re.finditer(r"[^A-Za-z0-9]", record_id))]
+        beginnings = (record_id[:end] for end in sorted(ends, reverse=True))
+        whole = next((name for name in beginnings if name in paths), None)
+        if whole is None:
+            raise BenchmdError(
+                f"{raw} holds no record {record_id!r} of {name} under the policy {policy}; its "
+                f"records are named like {min(paths, default='nothing')!r}. Give the policy, split "
+                "table and options that the catalog was built with, and the same BENCHMD_ID_KEY."
+            )
+        located[record_id] = paths[whole]
+    return located

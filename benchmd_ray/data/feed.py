@@ -93,8 +93,8 @@ def _chosen_signals(
     for shard in catalog.shards(split):
         first, last = np.searchsorted(rows, (start, start + shard.rows))
         if first < last:
-            held = decode_signals(shard.table(["signal"])["signal"], kind)
-            signals[first:last] = held[rows[first:last] - start]
+            shard_signals = decode_signals(shard.table(["signal"])["signal"], kind)
+            signals[first:last] = shard_signals[rows[first:last] - start]
         start += shard.rows
     return signals
 

@@ -37,7 +37,7 @@ class FileNames:
         places = [""]
         for part in PurePosixPath(name).parts:
             inside = ((place, self._names(place).get(composed(part), ())) for place in places)
-            places = [f"{place}/{own}".lstrip("/") for place, names in inside for own in names]
+            places = [f"{place}/{real}".lstrip("/") for place, names in inside for real in names]
         if len(places) > 1:
             raise self.clash(places)
         return places[0] if places else name

@@ -83,9 +83,9 @@ def guessed(folder: Path) -> Guess:
     """
     groups: dict[str, list[str]] = {}
     for place, names in walk(folder, *(f"*{end}" for end in KNOWN)):
-        for one in sorted(names):
-            path = (place / one).relative_to(folder).as_posix()
-            groups.setdefault(_ending(one).lower(), []).append(path)
+        for name in sorted(names):
+            path = (place / name).relative_to(folder).as_posix()
+            groups.setdefault(_ending(name).lower(), []).append(path)
     if not groups:
         raise BenchmdError(
             f"{folder} holds no file of a known format: expected one of {', '.join(KNOWN)}."
@@ -153,28 +153,28 @@ def _keys(files: Sequence[str]) -> dict[tuple[str, str], dict[str, str]]:
     """Files by the names a column may use, grouped by the folder and suffix that these omit."""
     common = PurePosixPath(os.path.commonpath([PurePosixPath(path).parent for path in files]))
     suffix = _ending(files[0])
-    found: dict[tuple[str, str], dict[str, str]] = {}
+    keys: dict[tuple[str, str], dict[str, str]] = {}
     for place in (common.as_posix(), *(parent.as_posix() for parent in common.parents)):
         for removed in ("", suffix):
             start = "" if place == "." else f"{place}/"
-            found["" if place == "." else place, removed] = {
+            keys["" if place == "." else place, removed] = {
                 composed(path.removeprefix(start).removesuffix(removed)): path for path in files
             }
-    return found
+    return keys
 
 
 def _of_rows(
     table: str, rows: Sequence[Mapping[str, str]], column: str, key: tuple[str, str]
 ) -> Guess:
     folder, suffix = key
-    said: dict[str, Any] = {"table": table, "path": column}
-    said |= {"folder": folder} if folder else {}
-    said |= {"suffix": suffix} if suffix else {}
+    files: dict[str, Any] = {"table": table, "path": column}
+    files |= {"folder": folder} if folder else {}
+    files |= {"suffix": suffix} if suffix else {}
     names = {_plain(name): name for name in reversed(list(rows[0])) if name != column}
-    guess = Guess(said, [], guessed=[f"files are named by the column {column} of {table}"])
+    guess = Guess(files, [], guessed=[f"files are named by the column {column} of {table}"])
     patient = next((names[name] for name in PATIENTS if name in names), None)
     if patient is not None:
-        said["patient"] = patient
+        files["patient"] = patient
         guess.guessed.append(f"patients are in the column {patient}")
     else:
         guess.unknown.append("which column names the patients: each file stands for one until then")
@@ -182,7 +182,7 @@ def _of_rows(
     if split is not None:
         _add_split(guess, split, sorted({row[split] for row in rows}))
     metadata = {name: names[name] for name in METADATA if name in names}
-    said |= {"metadata": metadata} if metadata else {}
+    files |= {"metadata": metadata} if metadata else {}
     taken = {column, *metadata.values(), patient, split}
     counts = {
         name: len({row[name] for row in rows} - {""}) for name in rows[0] if name not in taken
@@ -199,7 +199,7 @@ def _of_rows(
     if label is None:
         guess.unknown.append("which column holds the classes")
         return guess
-    said["label"] = label
+    files["label"] = label
     guess.guessed.append(f"classes are the values of the column {label}")
     guess.classes = sorted({row[label] for row in rows} - {""})
     return guess
@@ -212,12 +212,12 @@ def _plain(name: str) -> str:
 
 def _add_split(guess: Guess, column: str, values: Sequence[str]) -> None:
     """Splits by a column, where its values name some."""
-    said = {value: SPLITS[value.lower()] for value in values if value.lower() in SPLITS}
-    others = [value for value in values if value and value not in said]
-    if not said:
+    splits = {value: SPLITS[value.lower()] for value in values if value.lower() in SPLITS}
+    others = [value for value in values if value and value not in splits]
+    if not splits:
         guess.unknown.append(f"what the column {column} is: none of its values names a split")
         return
-    guess.files |= {"split": column, "splits": said}
+    guess.files |= {"split": column, "splits": splits}
     guess.guessed.append(f"splits are in the column {column}")
     if others:
         some = ", ".join(map(shown, others[:5]))
@@ -245,10 +245,10 @@ def _of_folders(folder: Path, files: list[str]) -> tuple[Guess, list[str]]:
             f"all files of {folder} are in one folder, {classes[0]}: expected two or more that are "
             "named by class, or a table with a row for each file."
         )
-    said: dict[str, Any] = {"levels": [*levels, "class"]}
+    stated: dict[str, Any] = {"levels": [*levels, "class"]}
     if levels:
-        said["splits"] = {name: SPLITS[name.lower()] for name in sorted(names[0])}
-    return Guess(said, classes, guessed=["classes are the names of folders", ALONE]), files
+        stated["splits"] = {name: SPLITS[name.lower()] for name in sorted(names[0])}
+    return Guess(stated, classes, guessed=["classes are the names of folders", ALONE]), files
 
 
 def _add_signal(guess: Guess, example: Path) -> None:

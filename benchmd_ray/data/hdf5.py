@@ -81,8 +81,8 @@ def export_hdf5(catalog: Catalog, path: Path) -> None:
     with replacing(path) as partial, _Written(partial) as written:
         with h5py.File(written, "w", libver=("v110", "v110")) as file:
             file.attrs.update(attributes)
-            held = np.frombuffer(json.dumps(manifest, ensure_ascii=False).encode(), np.uint8)
-            file.create_dataset("manifest", data=held)
+            encoded = np.frombuffer(json.dumps(manifest, ensure_ascii=False).encode(), np.uint8)
+            file.create_dataset("manifest", data=encoded)
             for split, stated in manifest["splits"].items():
                 _write_split(file.create_group(split), catalog, split, stated["records"], written)
         written.require_whole()
@@ -130,9 +130,11 @@ def _write_split(group: Any, catalog: Catalog, split: str, rows: int, file: _Wri
     for table in catalog.tables(split):
         last = first + len(table)
         for name, values in _arrays(table, catalog.card).items():
-            held = group[name]
+            dataset = group[name]
             # numpy's own byte strings are ASCII to HDF5, which does not turn them into UTF-8
-            held[first:last] = values.astype(held.dtype) if values.dtype.kind == "S" else values
+            dataset[first:last] = (
+                values.astype(dataset.dtype) if values.dtype.kind == "S" else values
+            )
         file.require_whole()
         first = last
 
@@ -153,23 +155,23 @@ def _arrays(table: pa.Table, card: DatasetCard) -> dict[str, npt.NDArray[Any]]:
     """The rows of a shard as they are written."""
     rows, axes = len(table), len(card.signal.stored_shape) - 1
     sizes = table["valid_size"].combine_chunks().flatten().to_numpy(zero_copy_only=False)
-    found: dict[str, npt.NDArray[Any]] = {
+    arrays: dict[str, npt.NDArray[Any]] = {
         "signal": decode_signals(table["signal"], card.signal),
         "target": decode_targets(table["target"]),
         "scale": table["scale"].to_numpy(),
         "valid_size": sizes.reshape(rows, axes),
     }
-    found |= {name: _encoded(table[name].to_pylist()) for name in TEXTS}
+    arrays |= {name: _encoded(table[name].to_pylist()) for name in TEXTS}
     for name, kind in METADATA.items():
         values = table[name].to_pylist()
-        known = np.array([value is not None for value in values])
-        found[f"metadata/{name}_known"] = known
-        found[f"metadata/{name}"] = (
+        is_known = np.array([value is not None for value in values])
+        arrays[f"metadata/{name}_known"] = is_known
+        arrays[f"metadata/{name}"] = (
             _encoded([value or "" for value in values])
             if pa.types.is_string(kind)
             else np.array([value or 0 for value in values], np.float32)
         )
-    return found
+    return arrays
 
 
 def _encoded(texts: list[str]) -> npt.NDArray[np.bytes_]:
@@ -210,8 +212,8 @@ def import_hdf5(path: Path, out: Path) -> Catalog:
 def _require_free(out: Path) -> None:
     """Refuse a folder with more than an interrupted import leaves."""
     if out.is_dir():
-        held = [path.name for path in out.iterdir()]
-        if all(name == ".lock" or name.startswith(TEMPORARY) for name in held):
+        names = [path.name for path in out.iterdir()]
+        if all(name == ".lock" or name.startswith(TEMPORARY) for name in names):
             return
     if out.exists():
         raise BenchmdError(f"{out} is there already: choose another --out, or remove it.")
@@ -263,11 +265,11 @@ def _write_catalog(path: Path, out: Path) -> None:
         stated, card = stated_manifest(file, path)
         require_layout(file, stated, card, path)
         parts = list(_parts(file, stated, card, out, path))
-    made = manifest_of(card, stated, parts)
+    manifest = manifest_of(card, stated, parts)
     for key in ("splits", "statistics", "schema"):
-        if made[key] != stated[key]:
+        if manifest[key] != stated[key]:
             raise foreign(path, f"its rows give other {key} than its manifest states")
-    write_json(out / MANIFEST, made)
+    write_json(out / MANIFEST, manifest)
 
 
 @contextmanager
@@ -310,10 +312,10 @@ def _parts(
 
 def _table(group: Any, rows: slice, split: str, card: DatasetCard, path: Path) -> pa.Table:
     layout, count = schema(card), rows.stop - rows.start
-    held = {name: group[name][rows] for name in ("scale", "valid_size", "target")}
+    numbers = {name: group[name][rows] for name in ("scale", "valid_size", "target")}
     ages = np.where(group["metadata/age_known"][rows], group["metadata/age"][rows], 0.0)
     held_out = group["metadata/held_out_known"][rows]
-    if fault := values_fault(card, age=ages, held_out=held_out, **held):
+    if fault := values_fault(card, age=ages, held_out=held_out, **numbers):
         raise foreign(path, fault)
     signal = np.ascontiguousarray(group["signal"][rows])
     width = layout.field("signal").type.byte_width
@@ -322,21 +324,24 @@ def _table(group: Any, rows: slice, split: str, card: DatasetCard, path: Path) -
             pa.binary(width), count, [None, pa.py_buffer(signal)]
         ),
         "split": pa.array([split] * count, pa.string()),
-        "scale": pa.array(held["scale"], pa.float32()),
+        "scale": pa.array(numbers["scale"], pa.float32()),
     }
     for name in ("target", "valid_size"):
-        values = held[name]
+        values = numbers[name]
         kind = layout.field(name).type
         flat = pa.array(values.ravel(), kind.value_type)
         columns[name] = pa.FixedSizeListArray.from_arrays(flat, type=kind)
     for name in TEXTS:
         columns[name] = pa.array(_texts(group[name], rows), pa.string())
     for name, kind in METADATA.items():
-        column, known = group[f"metadata/{name}"], group[f"metadata/{name}_known"][rows]
+        column, are_known = group[f"metadata/{name}"], group[f"metadata/{name}_known"][rows]
         is_text = pa.types.is_string(kind)
         values = _texts(column, rows) if is_text else column[rows].tolist()
         columns[name] = pa.array(
-            [value if is_known else None for value, is_known in zip(values, known, strict=True)],
+            [
+                value if is_known else None
+                for value, is_known in zip(values, are_known, strict=True)
+            ],
             kind,
         )
     return pa.table({name: columns[name] for name in layout.names}, schema=layout)

@@ -167,8 +167,8 @@ def splits_seen(rows: Mapping[str, int], scored: Collection[str]) -> tuple[str, 
 
     `rows` are the records of each split.
     """
-    own = rows.get("validation") and "validation" not in scored
-    return ("train", "validation") if own else ("train",)
+    has_validation = rows.get("validation") and "validation" not in scored
+    return ("train", "validation") if has_validation else ("train",)
 
 
 def _cut(table: pa.Table, patients: frozenset[str]) -> dict[str, pa.Table]:
@@ -177,9 +177,9 @@ def _cut(table: pa.Table, patients: frozenset[str]) -> dict[str, pa.Table]:
     place = table.schema.get_field_index("split")
     sides = {}
     for side, mask in (("train", pc.invert(inside)), ("validation", inside)):
-        own = table.filter(mask).combine_chunks()
-        split = pa.array([side] * len(own), pa.string())
-        sides[side] = own.set_column(place, own.schema.field(place), split)
+        rows = table.filter(mask).combine_chunks()
+        split = pa.array([side] * len(rows), pa.string())
+        sides[side] = rows.set_column(place, rows.schema.field(place), split)
     return sides
 
 
@@ -188,11 +188,11 @@ def _written(
 ) -> list[dict[str, Any]]:
     """Write the rows of each side of a shard, and give the manifest's parts."""
     parts = []
-    for side, own in sides.items():
-        if len(own):
+    for side, rows in sides.items():
+        if len(rows):
             name = f"{side}-{number:05d}"
-            about = {"name": name, "split": side, "rows": len(own)}
-            parts.append(about | shard_part(own, folder / SHARDS / f"{name}.parquet", card))
+            about = {"name": name, "split": side, "rows": len(rows)}
+            parts.append(about | shard_part(rows, folder / SHARDS / f"{name}.parquet", card))
     return parts
 
 

@@ -54,17 +54,17 @@ def loose_files(path: Path, signal: Signal) -> list[str]:
     if not path.is_dir():
         raise BenchmdError(f"{path} does not exist: name a catalog, a file or a folder of files.")
     ends = suffixes(signal)
-    found: list[str] = []
+    paths: list[str] = []
     for folder, names in walk(path, *(f"*{end}" for end in ends)):
         series = is_volume(signal) and all(name.lower().endswith(".dcm") for name in names)
         places = [folder] if series else [folder / name for name in names]
-        found += [each.relative_to(path).as_posix() for each in places]
-    if not found:
+        paths += [each.relative_to(path).as_posix() for each in places]
+    if not paths:
         raise BenchmdError(
             f"{path} holds no file of {signal.name}: expected a catalog, or files that end with "
             f"{', '.join(ends)}."
         )
-    return sorted(found)
+    return sorted(paths)
 
 
 def ignored_files(path: Path, signal: Signal) -> list[Path]:

@@ -78,8 +78,10 @@ def _valid(sizes: torch.Tensor, signals: torch.Tensor) -> torch.Tensor:
     """(batch, 1, …): True where stored signals are not padding; see `valid_starts`."""
     whole = torch.ones((), dtype=torch.bool, device=signals.device)
     extents = signals.shape[2:]
-    held = sizes.unbind(dim=1)
-    for axis, (start, size) in enumerate(zip(valid_starts(extents, held), held, strict=True)):
+    axis_sizes = sizes.unbind(dim=1)
+    for axis, (start, size) in enumerate(
+        zip(valid_starts(extents, axis_sizes), axis_sizes, strict=True)
+    ):
         place, stop = torch.arange(extents[axis], device=signals.device), start + size
         inside = (place >= start.reshape(-1, 1)) & (place < stop.reshape(-1, 1))
         shape = [len(sizes), *(1,) * (signals.ndim - 1)]
@@ -133,14 +135,14 @@ def normaliser(
         )
     parameters = signal.normaliser_parameters()
     centre: tuple[Any, ...] = (..., *map(_centre, signal.stored_shape[1:], signal.input_shape[1:]))
-    held = {
+    moments = {
         name: torch.tensor(list(values), dtype=torch.float32, device=device)
         for name, values in (statistics or {}).items()
         if chosen.by_statistics
     }
 
     def normalise(signals: torch.Tensor, scales: torch.Tensor, sizes: torch.Tensor) -> torch.Tensor:
-        x = chosen.function(signals[centre], scales, held, parameters)
+        x = chosen.function(signals[centre], scales, moments, parameters)
         return x * _valid(sizes, signals)[centre] if chosen.by_statistics else x
 
     return normalise

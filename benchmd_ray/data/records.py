@@ -229,8 +229,8 @@ def to_table(records: Sequence[Record], split: str, card: DatasetCard) -> pa.Tab
         for row, record in enumerate(records):
             masks[row] = record.target
         columns["target"] = _binary(masks)
-        held = [record.geometry.as_dict() if record.geometry else None for record in records]
-        columns["geometry"] = pa.array(held, GEOMETRY)
+        geometries = [record.geometry.as_dict() if record.geometry else None for record in records]
+        columns["geometry"] = pa.array(geometries, GEOMETRY)
     else:
         plain.append("target")
     for name in plain:

@@ -16,13 +16,13 @@ import pyarrow as pa
 import torch
 
 from benchmd_ray.cluster.connection import ray_data
-from benchmd_ray.data.ahead import ahead
 from benchmd_ray.data.batches import (
     Batch,
     Columns,
     Rows,
     Stored,
     Worker,
+    ahead,
     epoch_order,
     to_device,
 )
@@ -71,9 +71,9 @@ class _Block(NamedTuple):
 
     def put(self, index: Rows | slice, other: _Block) -> None:
         self.rows[index], self.signals[index] = other.rows, other.signals
-        own, new = self.columns, other.columns
-        own.targets[index], own.scales[index] = new.targets, new.scales
-        own.sizes[index] = new.sizes
+        columns, new = self.columns, other.columns
+        columns.targets[index], columns.scales[index] = new.targets, new.scales
+        columns.sizes[index] = new.sizes
 
     def then(self, other: _Block) -> _Block:
         return _Block(
@@ -219,12 +219,7 @@ class StreamingFeed:
         order = np.arange(len(self._shards))
         yield from self._padded(self._read(order), order, batch_size)
 
-    def _padded(
-        self,
-        blocks: Iterator[_Block],
-        order: Rows,
-        batch_size: int,
-    ) -> Iterator[Batch]:
+    def _padded(self, blocks: Iterator[_Block], order: Rows, batch_size: int) -> Iterator[Batch]:
         """Batches of one epoch, as many and as long as the worker with most rows has."""
         size = -(-batch_size // self._worker.world)
         most = max(self._own_rows(order, rank) for rank in range(self._worker.world))
@@ -291,13 +286,13 @@ def _in_unit(
 
 def _pad(batch: Batch | None, filler: Batch, length: int) -> Batch:
     """A batch of ``length`` examples, filled up with an example of weight 0."""
-    held = 0 if batch is None else len(batch.rows)
-    if batch is not None and held == length:
+    count = 0 if batch is None else len(batch.rows)
+    if batch is not None and count == length:
         return batch
     rows = np.full(length, -1, np.int64)
     index = torch.zeros(length, dtype=torch.long, device=filler.signals.device)
     if batch is not None:
-        rows[:held] = batch.rows
-        index[:held] = torch.arange(held)
+        rows[:count] = batch.rows
+        index[:count] = torch.arange(count)
     chosen = batch or filler
     return Batch(rows, chosen.signals[index], chosen.targets[index])

@@ -209,10 +209,10 @@ def _values(lines: Iterator[list[str]], path: Path) -> tuple[list[str], list[lis
     filled = filter(None, lines)
     names = [composed(name.removeprefix(BOM).strip()) for name in next(filled, [])]
     rows: list[list[str]] = []
-    held = len(names)
+    count = len(names)
     for line in filled:
-        held += max(len(line), len(names))  # a short row is filled up
-        if held > MAX_VALUES:
+        count += max(len(line), len(names))  # a short row is filled up
+        if count > MAX_VALUES:
             raise _too_large(path, f"{MAX_VALUES:,} values")
         rows.append(
             [composed(value.strip()) for value in line]
