@@ -187,7 +187,7 @@ def catalog_locate(name: str, records: tuple[str, ...], raw: Path, **options: An
     \b
     benchmd catalog locate ptb-xl --raw ~/data/ptb-xl HR00001 HR00002
     """
-    from benchmd_ray.data.locate import locate
+    from benchmd_ray.data.discovery import locate
 
     for record, path in locate(name, raw, records, **options).items():
         echo(f"{record}  {path}")

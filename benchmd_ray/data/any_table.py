@@ -1,7 +1,4 @@
-"""Tables that list a dataset's records, as rows of text: CSV, TSV and Parquet files.
-
-Names and values are in Unicode's composed form, in which they are compared.
-"""
+"""Tables that list a dataset's records, as rows of composed text: CSV, TSV and Parquet."""
 
 from __future__ import annotations
 
@@ -26,16 +23,15 @@ REMEDY = "Write the table anew, as Parquet or as CSV."
 
 
 def table_rows(path: Path, columns: Sequence[str], what: str) -> Iterator[Mapping[str, str]]:
-    """Rows of a Parquet or CSV file, whatever separates its values, all as text.
+    """Rows of a Parquet (by its ending) or CSV file, all values as text.
 
     Args:
-        path: The file; Parquet by its ending.
-        columns: Those that it must have.
-        what: What it is the table of, for messages.
+        path: The file.
+        columns: Columns that must be there.
+        what: What the table lists, for messages.
 
     Raises:
-        BenchmdError: There is no such table, it lacks a column or has one twice, or it is too
-            large.
+        BenchmdError: The table is missing or too large, or lacks a column or has one twice.
     """
     if path.suffix.lower() in (".xlsx", ".xls", ".ods"):
         raise BenchmdError(f"{path} is a spreadsheet: save it as CSV in UTF-8 and name that.")
@@ -46,10 +42,7 @@ def table_rows(path: Path, columns: Sequence[str], what: str) -> Iterator[Mappin
 
 
 def has_decimal_commas(path: Path) -> bool:
-    """Whether a comma within a value of a table may stand for a decimal point.
-
-    It does not where commas separate the values, and numbers of Parquet files have none.
-    """
+    """Whether values may have decimal commas: not in Parquet or comma-separated files."""
     return path.suffix != ".parquet" and _separator(path) != ","
 
 
@@ -58,17 +51,12 @@ def _separator(path: Path) -> str:
 
 
 def parquet_columns(path: Path) -> list[str]:
-    """Names of a Parquet table's columns of text, numbers and dates.
-
-    Raises:
-        BenchmdError: It is no such file.
-    """
+    """Names of a Parquet table's columns of text, numbers and dates."""
     with opened(path, path, REMEDY) as file:
         return [composed(field.name) for field in file.schema_arrow if _is_plain(field.type)]
 
 
 def _parquet_rows(path: Path, columns: list[str], what: str) -> Iterator[dict[str, str]]:
-    """Rows of a Parquet file as a CSV file would have them, with its bounds."""
     if not path.is_file():
         raise BenchmdError(f"{path} is missing: expected the table of {what}.")
     with opened(path, path, REMEDY) as file:
@@ -88,11 +76,7 @@ def _parquet_rows(path: Path, columns: list[str], what: str) -> Iterator[dict[st
 
 
 def _stored_names(file: pq.ParquetFile, columns: Sequence[str], path: Path) -> list[str]:
-    """Names of columns as the file has them, which may be another form of Unicode.
-
-    Raises:
-        BenchmdError: One is missing, or there are two of one name.
-    """
+    """Names of columns as the file has them, which may be another form of Unicode."""
     names: dict[str, str] = {}
     for name in file.schema_arrow.names:
         if names.setdefault(composed(name), name) != name:
@@ -108,11 +92,7 @@ def _stored_names(file: pq.ParquetFile, columns: Sequence[str], path: Path) -> l
 
 
 def _require_plain(file: pq.ParquetFile, columns: Sequence[str], path: Path) -> None:
-    """Refuse columns of other values, and more of them than a table has.
-
-    Raises:
-        BenchmdError: One holds lists or bytes, or there are no or too many values.
-    """
+    """Refuse columns of lists or bytes, and tables that are empty or too large."""
     schema, about = file.schema_arrow, file.metadata
     for name in columns:
         if not _is_plain(schema.field(name).type):
@@ -130,7 +110,6 @@ def _require_plain(file: pq.ParquetFile, columns: Sequence[str], path: Path) -> 
 
 
 def _parts(file: pq.ParquetFile, columns: Sequence[str]) -> list[Any]:
-    """Metadata of the parts of columns in all row groups."""
     groups = [file.metadata.row_group(number) for number in range(file.num_row_groups)]
     parts = [group.column(at) for group in groups for at in range(group.num_columns)]
     return [part for part in parts if part.path_in_schema in columns]
@@ -141,11 +120,8 @@ def _text_columns(
 ) -> tuple[list[str], int]:
     """Columns of text that can be read as dictionaries, and how many rows to decode at a time.
 
-    Of other columns of text (pyarrow makes no dictionary of the encodings `DELTA`) each row may
-    have a text as long as all that is stored.
-
-    Raises:
-        BenchmdError: One holds categories in such an encoding.
+    pyarrow makes no dictionary of the encodings `DELTA`: there each row may have a text as long as
+    all that is stored.
     """
     parts = [part for part in _parts(file, columns) if {*part.encodings} & DELTA]
     kinds = {
@@ -166,7 +142,6 @@ def _text_columns(
 
 
 def _is_plain(kind: pa.DataType) -> bool:
-    """Whether values of a type are text, numbers or dates: neither lists nor bytes."""
     kind = kind.value_type if pa.types.is_dictionary(kind) else kind
     of_bytes = ("binary", "large_binary", "fixed_size_binary", "binary_view")
     return not (
@@ -180,7 +155,7 @@ def _is_text(kind: pa.DataType) -> bool:
 
 
 def _texts(column: pa.Array) -> list[str]:
-    """Values of a column; of one that is a dictionary, each different one is made once."""
+    """Texts of a column; each different value of a dictionary is converted once."""
     if not isinstance(column, pa.DictionaryArray):
         return [_as_text(value) for value in column.to_pylist()]
     used, places = np.unique(column.indices.fill_null(-1).to_numpy(), return_inverse=True)

@@ -1,9 +1,8 @@
-"""Calls in a process apart: what a damaged file does to it costs one call.
+"""Calls in a separate process, so that a damaged file costs one call only.
 
-Files that nobody vouches for are read by C and C++ libraries, in which one may crash, loop or fill
-the memory. The process serves one call after the other, as long as its owner lives; of one that
-died, the owner learns which part of the call it was at. It is a module that is run: its last lines
-call `serve`.
+Files that nobody vouches for are read by C and C++ libraries, which may crash, loop or fill the
+memory. The process serves one call after the other while its owner lives; if it dies, the owner
+learns at which part of the call. The module that it runs ends with a call of `serve`.
 """
 
 from __future__ import annotations
@@ -49,17 +48,17 @@ class Died(Exception):
         """Say where and how.
 
         Args:
-            place: The part that it was at, as `begin` was given it; `NOWHERE` before the first.
+            place: The part of the call, as passed to `begin`; `NOWHERE` before the first.
             how: In words that follow "it", such as ``crashed …``.
-            outside: Whether it says nothing of the part: the process was ended by somebody, such
-                as by the system for want of memory, or could not start.
+            outside: Whether the part is not to blame: the process could not start or was killed,
+                such as by the system for lack of memory.
         """
         super().__init__(how)
         self.place, self.how, self.outside = place, how, outside
 
 
 class Apart:
-    """The process, seen from its owner; it is started by the first call, and anew after a death."""
+    """The process as its owner sees it; started by the first call and after a death."""
 
     def __init__(self, module: str) -> None:
         """Name the module of this package that is run."""
@@ -71,7 +70,7 @@ class Apart:
         """The answer to a request, and its data.
 
         Raises:
-            Died: There is none; the next call has a new process.
+            Died: The process ended; the next call starts a new one.
         """
         process = self._started()
         assert process.stdin is not None
@@ -98,7 +97,7 @@ class Apart:
         self._process = None
 
     def _started(self) -> subprocess.Popen[bytes]:
-        """The process in use, or a new one where it has ended or is that of a forked process."""
+        """The running process, or a new one where it has ended or is a forked parent's."""
         if self._process and self._owner == os.getpid() and self._process.poll() is None:
             return self._process
         self.close()
@@ -120,15 +119,10 @@ class Apart:
         os.pwrite(self._place.fileno(), _PLACE.pack(place), 0)
 
     def _at(self) -> int:
-        """The part that it is at."""
         return int(_PLACE.unpack(os.pread(self._place.fileno(), _PLACE.size, 0))[0])
 
     def _await(self, process: subprocess.Popen[bytes]) -> None:
-        """Wait until it answers or ends.
-
-        Raises:
-            Died: It stayed at one part for `SILENT_SECONDS`.
-        """
+        """Wait until it answers or ends; raises `Died` after `SILENT_SECONDS` at one part."""
         place, answers = NOWHERE, process.stdout
         while not select.select([answers], [], [], SILENT_SECONDS)[0]:  # type: ignore[type-var]
             if self._at() == place:
@@ -138,7 +132,6 @@ class Apart:
             place = self._at()
 
     def _death(self, process: subprocess.Popen[bytes]) -> Died:
-        """How it died."""
         with suppress(subprocess.TimeoutExpired):
             process.wait(ENDING_SECONDS)
         place = self._at()
@@ -153,7 +146,7 @@ class Apart:
 
 
 def _how(code: int) -> tuple[str, bool]:
-    """How a process ended, and whether that says nothing of what it was at."""
+    """How a process ended, and whether that says nothing about the part it was at."""
     if code == NO_MEMORY:
         return f"took more than the {MEMORY / 2**30:g} GiB of memory that a file may take", False
     if code == LITTLE_MEMORY:
@@ -177,10 +170,7 @@ _place_file: int | None = None
 
 
 def begin(place: int) -> None:
-    """Say which part of a call begins now; it has `CPU_SECONDS`.
-
-    Elsewhere than in a process apart nothing happens.
-    """
+    """Begin a part of a call, which has `CPU_SECONDS`; no effect outside of `serve`."""
     if _place_file is None:
         return
     os.pwrite(_place_file, _PLACE.pack(place), 0)
@@ -193,7 +183,7 @@ def begin(place: int) -> None:
 
 
 def serve(answer: Answer) -> None:
-    """Answer what comes on standard input on standard output, until the input ends."""
+    """Answer requests from standard input on standard output, until the input ends."""
     global _place_file
     owner, _place_file = map(int, sys.argv[1:])
     _end_with(owner)
@@ -217,7 +207,7 @@ def serve(answer: Answer) -> None:
 
 
 def _end_with(owner: int) -> None:
-    """Let the system end this process with its owner, also while a library does not return."""
+    """Let the system end this process with its owner, even while a library does not return."""
     end_with_parent()
     if os.getppid() != owner:
         sys.exit()
@@ -230,7 +220,7 @@ def end_with_parent() -> None:
 
 
 def _send(file: IO[bytes], head: dict[str, Any], data: bytes | memoryview) -> None:
-    """A message: the lengths of both parts, a head in JSON, data."""
+    """Write a message: the lengths of both parts, a head in JSON, data."""
     text = json.dumps(head).encode()
     file.write(struct.pack(">QQ", len(text), len(data)) + text)
     file.write(data)
@@ -238,11 +228,7 @@ def _send(file: IO[bytes], head: dict[str, Any], data: bytes | memoryview) -> No
 
 
 def _receive(file: IO[bytes]) -> tuple[dict[str, Any], bytearray]:
-    """The next message.
-
-    Raises:
-        EOFError: There is none, or not all of it.
-    """
+    """Read a message; raises `EOFError` where it is not complete."""
     head, data = (bytearray(n) for n in struct.unpack(">QQ", _filled(file, bytearray(16))))
     return json.loads(_filled(file, head)), _filled(file, data)
 

@@ -1,6 +1,6 @@
-"""Batches of arrays: whose share of which rows a step takes. Only NumPy and PyTorch.
+"""Batches of arrays: which rows a step takes, and each worker's share. Only NumPy and PyTorch.
 
-Order is a pure function of (seed, epoch, step), so any number of workers sees the same batches
+Order is a pure function of (seed, epoch, step): any number of workers sees the same batches
 together, and a resumed run continues where it stopped.
 """
 
@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Iterator, Sequence
+import queue
+import threading
+from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar
 
@@ -17,7 +19,6 @@ import numpy.typing as npt
 import torch
 
 from benchmd_ray.cluster.gpu_memory import room
-from benchmd_ray.data.ahead import ahead
 from benchmd_ray.data.normalise import Normalise
 
 T = TypeVar("T")
@@ -99,9 +100,9 @@ class Stored:
 
 
 def to_device(values: npt.NDArray[Any], device: torch.device) -> torch.Tensor:
-    """An array on a device; the host does not wait for what a GPU has to do before."""
-    held = torch.from_numpy(values)
-    return held.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else held
+    """Copy an array to a device, without waiting for a GPU's earlier work."""
+    tensor = torch.from_numpy(values)
+    return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor
 
 
 class Feed(Protocol):
@@ -113,7 +114,7 @@ class Feed(Protocol):
     """What `endless` gives to what the encoder sees."""
 
     def endless(self, batch_size: int, first_step: int = 0) -> Iterator[Stored]:
-        """Shuffled batches without end, from a step on; each epoch holds each row once.
+        """Shuffled batches without end; each epoch has each row once.
 
         Args:
             batch_size: Examples of all workers together, a multiple of their number.
@@ -126,7 +127,7 @@ class Feed(Protocol):
         Args:
             batch_size: Examples of all workers together.
             epoch: Number of the epoch.
-            first: Number of its batch to begin with.
+            first: Number of the first batch.
         """
 
     def ordered(self, batch_size: int) -> Iterator[Batch]:
@@ -135,7 +136,7 @@ class Feed(Protocol):
 
 @functools.lru_cache(maxsize=4)
 def epoch_order(seed: int, epoch: int, rows: int) -> Rows:
-    """The rows of an epoch in their order: a permutation that depends on nothing else."""
+    """A permutation of an epoch's rows that depends on nothing else."""
     order = np.random.default_rng([seed, epoch]).permutation(rows)
     order.setflags(write=False)
     return order
@@ -167,7 +168,7 @@ def share(rows: Rows, worker: Worker) -> Rows:
 
 
 class ResidentFeed:
-    """A split, or some of its rows, held whole."""
+    """A split, or some of its rows, in memory or on the GPU."""
 
     def __init__(
         self,
@@ -189,7 +190,7 @@ class ResidentFeed:
             seed: Seed of the order.
             worker: Whose share to give.
             subset: Rows to use; None takes all.
-            odds: Of each of these to be drawn for a place of an epoch; None: each row once.
+            odds: Probability of each of these per draw of an epoch; None: each row once.
         """
         self._odds = odds
         self._seed, self._worker = seed, worker or Worker()
@@ -210,7 +211,6 @@ class ResidentFeed:
         self._sizes = torch.from_numpy(used.sizes).to(device)
 
     def _fits(self, size: int) -> bool:
-        """Whether so many bytes go to a GPU."""
         device = self._worker.device
         return device.type == "cuda" and size <= GPU_SHARE * room(device)
 
@@ -262,7 +262,7 @@ class ResidentFeed:
         yield from self._ahead(map(self._batch, shares))
 
     def _ahead(self, batches: Iterator[T]) -> Iterator[T]:
-        """Batches; where the host holds the rows, a thread makes them while a GPU works."""
+        """Batches; where the host holds the rows, a thread prepares them while a GPU works."""
         on_host = self._worker.device.type == "cuda" and self._device_signals is None
         return ahead(batches) if on_host else batches
 
@@ -276,3 +276,57 @@ def _to_device(signals: npt.NDArray[np.generic], rows: Rows, device: torch.devic
         piece = rows[start : start + size]
         result[start : start + size] = torch.from_numpy(np.asarray(signals[piece]))
     return result
+
+
+DEPTH = 2
+"""Items that wait, at most, in addition to the one that is being made."""
+LOOK_SECONDS = 0.1
+"""How long the thread waits for room before it looks whether it is still needed."""
+
+
+def ahead(items: Iterator[T], depth: int = DEPTH) -> Iterator[T]:
+    """The items of an iterator in order, prepared by a thread while the caller works on others.
+
+    The thread alone uses `items`. An error is raised in the place of its item. The thread ends with
+    the items, with an error, or when the generator is closed; at most `depth` items wait.
+    """
+    waiting: queue.Queue[tuple[bool, T | BaseException | None]] = queue.Queue(depth)
+    unneeded = threading.Event()
+
+    def put(last: bool, what: T | BaseException | None) -> None:
+        while not unneeded.is_set():
+            try:
+                waiting.put((last, what), timeout=LOOK_SECONDS)
+            except queue.Full:
+                continue
+            return
+
+    def make() -> None:
+        try:
+            for item in items:
+                put(False, item)
+                if unneeded.is_set():
+                    break
+        except BaseException as error:
+            put(True, error)
+        else:
+            put(True, None)
+        finally:
+            if isinstance(items, Generator):
+                items.close()
+
+    thread = threading.Thread(target=make, name="ahead", daemon=True)
+    thread.start()
+    try:
+        while True:
+            last, what = waiting.get()
+            if not last:
+                yield what  # type: ignore[misc]
+            elif what is None:
+                return
+            else:
+                assert isinstance(what, BaseException)
+                raise what
+    finally:
+        unneeded.set()
+        thread.join()

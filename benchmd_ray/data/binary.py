@@ -74,9 +74,9 @@ def in_two_classes(
 
 def normal_names(card: DatasetCard) -> tuple[str, ...]:
     """Conditions of normal records, of a card that `in_two_classes` made; none of another."""
-    made = card.task.classes == (NORMAL, ABNORMAL)
-    made = made and {*card.class_mapping.values()} == {NORMAL}
-    return tuple(card.class_mapping) if made else ()
+    is_two_classes = card.task.classes == (NORMAL, ABNORMAL)
+    is_two_classes = is_two_classes and {*card.class_mapping.values()} == {NORMAL}
+    return tuple(card.class_mapping) if is_two_classes else ()
 
 
 def _class_of(item: RawItem, card: DatasetCard, names: set[str]) -> str:
@@ -89,8 +89,8 @@ def _class_of(item: RawItem, card: DatasetCard, names: set[str]) -> str:
     labels = {item.label, *(name for name, value in item.labels.items() if value == 1)}
     if labels & classes or {*item.conditions} & (names - classes):
         return NORMAL
-    known = item.label or any(value != UNKNOWN for value in item.labels.values())
-    return ABNORMAL if known else ""
+    is_labelled = item.label or any(value != UNKNOWN for value in item.labels.values())
+    return ABNORMAL if is_labelled else ""
 
 
 def _of_two_classes(card: DatasetCard, names: Sequence[str]) -> DatasetCard:

@@ -83,21 +83,20 @@ def build(
         out: Folder of the catalog, or its address on S3.
         policy: ``clean`` or ``released``.
         split_table: Split table that BenchMD released, for ``released`` where there is one.
-        options: Values of the card's options; the card's defaults otherwise.
+        options: Values of the card's options, instead of its defaults.
         hold_out: Conditions whose records are kept out of all training; see `data.holding_out`.
         two_classes: Conditions of normal records: the task is to tell these from all others; see
             `data.binary`.
-        allow_missing: Accept a raw folder that holds another number of records than the card
-            expects, or lacks files that its tables name.
+        allow_missing: Accept another number of records than the card expects, and missing files.
         max_quarantined: Largest share of unreadable records that is accepted.
         address: Ray cluster to work on; None works embedded.
         cpus: CPUs that an embedded Ray offers at least.
-        retry_quarantined: Read shards with records that could not be read once more.
+        retry_quarantined: Read shards with unreadable records once more.
 
     Raises:
-        BenchmdError: The raw folder is missing, of another layout or incomplete, ``out`` holds
-            something else, what reads its files is not installed, too many records cannot be read,
-            or one cannot for now, or the bucket cannot be reached.
+        BenchmdError: The raw folder is missing, incomplete or of another layout, ``out`` holds
+            something else, a reader is not installed, too many records cannot be read, or a file
+            or the bucket cannot be reached.
         Busy: Another build works on ``out``.
     """
     whole = dataset_card(name)
@@ -121,9 +120,9 @@ def build(
 
 
 def _require_own(out: Location) -> None:
-    """Refuse a folder with files that no build wrote: this build could remove them.
+    """Refuse a folder with files that no build wrote, as this build could remove them.
 
-    Next to a finished catalog there may be others, such as its figures; they are left alone.
+    Other files next to a finished catalog, such as its figures, are left alone.
     """
     files, folders = entries(out)
     foreign: list[Location] = []
@@ -141,7 +140,7 @@ def _require_own(out: Location) -> None:
 
 
 def _finished(out: Location, plan: str, retry_quarantined: bool) -> Catalog | None:
-    """The finished catalog of that plan; None if it has to be built, in whole or in part."""
+    """The finished catalog of that plan; None if shards are to be built."""
     if MANIFEST not in entries(out)[0]:
         return None
     catalog = open_catalog(out)
@@ -158,7 +157,6 @@ def _finished(out: Location, plan: str, retry_quarantined: bool) -> Catalog | No
 
 
 def _finish(out: Location, manifest: dict[str, Any], require_alone: Callable[[], None]) -> None:
-    """Write the manifest and remove the shards of other builds."""
     sizes = {f"{SHARDS}/{name}": size for name, size in entries(out / SHARDS)[0].items()}
     wanted = {shard["file"]: shard["bytes"] for shard in manifest["shards"]}
     lost = [file for file, size in wanted.items() if sizes.get(file) != size]
@@ -279,11 +277,11 @@ def _run(
 
 
 def _map(chunks: list[Chunk]) -> Iterator[dict[str, Any]]:
-    """Parts of the chunks as they are built by a Ray Data job, in their order.
+    """Parts of the chunks in order, as a Ray Data job builds them.
 
     Raises:
-        BenchmdError: A chunk's Ray worker was lost `LOST_TRIES` times; the others are built. Or
-            Ray itself has ended.
+        BenchmdError: Ray ended, or a chunk's worker was lost `LOST_TRIES` times; the others are
+            built.
     """
     rows = [as_row(chunk) for chunk in chunks]
     dataset = ray_data().from_items(rows, override_num_blocks=len(rows))
@@ -322,8 +320,7 @@ def _map(chunks: list[Chunk]) -> Iterator[dict[str, Any]]:
 def _rows(dataset: Any) -> Iterator[dict[str, Any]]:
     """Rows of a Ray dataset as they are ready.
 
-    Another thread asks Ray for them, so that a signal interrupts this one, and not Ray where it
-    would be lost or leave something halfway.
+    Another thread asks Ray for them, so that a signal interrupts this one and not Ray halfway.
     """
     ready: queue.SimpleQueue[dict[str, Any] | Exception | None] = queue.SimpleQueue()
 

@@ -64,17 +64,11 @@ class Files:
     windows with all slices, or one."""
 
     def __post_init__(self) -> None:
-        """Refuse what no build could follow.
-
-        Raises:
-            FieldError: A number is too small, a path leads elsewhere, or two keys do not go
-                together.
-        """
+        """Refuse what no build could follow."""
         for key, fault in self._faults():
             raise FieldError(key, f"{fault}.")
 
     def _faults(self) -> Iterator[tuple[str, str]]:
-        """Keys, with what is wrong with them."""
         for split, share in self.drawn.items():
             if share <= 0:
                 yield "drawn", f"the share of {split} is {share:g}, expected a positive number"

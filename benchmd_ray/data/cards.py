@@ -125,7 +125,7 @@ class DatasetCard:
 
     @property
     def task(self) -> Task:
-        """What is predicted of them, in the classes of a model."""
+        """What is predicted, in the classes of a model."""
         return self.modality.task
 
     @property
@@ -135,7 +135,7 @@ class DatasetCard:
 
     @property
     def hides_names(self) -> bool:
-        """Whether names of raw files are not written down: they name patients, or folders do."""
+        """Whether names of raw files are never written down, as they name patients."""
         by_folder = self.files is not None and not self.files.table and self.files.levels
         return self.private_names or "patient" in (by_folder or ())
 
@@ -146,7 +146,7 @@ class DatasetCard:
 
 
 def _cards_of(path: Path) -> dict[str, DatasetCard]:
-    """The card of a file by its name, or of MedMNIST one for each size of the images."""
+    """The card of a file by its name, or those of MedMNIST, one for each image size."""
     where = f"the card {path}"
     content = read_yaml_file(path, where)
     if not isinstance(content, dict):
@@ -158,7 +158,7 @@ def _cards_of(path: Path) -> dict[str, DatasetCard]:
 
 
 def _with_modality(content: dict[str, Any], where: str) -> dict[str, Any]:
-    """What a card's file says, with the modality itself in the place of its name."""
+    """A card's content, with the modality itself in place of its name."""
     card = copy(content) if isinstance(content, Lined) else Lined(content)
     if isinstance(name := card.get("modality"), str):
         try:
@@ -189,23 +189,19 @@ def known_modalities() -> dict[str, None]:
 
 
 def kind_of(name: str) -> Modality:
-    """The modality of that name, or that of the dataset of that name.
-
-    Raises:
-        BenchmdError: There is neither; the message lists the valid names.
-    """
+    """The modality of that name, or of the dataset of that name."""
     return cards()[name].modality if name in cards() else modality(name)
 
 
 def card_of(content: Any, where: str) -> DatasetCard:
-    """A card from its whole content, the modality's included, as manifests hold it.
+    """A card from its whole content with the modality, as manifests hold it.
 
     Args:
         content: Plain values.
-        where: What holds it, for messages.
+        where: Where it is from, for messages.
 
     Raises:
-        BenchmdError: The content is not a card's, or names classes or files that cannot exist.
+        BenchmdError: It is not the content of a card, or names impossible classes or files.
     """
     card: DatasetCard = typed(DatasetCard, content, where)
     _check_classes(card, where, content)
@@ -251,7 +247,6 @@ def _check_names(card: DatasetCard, where: str, content: Any) -> None:
 
 
 def _check_classes(card: DatasetCard, where: str, content: Any) -> None:
-    """Refuse a class that the task or the card does not have."""
     merged = {name for names in card.merged_classes.values() for name in names}
     if card.task.segments and (card.files is not None or merged or "time" in card.signal.axes):
         line = line_of(content, "modality", "task", "kind")
@@ -296,7 +291,7 @@ def cards() -> dict[str, DatasetCard]:
 
 
 def broken_cards() -> dict[str, str]:
-    """What is wrong with the other cards, by the names of their files."""
+    """What is wrong with invalid cards, by file name."""
     return _read_all(card_folders()).broken
 
 
@@ -310,8 +305,8 @@ def dataset_card(name: str) -> DatasetCard:
     """The card of that name.
 
     Raises:
-        BenchmdError: There is none, the message lists the valid names and the nearest; or it is
-            broken; or there are two.
+        BenchmdError: It is unknown (the message lists the valid names and the nearest), broken, or
+            there are two.
     """
     read = _read_all(card_folders())
     if name in read.taken:
@@ -324,11 +319,9 @@ def dataset_card(name: str) -> DatasetCard:
 
 @functools.cache
 def code_classes(table: str, dataset: str | None = None) -> dict[str, str]:
-    """Class of each code in a table of `data_catalog/tables`, empty where a code has none.
+    """Class of each code in a file of `data_catalog/tables`, empty where a code has none.
 
-    Args:
-        table: The table's file name.
-        dataset: Only rows of that dataset, for a table with a ``dataset`` column.
+    With `dataset`, only its rows of a table with that column.
     """
     rows = _code_rows(table)
     return {r["code"]: r["class"] for r in rows if dataset is None or r["dataset"] == dataset}
@@ -336,11 +329,7 @@ def code_classes(table: str, dataset: str | None = None) -> dict[str, str]:
 
 @functools.cache
 def code_kinds(table: str) -> dict[str, frozenset[str]]:
-    """Kinds of each code in a table of `data_catalog/tables` that states them.
-
-    Args:
-        table: The table's file name. Its column ``kind`` names one or two kinds.
-    """
+    """Kinds of each code, by the column ``kind`` of a file of `data_catalog/tables`."""
     return {r["code"]: frozenset(r["kind"].split()) for r in _code_rows(table)}
 
 

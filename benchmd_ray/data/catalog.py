@@ -1,8 +1,8 @@
 """Catalogs: a folder with ``manifest.json``, written last, and ``shards/<split>-<n>.parquet``.
 
-The folder may be on S3. A catalog is never changed once its manifest is there, which names every
-shard with its size and SHA-256. Of one on S3 each process compares the manifest with the bucket's
-by its ETag when it opens it, and each shard that is fetched, always whole, with its SHA-256.
+The folder may be on S3. A catalog never changes once it has its manifest, which lists each shard's
+size and SHA-256. A process checks an S3 manifest by its ETag when it opens the catalog, and each
+shard by its SHA-256 whenever it is fetched, always whole.
 """
 
 from __future__ import annotations
@@ -60,12 +60,12 @@ class Shard(NamedTuple):
 
     @contextmanager
     def opened(self) -> Iterator[pq.ParquetFile]:
-        """The shard to be read within, compared with its SHA-256 and schema.
+        """The shard as an open file, checked by SHA-256 and schema.
 
-        A file is hashed once per process, unless it changes; of S3 whatever is fetched.
+        A local file is hashed once per process unless it changes; one of S3 whenever it is fetched.
 
         Raises:
-            BenchmdError: It is missing or another one, or the bucket cannot be reached.
+            BenchmdError: It is missing or altered, or the bucket cannot be reached.
         """
         with opened(_source(self), self.path, REMEDY) as file:
             if not file.schema_arrow.equals(self.schema):
@@ -73,20 +73,12 @@ class Shard(NamedTuple):
             yield file
 
     def require_whole(self) -> None:
-        """Compare the file with its SHA-256; one on S3 is compared whenever it is fetched.
-
-        Raises:
-            Damaged: It is missing or another one.
-        """
+        """Check the SHA-256 of a local file; one on S3 is checked whenever it is fetched."""
         if isinstance(self.path, Path):
             require_sha256(self.path, self.sha256, REMEDY)
 
     def table(self, columns: Sequence[str] | None = None) -> pa.Table:
-        """Its rows; all columns or some.
-
-        Raises:
-            BenchmdError: See `opened`.
-        """
+        """Its rows; all columns or some."""
         with self.opened() as file:
             return file.read(columns=columns and list(columns))
 
@@ -133,10 +125,7 @@ class Catalog:
 
     @property
     def options(self) -> dict[str, str]:
-        """Options of the build that are not the card's defaults; what it held out; normal records.
-
-        These are the conditions by which a task of two classes tells normal from abnormal.
-        """
+        """Options other than the card's defaults, held-out conditions, and normal ones if any."""
         chosen: dict[str, str] = self.manifest["options"]
         policy, options = str(self.manifest["policy"]), self.card.options
         changed = {k: v for k, v in chosen.items() if v != options[k].default_under(policy)}
@@ -157,7 +146,7 @@ class Catalog:
 
     @property
     def evaluation_splits(self) -> tuple[str, ...]:
-        """Splits that are scored and never trained on, those with records."""
+        """Splits with records that are scored and never trained on."""
         splits = self.card.evaluation_splits[self.manifest["policy"]]
         return tuple(split for split in splits if self.rows(split))
 
@@ -169,7 +158,7 @@ class Catalog:
         """The shards of a split, in order.
 
         Raises:
-            BenchmdError: A search runs, and may not read this catalog; see `confined`.
+            BenchmdError: A search may not read this catalog; see `confined`.
         """
         _require_allowed(self.path)
         columns = schema(self.card)
@@ -182,11 +171,7 @@ class Catalog:
         ]
 
     def tables(self, split: str, columns: Sequence[str] | None = None) -> Iterator[pa.Table]:
-        """The rows of each shard of a split, in order; those on S3 are fetched ahead.
-
-        Raises:
-            BenchmdError: See `shards` and `Shard.table`.
-        """
+        """The rows of each shard of a split, in order; shards on S3 are fetched ahead."""
         shards = self.shards(split)
         if isinstance(self.path, Path):
             yield from (shard.table(columns) for shard in shards)
@@ -205,11 +190,7 @@ class Catalog:
                     fetched.cancel()
 
     def altered_shards(self, split: str | None = None) -> list[str]:
-        """Shards of a split, or of all, that are missing or of another size than stated.
-
-        Raises:
-            BenchmdError: The bucket cannot be reached.
-        """
+        """Shards of a split, or of all, that are missing or not of the size that is stated."""
         sizes = entries(self.path / SHARDS)[0]
         return [
             str(shard["file"])
@@ -219,23 +200,12 @@ class Catalog:
         ]
 
     def require_unaltered(self, split: str) -> None:
-        """Make sure that a split's shards are those that the build wrote.
-
-        A shard of a file system is read once per process for this, unless the file changes. Shards
-        on S3 are not read here: each is compared whenever it is fetched.
-
-        Raises:
-            BenchmdError: The SHA-256 of one differs from the manifest's.
-        """
+        """Check the SHA-256 of a split's local shards, once per process unless a file changes."""
         for shard in self.shards(split):
             shard.require_whole()
 
     def require_split(self, split: str) -> None:
-        """Make sure that a split has records and that its shards are there.
-
-        Raises:
-            BenchmdError: It has none, or a shard is missing or of another size.
-        """
+        """Make sure that a split has records and that its shards are there, with their sizes."""
         if altered := self.altered_shards(split):
             raise _missing(self.path / altered[0])
         if not self.rows(split):
@@ -246,7 +216,7 @@ class Catalog:
 
 
 def _source(shard: Shard) -> Path | pa.BufferReader:
-    """What Parquet readers read: the file, or what was fetched of S3, compared by SHA-256."""
+    """What Parquet readers read: the file, or what was fetched from S3, checked by SHA-256."""
     shard.require_whole()
     if isinstance(shard.path, Path):
         return shard.path
@@ -271,10 +241,9 @@ _allowed: frozenset[Location] | None = None
 
 @contextmanager
 def confined(paths: Iterable[Location]) -> Iterator[None]:
-    """Let this process open and read no other catalogs than these (decisions D17 and D18).
+    """Let this process open and read only these catalogs (decisions D17 and D18).
 
-    Every search, and every process that works on its trials, is within; one within another never
-    widens it.
+    Used by each search and each process that works on its trials; nesting never widens it.
     """
     global _allowed
     before, chosen = _allowed, frozenset(path.resolve() for path in paths)
@@ -303,8 +272,8 @@ def open_catalog(path: Location) -> Catalog:
     """Open a finished catalog.
 
     Raises:
-        BenchmdError: There is none, it is unfinished or damaged, a version of another layout
-            wrote it, a search runs that may not read it, or its bucket cannot be reached.
+        BenchmdError: It is missing, unfinished, damaged or of another version, a search may not
+            read it, or its bucket cannot be reached.
     """
     _require_allowed(path)
     manifest = path / MANIFEST

@@ -1,7 +1,6 @@
-"""Shards of a catalog, each from a chunk of raw files: what a build has to do, as Ray tasks do it.
+"""Shards of a catalog, each built from a chunk of raw files by a Ray task.
 
-Nothing here imports a reader: files are read in a process apart (`reading`), whose death costs one
-file.
+No reader is imported here: a separate process (`reading`) reads, so a crash costs one file only.
 """
 
 from __future__ import annotations
@@ -40,7 +39,7 @@ PROCESS = Apart("benchmd_ray.data.reading")
 
 @dataclass(frozen=True)
 class Chunk:
-    """One shard's work: pure data, so that it can be sent to a Ray task."""
+    """One shard's work, as pure data for a Ray task."""
 
     name: str
     split: str
@@ -87,16 +86,13 @@ class Chunk:
 
 
 def as_row(chunk: Chunk) -> dict[str, bytes]:
-    """A chunk for a Ray task, without its card, which all share.
-
-    It is compressed, as the rows of all chunks are in memory at once.
-    """
+    """A chunk for a Ray task, without the shared card; compressed, as all are in memory at once."""
     text = json.dumps({k: v for k, v in vars(chunk).items() if k != "card"}, default=_fields)
     return {"chunk": zlib.compress(text.encode(), 1)}
 
 
 def items_digest(items: Sequence[RawItem]) -> str:
-    """SHA-256 over items, fed one at a time, as there may be hundreds of thousands."""
+    """SHA-256 over items, one at a time, as there may be hundreds of thousands."""
     whole = hashlib.sha256()
     for item in items:
         values = list(_fields(item).values())
@@ -110,7 +106,7 @@ def _fields(item: RawItem) -> dict[str, Any]:
 
 
 def build_row(row: Mapping[str, bytes], card: DatasetCard) -> dict[str, str]:
-    """Build one chunk in a Ray task; messages of errors come back without Ray's wrapping."""
+    """Build one chunk in a Ray task; errors come back as messages without Ray's wrapping."""
     fields = json.loads(zlib.decompress(row["chunk"]))
     fields["items"] = tuple(RawItem(**item) for item in fields["items"])
     chunk = Chunk(card=card, **fields)
@@ -127,7 +123,7 @@ def build_chunk(chunk: Chunk) -> dict[str, Any]:
     """Read the files of one chunk, write its shard and then its part.
 
     Raises:
-        BenchmdError: A file cannot be read for now, or the shard not be written.
+        BenchmdError: A file cannot be read for now, or the shard cannot be written.
     """
     reading = _read(chunk)
     table = reading.table(chunk.card)
@@ -162,11 +158,7 @@ class _Found:
     def add(
         self, head: dict[str, Any], data: bytearray, places: Sequence[int], chunk: Chunk
     ) -> None:
-        """Add an answer of `reading` for the files at some places.
-
-        Raises:
-            BenchmdError: The answer is an error message.
-        """
+        """Add an answer of `reading` for the files at some places."""
         if "error" in head:
             raise BenchmdError(head["error"])
         if "fault" in head:
@@ -177,22 +169,17 @@ class _Found:
         self.quarantined |= {places[at]: entry for at, entry in head["quarantined"]}
 
     def table(self, card: DatasetCard) -> pa.Table:
-        """All records, in the order of the files."""
         parts = [self.tables[place] for place in sorted(self.tables)]
         whole = pa.concat_tables(parts) if parts else schema(card).empty_table()
         return whole.combine_chunks() if len(parts) > 1 else whole
 
 
 def _read(chunk: Chunk) -> _Found:
-    """Read the files of a chunk in the process apart, all in one call unless that dies.
+    """Read the files of a chunk in the separate process, in one call unless that dies.
 
     The file at which it died is read again first and by itself, in a new process, so that no other
     file is to blame; if it dies again, the file is quarantined. A process that was ended from
-    outside quarantines nothing.
-
-    Raises:
-        BenchmdError: A file cannot be read for now, or the process was ended from outside
-            `OUTSIDE_TRIES` times.
+    outside quarantines nothing; after `OUTSIDE_TRIES` times the build stops.
     """
     reading, deaths, ended = _Found(), Counter[int](), 0
     waiting = [list(range(len(chunk.items)))]

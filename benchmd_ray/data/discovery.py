@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from benchmd_ray.data.binary import in_two_classes
-from benchmd_ray.data.cards import DatasetCard
+from benchmd_ray.data.cards import DatasetCard, dataset_card
 from benchmd_ray.data.datasets import dataset_of
 from benchmd_ray.data.holding_out import conditions_in, held_out
 from benchmd_ray.data.raw import DUPLICATE, Choices, Discovery, RawItem, inside
@@ -27,8 +28,8 @@ def discovered(
     """What a raw folder holds, under the arguments of `build`, and the card of its catalog.
 
     Raises:
-        BenchmdError: It is missing or of another layout, names files elsewhere, or a choice is
-            unknown.
+        BenchmdError: The folder is missing, of another layout or names files elsewhere, or a choice
+            is unknown.
     """
     choices = chosen(card, policy, split_table, options, hold_out, two_classes)
     discovery = _listed(card, raw, choices)
@@ -44,11 +45,7 @@ def discovered(
 def conditions_there(
     card: DatasetCard, raw: Path, options: Mapping[str, str], names: Sequence[str]
 ) -> tuple[str, ...]:
-    """Those of some conditions that a record of a raw folder has, under the policy ``clean``.
-
-    Raises:
-        BenchmdError: See `discovered`.
-    """
+    """The given conditions that some record of a raw folder has, under the policy ``clean``."""
     discovery = _listed(card, raw, chosen(card, "clean", None, options, names))
     stated = conditions_in(discovery.items) | {*discovery.states.values()}
     return tuple(name for name in names if name in stated)
@@ -62,7 +59,7 @@ def _listed(card: DatasetCard, raw: Path, choices: Choices) -> Discovery:
 
 
 def _composed(item: RawItem) -> RawItem:
-    """The item with its labels and conditions in the form of Unicode that cards have."""
+    """The item with labels and conditions in composed Unicode, as cards have them."""
     names = (item.label or "", *item.labels, *item.conditions)
     if all(map(str.isascii, names)):
         return item
@@ -85,7 +82,7 @@ def chosen(
     """The choices with a value for each of the card's options.
 
     Raises:
-        BenchmdError: The policy, an option or its value is unknown, or a split table of no use.
+        BenchmdError: The policy, an option or its value is unknown, or a split table has no use.
     """
     if policy not in card.evaluation_splits:
         raise unknown_name(f"policy of {card.name}:", policy, card.evaluation_splits)
@@ -102,12 +99,12 @@ def chosen(
             "leave it out."
         )
     defaults = {name: option.default_under(policy) for name, option in card.options.items()}
-    held, normal = (tuple(sorted({*map(composed, n)})) for n in (hold_out, two_classes))
-    return Choices(policy, split_table, defaults | dict(options), held, normal)
+    kept_out, normal = (tuple(sorted({*map(composed, n)})) for n in (hold_out, two_classes))
+    return Choices(policy, split_table, defaults | dict(options), kept_out, normal)
 
 
 def _unique(discovery: Discovery) -> Discovery:
-    """Without the later ones of items of the same record id, which are counted."""
+    """Keep the first item of each record id, and count the others as excluded."""
     kept = {item.record_id: item for item in reversed(discovery.items)}
     items = [item for item in discovery.items if kept[item.record_id] is item]
     if len(items) == len(discovery.items):
@@ -117,7 +114,6 @@ def _unique(discovery: Discovery) -> Discovery:
 
 
 def _require_own_splits(discovery: Discovery, card: DatasetCard) -> None:
-    """Refuse patients who are in several splits."""
     first: dict[str, RawItem] = {}
     shared: dict[str, RawItem] = {}
     for item in discovery.items:
@@ -145,7 +141,7 @@ def _expectation(card: DatasetCard) -> str:
 def require_complete(
     discovery: Discovery, card: DatasetCard, raw: Path, allow_missing: bool
 ) -> None:
-    """Refuse a raw folder that holds less, or more, than the card's layout, unless allowed."""
+    """Refuse a raw folder with fewer or more records than the card's layout, unless allowed."""
     total = discovery.total
     if total == 0:
         raise BenchmdError(f"{raw} holds no record of {card.name}. {_expectation(card)}")
@@ -161,3 +157,40 @@ def require_complete(
         f"{len(discovery.missing):,}{first}. "
         "Complete the download, or accept what is there with --allow-missing."
     )
+
+
+def locate(
+    name: str,
+    raw: Path,
+    record_ids: Sequence[str],
+    *,
+    policy: str = "clean",
+    split_table: Path | None = None,
+    options: Mapping[str, str] | None = None,
+    hold_out: Sequence[str] = (),
+) -> dict[str, Path]:
+    """The raw file, or folder of files, of each record, by listing the raw folder again.
+
+    A record of a part of a file (a segment, an epoch, a window) has the file's id with a suffix.
+    All other arguments must be those of the build.
+
+    Raises:
+        BenchmdError: The raw folder is missing or of another layout, or holds no such record.
+    """
+    card = dataset_card(name)
+    _, discovery, _ = discovered(card, raw, policy, split_table, options or {}, hold_out)
+    paths = {item.record_id: raw / item.path for item in discovery.items}
+    located = {}
+    for record_id in record_ids:
+        # a part of a file has the file's id with a suffix: the longest beginning is the file's
+        ends = [len(record_id), *(m.start() for m in re.finditer(r"[^A-Za-z0-9]", record_id))]
+        beginnings = (record_id[:end] for end in sorted(ends, reverse=True))
+        whole = next((name for name in beginnings if name in paths), None)
+        if whole is None:
+            raise BenchmdError(
+                f"{raw} holds no record {record_id!r} of {name} under the policy {policy}; its "
+                f"records are named like {min(paths, default='nothing')!r}. Give the policy, split "
+                "table and options that the catalog was built with, and the same BENCHMD_ID_KEY."
+            )
+        located[record_id] = paths[whole]
+    return located

@@ -1,10 +1,8 @@
 """Catalog to device batches.
 
-*Resident*: the split lies once per node as a memory-mapped array in its stored type, or once on the
-GPU, and is gathered and normalised there. *Streaming*: Ray Data reads each worker's shards, which
-are shuffled locally, for splits larger than memory. Feeds look at the sizes of shards; who starts
-the work has made sure that they are those that were built (`Catalog.require_unaltered`). Shards on
-S3 are compared as they are fetched.
+*Resident*: the split is memory-mapped in its stored type, once per node, or is on the GPU.
+*Streaming*: Ray Data reads each worker's shards, for splits larger than memory. Feeds check only
+sizes of local shards; the caller has checked their content (`Catalog.require_unaltered`).
 """
 
 from __future__ import annotations
@@ -24,16 +22,12 @@ from benchmd_ray.settings.definition import Settings
 
 
 def read_columns(catalog: Catalog, split: str) -> Columns:
-    """What the rows of a split hold in addition to their signals, in row order.
-
-    Raises:
-        BenchmdError: The split has no record, or a shard is missing or another one.
-    """
+    """What the rows of a split hold in addition to their signals, in row order."""
     return columns_of(split_table(catalog, split, COLUMNS), catalog.card.target)
 
 
 def read_units(catalog: Catalog, split: str) -> list[str]:
-    """What each row of a split is scored as part of, in row order: the scan of a CT window."""
+    """The scored unit of each row of a split, in row order: the scan of a CT window."""
     units: list[str] = split_table(catalog, split, ["unit_id"])["unit_id"].to_pylist()
     return units
 
@@ -49,7 +43,7 @@ def chosen_rows_feed(
     statistics: Statistics | None,
     odds: Odds | None = None,
 ) -> ResidentFeed:
-    """The feed of some rows of a split; where the split streams, only those rows are held.
+    """The feed of some rows of a split; where the split streams, only those rows are in memory.
 
     Args:
         catalog: The catalog.
@@ -62,8 +56,7 @@ def chosen_rows_feed(
         odds: Of each of the rows, see `ResidentFeed`.
 
     Raises:
-        BenchmdError: The split has no record, or the rows of one that streams are too large to
-            hold.
+        BenchmdError: The split has no record, or the rows of one that streams exceed the memory.
     """
     if not streams(catalog, split, settings.execution):
         return resident_feed(
@@ -100,8 +93,8 @@ def _chosen_signals(
     for shard in catalog.shards(split):
         first, last = np.searchsorted(rows, (start, start + shard.rows))
         if first < last:
-            held = decode_signals(shard.table(["signal"])["signal"], kind)
-            signals[first:last] = held[rows[first:last] - start]
+            shard_signals = decode_signals(shard.table(["signal"])["signal"], kind)
+            signals[first:last] = shard_signals[rows[first:last] - start]
         start += shard.rows
     return signals
 
@@ -117,7 +110,7 @@ def resident_feed(
     statistics: Statistics | None = None,
     odds: Odds | None = None,
 ) -> ResidentFeed:
-    """The feed of a split, or of some of its rows, held whole.
+    """The feed of a split, or of some of its rows (`subset`), held whole.
 
     Args:
         catalog: The catalog.
@@ -125,12 +118,9 @@ def resident_feed(
         seed: Seed of the order.
         worker: Whose share to give.
         subset: Rows to use; None takes all.
-        columns: Columns to use instead of the catalog's, of all rows of the split.
+        columns: Of all rows of the split, instead of the catalog's.
         statistics: Of the source's training split; some modalities need none.
         odds: Of each of the rows, see `ResidentFeed`.
-
-    Raises:
-        BenchmdError: The split has no record, or the modality needs statistics.
     """
     catalog.require_split(split)
     return ResidentFeed(
@@ -151,16 +141,7 @@ def whole_split_feed(
     worker: Worker,
     statistics: Statistics | None,
 ) -> Feed:
-    """The feed of all rows of a split, of the kind that `streams` says.
-
-    Args:
-        catalog: The catalog.
-        split: The split.
-        settings: Seed and kind of the feed.
-        worker: Whose share to give.
-        statistics: Of the source's training split, whose model it is for; some modalities need
-            none.
-    """
+    """The feed of all rows of a split, of the kind that `streams` says."""
     execution, seed = settings.execution, settings.seed
     if streams(catalog, split, execution):
         return StreamingFeed(

@@ -1,7 +1,7 @@
-"""Files by their names in Unicode's composed form, in which names are compared.
+"""Files by their names in composed Unicode, in which names are compared.
 
-A file system keeps a name in the form in which it was written, and copies keep it, too: on older
-Macs every ``ä`` is decomposed. A file must be opened by the name that it really has.
+File systems and copies keep a name as it was written (older Macs decompose every ``ä``), and a file
+opens only by its real name.
 """
 
 from __future__ import annotations
@@ -19,33 +19,25 @@ the varia."""
 
 
 class FileNames:
-    """Real names of files below a folder, by their composed ones; each folder is listed once."""
+    """Real names of files below a folder, by composed ones; each folder is listed once."""
 
     def __init__(self, root: Path, *, hidden: bool) -> None:
-        """Look at nothing yet.
-
-        Args:
-            root: The folder.
-            hidden: Whether names are not written into messages, as they name patients.
-        """
+        """Take the folder, and whether messages hide names because they name patients."""
         self.root, self._hidden = root, hidden
         self._folders: dict[str, dict[str, list[str]]] = {}
 
     def real(self, name: str) -> str:
-        """The path of a file or folder as the file system has it; `name` itself where it is not.
-
-        Args:
-            name: Its path below the folder, in any form of Unicode.
+        """The path of a file below the folder as the file system has it; `name` itself if missing.
 
         Raises:
-            BenchmdError: Several have that name.
+            BenchmdError: Several files have that name.
         """
         if name.isascii() and not COMPOSED_TO & {*name} and (self.root / name).exists():
             return name
         places = [""]
         for part in PurePosixPath(name).parts:
             inside = ((place, self._names(place).get(composed(part), ())) for place in places)
-            places = [f"{place}/{own}".lstrip("/") for place, names in inside for own in names]
+            places = [f"{place}/{real}".lstrip("/") for place, names in inside for real in names]
         if len(places) > 1:
             raise self.clash(places)
         return places[0] if places else name
@@ -59,7 +51,6 @@ class FileNames:
         )
 
     def _names(self, folder: str) -> dict[str, list[str]]:
-        """Real names of what is in a folder, by composed ones; none where it is not a folder."""
         if folder not in self._folders:
             names = self._folders[folder] = {}
             with suppress(OSError):

@@ -79,12 +79,7 @@ def grid_of(image: Any) -> Grid:
 
 
 def image_of(values: npt.NDArray[Any], grid: Grid) -> Any:
-    """A SimpleITK image.
-
-    Args:
-        values: (z, y, x), of the grid's extents.
-        grid: Where they are.
-    """
+    """A SimpleITK image of values (z, y, x) in a grid of the same extents."""
     image = simple_itk().GetImageFromArray(values)
     image.SetSpacing(grid.spacing)
     image.SetOrigin(grid.origin)
@@ -93,14 +88,10 @@ def image_of(values: npt.NDArray[Any], grid: Grid) -> Any:
 
 
 def in_file(mask: npt.NDArray[np.uint8], geometry: Geometry) -> Any:
-    """A mask in the catalog's grid as a SimpleITK image in that of the file.
+    """A stored mask (z, y, x) as a SimpleITK image in the grid of its file.
 
-    Each voxel of the file takes the label of the nearest stored voxel, the background outside of
-    what is stored. Where nothing was resampled, these are the very voxels.
-
-    Args:
-        mask: (z, y, x), as stored.
-        geometry: Of the record.
+    Each voxel of the file takes the label of the nearest stored voxel, and the background outside
+    of what is stored. Without resampling these are the very voxels.
     """
     itk = simple_itk()
     held, grid = image_of(mask, geometry.stored), geometry.file
@@ -119,12 +110,7 @@ def in_file(mask: npt.NDArray[np.uint8], geometry: Geometry) -> Any:
 
 
 def write_nifti(image: Any, path: Path) -> None:
-    """Write a SimpleITK image as NIfTI, whole or not at all.
-
-    Args:
-        image: The image.
-        path: Ends in ``.nii`` or ``.nii.gz``.
-    """
+    """Write a SimpleITK image as ``.nii`` or ``.nii.gz``, whole or not at all."""
     itk = simple_itk()
     with replacing(path) as partial:
         itk.WriteImage(image, str(partial), True)

@@ -1,6 +1,6 @@
 """What a folder of files seems to hold, for a first card (`new_card`).
 
-As a module it is the process apart that looks into the files.
+Run as a module, it is the separate process that looks into the files.
 """
 
 from __future__ import annotations
@@ -68,14 +68,7 @@ class Guess:
 
 
 def answer(request: dict[str, Any]) -> tuple[dict[str, Any], bytes]:
-    """The guess of a folder.
-
-    Args:
-        request: ``folder``.
-
-    Returns:
-        Fields of the `Guess`; or ``error``, why there is none.
-    """
+    """The fields of the `Guess` of a request's ``folder``; or ``error``, why there is none."""
     try:
         return asdict(guessed(Path(request["folder"]))), b""
     except BenchmdError as error:
@@ -90,9 +83,9 @@ def guessed(folder: Path) -> Guess:
     """
     groups: dict[str, list[str]] = {}
     for place, names in walk(folder, *(f"*{end}" for end in KNOWN)):
-        for one in sorted(names):
-            path = (place / one).relative_to(folder).as_posix()
-            groups.setdefault(_ending(one).lower(), []).append(path)
+        for name in sorted(names):
+            path = (place / name).relative_to(folder).as_posix()
+            groups.setdefault(_ending(name).lower(), []).append(path)
     if not groups:
         raise BenchmdError(
             f"{folder} holds no file of a known format: expected one of {', '.join(KNOWN)}."
@@ -108,13 +101,13 @@ def guessed(folder: Path) -> Guess:
 
 
 def _largest(groups: Mapping[str, list[str]], without: str = "") -> list[str]:
-    """The files of the format that has the most."""
+    """The files of the most frequent format."""
     rest = ([path for path in paths if path != without] for paths in groups.values())
     return max(rest, key=len)
 
 
 def _ending(name: str) -> str:
-    """How the name of a file of a known format ends, as it is written."""
+    """The ending of the name of a file of a known format, as it is written."""
     return name[-max(len(end) for end in KNOWN if name.lower().endswith(end)) :]
 
 
@@ -125,7 +118,7 @@ def _tables(folder: Path) -> list[str]:
 
 
 def _of_tables(folder: Path, groups: Mapping[str, list[str]]) -> tuple[Guess, list[str]] | None:
-    """What the table says that names the most files, and the files."""
+    """A guess from the table that names the most files, and these files."""
     best: tuple[int, Guess, list[str]] | None = None
     faults = []
     for table in _tables(folder):
@@ -149,11 +142,7 @@ def _of_tables(folder: Path, groups: Mapping[str, list[str]]) -> tuple[Guess, li
 
 
 def _columns(path: Path) -> list[str]:
-    """Names of a table's columns, none twice.
-
-    Raises:
-        BenchmdError: It is not a table.
-    """
+    """Names of a table's columns, each once."""
     names = parquet_columns(path) if path.suffix == ".parquet" else header_of(path)[0]
     if not any(names):
         raise BenchmdError(f"{path} has no header.")
@@ -161,31 +150,31 @@ def _columns(path: Path) -> list[str]:
 
 
 def _keys(files: Sequence[str]) -> dict[tuple[str, str], dict[str, str]]:
-    """Files by what a column may call them, by the folder and the suffix that it leaves out."""
+    """Files by the names a column may use, grouped by the folder and suffix that these omit."""
     common = PurePosixPath(os.path.commonpath([PurePosixPath(path).parent for path in files]))
     suffix = _ending(files[0])
-    found: dict[tuple[str, str], dict[str, str]] = {}
+    keys: dict[tuple[str, str], dict[str, str]] = {}
     for place in (common.as_posix(), *(parent.as_posix() for parent in common.parents)):
         for removed in ("", suffix):
             start = "" if place == "." else f"{place}/"
-            found["" if place == "." else place, removed] = {
+            keys["" if place == "." else place, removed] = {
                 composed(path.removeprefix(start).removesuffix(removed)): path for path in files
             }
-    return found
+    return keys
 
 
 def _of_rows(
     table: str, rows: Sequence[Mapping[str, str]], column: str, key: tuple[str, str]
 ) -> Guess:
     folder, suffix = key
-    said: dict[str, Any] = {"table": table, "path": column}
-    said |= {"folder": folder} if folder else {}
-    said |= {"suffix": suffix} if suffix else {}
+    files: dict[str, Any] = {"table": table, "path": column}
+    files |= {"folder": folder} if folder else {}
+    files |= {"suffix": suffix} if suffix else {}
     names = {_plain(name): name for name in reversed(list(rows[0])) if name != column}
-    guess = Guess(said, [], guessed=[f"files are named by the column {column} of {table}"])
+    guess = Guess(files, [], guessed=[f"files are named by the column {column} of {table}"])
     patient = next((names[name] for name in PATIENTS if name in names), None)
     if patient is not None:
-        said["patient"] = patient
+        files["patient"] = patient
         guess.guessed.append(f"patients are in the column {patient}")
     else:
         guess.unknown.append("which column names the patients: each file stands for one until then")
@@ -193,7 +182,7 @@ def _of_rows(
     if split is not None:
         _add_split(guess, split, sorted({row[split] for row in rows}))
     metadata = {name: names[name] for name in METADATA if name in names}
-    said |= {"metadata": metadata} if metadata else {}
+    files |= {"metadata": metadata} if metadata else {}
     taken = {column, *metadata.values(), patient, split}
     counts = {
         name: len({row[name] for row in rows} - {""}) for name in rows[0] if name not in taken
@@ -210,25 +199,25 @@ def _of_rows(
     if label is None:
         guess.unknown.append("which column holds the classes")
         return guess
-    said["label"] = label
+    files["label"] = label
     guess.guessed.append(f"classes are the values of the column {label}")
     guess.classes = sorted({row[label] for row in rows} - {""})
     return guess
 
 
 def _plain(name: str) -> str:
-    """A column's name in lower case, without what is neither letter nor digit: ``Patient ID``."""
+    """A column's name in lower case, letters and digits only: ``patientid``."""
     return re.sub(r"[\W_]", "", name.lower())
 
 
 def _add_split(guess: Guess, column: str, values: Sequence[str]) -> None:
     """Splits by a column, where its values name some."""
-    said = {value: SPLITS[value.lower()] for value in values if value.lower() in SPLITS}
-    others = [value for value in values if value and value not in said]
-    if not said:
+    splits = {value: SPLITS[value.lower()] for value in values if value.lower() in SPLITS}
+    others = [value for value in values if value and value not in splits]
+    if not splits:
         guess.unknown.append(f"what the column {column} is: none of its values names a split")
         return
-    guess.files |= {"split": column, "splits": said}
+    guess.files |= {"split": column, "splits": splits}
     guess.guessed.append(f"splits are in the column {column}")
     if others:
         some = ", ".join(map(shown, others[:5]))
@@ -238,7 +227,7 @@ def _add_split(guess: Guess, column: str, values: Sequence[str]) -> None:
 
 
 def _of_folders(folder: Path, files: list[str]) -> tuple[Guess, list[str]]:
-    """What the names of folders say, and the files."""
+    """A guess from the names of folders, and the files."""
     depth = min(len(PurePosixPath(path).parts) - 1 for path in files)
     if not depth:
         raise BenchmdError(
@@ -256,14 +245,13 @@ def _of_folders(folder: Path, files: list[str]) -> tuple[Guess, list[str]]:
             f"all files of {folder} are in one folder, {classes[0]}: expected two or more that are "
             "named by class, or a table with a row for each file."
         )
-    said: dict[str, Any] = {"levels": [*levels, "class"]}
+    stated: dict[str, Any] = {"levels": [*levels, "class"]}
     if levels:
-        said["splits"] = {name: SPLITS[name.lower()] for name in sorted(names[0])}
-    return Guess(said, classes, guessed=["classes are the names of folders", ALONE]), files
+        stated["splits"] = {name: SPLITS[name.lower()] for name in sorted(names[0])}
+    return Guess(stated, classes, guessed=["classes are the names of folders", ALONE]), files
 
 
 def _add_signal(guess: Guess, example: Path) -> None:
-    """What one file says of the signal."""
     end = _ending(example.name).lower()
     try:
         if end in ARRAYS:
@@ -287,7 +275,6 @@ def _is_grey(pixels: Array) -> bool:
 
 
 def _add_array_signal(guess: Guess, values: Array) -> None:
-    """A signal by the axes and the type of an array."""
     of_bytes, shape = values.dtype.name == "uint8", values.shape
     if values.ndim == 1 or (values.ndim == 2 and not of_bytes):
         names = ["" for _ in range(min(shape) if values.ndim == 2 else 1)]
@@ -311,7 +298,7 @@ def _image_signal(channels: int) -> dict[str, Any]:
 
 
 def _volume_signal(channels: int, held: Sequence[int], dtype: str, unit: str) -> dict[str, Any]:
-    """Windows of up to 32 slices, as the first file has them."""
+    """Windows of up to 32 slices, as in the first file."""
     depth = min(32, max(8, held[0] // 8 * 8))
     side = 96 if max(held[1:]) <= 160 else 224
     shape = [channels, depth, side, side]
@@ -340,7 +327,6 @@ def _time_signal(
 
 
 def _over_time(path: Path, end: str) -> tuple[list[str], float | None, str]:
-    """Channels, rate and unit of a file."""
     if end == ".hea":
         header = wfdb_header.read_header(path)
         rates = [(each.name, header.rate * each.frame, each.unit) for each in header.signals]
@@ -358,7 +344,7 @@ def _over_time(path: Path, end: str) -> tuple[list[str], float | None, str]:
 
 
 def _voltages(channels: Sequence[tuple[str, float, str]]) -> tuple[list[str], float]:
-    """Names of the channels, each with its rate and unit, that are voltages of one rate."""
+    """Names, rate and unit of the channels that are voltages of one rate."""
     usable = [(name, rate) for name, rate, unit in channels if microvolts(unit) is not None]
     if not usable:
         raise RecordError("none of its channels is a voltage")

@@ -1,7 +1,4 @@
-"""Catalogs as one HDF5 file, to be handed on, and back; of any modality.
-
-How the file looks: `hdf5_layout`.
-"""
+"""Catalogs as one HDF5 file, to hand on, and back; `hdf5_layout` describes the file."""
 
 from __future__ import annotations
 
@@ -59,12 +56,8 @@ PROCESS = Apart("benchmd_ray.data.hdf5")
 def export_hdf5(catalog: Catalog, path: Path) -> None:
     """Write a catalog as one HDF5 file, whole or not at all, a shard at a time.
 
-    Args:
-        catalog: A finished catalog of any modality.
-        path: The file, which is replaced where it is there.
-
     Raises:
-        BenchmdError: The catalog is damaged, or holds masks, or the disk is full.
+        BenchmdError: The catalog is damaged or holds masks, or the disk is full.
     """
     manifest, card = catalog.manifest, catalog.card
     if card.target.is_mask:
@@ -88,17 +81,17 @@ def export_hdf5(catalog: Catalog, path: Path) -> None:
     with replacing(path) as partial, _Written(partial) as written:
         with h5py.File(written, "w", libver=("v110", "v110")) as file:
             file.attrs.update(attributes)
-            held = np.frombuffer(json.dumps(manifest, ensure_ascii=False).encode(), np.uint8)
-            file.create_dataset("manifest", data=held)
+            encoded = np.frombuffer(json.dumps(manifest, ensure_ascii=False).encode(), np.uint8)
+            file.create_dataset("manifest", data=encoded)
             for split, stated in manifest["splits"].items():
                 _write_split(file.create_group(split), catalog, split, stated["records"], written)
         written.require_whole()
 
 
 class _Written(io.FileIO):
-    """A file that HDF5 writes, which never sees a write fail: its library crashes or aborts then.
+    """A file for HDF5 whose writes never seem to fail, as the library crashes or aborts then.
 
-    The first error is kept for `require_whole`; what comes after it is dropped.
+    The first error is kept for `require_whole`; later writes are dropped.
     """
 
     def __init__(self, path: Path) -> None:
@@ -106,7 +99,6 @@ class _Written(io.FileIO):
         self._error: OSError | None = None
 
     def write(self, data: Any) -> int:
-        """Write all of it, unless something failed before."""
         left = memoryview(data).cast("B")
         size = len(left)
         try:
@@ -117,7 +109,6 @@ class _Written(io.FileIO):
         return size
 
     def truncate(self, size: int | None = None) -> int:
-        """Make it so long."""
         try:
             return super().truncate(size)
         except OSError as error:
@@ -125,17 +116,11 @@ class _Written(io.FileIO):
             return size or 0
 
     def require_whole(self) -> None:
-        """Raise the first error.
-
-        Raises:
-            OSError: Something could not be written.
-        """
         if self._error is not None:
             raise self._error
 
 
 def _write_split(group: Any, catalog: Catalog, split: str, rows: int, file: _Written) -> None:
-    """The datasets of a split, filled shard by shard."""
     widths = _widths(catalog, split)
     for name, column in columns_of(catalog.card).items():
         chunk = (1 if name == "signal" else min(rows, 4096), *column.shape)
@@ -145,15 +130,17 @@ def _write_split(group: Any, catalog: Catalog, split: str, rows: int, file: _Wri
     for table in catalog.tables(split):
         last = first + len(table)
         for name, values in _arrays(table, catalog.card).items():
-            held = group[name]
+            dataset = group[name]
             # numpy's own byte strings are ASCII to HDF5, which does not turn them into UTF-8
-            held[first:last] = values.astype(held.dtype) if values.dtype.kind == "S" else values
+            dataset[first:last] = (
+                values.astype(dataset.dtype) if values.dtype.kind == "S" else values
+            )
         file.require_whole()
         first = last
 
 
 def _widths(catalog: Catalog, split: str) -> dict[str, int]:
-    """Bytes of the longest text of each column of texts."""
+    """Bytes of the longest text of each text column."""
     columns = {name: name for name in TEXTS}
     columns |= {f"metadata/{k}": k for k, kind in METADATA.items() if pa.types.is_string(kind)}
     widths = dict.fromkeys(columns, 1)
@@ -168,23 +155,23 @@ def _arrays(table: pa.Table, card: DatasetCard) -> dict[str, npt.NDArray[Any]]:
     """The rows of a shard as they are written."""
     rows, axes = len(table), len(card.signal.stored_shape) - 1
     sizes = table["valid_size"].combine_chunks().flatten().to_numpy(zero_copy_only=False)
-    found: dict[str, npt.NDArray[Any]] = {
+    arrays: dict[str, npt.NDArray[Any]] = {
         "signal": decode_signals(table["signal"], card.signal),
         "target": decode_targets(table["target"]),
         "scale": table["scale"].to_numpy(),
         "valid_size": sizes.reshape(rows, axes),
     }
-    found |= {name: _encoded(table[name].to_pylist()) for name in TEXTS}
+    arrays |= {name: _encoded(table[name].to_pylist()) for name in TEXTS}
     for name, kind in METADATA.items():
         values = table[name].to_pylist()
-        known = np.array([value is not None for value in values])
-        found[f"metadata/{name}_known"] = known
-        found[f"metadata/{name}"] = (
+        is_known = np.array([value is not None for value in values])
+        arrays[f"metadata/{name}_known"] = is_known
+        arrays[f"metadata/{name}"] = (
             _encoded([value or "" for value in values])
             if pa.types.is_string(kind)
             else np.array([value or 0 for value in values], np.float32)
         )
-    return found
+    return arrays
 
 
 def _encoded(texts: list[str]) -> npt.NDArray[np.bytes_]:
@@ -194,17 +181,17 @@ def _encoded(texts: list[str]) -> npt.NDArray[np.bytes_]:
 def import_hdf5(path: Path, out: Path) -> Catalog:
     """Make a catalog of a file that `export_hdf5` wrote, whole or not at all.
 
-    Its records are those of the exported catalog, in shards of the same rows; with the same
-    versions of the libraries its digest is the same too.
+    Records and shards are those of the exported catalog; with the same library versions its digest
+    is too.
 
     Args:
-        path: The file. It need not be trusted: links, other filters, types and shapes than those
-            of the dataset's card, and counts that do not match are refused.
-        out: Folder of the catalog, which must not be there, or be empty.
+        path: The file. It need not be trusted: links, other filters, types or shapes than the card
+            has, and counts that do not match are refused.
+        out: Folder of the catalog, missing or empty.
 
     Raises:
-        BenchmdError: The file is missing, damaged or no such file, ``out`` holds something, or
-            the disk is full.
+        BenchmdError: The file is missing, damaged or no such file, ``out`` holds something, or the
+            disk is full.
     """
     _require_free(out)
     with locked(out / ".lock", f"the catalog {out}"):
@@ -225,15 +212,15 @@ def import_hdf5(path: Path, out: Path) -> Catalog:
 def _require_free(out: Path) -> None:
     """Refuse a folder with more than an interrupted import leaves."""
     if out.is_dir():
-        held = [path.name for path in out.iterdir()]
-        if all(name == ".lock" or name.startswith(TEMPORARY) for name in held):
+        names = [path.name for path in out.iterdir()]
+        if all(name == ".lock" or name.startswith(TEMPORARY) for name in names):
             return
     if out.exists():
         raise BenchmdError(f"{out} is there already: choose another --out, or remove it.")
 
 
 def _write_apart(path: Path, out: Path) -> None:
-    """Write what a file holds as a catalog, in a process apart: HDF5 is a native library.
+    """Write a file's catalog in a separate process, as HDF5 is a native library.
 
     Raises:
         BenchmdError: It cannot be read, or ends the process.
@@ -259,7 +246,7 @@ def answer(request: dict[str, Any]) -> tuple[dict[str, Any], bytes]:
     """Write what the file ``path`` holds as the catalog ``out``.
 
     Returns:
-        ``error``, where it cannot be written, with ``errno`` where that is of the system.
+        ``error`` where that fails, with ``errno`` if the system gave one.
     """
     path = Path(request["path"])
     begin(0)
@@ -274,16 +261,15 @@ def answer(request: dict[str, Any]) -> tuple[dict[str, Any], bytes]:
 
 
 def _write_catalog(path: Path, out: Path) -> None:
-    """Write what a file holds as a catalog."""
     with h5py.File(path, "r") as file:
         stated, card = stated_manifest(file, path)
         require_layout(file, stated, card, path)
         parts = list(_parts(file, stated, card, out, path))
-    made = manifest_of(card, stated, parts)
+    manifest = manifest_of(card, stated, parts)
     for key in ("splits", "statistics", "schema"):
-        if made[key] != stated[key]:
+        if manifest[key] != stated[key]:
             raise foreign(path, f"its rows give other {key} than its manifest states")
-    write_json(out / MANIFEST, made)
+    write_json(out / MANIFEST, manifest)
 
 
 @contextmanager
@@ -304,7 +290,7 @@ def _reading(path: Path) -> Iterator[None]:
 def _parts(
     file: Any, stated: Mapping[str, Any], card: DatasetCard, folder: Path, path: Path
 ) -> Iterator[dict[str, Any]]:
-    """Shards of the rows that the manifest states, as they are written."""
+    """Write the rows that the manifest states as shards, and yield their parts."""
     first: dict[str, int] = {}
     seen = []  # hashes, for there may be millions of records
     for number, shard in enumerate(stated["shards"], 1):
@@ -325,12 +311,11 @@ def _parts(
 
 
 def _table(group: Any, rows: slice, split: str, card: DatasetCard, path: Path) -> pa.Table:
-    """Some rows of a split as a shard's table."""
     layout, count = schema(card), rows.stop - rows.start
-    held = {name: group[name][rows] for name in ("scale", "valid_size", "target")}
+    numbers = {name: group[name][rows] for name in ("scale", "valid_size", "target")}
     ages = np.where(group["metadata/age_known"][rows], group["metadata/age"][rows], 0.0)
     held_out = group["metadata/held_out_known"][rows]
-    if fault := values_fault(card, age=ages, held_out=held_out, **held):
+    if fault := values_fault(card, age=ages, held_out=held_out, **numbers):
         raise foreign(path, fault)
     signal = np.ascontiguousarray(group["signal"][rows])
     width = layout.field("signal").type.byte_width
@@ -339,28 +324,30 @@ def _table(group: Any, rows: slice, split: str, card: DatasetCard, path: Path) -
             pa.binary(width), count, [None, pa.py_buffer(signal)]
         ),
         "split": pa.array([split] * count, pa.string()),
-        "scale": pa.array(held["scale"], pa.float32()),
+        "scale": pa.array(numbers["scale"], pa.float32()),
     }
     for name in ("target", "valid_size"):
-        values = held[name]
+        values = numbers[name]
         kind = layout.field(name).type
         flat = pa.array(values.ravel(), kind.value_type)
         columns[name] = pa.FixedSizeListArray.from_arrays(flat, type=kind)
     for name in TEXTS:
         columns[name] = pa.array(_texts(group[name], rows), pa.string())
     for name, kind in METADATA.items():
-        column, known = group[f"metadata/{name}"], group[f"metadata/{name}_known"][rows]
+        column, are_known = group[f"metadata/{name}"], group[f"metadata/{name}_known"][rows]
         is_text = pa.types.is_string(kind)
         values = _texts(column, rows) if is_text else column[rows].tolist()
         columns[name] = pa.array(
-            [value if is_known else None for value, is_known in zip(values, known, strict=True)],
+            [
+                value if is_known else None
+                for value, is_known in zip(values, are_known, strict=True)
+            ],
             kind,
         )
     return pa.table({name: columns[name] for name in layout.names}, schema=layout)
 
 
 def _texts(held: Any, rows: slice) -> list[str]:
-    """Texts of a dataset."""
     return [text.decode() for text in held[rows]]
 
 

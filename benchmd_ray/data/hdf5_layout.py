@@ -54,7 +54,7 @@ class Column:
 def columns_of(card: DatasetCard) -> dict[str, Column]:
     """The datasets of a group by their names."""
     stored = card.signal.stored_shape
-    found = [
+    columns = [
         Column("signal", stored, np.dtype(card.signal.dtype)),
         Column("target", card.target.shape, np.dtype(card.target.dtype)),
         Column("scale", (), np.dtype(np.float32)),
@@ -63,13 +63,13 @@ def columns_of(card: DatasetCard) -> dict[str, Column]:
     ]
     for name, kind in METADATA.items():
         dtype = None if pa.types.is_string(kind) else np.dtype(kind.to_pandas_dtype())
-        found.append(Column(f"metadata/{name}", (), dtype))
-        found.append(Column(f"metadata/{name}_known", (), np.dtype(np.bool_)))
-    return {column.name: column for column in found}
+        columns.append(Column(f"metadata/{name}", (), dtype))
+        columns.append(Column(f"metadata/{name}_known", (), np.dtype(np.bool_)))
+    return {column.name: column for column in columns}
 
 
 def foreign(path: Path, what: str) -> BenchmdError:
-    """An error of a file that is damaged or none of ours."""
+    """An error for a file that is damaged or not one of ours."""
     return BenchmdError(
         f"{path} cannot be imported: {what}. Expected a file of `benchmd catalog export`; export "
         "the catalog again."
@@ -77,14 +77,19 @@ def foreign(path: Path, what: str) -> BenchmdError:
 
 
 def stated_manifest(file: Any, path: Path) -> tuple[dict[str, Any], DatasetCard]:
-    """What the file says of the exported catalog, checked, and the card of its dataset."""
+    """The exported catalog's manifest, checked, and its card."""
     if file.attrs.get("format") != FORMAT:
         raise foreign(path, f"its attribute 'format' is not {FORMAT!r}")
-    held = _dataset(file, "manifest", path)
-    whole = held.chunks is None  # of chunks there could be one for each byte
-    if not whole or held.dtype != np.uint8 or held.ndim != 1 or len(held) > LARGEST_MANIFEST:
+    dataset = _dataset(file, "manifest", path)
+    whole = dataset.chunks is None  # of chunks there could be one for each byte
+    if (
+        not whole
+        or dataset.dtype != np.uint8
+        or dataset.ndim != 1
+        or len(dataset) > LARGEST_MANIFEST
+    ):
         raise foreign(path, "its manifest is not text")
-    stated = parse_json(held[()].tobytes())
+    stated = parse_json(dataset[()].tobytes())
     if not isinstance(stated, dict):
         raise foreign(path, "its manifest is not an object")
     card, fault = described(stated)
@@ -100,7 +105,7 @@ def stated_manifest(file: Any, path: Path) -> tuple[dict[str, Any], DatasetCard]
 
 
 def require_layout(file: Any, stated: Mapping[str, Any], card: DatasetCard, path: Path) -> None:
-    """Every object is one of ours, within the file, of the right type and shape."""
+    """Check that each object is expected, within the file, and of the right type and shape."""
     expected = {"manifest": None} | dict.fromkeys(stated["splits"])
     if set(file) != set(expected):
         raise foreign(path, f"it holds {sorted(file)}, expected {sorted(expected)}")
@@ -115,37 +120,37 @@ def require_layout(file: Any, stated: Mapping[str, Any], card: DatasetCard, path
             _require_column(_dataset(group, name, path), column, content["records"], path)
 
 
-def _require_column(held: Any, column: Column, rows: int, path: Path) -> None:
-    where = f"its dataset {held.name}"
-    text = h5py.check_string_dtype(held.dtype)
-    fits = held.dtype == column.dtype if column.dtype else bool(text and text.length)
-    if not fits or held.dtype.itemsize > LONGEST_TEXT:
-        raise foreign(path, f"{where} has type {held.dtype}, expected {column.dtype or 'texts'}")
-    if held.shape != (rows, *column.shape):
-        raise foreign(path, f"{where} has shape {held.shape}, expected {(rows, *column.shape)}")
-    if column.name == "signal" and held.chunks != (1, *column.shape):
-        raise foreign(path, f"{where} has chunks {held.chunks}, expected one per row")
-    if held.chunks is None or held.id.get_num_chunks() != math.ceil(rows / held.chunks[0]):
+def _require_column(dataset: Any, column: Column, rows: int, path: Path) -> None:
+    where = f"its dataset {dataset.name}"
+    text = h5py.check_string_dtype(dataset.dtype)
+    fits = dataset.dtype == column.dtype if column.dtype else bool(text and text.length)
+    if not fits or dataset.dtype.itemsize > LONGEST_TEXT:
+        raise foreign(path, f"{where} has type {dataset.dtype}, expected {column.dtype or 'texts'}")
+    if dataset.shape != (rows, *column.shape):
+        raise foreign(path, f"{where} has shape {dataset.shape}, expected {(rows, *column.shape)}")
+    if column.name == "signal" and dataset.chunks != (1, *column.shape):
+        raise foreign(path, f"{where} has chunks {dataset.chunks}, expected one per row")
+    if dataset.chunks is None or dataset.id.get_num_chunks() != math.ceil(rows / dataset.chunks[0]):
         raise foreign(path, f"{where} has rows that were never written")
 
 
 def _group(parent: Any, name: str, path: Path) -> Any:
     _require_within(parent, name, path)
-    held = parent[name]
-    if not isinstance(held, h5py.Group):
+    group = parent[name]
+    if not isinstance(group, h5py.Group):
         raise foreign(path, f"{name} is not a group")
-    return held
+    return group
 
 
 def _dataset(parent: Any, name: str, path: Path) -> Any:
-    """A dataset that is in the file itself."""
-    folder, _, own = name.rpartition("/")
+    """A dataset that is stored in the file itself."""
+    folder, _, leaf = name.rpartition("/")
     parent = _group(parent, folder, path) if folder else parent
-    _require_within(parent, own, path)
-    held = parent[own]
-    if fault := dataset_fault(held, LARGEST_CHUNK):
+    _require_within(parent, leaf, path)
+    dataset = parent[leaf]
+    if fault := dataset_fault(dataset, LARGEST_CHUNK):
         raise foreign(path, f"{name} {fault}")
-    return held
+    return dataset
 
 
 def _require_within(parent: Any, name: str, path: Path) -> None:

@@ -1,14 +1,12 @@
 """Conditions that a catalog keeps out of all training: records for out-of-distribution detection.
 
 A condition is what the source states of a record: a class, a finding without a class, a code, a
-view, a noise flag, a sleep stage. All records of a patient with a held-out condition leave every
-other split, so that neither pretraining nor normalisation nor validation meets them. Those with the
-condition are the split `HELD_OUT`, the patient's others are excluded; held-out classes are no
-longer classes of the task.
+view, a noise flag, a sleep stage. Patients with a held-out condition leave all other splits, so
+that neither pretraining nor normalisation nor validation meets them: their records with the
+condition are the split `HELD_OUT`, the others are excluded. Held-out classes leave the task.
 
-Every patient has all views and states, so that nobody would be left: of these (`BY_RECORD`) the
-records leave, not the patients. Those of patients who train are excluded, those of others are held
-out. So training does not meet them, and no patient of the training split has a held-out record.
+Every patient has all views and states (`BY_RECORD`), so here records leave and not patients: those
+of training patients are excluded, those of others held out.
 """
 
 from __future__ import annotations
@@ -41,12 +39,12 @@ def conditions_of(item: RawItem) -> set[str]:
 
 
 def conditions_in(items: Iterable[RawItem]) -> set[str]:
-    """What the source states of any of some records."""
+    """All conditions of some records."""
     return {name for item in items for name in conditions_of(item)}
 
 
 def by_record(card: DatasetCard, names: Iterable[str]) -> set[str]:
-    """Those of some conditions of which records are held out and not patients."""
+    """The conditions whose records are held out rather than their patients."""
     return {*names} & BY_RECORD.get(card.modality.name, frozenset())
 
 
@@ -55,12 +53,12 @@ def held_out(
 ) -> tuple[Discovery, DatasetCard]:
     """A raw folder's records with these conditions held out, and the card without their classes.
 
-    Of files whose parts have states, readers get those that are held out by code, in ``details``. A
-    file whose patient does not train is listed once more in the split `HELD_OUT`, for these parts.
+    Readers get the held-out states of parts of files by code, in ``details``. A file whose patient
+    does not train is listed once more, in the split `HELD_OUT`, for these parts.
 
     Raises:
-        BenchmdError: No record has one of the conditions; the message lists those that there are.
-            Or too few classes or no record are left to train on.
+        BenchmdError: No record has one of the conditions (the message lists those that exist), or
+            too few classes or no record are left to train on.
     """
     if not names:
         return found, card
@@ -88,10 +86,7 @@ def _divided(
 ) -> tuple[list[RawItem], Counter[str]]:
     """Records in their splits or held out, and why the others are excluded.
 
-    Args:
-        found: What the raw folder holds.
-        chosen: Conditions to hold out.
-        by_patient: Those whose patients leave.
+    Patients with a condition of `by_patient` leave all other splits.
     """
     leaving = {item.group_id for item in found.items if conditions_of(item) & by_patient}
     training = {item.group_id for item in found.items if item.split == "train"} - leaving
@@ -124,11 +119,7 @@ def _held(item: RawItem, conditions: set[str]) -> RawItem:
 
 
 def _without(card: DatasetCard, names: set[str]) -> DatasetCard:
-    """The card whose task lacks these classes; published counts are of another choice of records.
-
-    Raises:
-        BenchmdError: Too few classes are left.
-    """
+    """The card whose task lacks these classes, without its published counts."""
     left = tuple(name for name in card.task.classes if name not in names)
     if left == card.task.classes:
         return replace(card, expected={})

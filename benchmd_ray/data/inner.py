@@ -1,11 +1,10 @@
 """The inner catalogs of a source: all that a search sees of it (decision D18).
 
-A search evaluates settings again and again, each time on another inner catalog: it trains on its
-split ``train`` and is scored on ``validation``. Both are cut by patient, classes in balance, from
-the source's training split; where the source has a validation split to choose by, which is scored
-for no result (MedMNIST), from these two together. `FOLDS` evaluations, one for each fold, hold
-every patient once in ``validation``; the next ones cut anew. Where patients or classes are enough
-for fewer folds only, the evaluations are filled up with those of another cut.
+Each evaluation of the same settings uses another inner catalog: it trains on ``train`` and is
+scored on ``validation``. Both are cut by patient, with classes in balance, from the source's
+training split, and from its validation split where no result is scored on that (MedMNIST). `FOLDS`
+evaluations hold every patient once in ``validation``; the next ones cut anew. With too few patients
+or classes for all folds, evaluations of another cut fill up.
 """
 
 from __future__ import annotations
@@ -60,18 +59,18 @@ def inner_catalog(
     evaluation: int = 0,
     check: Callable[[], None] = lambda: None,
 ) -> Catalog:
-    """An inner catalog of a source, written unless it is there; reads no split that is scored.
+    """An inner catalog of a source, written unless it exists; reads no split that is scored.
 
     Args:
         source: The source.
-        folder: Of inner catalogs; it gets one named by the source's dataset, policy and digest,
-            by the version of how it is cut, and by the evaluation.
+        folder: Of inner catalogs. Their names have the source's dataset, policy and digest, the
+            version of the cut, and the evaluation.
         evaluation: Which of a search's evaluations of the same settings it is for, from 0 on.
         check: Called while another machine writes it; raises where waiting is to end.
 
     Raises:
-        BenchmdError: It is not a source, has too few patients, a shard is not the one that was
-            built, the disk is full, or the bucket cannot be reached.
+        BenchmdError: It is not a source, has too few patients or an altered shard, the disk is
+            full, or the bucket cannot be reached.
     """
     of = f"{source.dataset}-{source.manifest['policy']}-{source.digest[:12]}"
     path = folder / f"{of}-v{PARTS[PART].version}-{evaluation:03d}"
@@ -89,7 +88,6 @@ def inner_catalog(
 
 
 def _write_once(source: Catalog, path: Path, evaluation: int) -> None:
-    """Write a catalog's folder, unless it is there."""
     with locked(path.with_name(f".lock-{path.name}"), f"the inner catalog {path}", wait=True):
         if not (path / MANIFEST).is_file():
             for leftover in path.parent.glob(f"{TEMPORARY}*-{path.name}"):
@@ -100,7 +98,7 @@ def _write_once(source: Catalog, path: Path, evaluation: int) -> None:
 def _publish_once(
     source: Catalog, path: Address, evaluation: int, check: Callable[[], None]
 ) -> None:
-    """Write a catalog at its address, unless it is there; one machine does, and others wait."""
+    """Write a catalog at its address, unless it exists; one machine does, and others wait."""
     what = f"the inner catalog {path}"
     while read(path / MANIFEST) is None:
         try:
@@ -128,7 +126,6 @@ def _publish(source: Catalog, path: Address, evaluation: int, require: Callable[
 
 
 def _write(source: Catalog, path: Path, evaluation: int) -> None:
-    """Write the catalog's folder, whole or not at all."""
     if source.card.role != "source":
         raise BenchmdError(
             f"{source.path} is a catalog of the target {source.dataset}: a search never sees a "
@@ -155,7 +152,7 @@ def _write(source: Catalog, path: Path, evaluation: int) -> None:
 
 
 def _plan(source: Catalog, evaluation: int) -> str:
-    """What decides an inner catalog's records."""
+    """Digest of what determines an inner catalog's records."""
     return digest(["inner", PARTS[PART].version, source.digest, FOLDS, SEED, evaluation])
 
 
@@ -166,47 +163,41 @@ def seen_splits(source: Catalog) -> tuple[str, ...]:
 
 
 def splits_seen(rows: Mapping[str, int], scored: Collection[str]) -> tuple[str, ...]:
-    """Splits that a search sees: of validation splits one that is scored for no result.
+    """Splits that a search sees: ``train``, and ``validation`` where no result is scored on it.
 
-    Args:
-        rows: Records of each split.
-        scored: Splits that are scored.
+    `rows` are the records of each split.
     """
-    own = rows.get("validation") and "validation" not in scored
-    return ("train", "validation") if own else ("train",)
+    has_validation = rows.get("validation") and "validation" not in scored
+    return ("train", "validation") if has_validation else ("train",)
 
 
 def _cut(table: pa.Table, patients: frozenset[str]) -> dict[str, pa.Table]:
-    """The two sides of training records, those of patients that are held as ``validation``."""
+    """Training records of both sides; those of `patients` are ``validation``."""
     inside = pc.is_in(table["group_id"], pa.array(sorted(patients), pa.string()))
     place = table.schema.get_field_index("split")
     sides = {}
     for side, mask in (("train", pc.invert(inside)), ("validation", inside)):
-        own = table.filter(mask).combine_chunks()
-        split = pa.array([side] * len(own), pa.string())
-        sides[side] = own.set_column(place, own.schema.field(place), split)
+        rows = table.filter(mask).combine_chunks()
+        split = pa.array([side] * len(rows), pa.string())
+        sides[side] = rows.set_column(place, rows.schema.field(place), split)
     return sides
 
 
 def _written(
     sides: Mapping[str, pa.Table], number: int, folder: Path, card: DatasetCard
 ) -> list[dict[str, Any]]:
-    """Write what a shard gave for each side, and what the manifest has to know of it."""
+    """Write the rows of each side of a shard, and give the manifest's parts."""
     parts = []
-    for side, own in sides.items():
-        if len(own):
+    for side, rows in sides.items():
+        if len(rows):
             name = f"{side}-{number:05d}"
-            about = {"name": name, "split": side, "rows": len(own)}
-            parts.append(about | shard_part(own, folder / SHARDS / f"{name}.parquet", card))
+            about = {"name": name, "split": side, "rows": len(rows)}
+            parts.append(about | shard_part(rows, folder / SHARDS / f"{name}.parquet", card))
     return parts
 
 
 def validation_patients(source: Catalog, evaluation: int = 0) -> frozenset[str]:
-    """Patients that an inner validation split holds, classes in balance.
-
-    Args:
-        source: The source.
-        evaluation: As in `inner_catalog`.
+    """Patients of an inner validation split, classes in balance; arguments as in `inner_catalog`.
 
     Raises:
         BenchmdError: There are too few patients to cut.

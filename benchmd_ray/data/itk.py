@@ -8,11 +8,7 @@ from benchmd_ray.extensions.extras import importing
 
 
 def simple_itk() -> Any:
-    """The module.
-
-    Raises:
-        MissingExtra: It is not installed.
-    """
+    """Import the module; raises `MissingExtra` where it is not installed."""
     with importing("SimpleITK", "reading or writing NIfTI, NRRD or MetaImage files"):
         import SimpleITK
     return SimpleITK

@@ -42,7 +42,7 @@ class Loose:
 
 
 def loose_files(path: Path, signal: Signal) -> list[str]:
-    """Files of a signal's formats: the file itself, or all below a folder; relative to its parent.
+    """Files of a signal's formats: the file itself, or all below a folder, relative to it.
 
     A folder of DICOM files is one volume.
 
@@ -54,21 +54,21 @@ def loose_files(path: Path, signal: Signal) -> list[str]:
     if not path.is_dir():
         raise BenchmdError(f"{path} does not exist: name a catalog, a file or a folder of files.")
     ends = suffixes(signal)
-    found: list[str] = []
+    paths: list[str] = []
     for folder, names in walk(path, *(f"*{end}" for end in ends)):
         series = is_volume(signal) and all(name.lower().endswith(".dcm") for name in names)
         places = [folder] if series else [folder / name for name in names]
-        found += [each.relative_to(path).as_posix() for each in places]
-    if not found:
+        paths += [each.relative_to(path).as_posix() for each in places]
+    if not paths:
         raise BenchmdError(
             f"{path} holds no file of {signal.name}: expected a catalog, or files that end with "
             f"{', '.join(ends)}."
         )
-    return sorted(found)
+    return sorted(paths)
 
 
 def ignored_files(path: Path, signal: Signal) -> list[Path]:
-    """Files below a folder that `loose_files` passes over, but for those that a header names."""
+    """Files below a folder that neither `loose_files` lists nor a header names."""
     ends = suffixes(signal)
     paths = []
     for folder, names in walk(path, "*"):
@@ -89,15 +89,10 @@ def ignored_files(path: Path, signal: Signal) -> list[Path]:
 
 
 def read_loose(path: Path, names: Sequence[str], signal: Signal, task: Task) -> Iterator[Loose]:
-    """Read files one after the other, in a process apart, which one may end without taking more.
+    """Read files, as `loose_files` names them, in a separate process; a crash costs one file only.
 
-    A file over time that states no rate is taken to have the signal's.
-
-    Args:
-        path: The file, or the folder that the names are below.
-        names: Of files, as `loose_files` gives them.
-        signal: What they are read as.
-        task: Of the model that they are for; nothing is known of its classes.
+    A file over time that states no rate is taken to have the signal's. The task is that of the
+    model they are for; their classes are unknown.
 
     Raises:
         BenchmdError: A file cannot be read for now.

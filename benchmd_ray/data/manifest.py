@@ -1,4 +1,4 @@
-"""A catalog's shards and its manifest: what both hold, counted and summed."""
+"""Write a catalog's shards, and count and sum what they hold for its manifest."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ ORIGIN = (
 
 
 def shard_part(table: pa.Table, path: Location, card: DatasetCard) -> dict[str, Any]:
-    """Write a shard, and give what the manifest has to know of it."""
+    """Write a shard, and give what the manifest needs from it."""
     positive = card.target.present(targets_of(table["target"], card.target))
     return write_shard(table, path, card.signal) | {
         "groups": sorted(set(table["group_id"].to_pylist())),
@@ -55,10 +55,9 @@ def shard_part(table: pa.Table, path: Location, card: DatasetCard) -> dict[str, 
 
 
 def write_shard(table: pa.Table, path: Location, signal: Signal) -> dict[str, Any]:
-    """Write a shard, whole or not at all. Images hardly compress; time series and CT do.
+    """Write a shard, whole or not at all; ``bytes`` and ``sha256`` of the file.
 
-    Returns:
-        ``bytes`` and ``sha256`` of the file.
+    Images hardly compress; time series and CT do.
     """
     target = table.schema.field("target").type
     width = table.schema.field("signal").type.byte_width
@@ -81,7 +80,7 @@ def write_shard(table: pa.Table, path: Location, signal: Signal) -> dict[str, An
 def _sums(table: pa.Table, signal: Signal) -> dict[str, list[float]]:
     """Per channel: number, sum and sum of squares of the values in physical units.
 
-    Padding is not counted, except the air behind short CT scans, which encoders see as air.
+    Padding does not count, except the air behind short CT scans, which encoders see as air.
     """
     channels, *extents = signal.stored_shape
     total, squares, count = np.zeros(channels), np.zeros(channels), 0
@@ -144,10 +143,7 @@ def manifest_of(
 ) -> dict[str, Any]:
     """The manifest of a catalog.
 
-    Args:
-        card: Card of its dataset.
-        origin: What is known of how it was built, the values of `ORIGIN`.
-        parts: Of each shard, what `shard_part` gives, with its name, split and rows.
+    `origin` has the values of `ORIGIN`; each part what `shard_part` gives, with name, split, rows.
     """
     splits: dict[str, Any] = {}
     for split in sorted({part["split"] for part in parts if part["rows"]}):

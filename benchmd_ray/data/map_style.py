@@ -51,8 +51,8 @@ class SplitDataset(Dataset[Sample]):
             physical: Leave signals in their unit.
 
         Raises:
-            BenchmdError: The split has no record, a shard is missing or another one, or signals are
-                normalised by statistics and there are none.
+            BenchmdError: The split has no record, a shard is missing or altered, or the
+                normalisation needs statistics and there are none.
         """
         catalog.require_split(split)
         self.catalog, self.split, self.physical = catalog, split, physical
@@ -66,7 +66,7 @@ class SplitDataset(Dataset[Sample]):
         self._columns = read_columns(self.catalog, self.split)
 
     def __getstate__(self) -> dict[str, Any]:
-        """Without what is read: who is sent the dataset opens the split itself."""
+        """Exclude the open arrays: the receiver opens the split itself."""
         opened = ("_normalise", "_signals", "_columns")
         return {name: value for name, value in vars(self).items() if name not in opened}
 
@@ -80,11 +80,7 @@ class SplitDataset(Dataset[Sample]):
         return len(self._columns)
 
     def __getitem__(self, row: int) -> Sample:
-        """The sample of a row; several at once are for `torch.utils.data.Subset` or a loader.
-
-        Raises:
-            IndexError: There is no such row.
-        """
+        """The sample of a row; `torch.utils.data.Subset` or a loader takes several at once."""
         place = operator.index(row)
         if not -len(self) <= place < len(self):
             raise IndexError(f"row {place} of {len(self)}")

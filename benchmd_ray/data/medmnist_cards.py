@@ -109,11 +109,9 @@ class EarlierImages:
 
 
 def contents_by_size(content: Mapping[str, Any], file: str) -> list[dict[str, Any]]:
-    """What the cards of a dataset of MedMNIST say, one for each size of its images.
+    """Contents of the cards of a dataset of MedMNIST, one for each size of its images.
 
-    Args:
-        content: What the card's file says, with the facts under ``images``.
-        file: Its name, for messages.
+    The facts are under ``images`` in the card's file, `file` its name for messages.
 
     Raises:
         BenchmdError: The facts are not complete, or there are others.
@@ -183,16 +181,7 @@ def _layouts(images: Images, size: int, file: str) -> dict[str, dict[str, Any]]:
 
 
 def _modality(dataset: str, images: Images, size: int) -> Modality:
-    """What images of a size are, and what is predicted of them.
-
-    Args:
-        dataset: Name of its card's file.
-        images: What the card says of them.
-        size: Pixels along each axis.
-
-    Raises:
-        BenchmdError: There are no images of that size.
-    """
+    """The modality of a dataset's images of `size` pixels along each axis."""
     sizes = IMAGE_PATCHES[images.dimensions]
     if size not in sizes:
         raise BenchmdError(

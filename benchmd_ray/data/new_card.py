@@ -16,19 +16,14 @@ from benchmd_ray.schema.plain_yaml import yaml_text
 
 
 def new_card(name: str, folder: Path, out: Path) -> tuple[list[Path], Guess]:
-    """Write a card of a folder, and one of its signal.
-
-    Args:
-        name: Of the dataset.
-        folder: With the raw files, and perhaps a table of them.
-        out: Folder of cards; no card in it is written over.
+    """Write a card of a folder, and one of its signal, into a folder of cards; overwrites none.
 
     Returns:
         The files that were written, and what they rest on.
 
     Raises:
-        BenchmdError: The name is not valid or taken, or the folder holds no file of a known format,
-            or nothing that tells classes.
+        BenchmdError: The name is invalid or taken, or the folder has no file of a known format, or
+            nothing that tells classes.
     """
     require_plain_name("dataset", name)
     paths = [out / f"{name}.yaml", out / "modalities" / f"{name}.yaml"]
@@ -52,11 +47,7 @@ def new_card(name: str, folder: Path, out: Path) -> tuple[list[Path], Guess]:
 
 
 def _guess(folder: Path) -> Guess:
-    """What a folder seems to hold, looked at in a process apart.
-
-    Raises:
-        BenchmdError: Nothing can be guessed, or a file ended that process.
-    """
+    """What a folder seems to hold, looked at in a separate process."""
     with closing(Apart("benchmd_ray.data.guess")) as process:
         try:
             answer, _ = process.call({"folder": str(folder.absolute())})
@@ -106,6 +97,5 @@ def _modality(name: str, guess: Guess) -> str:
 
 
 def _flow(value: object) -> str:
-    """A value as YAML on one line."""
     text = yaml_text(value, default_flow_style=True, width=10**6)
     return text.removesuffix("\n").removesuffix("\n...").strip()

@@ -1,4 +1,8 @@
-"""Stored signals to what the encoder sees, at batch time and on the device (decision D1)."""
+"""Stored signals to what the encoder sees, at batch time and on the device (decision D1).
+
+Normalisers take signals (batch, channel, …) of stored steps, scales (batch,) in physical units a
+step, statistics of the source's training split and a range.
+"""
 
 from __future__ import annotations
 
@@ -23,15 +27,7 @@ float32 (batch, *input_shape)."""
 
 
 def by_own_range(signals: torch.Tensor, scales: torch.Tensor, _: Held, __: Plain) -> torch.Tensor:
-    """Each record divided by its own max − min, so that the unit cancels; 0 where it is constant.
-
-    Args:
-        signals: (batch, channel, …), stored steps of any integer type.
-        scales: Not used.
-
-    Returns:
-        float32 of the same shape; max − min of each record is 1, or 0.
-    """
+    """Each record divided by its own max − min, so that the unit cancels; 0 if constant."""
     x = signals.float()
     axes = tuple(range(1, x.ndim))
     extent = x.amax(dim=axes, keepdim=True) - x.amin(dim=axes, keepdim=True)
@@ -39,13 +35,7 @@ def by_own_range(signals: torch.Tensor, scales: torch.Tensor, _: Held, __: Plain
 
 
 def fixed_range(signals: torch.Tensor, scales: torch.Tensor, _: Held, to: Range) -> torch.Tensor:
-    """A range in the signal's unit mapped onto another; what lies beyond is clipped.
-
-    Args:
-        signals: (batch, channel, …), stored steps.
-        scales: (batch,) physical unit of a step.
-        to: The range.
-    """
+    """A range in the signal's unit mapped onto another; values beyond it are clipped."""
     x = signals.float() * _each(scales, signals)
     x = ((x - to.low) / (to.high - to.low)).clamp(0, 1)
     if (to.onto_low, to.onto_high) == (0, 1):
@@ -59,43 +49,24 @@ def window(signals: torch.Tensor, scales: torch.Tensor, _: Held, to: Window) -> 
 
 
 def standardised(signals: torch.Tensor, scales: torch.Tensor, held: Held, _: Plain) -> torch.Tensor:
-    """Mean removed and divided by the standard deviation, per channel.
-
-    Args:
-        signals: (batch, channel, …), stored steps.
-        scales: (batch,) physical unit of a step.
-        held: Of the source's training split.
-    """
+    """Mean removed and divided by the standard deviation, per channel."""
     x = signals.float() * _each(scales, signals)
     mean, std = _per_channel(held, "mean", signals), _per_channel(held, "std", signals)
     return (x - mean) / std
 
 
 def centred(signals: torch.Tensor, scales: torch.Tensor, held: Held, to: Range) -> torch.Tensor:
-    """Mean removed, and divided by the extent of a range.
-
-    Args:
-        signals: (batch, channel, …), stored steps.
-        scales: (batch,) physical unit of a step.
-        held: Of the source's training split.
-        to: The range, such as 0 to 255.
-    """
+    """Mean removed, and divided by the extent of a range such as 0 to 255."""
     x = signals.float() * _each(scales, signals)
     return (x - _per_channel(held, "mean", signals)) / (to.high - to.low)
 
 
 def as_stored(signals: torch.Tensor, scales: torch.Tensor, _: Held, __: Plain) -> torch.Tensor:
-    """Values in the signal's unit, as they are.
-
-    Args:
-        signals: (batch, channel, …), stored steps.
-        scales: (batch,) physical unit of a step.
-    """
+    """Values in the signal's unit."""
     return signals.float() * _each(scales, signals)
 
 
 def _each(scales: torch.Tensor, signals: torch.Tensor) -> torch.Tensor:
-    """(batch, 1, …): one of each record."""
     return scales.reshape(-1, *(1,) * (signals.ndim - 1))
 
 
@@ -104,11 +75,13 @@ def _per_channel(held: Held, name: str, signals: torch.Tensor) -> torch.Tensor:
 
 
 def _valid(sizes: torch.Tensor, signals: torch.Tensor) -> torch.Tensor:
-    """(batch, 1, …): True where stored signals are more than padding; see `valid_starts`."""
+    """(batch, 1, …): True where stored signals are not padding; see `valid_starts`."""
     whole = torch.ones((), dtype=torch.bool, device=signals.device)
     extents = signals.shape[2:]
-    held = sizes.unbind(dim=1)
-    for axis, (start, size) in enumerate(zip(valid_starts(extents, held), held, strict=True)):
+    axis_sizes = sizes.unbind(dim=1)
+    for axis, (start, size) in enumerate(
+        zip(valid_starts(extents, axis_sizes), axis_sizes, strict=True)
+    ):
         place, stop = torch.arange(extents[axis], device=signals.device), start + size
         inside = (place >= start.reshape(-1, 1)) & (place < stop.reshape(-1, 1))
         shape = [len(sizes), *(1,) * (signals.ndim - 1)]
@@ -143,7 +116,7 @@ def normaliser(
 ) -> Normalise:
     """The function from stored signals, scales and valid sizes to what the encoder sees.
 
-    What the encoder does not see of a stored signal lies around its centre and is cut off.
+    What lies outside of the centre that the encoder sees is cut off.
 
     Args:
         signal: Names the normaliser and its parameters.
@@ -162,14 +135,14 @@ def normaliser(
         )
     parameters = signal.normaliser_parameters()
     centre: tuple[Any, ...] = (..., *map(_centre, signal.stored_shape[1:], signal.input_shape[1:]))
-    held = {
+    moments = {
         name: torch.tensor(list(values), dtype=torch.float32, device=device)
         for name, values in (statistics or {}).items()
         if chosen.by_statistics
     }
 
     def normalise(signals: torch.Tensor, scales: torch.Tensor, sizes: torch.Tensor) -> torch.Tensor:
-        x = chosen.function(signals[centre], scales, held, parameters)
+        x = chosen.function(signals[centre], scales, moments, parameters)
         return x * _valid(sizes, signals)[centre] if chosen.by_statistics else x
 
     return normalise

@@ -1,6 +1,6 @@
-"""Datasets with records of one origin, as files in a folder ``origins`` of cards list them.
+"""Datasets whose records have one origin, as the folder ``origins`` of cards lists them.
 
-What was learned on one dataset is never used as if it were new on another of the same origin.
+What was learned on one dataset never counts as new on another of the same origin.
 """
 
 from __future__ import annotations
@@ -26,11 +26,7 @@ def family(name: str) -> str:
 
 
 def of_one_origin(first: str, second: str) -> bool:
-    """Whether two datasets have records of one origin.
-
-    Raises:
-        BenchmdError: A file is broken, or names a dataset that is not there.
-    """
+    """Whether two datasets have records of one origin."""
     pair = {family(first), family(second)}
     return len(pair) == 1 or any(pair <= group for group in _groups(card_folders()))
 

@@ -19,7 +19,7 @@ NUMBER = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]{1,4})?")
 
 
 def number_of(text: str) -> float | None:
-    """The finite number that a text is, with nothing around it; None where it is none."""
+    """The finite number that the whole text is; None where it is none."""
     if len(text) > LONGEST or NUMBER.fullmatch(text) is None:
         return None
     value = float(text)
@@ -27,5 +27,5 @@ def number_of(text: str) -> float | None:
 
 
 def whole_of(text: str) -> int | None:
-    """The whole number that a text is, with nothing around it; None where it is none."""
+    """The whole number that the whole text is; None where it is none."""
     return int(text) if len(text) <= LONGEST and WHOLE.fullmatch(text) else None

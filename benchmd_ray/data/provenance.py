@@ -16,20 +16,15 @@ SYNTHETIC = "SYNTHETIC.txt"
 
 
 def mark_synthetic(raw: Path) -> None:
-    """Say of a raw folder that its records were measured on nobody: reports say so, too."""
+    """Mark a raw folder's records as measured on nobody, for reports."""
     with replacing(raw / SYNTHETIC) as partial:
         partial.write_text("These records were drawn by a program, and measured on nobody.\n")
 
 
 def provenance_of(raw: Path, records: int, expected: int, *, mark: str, part: bool) -> Provenance:
-    """What the records of a raw folder are.
+    """Provenance of a raw folder with `records` of the layout's `expected` ones.
 
-    Args:
-        raw: The folder.
-        records: That it holds.
-        expected: That the layout has.
-        mark: Of the layout, empty for the official one.
-        part: Whether the layout holds a part of the dataset.
+    `mark` is the layout's, empty for the official one; `part`: the layout is only a part.
     """
     if (raw / SYNTHETIC).is_file():
         return "synthetic"
@@ -39,6 +34,6 @@ def provenance_of(raw: Path, records: int, expected: int, *, mark: str, part: bo
 
 
 def together(*provenances: str) -> str:
-    """That of a result on several datasets: the weakest of those that are known, or none."""
+    """Provenance of a result on several datasets: the weakest that is known, or none."""
     order = ("", *PROVENANCES)
     return max(provenances, key=order.index)

@@ -24,7 +24,7 @@ no space for what a reader keeps for a while."""
 def quarantined(
     error: Exception, item: RawItem, root: str, card: DatasetCard
 ) -> dict[str, str | None]:
-    """An entry of the quarantine; where file names name patients, without them.
+    """An entry of the quarantine, without file names where these name patients.
 
     Raises:
         BenchmdError: The error may be gone when the file is read again.
@@ -87,10 +87,9 @@ def _is_transient(error: BaseException | None) -> bool:
 
 
 def _names(item: RawItem, root: str, card: DatasetCard) -> list[str]:
-    """All names of the item's files and folders that a reason may hold, the longest first.
+    """Names of the item's files and folders that a reason may hold, the longest first.
 
-    Folders and files that are named in the same way for everybody are excluded: words of the
-    layout's drawing without a digit.
+    Words of the layout's drawing without a digit are excluded: they are the same for everybody.
     """
     paths = {item.path, *_paths(item.details)}
     paths |= {path.relative_to(root).as_posix() for path in Path(root, item.path).rglob("*")}

@@ -43,13 +43,13 @@ class Choices:
     `data.binary`."""
 
     def conditions(self, stated: Iterable[str]) -> tuple[str, ...]:
-        """Conditions of an item: none where no choice asks for any, so that no digest changes."""
+        """Conditions of an item; empty unless a choice needs some, so that no digest changes."""
         return tuple(sorted({*stated})) if self.hold_out or self.two_classes else ()
 
 
 @dataclass(frozen=True, slots=True)
 class RawItem:
-    """One raw file before it is read; plain data, so that it can be sent to a worker."""
+    """One raw file before it is read, as plain data for a worker."""
 
     path: str
     """Relative to the raw folder: the file, or the folder of a series of files."""
@@ -69,7 +69,7 @@ class RawItem:
     """What else reading it takes, such as sibling files; JSON-serialisable."""
 
     def target(self, card: DatasetCard) -> list[int]:
-        """One value per class of the card: 1, 0, or -1 for unknown, as of all that are held out.
+        """One value per class: 1, 0, or -1 for unknown, as all are of held-out records.
 
         Raises:
             RecordError: A label is not a class of the card.
@@ -141,9 +141,8 @@ class RawReader:
 def walk(root: Path, *patterns: str) -> Iterator[tuple[Path, list[str]]]:
     """Folders below ``root`` with the names of their files that match a pattern, in any case.
 
-    Links are followed, each folder is visited once, wherever links lead. Hidden files and folders
-    are passed over: archives packed on a Mac hold a ``._`` file next to each file. So are pipes,
-    sockets and devices, which are no data.
+    Links are followed and each folder visited once. Hidden entries are skipped, as archives packed
+    on a Mac hold a ``._`` file next to each; so are pipes, sockets and devices.
 
     Raises:
         BenchmdError: The name of a file is not UTF-8, which no catalog could hold.
@@ -173,7 +172,7 @@ def walk(root: Path, *patterns: str) -> Iterator[tuple[Path, list[str]]]:
 
 
 def _names_in(folder: str) -> tuple[list[str], list[str]]:
-    """Names of the folders and of the files in a folder that are not hidden.
+    """Names of the visible folders and files in a folder.
 
     A link that leads nowhere is a file: reading it says so.
     """
@@ -204,8 +203,8 @@ def inside(name: str, source: Path) -> str:
     """A path that a table or a file names, relative to the raw folder.
 
     Raises:
-        BenchmdError: It leads out of that folder, or no file can have it. The message does not
-            quote it, as it may name a patient.
+        BenchmdError: It leads out of that folder, or cannot exist. The message does not quote it,
+            as it may name a patient.
     """
     path = PurePosixPath(name)
     if path.is_absolute() or ".." in path.parts:
@@ -223,9 +222,9 @@ def inside(name: str, source: Path) -> str:
 
 
 def by_key(paths: Iterable[Path], key: Callable[[Path], Key | None]) -> tuple[dict[Key, Path], int]:
-    """Files by what a function makes of their paths, and the number of `DUPLICATE` ones.
+    """Files by key, and the number of `DUPLICATE` ones.
 
-    Of files with the same key the first is kept; those with None are passed over.
+    The first file of a key is kept; those with the key None are skipped.
     """
     by_name: dict[Key, Path] = {}
     duplicates = 0

@@ -1,4 +1,4 @@
-"""Raw files read into records, in a process apart (`apart`): as a module, it is that process.
+"""Raw files read into records; run as a module, it is the separate process that `apart` starts.
 
 Only it imports the readers, whose libraries take a second to import.
 """
@@ -24,7 +24,7 @@ from benchmd_ray.extensions.extras import MissingExtra
 
 
 def answer(request: dict[str, Any]) -> tuple[dict[str, Any], bytes | memoryview]:
-    """What some raw files give.
+    """The records of some raw files.
 
     Args:
         request: ``card`` (its content as JSON), ``split``, ``root`` (the raw folder) and
@@ -32,8 +32,8 @@ def answer(request: dict[str, Any]) -> tuple[dict[str, Any], bytes | memoryview]
 
     Returns:
         ``excluded``, ``warnings``, ``quarantined`` (places with entries), and the records as an
-        Arrow stream; or ``error``, a message, where a file cannot be read for now; or ``fault``,
-        where the records cannot be held.
+        Arrow stream; or ``error`` where a file cannot be read for now; or ``fault`` where the
+        records cannot be stored.
     """
     card = _card(request["card"])
     try:
@@ -56,7 +56,7 @@ def _card(content: str) -> DatasetCard:
 def _read(
     items: list[RawItem], request: dict[str, Any], card: DatasetCard
 ) -> tuple[dict[str, Any], list[Record]]:
-    """What the files give, one after the other.
+    """Read the files one after the other.
 
     Raises:
         BenchmdError: One cannot be read for now, or its reader is not installed on this node.

@@ -45,29 +45,25 @@ MOST_NAMES, LONGEST_NAME = 40, 16
 
 
 class RecordError(Exception):
-    """One raw file cannot become a record; it is quarantined with this reason."""
+    """A raw file cannot become a record; it is quarantined with this reason."""
 
 
 def shown_names(names: Iterable[str]) -> str:
-    """Names of channels for a message, without what is long."""
+    """Names of channels for a message, shortened."""
     shortened = [name[:LONGEST_NAME] for name in names]
     more = f" and {len(shortened) - MOST_NAMES:,} more" if len(shortened) > MOST_NAMES else ""
     return ", ".join(shortened[:MOST_NAMES]) + more
 
 
 def require_once(what: str, name: str, count: int, names: Iterable[str]) -> None:
-    """Refuse a channel that a file does not have, or has several times.
-
-    Raises:
-        RecordError: The message has the names that there are.
-    """
+    """Refuse a channel that a file does not have exactly once."""
     if count != 1:
         has = f"has no {what} {name}" if count == 0 else f"has {what} {name} {count} times"
         raise RecordError(f"it {has}, expected once; its {what}s are {shown_names(names)}")
 
 
 class RecordExcluded(Exception):
-    """The protocol leaves the record out; it is counted under this reason."""
+    """The protocol excludes the record; it is counted under this reason."""
 
 
 @dataclass(frozen=True)
@@ -96,22 +92,17 @@ class Record:
 
 
 def hashed_patient(dataset: str, patient: str) -> str:
-    """A stable pseudonym of a patient, 16 hex digits.
+    """A stable pseudonym of a patient, 16 hex digits; the same in all forms of Unicode.
 
-    The hash is keyed by the dataset's name and, where it is set, by the secret in the
-    environment variable ``BENCHMD_ID_KEY``: set it for data whose patient numbers could be
-    guessed and must not be found again by hashing all of them. A name has one pseudonym in all
-    forms of Unicode.
+    The hash is keyed by the dataset's name and the secret in ``BENCHMD_ID_KEY``, if set: set it
+    where patient numbers could be guessed and found by hashing them all.
     """
     key = hashlib.blake2b(f"{dataset}:{os.environ.get('BENCHMD_ID_KEY', '')}".encode()).digest()
     return hashlib.blake2b(composed(patient).encode(), key=key, digest_size=8).hexdigest()
 
 
 def schema(card: DatasetCard) -> pa.Schema:
-    """Arrow schema of a dataset's shards.
-
-    Signals are fixed-size binary, C order, native little-endian.
-    """
+    """Arrow schema of a dataset's shards; signals are C order, native little-endian."""
     signal = card.signal
     width = int(np.prod(signal.stored_shape)) * np.dtype(signal.dtype).itemsize
     stored = pa.field(
@@ -141,7 +132,6 @@ def schema(card: DatasetCard) -> pa.Schema:
 
 
 def _arrow_type(target: Target) -> pa.DataType:
-    """Values of the classes as a list; a mask as binary of fixed size, as signals are."""
     if target.is_mask:
         return pa.binary(int(np.prod(target.shape)))
     return pa.list_(pa.from_numpy_dtype(np.dtype(target.dtype)), int(np.prod(target.shape)))
@@ -151,7 +141,7 @@ def checked(record: Record, card: DatasetCard) -> Record:
     """The record itself, when a catalog of that dataset can hold it.
 
     Raises:
-        RecordError: Its signal, scale, valid size, target or metadata is not as it must be.
+        RecordError: Its signal, scale, valid size, target or metadata is invalid.
     """
     shape, dtype = card.signal.stored_shape, np.dtype(card.signal.dtype)
     if record.signal.shape != shape or record.signal.dtype != dtype:
@@ -200,8 +190,8 @@ def values_fault(
         scale: (rows,).
         valid_size: (rows, axes of the signal without the channel's).
         target: (rows, *shape of a target).
-        age: (rows,), zero where it is not known.
-        held_out: (rows,), whether a record is held out: nothing is known of its classes.
+        age: (rows,) in years, zero where unknown.
+        held_out: (rows,), whether a record is held out: its classes must be unknown.
     """
     extent = card.signal.stored_shape[1:]
     with np.errstate(over="ignore"):
@@ -223,7 +213,7 @@ def values_fault(
 
 
 def to_table(records: Sequence[Record], split: str, card: DatasetCard) -> pa.Table:
-    """Records of one split, each of them `checked`, as an Arrow table with `schema`."""
+    """`checked` records of one split as an Arrow table with `schema`."""
     layout, signal = schema(card), card.signal
     dtype = np.dtype(signal.dtype)
     signals = np.empty((len(records), *signal.stored_shape), dtype)
@@ -239,8 +229,8 @@ def to_table(records: Sequence[Record], split: str, card: DatasetCard) -> pa.Tab
         for row, record in enumerate(records):
             masks[row] = record.target
         columns["target"] = _binary(masks)
-        held = [record.geometry.as_dict() if record.geometry else None for record in records]
-        columns["geometry"] = pa.array(held, GEOMETRY)
+        geometries = [record.geometry.as_dict() if record.geometry else None for record in records]
+        columns["geometry"] = pa.array(geometries, GEOMETRY)
     else:
         plain.append("target")
     for name in plain:
@@ -251,7 +241,7 @@ def to_table(records: Sequence[Record], split: str, card: DatasetCard) -> pa.Tab
 
 
 def _binary(values: npt.NDArray[np.generic]) -> pa.Array:
-    """Each of some arrays (rows, …) as the bytes of its values."""
+    """Arrays (rows, …) as binary of fixed size."""
     width = math.prod(values.shape[1:]) * values.itemsize
     return pa.FixedSizeBinaryArray.from_buffers(
         pa.binary(width), len(values), [None, pa.py_buffer(values)]
@@ -290,11 +280,9 @@ def targets_of(column: pa.ChunkedArray, target: Target) -> npt.NDArray[Any]:
 
 
 def positives_per_unit(table: pa.Table, positive: npt.NDArray[np.bool_]) -> npt.NDArray[np.int64]:
-    """Units of a table that are positive in each class, (classes,): a unit is if a row of it is.
+    """Positive units of a table per class, (classes,): those with a positive row.
 
-    Args:
-        table: Has the units.
-        positive: (rows, classes), as `Target.present` gives it.
+    `positive` is (rows, classes), as of `Target.present`.
     """
     names, unit = np.unique(table["unit_id"].to_pylist(), return_inverse=True)
     is_positive = np.zeros((len(names), positive.shape[1]), bool)

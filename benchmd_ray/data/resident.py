@@ -1,8 +1,8 @@
-"""What a node keeps of a split below ``BENCHMD_CACHE``, named by the catalog's digest.
+"""What a node keeps of a split below ``BENCHMD_CACHE``, by the catalog's digest.
 
-Its signals decoded into one array, which is memory-mapped and so shared within the node; and, of a
-catalog on S3, its other columns, so that no shard is fetched again for a label. One pass over the
-shards makes both; who asks only for the columns causes a separate pass.
+The decoded signals, memory-mapped and so shared within the node; and of a catalog on S3 the other
+columns, so that no shard is fetched again for a label. One pass over the shards writes both;
+reading only the columns is a pass of its own.
 """
 
 from __future__ import annotations
@@ -28,11 +28,7 @@ REMEDY = "Remove it and run again: it is made anew."
 
 
 def split_table(catalog: Catalog, split: str, columns: Sequence[str]) -> pa.Table:
-    """Columns other than the signal of a split, in row order.
-
-    Raises:
-        BenchmdError: The split has no record, or a shard is missing or another one.
-    """
+    """Columns other than the signal of a split, in row order."""
     catalog.require_split(split)
     if isinstance(catalog.path, Path):
         return pa.concat_tables(catalog.tables(split, columns))
@@ -55,12 +51,7 @@ def _columns_path(catalog: Catalog, split: str) -> Path:
 
 
 def _keep(path: Path, write: Callable[[], None]) -> None:
-    """Write a file of the cache, unless it is there as it was written; a damaged one is replaced.
-
-    Args:
-        path: The file.
-        write: Writes it, whole or not at all.
-    """
+    """Call `write` for a file of the cache, unless it is there undamaged."""
     if is_whole(path):
         used(path)
         return
@@ -81,12 +72,10 @@ def _write_columns(path: Path, tables: Sequence[pa.Table]) -> None:
 def resident_signals(catalog: Catalog, split: str) -> npt.NDArray[np.generic]:
     """Signals of a split, (rows, *stored_shape), memory-mapped and so shared within the node.
 
-    The first use decodes the shards into one file. Each process compares that file with its hash
-    once.
+    The first use decodes the shards into one file, which each process checks once by its hash.
 
     Raises:
-        BenchmdError: A shard is another than was built; the cached array is not one of such
-            signals.
+        BenchmdError: A shard is altered, or the cached array does not fit the signals.
     """
     path = cache_folder() / f"{catalog.digest[:32]}-{split}.npy"
     _keep(path, lambda: _decode_split(catalog, split, path))

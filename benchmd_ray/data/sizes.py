@@ -1,4 +1,4 @@
-"""How large a split is, and whether it is held or streamed; needs no PyTorch."""
+"""How large a split is, and whether it streams; needs no PyTorch."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ def row_bytes(catalog: Catalog) -> int:
 
 
 def shuffle_rows(catalog: Catalog, execution: ExecutionSettings) -> int:
-    """Rows of the shuffle buffer of a stream."""
+    """Rows of a stream's shuffle buffer."""
     return max(1, execution.shuffle_mib * 2**20 // row_bytes(catalog))
 
 
 def streams(catalog: Catalog, split: str, execution: ExecutionSettings) -> bool:
-    """Whether a split is streamed: as the settings force it, or by its decoded size."""
+    """Whether a split streams, by the settings or its decoded size."""
     if execution.feed != "auto":
         return execution.feed == "streaming"
     return catalog.rows(split) * row_bytes(catalog) > execution.resident_gib * 2**30

@@ -1,4 +1,4 @@
-"""Who goes where: splits by patient and label settings, all deterministic."""
+"""Splits by patient, and label settings, all deterministic."""
 
 from __future__ import annotations
 
@@ -27,9 +27,7 @@ def stable_fraction(key: str) -> float:
 def hashed_split(dataset: str, key: str) -> str:
     """``train`` for 80 % of the keys, ``validation`` for the others.
 
-    Args:
-        dataset: Name of the dataset.
-        key: The patient (policy ``clean``, decision D7), or what the paper's rule draws by.
+    The key is the patient (policy ``clean``, decision D7), or what the paper's rule draws by.
     """
     return "train" if stable_fraction(f"{dataset}/{key}") < 0.8 else "validation"
 
@@ -40,15 +38,15 @@ def balanced_splits(
     labels: Sequence[Sequence[str]],
     shares: Mapping[str, float],
 ) -> list[str]:
-    """Split of each record: all of a patient in one, and each class in the same shares.
+    """Split of each record, by patient and with each class in the same shares.
 
-    A patient counts for the rarest class of their records. Within a class the order of a stable
-    hash decides who goes where; each split gets a patient of every class that has enough.
+    A patient counts for the rarest class of their records. Within a class a stable hash gives the
+    order; each split gets a patient of every class that has enough.
 
     Args:
         dataset: Name of the dataset.
         patients: Patient of each record.
-        labels: Classes of each record; none for one of no class.
+        labels: Classes of each record; empty for none.
         shares: Of the patients, by split; they need not sum to 1.
     """
     held: dict[str, set[str]] = {}
@@ -69,7 +67,7 @@ def balanced_splits(
 
 
 def _parts(count: int, shares: Sequence[float]) -> list[int]:
-    """A number cut in shares, by largest remainder; each has one where there are enough."""
+    """A number cut in shares, by largest remainder; each at least one where there are enough."""
     least = int(count >= len(shares))
     wanted = [count * share / sum(shares) for share in shares]
     parts = [max(least, int(value)) for value in wanted]
@@ -85,15 +83,14 @@ def label_subset(
 ) -> npt.NDArray[np.int64]:
     """Rows of a label setting, ascending.
 
-    Nested: the rows for 8 labels a class are among those for 64, for any one seed.
+    Nested: the rows for 8 labels a class are among those for 64, for any one seed. Single-label
+    draws within each class. Multi-label goes class by class until each has that many positives or
+    is exhausted; a row counts as labelled where one of its labels is known.
 
     Args:
         targets: (rows, classes), 1, 0 or -1 (unknown), of the training split.
-        per_class: Labels a class; all labelled rows when None, all there are when a class has
-            fewer.
-        task: Single-label draws within each class, and a row without its one class is not
-            labelled; multi-label goes class by class until each has that many positives or is
-            exhausted, and a row is labelled where one of its labels is known.
+        per_class: Labels a class, or all if a class has fewer; None: all labelled rows.
+        task: Single-label or multi-label.
         seed: Seed of the draw.
 
     Raises:
@@ -120,8 +117,8 @@ def _filled(
 ) -> npt.NDArray[np.bool_]:
     """Rows taken until each class holds ``per_class`` positives or is exhausted.
 
-    The classes take turns, one positive at a time, so that a larger setting continues where a
-    smaller one stopped: a row that counts for several classes never displaces another.
+    Classes take turns, one positive at a time, so that a larger setting continues where a smaller
+    one stopped: a row that counts for several classes never displaces another.
     """
     taken = np.zeros(len(positive), bool)
     held = np.zeros(positive.shape[1], np.int64)
@@ -138,14 +135,7 @@ def _filled(
 def balanced_folds(
     patients: npt.NDArray[np.str_], classes: npt.NDArray[np.intp], parts: int, seed: int
 ) -> list[npt.NDArray[np.intp]]:
-    """Rows of each fold: all of a patient in one, and each class as often in all.
-
-    Args:
-        patients: (rows,).
-        classes: (rows,) what each row is stratified by, see `rarest_class`.
-        parts: Folds.
-        seed: Of the cut.
-    """
+    """Rows of each fold, by patient and with classes, (rows,) see `rarest_class`, in balance."""
     from sklearn.model_selection import StratifiedGroupKFold  # half a second
 
     cut = StratifiedGroupKFold(parts, shuffle=True, random_state=seed)
@@ -155,13 +145,9 @@ def balanced_folds(
 
 
 def rarest_class(positive: npt.NDArray[np.bool_]) -> npt.NDArray[np.intp]:
-    """What each record is stratified by: its rarest positive class, or none.
+    """The rarest positive class of each record, (rows,), by which it is stratified.
 
-    Args:
-        positive: (rows, classes).
-
-    Returns:
-        (rows,) from 0 on; the number of classes where no class is positive.
+    Of (rows, classes); the number of classes where none is positive.
     """
     counts = positive.sum(axis=0)
     held = np.where(positive, counts, len(positive) + 1)

@@ -1,8 +1,6 @@
 """A split that is larger than memory, as batches of a stream.
 
-Rows pass through a local shuffle buffer. It reaches 0.89 (0.70 to 0.96) of the rows/s of Ray Data's
-``local_shuffle_buffer_size`` (`speed.stream`), and is kept because its order is a function of seed,
-epoch and worker, which a resumed run repeats.
+Its shuffle buffer has 0.89 of the rows/s of Ray Data's, and an order that a resumed run repeats.
 """
 
 from __future__ import annotations
@@ -18,13 +16,13 @@ import pyarrow as pa
 import torch
 
 from benchmd_ray.cluster.connection import ray_data
-from benchmd_ray.data.ahead import ahead
 from benchmd_ray.data.batches import (
     Batch,
     Columns,
     Rows,
     Stored,
     Worker,
+    ahead,
     epoch_order,
     to_device,
 )
@@ -66,18 +64,16 @@ class _Block(NamedTuple):
         return _Block(self.rows[index], self.signals[index], self.columns.at(index))
 
     def empty(self, rows: int) -> _Block:
-        """Room for so many rows."""
         columns = self.columns
         parts = (self.rows, self.signals, columns.targets, columns.scales, columns.sizes)
         arrays = [np.empty((rows, *part.shape[1:]), part.dtype) for part in parts]
         return _Block(arrays[0], arrays[1], Columns(*arrays[2:]))
 
     def put(self, index: Rows | slice, other: _Block) -> None:
-        """Take other rows in place of these."""
         self.rows[index], self.signals[index] = other.rows, other.signals
-        own, new = self.columns, other.columns
-        own.targets[index], own.scales[index] = new.targets, new.scales
-        own.sizes[index] = new.sizes
+        columns, new = self.columns, other.columns
+        columns.targets[index], columns.scales[index] = new.targets, new.scales
+        columns.sizes[index] = new.sizes
 
     def then(self, other: _Block) -> _Block:
         return _Block(
@@ -88,7 +84,7 @@ class _Block(NamedTuple):
 
 
 class StreamingFeed:
-    """A split read by Ray Data, shard by shard; needs a Ray that this process is connected to."""
+    """A split read by Ray Data, shard by shard; needs a connected Ray."""
 
     def __init__(
         self,
@@ -101,14 +97,6 @@ class StreamingFeed:
         statistics: Statistics | None = None,
     ) -> None:
         """Assign shards to workers.
-
-        Args:
-            catalog: The catalog.
-            split: The split.
-            seed: Seed of the order.
-            worker: Whose share to give.
-            shuffle_rows: Rows of the local shuffle buffer.
-            statistics: Of the source's training split; some modalities need none.
 
         Raises:
             BenchmdError: There are fewer shards than workers, or the modality needs statistics.
@@ -136,7 +124,7 @@ class StreamingFeed:
         return sum(self._shards[i].rows for i in self._own(order, rank))
 
     def _read(self, order: Rows) -> Iterator[_Block]:
-        """Blocks of (rows, stored signals, targets) of this worker's shards, in their order."""
+        """Blocks of this worker's shards, in their order."""
         numbers = self._own(order, self._worker.rank)
         rows = np.concatenate([np.arange(self._starts[i], self._starts[i + 1]) for i in numbers])
         read = 0
@@ -153,7 +141,6 @@ class StreamingFeed:
             )
 
     def _shuffled(self, epoch: int) -> Iterator[_Block]:
-        """Blocks of an epoch through the shuffle buffer."""
         generator = np.random.default_rng([self._seed, epoch, 1 + self._worker.rank])
         shards = self._epoch_shards(epoch)
         size = min(self._shuffle_rows, self._own_rows(shards, self._worker.rank))
@@ -207,7 +194,7 @@ class StreamingFeed:
         yield from self._ahead(map(self._stored, self._regrouped(self._from(epoch, skip), size)))
 
     def _ahead(self, batches: Iterator[T]) -> Iterator[T]:
-        """Batches; a thread makes them while a GPU works."""
+        """Batches; a thread prepares them while a GPU works."""
         return ahead(batches) if self._worker.device.type == "cuda" else batches
 
     def _epoch_shards(self, epoch: int) -> Rows:
@@ -232,12 +219,7 @@ class StreamingFeed:
         order = np.arange(len(self._shards))
         yield from self._padded(self._read(order), order, batch_size)
 
-    def _padded(
-        self,
-        blocks: Iterator[_Block],
-        order: Rows,
-        batch_size: int,
-    ) -> Iterator[Batch]:
+    def _padded(self, blocks: Iterator[_Block], order: Rows, batch_size: int) -> Iterator[Batch]:
         """Batches of one epoch, as many and as long as the worker with most rows has."""
         size = -(-batch_size // self._worker.world)
         most = max(self._own_rows(order, rank) for rank in range(self._worker.world))
@@ -252,11 +234,7 @@ class StreamingFeed:
 
 
 def _stream(shards: list[Shard], size: int) -> Iterator[pa.Table]:
-    """Rows of shards in their order, ``size`` at a time, read by tasks of Ray Data.
-
-    Raises:
-        BenchmdError: A shard on S3 is missing or another one, or its bucket cannot be reached.
-    """
+    """Rows of shards in their order, ``size`` at a time, read by tasks of Ray Data."""
     numbers = ray_data().range(len(shards), override_num_blocks=len(shards))
     dataset = numbers.map_batches(partial(row_groups, shards), batch_size=None)
     try:
@@ -276,11 +254,10 @@ def row_groups(
 
 
 def ray_dataset(catalog: Catalog, split: str) -> Any:
-    """A split as a `ray.data.Dataset`, for your own work; needs a Ray to work on.
+    """A split as a `ray.data.Dataset`, for your own work; needs a connected Ray.
 
     A row has ``record_id``, ``group_id``, ``unit_id``, ``signal`` (float32 (*stored_shape), in the
-    signal's unit), ``target`` and ``valid_size``. Shards are compared with their hashes by the
-    tasks that read them.
+    signal's unit), ``target`` and ``valid_size``. Tasks check shards by their hashes.
 
     Raises:
         BenchmdError: The split has no record, or a shard is missing or of another size.
@@ -309,13 +286,13 @@ def _in_unit(
 
 def _pad(batch: Batch | None, filler: Batch, length: int) -> Batch:
     """A batch of ``length`` examples, filled up with an example of weight 0."""
-    held = 0 if batch is None else len(batch.rows)
-    if batch is not None and held == length:
+    count = 0 if batch is None else len(batch.rows)
+    if batch is not None and count == length:
         return batch
     rows = np.full(length, -1, np.int64)
     index = torch.zeros(length, dtype=torch.long, device=filler.signals.device)
     if batch is not None:
-        rows[:held] = batch.rows
-        index[:held] = torch.arange(held)
+        rows[:count] = batch.rows
+        index[:count] = torch.arange(count)
     chosen = batch or filler
     return Batch(rows, chosen.signals[index], chosen.targets[index])

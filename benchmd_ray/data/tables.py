@@ -1,7 +1,6 @@
-"""Tables that come with raw data: CSV files and the values in them.
+"""Tables that come with raw data: CSV files and the values in them, in composed Unicode.
 
-Texts are in Unicode's composed form, in which names are compared. A first line ``sep=;``, as
-spreadsheets write it, states what separates the values and is not a row.
+A first line ``sep=;``, as spreadsheets write it, states the separator and is not a row.
 """
 
 from __future__ import annotations
@@ -71,20 +70,16 @@ def read_rows(
 ) -> list[dict[str, str]]:
     """Rows of a CSV file with a header line, by column name, values without blanks at their ends.
 
-    Columns may be in any order.
-
     Args:
-        path: The file. Where it is missing, the same name with or without ``.gz`` is taken; what
-            ends in ``.gz`` is read through gzip.
-        columns: Columns that must be there; names match after stripping blanks.
+        path: The file, or the same name with or without ``.gz`` (read through gzip).
+        columns: Columns that must be there, in any order, ignoring blanks around names.
         table: What the file should be, for messages.
-        delimiter: What separates the values, unless the first line states it.
-        encoding: Of the text: UTF-8 with or without a byte order mark, unless given.
+        delimiter: Separator of values, unless the first line states it.
+        encoding: UTF-8, with or without a byte order mark, unless given.
 
     Raises:
-        BenchmdError: The file cannot be opened, is not text, has other columns or one twice, is
-            empty or cut off, or a row has more values than there are columns; or it is larger
-            than `MAX_BYTES`, `MAX_LINE`, `MAX_LINES` and `MAX_VALUES`.
+        BenchmdError: The file cannot be opened, is not text, lacks a column or has one twice, is
+            empty, cut off or too large, or a row has too many values.
     """
     path = present(path)
     try:
@@ -138,10 +133,9 @@ def _require_columns(path: Path, names: Sequence[str], columns: Sequence[str], t
 
 
 def header_of(path: Path) -> tuple[list[str], str]:
-    """Names of a CSV file's columns, without blanks around them, and what separates them.
+    """Names of a CSV file's columns, stripped, and the separator; no names for an empty file.
 
-    Commas, semicolons and tabs separate: whichever the header has most, unless the first line
-    states it. The names are empty where the file is.
+    The separator is the most frequent of comma, semicolon and tab, unless the first line states it.
 
     Raises:
         BenchmdError: It cannot be opened or is not text.
@@ -163,18 +157,18 @@ def header_of(path: Path) -> tuple[list[str], str]:
 
 
 def separator_of(line: str) -> str:
-    """What separates the values of a line: comma, semicolon or tab."""
+    """The separator of a line's values: comma, semicolon or tab."""
     return max(",;\t", key=line.count)
 
 
 def stated_separator(line: str) -> str:
-    """What a spreadsheet's first line says that separates values; empty for any other line."""
+    """The separator that a spreadsheet's first line states; empty for any other line."""
     match = STATED_SEPARATOR.fullmatch(line.removeprefix(BOM))
     return "" if match is None else match[1].replace("\\t", "\t")
 
 
 def is_sample(text: str) -> bool:
-    """Whether a cell of a table of samples is one, so that its row is not one of names."""
+    """Whether a cell of a table of samples is a sample, and its row not one of names."""
     return number_of(text) is not None or text.lower().lstrip("+-") in NOT_FINITE
 
 
@@ -192,11 +186,7 @@ def _open_text(path: Path, encoding: str) -> TextIO:
 
 
 def _rows_and_separator(file: TextIO, path: Path) -> tuple[Iterator[str], str]:
-    """Lines of a table, and the separator that a line before them states, or an empty text.
-
-    Raises:
-        BenchmdError: See `_lines`.
-    """
+    """Lines of a table, and the separator that a line before them states, or an empty text."""
     lines = _lines(file, path)
     first = next(lines, "")
     stated = stated_separator(first)
@@ -204,11 +194,7 @@ def _rows_and_separator(file: TextIO, path: Path) -> tuple[Iterator[str], str]:
 
 
 def _lines(file: TextIO, path: Path) -> Iterator[str]:
-    """Lines of a table, of which none is held that is too long.
-
-    Raises:
-        BenchmdError: A line, or all of them, are longer than a table's.
-    """
+    """Lines of a table; refuses what is too long before it is in memory."""
     characters = lines = 0
     while line := file.readline(MAX_LINE):
         characters, lines = characters + len(line), lines + 1
@@ -219,18 +205,14 @@ def _lines(file: TextIO, path: Path) -> Iterator[str]:
 
 
 def _values(lines: Iterator[list[str]], path: Path) -> tuple[list[str], list[list[str]]]:
-    """Names of the columns, and the values of the rows; empty lines do not count.
-
-    Raises:
-        BenchmdError: There are more values than `MAX_VALUES`.
-    """
+    """Names of the columns, and the values of the rows; empty lines do not count."""
     filled = filter(None, lines)
     names = [composed(name.removeprefix(BOM).strip()) for name in next(filled, [])]
     rows: list[list[str]] = []
-    held = len(names)
+    count = len(names)
     for line in filled:
-        held += max(len(line), len(names))  # a short row is filled up
-        if held > MAX_VALUES:
+        count += max(len(line), len(names))  # a short row is filled up
+        if count > MAX_VALUES:
             raise _too_large(path, f"{MAX_VALUES:,} values")
         rows.append(
             [composed(value.strip()) for value in line]
@@ -243,10 +225,7 @@ def _too_large(path: Path, most: str) -> BenchmdError:
 
 
 def age(text: str) -> float | None:
-    """Age in years, at most `OLDEST_AGE`; None where it is not a number from 0 to 120.
-
-    An age above `OLDEST_POSSIBLE` is not that of an old person.
-    """
+    """Age in years, at most `OLDEST_AGE`; None unless a number from 0 to `OLDEST_POSSIBLE`."""
     value = number_of(text)
     if value is None or not 0 <= value <= OLDEST_POSSIBLE:
         return None
@@ -256,10 +235,8 @@ def age(text: str) -> float | None:
 def age_string(text: str) -> float | None:
     """Age in years, at most `OLDEST_AGE`, of an age as DICOM writes it; None where it is none.
 
-    Args:
-        text: A number of days, weeks, months or years with the unit's letter, such as ``058Y``;
-            years where there is no letter. ``000Y`` and more than `OLDEST_POSSIBLE` years count
-            as not given.
+    A number of days, weeks, months or years with the unit's letter, such as ``058Y``, years without
+    one. ``000Y`` and more than `OLDEST_POSSIBLE` years count as missing.
     """
     match = re.fullmatch(r"(\d{1,9})([DWMY]?)", text.strip().upper(), re.ASCII)
     if match is None:

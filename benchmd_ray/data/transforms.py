@@ -27,19 +27,13 @@ MAX_SAMPLES = 2**27
 def resample(
     signal: npt.NDArray[np.float64], rate: float, new_rate: float
 ) -> npt.NDArray[np.float64]:
-    """Resample along the last axis by a polyphase filter.
+    """Resample (..., time) from a rate to another, in Hz, by a polyphase filter.
 
-    Args:
-        signal: (..., time).
-        rate: Its sampling rate in Hz.
-        new_rate: The wanted rate in Hz.
-
-    Returns:
-        (..., ceil(time × new_rate / rate)), edges extended by the line through both ends.
+    The result is (..., ceil(time × new_rate / rate)); edges extend the line through both ends.
 
     Raises:
-        RecordError: The ratio of the rates has a term of more than `MAX_TERM`, or the result
-            would have more than `MAX_SAMPLES`.
+        RecordError: The ratio of the rates has a term above `MAX_TERM`, or the result more than
+            `MAX_SAMPLES`.
     """
     if min(rate, new_rate) < LOWEST_RATE:
         raise RecordError(f"its sampling rate is {rate:g} Hz, expected {LOWEST_RATE:g} or more")
@@ -118,27 +112,15 @@ def fitted(
 
 
 def resized_slice(values: npt.NDArray[np.generic], size: int) -> npt.NDArray[np.int16]:
-    """A slice of a volume as `stretched` to a square, rounded to whole numbers (decision D5).
-
-    Args:
-        values: (y, x) finite numbers, such as HU.
-        size: Side of the square.
-
-    Returns:
-        (size, size).
-    """
+    """A slice (y, x), such as in HU, `stretched` to a square and rounded (D5)."""
     return np.asarray(np.rint(stretched(values, (size, size))).clip(-32768, 32767), np.int16)
 
 
 def stretched(values: npt.NDArray[np.generic], size: Extent) -> npt.NDArray[np.float32]:
-    """A slice of a volume, resized to a box whatever its aspect ratio.
+    """A slice (y, x) of finite numbers, resized to height and width whatever its aspect ratio.
 
     Smaller slices are interpolated linearly; larger ones are reduced with antialiasing, by a
     triangle filter as wide as the reduction.
-
-    Args:
-        values: (y, x) finite numbers.
-        size: Height and width.
     """
     image = Image.fromarray(np.ascontiguousarray(values, np.float32))
     return np.asarray(image.resize(size[::-1], Image.Resampling.BILINEAR))
@@ -159,14 +141,7 @@ def window_starts(length: int, window: int) -> list[int]:
 def padded_window(
     volume: npt.NDArray[np.int16], start: int, window: int, fill: int
 ) -> npt.NDArray[np.int16]:
-    """The slices from ``start`` on, with slices of ``fill`` behind where there are too few.
-
-    Args:
-        volume: (z, y, x).
-        start: First slice.
-        window: Number of slices of the result.
-        fill: Value of the added slices.
-    """
+    """The slices of a volume (z, y, x) from ``start`` on, padded with slices of ``fill``."""
     held = volume[start : start + window]
     missing = np.full((window - len(held), *volume.shape[1:]), fill, volume.dtype)
     return np.concatenate([held, missing])

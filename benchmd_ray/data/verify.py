@@ -109,13 +109,9 @@ def _count_faults(
 
 
 def _shared_patients(groups: dict[str, set[str]], leaving: set[str]) -> list[str]:
-    """Pairs of splits with the same patients.
+    """Pairs of splits that share patients.
 
-    Those with held-out views or states may be in other splits than the training split.
-
-    Args:
-        groups: Patients of each split.
-        leaving: Of those of held-out records, who may be in no other split.
+    Only held-out patients in `leaving` may be in no other split; others just not in training.
     """
     names = sorted(groups)
     shared = []
@@ -132,12 +128,12 @@ def _shared_patients(groups: dict[str, set[str]], leaving: set[str]) -> list[str
 def cautions(catalog: Catalog) -> list[str]:
     """What training on a source, or scoring a catalog, will meet: empty splits and classes.
 
-    A class is not named that a target has no record of by its published counts.
+    A class without records in a target's published counts is not named.
     """
     card, splits = catalog.card, catalog.manifest["splits"]
     needed = ["train", "validation"] if card.role == "source" else []
     needed += [name for name in card.evaluation_splits[catalog.manifest["policy"]] if not needed]
-    found = [
+    cautions = [
         f"no record is in {split}, without which {card.name} cannot be "
         f"{'trained on' if card.role == 'source' else 'scored'}: more patients, or a card that "
         "states the splits, would give it some"
@@ -145,30 +141,29 @@ def cautions(catalog: Catalog) -> list[str]:
         if split not in splits
     ]
     counts = splits.get(HELD_OUT, {}).get("conditions", {})
-    found += [
+    cautions += [
         f"no record with {name} is held out: all are of patients who train, or excluded"
         for name in catalog.manifest.get("held_out", ())
         if name not in counts
     ]
-    known = {name for held in splits.values() for name, count in held["classes"].items() if count}
+    present = {name for held in splits.values() for name, count in held["classes"].items() if count}
     published = card.expected.get(catalog.manifest["policy"], {}).values()
     stated = {name for counts in published for name, count in counts.items() if count}
-    found += [
+    cautions += [
         f"no record of {name} is in any split: check how its labels are written"
         for name in card.classes
-        if name not in known and (card.role == "source" or not stated or name in stated)
+        if name not in present and (card.role == "source" or not stated or name in stated)
     ]
-    return found + [
+    return cautions + [
         f"no record of {name} is in {split}, so its AUROC there is not known"
         for split in ("validation", "test")
         if split in splits
         for name, count in splits[split]["classes"].items()
-        if not count and name in known
+        if not count and name in present
     ]
 
 
 def _notes(catalog: Catalog) -> list[str]:
-    """Departures from the card."""
     manifest, card = catalog.manifest, catalog.card
     raw = manifest["raw"]
     what = card.task.scored.removesuffix("s")

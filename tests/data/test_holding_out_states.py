@@ -24,9 +24,8 @@ from benchmd_ray.data.cards import dataset_card
 from benchmd_ray.data.catalog import open_catalog
 from benchmd_ray.data.datasets import DATASETS
 from benchmd_ray.data.datasets.eeg import OF_STATE
-from benchmd_ray.data.discovery import chosen
+from benchmd_ray.data.discovery import chosen, locate
 from benchmd_ray.data.holding_out import BY_RECORD, OTHERS, TRAINS
-from benchmd_ray.data.locate import locate
 from benchmd_ray.data.records import HELD_OUT, hashed_patient
 from benchmd_ray.data.verify import cautions, verify
 from benchmd_ray.demo.eeg import write_eeg

@@ -4,7 +4,7 @@ import shutil
 
 import pytest
 
-from benchmd_ray.data.locate import locate
+from benchmd_ray.data.discovery import locate
 from benchmd_ray.errors import BenchmdError
 
 

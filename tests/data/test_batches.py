@@ -7,7 +7,7 @@ import threading
 
 import pytest
 
-from benchmd_ray.data.ahead import DEPTH, ahead
+from benchmd_ray.data.batches import DEPTH, ahead
 
 
 def threads():
