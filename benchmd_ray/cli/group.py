@@ -191,7 +191,6 @@ class Command(click.Command):
         super().__init__(name, params=params, **named)
 
     def invoke(self, ctx: click.Context) -> Any:
-        """Run the command."""
         if names := list(named_plugins(ctx.params)):
             from benchmd_ray.extensions.plugins import allow
 
@@ -211,7 +210,6 @@ class Commands(click.Group):
         self._of_benchmarks = of_benchmarks
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        """Names of the commands."""
         names = super().list_commands(ctx)
         if self._of_benchmarks:
             from benchmd_ray.evaluation.registry import commands
@@ -220,7 +218,6 @@ class Commands(click.Group):
         return sorted(names)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """The command of that name."""
         command = super().get_command(ctx, cmd_name)
         if command is None and self._of_benchmarks:
             from benchmd_ray.evaluation.registry import commands, named_by
@@ -254,7 +251,6 @@ class Commands(click.Group):
             return super().main(*args, **named)
 
     def invoke(self, ctx: click.Context) -> Any:
-        """Run a command."""
         try:
             with stoppable(), _visible_usage():
                 return super().invoke(ctx)

@@ -57,7 +57,6 @@ def from_fields(content: Any) -> Hardware:
 
 
 def hardware(device: torch.device) -> Hardware:
-    """The hardware of this process on a device."""
     if device.type == "cuda":
         return _gpu(device)
     return Hardware(_cpu_model(), ", ".join(_cpu_instructions()), _threads())

@@ -73,7 +73,6 @@ def count(name: str, amount: float, **labels: str) -> None:
 
 
 def gauge(name: str, value: float, **labels: str) -> None:
-    """Set a gauge."""
     if connected_already():
         _metric(name).set(value, labels)
 

@@ -72,7 +72,6 @@ class _Record(logging.LogRecord):
             self.exc_text = "\n".join(traceback_lines(self.exc_info[1]))
 
     def getMessage(self) -> str:
-        """The message with its arguments."""
         return visible(super().getMessage())
 
 

@@ -55,7 +55,6 @@ class Columns:
         return len(self.targets)
 
     def at(self, index: Rows | slice) -> Columns:
-        """Some of the rows."""
         return Columns(self.targets[index], self.scales[index], self.sizes[index])
 
     @staticmethod
@@ -234,8 +233,6 @@ class ResidentFeed:
         return Batch(np.where(positions < 0, -1, stored.rows), signals, targets)
 
     def endless(self, batch_size: int, first_step: int = 0) -> Iterator[Stored]:
-        """See `Feed`."""
-
         def stored() -> Iterator[Stored]:
             for step in itertools.count(first_step):
                 rows = step_rows(self._seed, step, batch_size, self.rows)
@@ -253,7 +250,6 @@ class ResidentFeed:
         yield from self._steps(order[first * batch_size :], batch_size)
 
     def ordered(self, batch_size: int) -> Iterator[Batch]:
-        """See `Feed`."""
         yield from self._steps(np.arange(self.rows), batch_size)
 
     def _steps(self, order: Rows, batch_size: int) -> Iterator[Batch]:

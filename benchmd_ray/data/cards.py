@@ -67,7 +67,6 @@ class Option:
     """The default under the policy ``released``, where it is another one."""
 
     def default_under(self, policy: str) -> str:
-        """The default under a policy."""
         return (policy == "released" and self.released) or self.default
 
 
@@ -120,7 +119,6 @@ class DatasetCard:
 
     @property
     def signal(self) -> Signal:
-        """What its records are."""
         return self.modality.signal
 
     @property

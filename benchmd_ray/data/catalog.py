@@ -85,8 +85,6 @@ class Shard(NamedTuple):
 
 @dataclass(frozen=True)
 class Catalog:
-    """A finished catalog."""
-
     path: Location
     manifest: dict[str, Any]
     card: DatasetCard
@@ -110,12 +108,10 @@ class Catalog:
 
     @property
     def signal(self) -> Signal:
-        """What its records are."""
         return self.card.signal
 
     @property
     def task(self) -> Task:
-        """What is predicted of them."""
         return self.card.task
 
     @property

@@ -53,7 +53,6 @@ class Chunk:
 
     @property
     def shard(self) -> Location:
-        """Path of its shard."""
         return location(self.out) / SHARDS / f"{self.name}.parquet"
 
     @property

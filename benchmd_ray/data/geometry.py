@@ -49,13 +49,10 @@ class Grid:
 
 @dataclass(frozen=True)
 class Geometry:
-    """Of one record."""
-
     file: Grid
     stored: Grid
 
     def as_dict(self) -> dict[str, Any]:
-        """As `GEOMETRY` stores it."""
         return asdict(self)
 
 

@@ -52,7 +52,6 @@ class Column:
 
 
 def columns_of(card: DatasetCard) -> dict[str, Column]:
-    """The datasets of a group by their names."""
     stored = card.signal.stored_shape
     columns = [
         Column("signal", stored, np.dtype(card.signal.dtype)),

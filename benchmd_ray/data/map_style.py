@@ -71,12 +71,10 @@ class SplitDataset(Dataset[Sample]):
         return {name: value for name, value in vars(self).items() if name not in opened}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        """Open the split."""
         vars(self).update(state)
         self._open()
 
     def __len__(self) -> int:
-        """Records of the split."""
         return len(self._columns)
 
     def __getitem__(self, row: int) -> Sample:

@@ -215,7 +215,6 @@ class StreamingFeed:
         yield from itertools.islice(batches, first, None)
 
     def ordered(self, batch_size: int) -> Iterator[Batch]:
-        """See `Feed`."""
         order = np.arange(len(self._shards))
         yield from self._padded(self._read(order), order, batch_size)
 

@@ -123,8 +123,6 @@ class Published:
 
 @dataclass(frozen=True)
 class Benchmark:
-    """A benchmark."""
-
     name: str
     version: int
     """Raised whenever its datasets, its starts or its scores change, for readers of `benchmd bench

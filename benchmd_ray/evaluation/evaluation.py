@@ -49,8 +49,6 @@ class Member(Protocol):
 
 @dataclass(frozen=True)
 class Asked:
-    """What is asked of a run."""
-
     run: Path
     """Folder of a finished transfer run."""
     catalog: Catalog

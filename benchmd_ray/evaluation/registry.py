@@ -69,7 +69,6 @@ def starts() -> dict[str, Start]:
 
 
 def evaluations() -> dict[str, Evaluation]:
-    """The evaluations of all benchmarks by name."""
     return _evaluations(benchmarks())
 
 

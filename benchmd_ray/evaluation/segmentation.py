@@ -53,7 +53,6 @@ def measured(predictions: Predictions, resamples: int) -> dict[Where, ClassDice]
 
 
 def score_rows(predictions: Predictions, resamples: int) -> pd.DataFrame:
-    """Score rows of `measured`."""
     rows = [
         {"split": split, "method": method, "class": name, **row_of([score])}
         for (split, method, name), score in measured(predictions, resamples).items()

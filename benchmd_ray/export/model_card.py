@@ -65,7 +65,6 @@ class Program:
 
     @property
     def checked(self) -> str:
-        """How it was checked, after its name."""
         return (
             f"differs from the model by at most {self.difference:.1g} on {self.records} (relative "
             "to the largest output where that is above 1)"

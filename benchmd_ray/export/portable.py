@@ -65,12 +65,10 @@ def takes_sizes(signal: Signal) -> bool:
 
 
 def input_names(signal: Signal) -> tuple[str, ...]:
-    """Names of `Inputs`."""
     return ("signals", "sizes") if takes_sizes(signal) else ("signals",)
 
 
 def traced(model: Model) -> ExportedProgram:
-    """The program of a model on the CPU."""
     signals = torch.zeros(TRACED, *model.signal.stored_shape)
     example = _inputs(model.signal, signals, _whole(model.signal, TRACED))
     records = Dim("records", min=1)
@@ -144,7 +142,6 @@ class Checks:
 
 
 def records_of(catalog: Catalog, signal: Signal) -> Checks:
-    """The first records of a catalog of this signal."""
     if catalog.signal != signal:
         raise BenchmdError(
             f"the catalog {catalog.path} is of {catalog.signal.name}, and the model of "

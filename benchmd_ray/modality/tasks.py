@@ -68,8 +68,6 @@ class Target:
 
 @dataclass(frozen=True)
 class Task:
-    """A prediction task."""
-
     kind: TaskKind
     """One of the classes; any of the labels; one of ordered classes; one of the classes per voxel.
     """

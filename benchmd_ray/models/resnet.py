@@ -291,7 +291,6 @@ def require_axes(signal: Signal, network: str, axes: tuple[str, ...]) -> None:
 
 
 def resnet_options(network: str, options: Mapping[str, Any]) -> ResNetOptions:
-    """Options of a ResNet, checked."""
     chosen = updated(ResNetOptions(), options, "encoder.options.")
     if network.endswith(f"-{TIME}"):
         refuse_resizing(network, chosen.resize)

@@ -174,8 +174,6 @@ FIRST = 100
 
 
 class HtmlCell(NamedTuple):
-    """A cell of the HTML."""
-
     text: str
     style: str = ""
     """CSS classes."""

@@ -71,7 +71,6 @@ class SourceStudy:
 
     @property
     def slug(self) -> str:
-        """For names of files."""
         return self.label.replace(", ", "-").replace(" ", "-")
 
     def of(self, frame: pd.DataFrame) -> pd.DataFrame:
@@ -98,7 +97,6 @@ class FigureContext:
 
     @property
     def together(self) -> list[tuple[SourceStudy, ...]]:
-        """Studies by figure."""
         starts = range(0, max(1, len(self.studies)), TOGETHER)
         return [self.studies[start : start + TOGETHER] for start in starts]
 
@@ -180,7 +178,6 @@ def mean_auroc(scores: pd.DataFrame) -> pd.DataFrame:
 
 
 def of_metric(frame: pd.DataFrame, metric: str = "auroc") -> pd.DataFrame:
-    """Rows of one metric."""
     return frame if frame.empty else frame[frame["metric"] == metric]
 
 

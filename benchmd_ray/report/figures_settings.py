@@ -68,7 +68,6 @@ def inner(record: SearchRecord) -> str:
 
 
 def heading(record: SearchRecord) -> str:
-    """What is searched, for titles."""
     where = listed(list(dict.fromkeys(str(about["modality"]) for about in record.sources)))
     if len(record.sources) == 1:
         where = f"{where}, {record.sources[0]['source']}"
@@ -96,7 +95,6 @@ def labels_of(names: Iterable[str]) -> dict[str, str]:
 
 
 def mark_legend(figure: Figure, handles: Sequence[Line2D]) -> None:
-    """Legend below a figure."""
     figure.legend(
         handles=list(handles),
         loc="outside lower left",

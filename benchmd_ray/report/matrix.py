@@ -208,8 +208,6 @@ def _split(key: Any) -> tuple[What, Group]:
 
 @dataclass(frozen=True)
 class CellText:
-    """A cell as text."""
-
     text: str
     mark: Mark = ""
     cell: Cell | None = None

@@ -164,7 +164,6 @@ def _table_parts(
 
 
 def _tables_html(analysis: Analysis, declarations: Sequence[Declared]) -> Markup:
-    """Tables with rows."""
     tables = [
         (table.name, table.page(analysis)) for table in declarations if table.page is not None
     ]

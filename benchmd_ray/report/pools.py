@@ -56,7 +56,6 @@ class Pool:
         return [member.resampled[metric][:, column] for member in self.members]
 
     def basis(self, metric: str, column: int = 0) -> Basis:
-        """What its values rest on."""
         return self.first.support.basis(metric, column)
 
     def resampled(self, metric: str) -> Floats:

@@ -33,8 +33,6 @@ Flat = Mapping[str, str]
 
 @dataclass(frozen=True)
 class Protocols:
-    """Protocols of runs."""
-
     names: Mapping[Path, str]
     """By the run's folder."""
     notes: tuple[str, ...]

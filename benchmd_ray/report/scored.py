@@ -135,12 +135,10 @@ class Scored:
 
     @property
     def dataset(self) -> str:
-        """The dataset that is scored."""
         return self.about["dataset"]
 
     @property
     def task(self) -> TaskKind:
-        """Kind of its task."""
         return self.predicted.kind
 
     @cached_property
@@ -156,7 +154,6 @@ class Scored:
 
     @property
     def patients(self) -> int:
-        """How many there are."""
         return self.support.patients
 
     @cached_property

@@ -19,8 +19,6 @@ Kind = Literal["text", "integer", "number", "signed", "interval", "change", "p"]
 
 @dataclass(frozen=True)
 class Column:
-    """One column of a table."""
-
     title: str
     values: Sequence[Any]
     kind: Kind = "text"
@@ -47,14 +45,11 @@ class Column:
 
 @dataclass(frozen=True)
 class Table:
-    """A table with its caption."""
-
     caption: str
     columns: tuple[Column, ...]
 
     @property
     def rows(self) -> int:
-        """Number of rows."""
         return len(self.columns[0].values)
 
 

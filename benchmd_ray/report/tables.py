@@ -107,7 +107,6 @@ def results(analysis: Analysis) -> Table | None:
 
 
 def class_frame(analysis: Analysis) -> pd.DataFrame:
-    """AUROC of each class."""
     scores = analysis.scores
     rows = scores[(scores["metric"] == "auroc") & (scores["class"] != "mean")]
     return rows.drop(columns=["metric", "seed_values", "paper", "runs"]).reset_index(drop=True)
@@ -147,7 +146,6 @@ def all_metrics(analysis: Analysis) -> Table | None:
 
 
 def metrics(analysis: Analysis) -> Table | None:
-    """All metrics, and each class."""
     rows = analysis.scores
     titles = [metric_title(name) for name in rows["metric"]]
     order = tuple(metric_title(name) for name in METRICS)
@@ -222,7 +220,6 @@ def pairs(analysis: Analysis) -> Table | None:
 
 
 def ranking(analysis: Analysis) -> Table | None:
-    """Ranks of techniques."""
     rows = analysis.ranking
     return keyed_table(
         "Rank of each technique by AUROC, 1 is best.",
@@ -233,7 +230,6 @@ def ranking(analysis: Analysis) -> Table | None:
 
 
 def subgroups(analysis: Analysis) -> Table | None:
-    """AUROC by subgroup."""
     rows = analysis.subgroups
     return keyed_table(
         "AUROC within groups of patients.",
@@ -246,7 +242,6 @@ def subgroups(analysis: Analysis) -> Table | None:
 
 
 def subgroup_pairs(analysis: Analysis) -> Table | None:
-    """Which subgroups differ."""
     rows = analysis.subgroup_pairs
     return keyed_table(
         "AUROC of one group minus that of another.",

@@ -29,7 +29,6 @@ def now() -> str:
 
 
 def append(folder: Path, event: str, **values: Any) -> None:
-    """Append one event."""
     append_text(folder / HISTORY, line({"event": event, "time": now(), **values}))
 
 

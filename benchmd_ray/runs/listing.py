@@ -48,7 +48,6 @@ class Listed:
 
     @property
     def line(self) -> str:
-        """For a terminal."""
         text = f"{self.state:<11} {self.at:>7,} {self.unit:<6} {self.seconds:>9,.0f} s  "
         scored = not math.isnan(self.score)
         metric = self.run.modality.task.selected_by.upper() if scored else ""

@@ -79,11 +79,9 @@ class Mirror:
 
     @property
     def address(self) -> str:
-        """Its address, for messages."""
         return f"{self.bucket.address}/{self.folder.name}"
 
     def key(self, name: str) -> str:
-        """Key of one of its files."""
         return f"{self.folder.name}/{name}"
 
     def objects(self) -> dict[str, Object]:

@@ -43,7 +43,6 @@ class Pruned:
     """Runs that keep weights or files that need not stay, each with the reason."""
 
     def bytes_of(self, kind: Kind) -> int:
-        """Bytes freed of one kind."""
         return sum(removal.bytes for removal in self.removals if removal.kind == kind)
 
 

@@ -118,7 +118,6 @@ class Run:
 
     @functools.cached_property
     def settings(self) -> Settings:
-        """Settings of the run."""
         return updated(Settings(), self.description["settings"])
 
     @functools.cached_property

@@ -110,7 +110,6 @@ class Estimate:
     fewest: float
 
     def ends(self, level: float = 1 - COVERAGE) -> tuple[float, float]:
-        """Its interval."""
         return value_interval(self.value, self.error, self.draws, self.fewest, level)
 
 

@@ -107,7 +107,6 @@ class Masks:
         self._kinds[mask] = table[here]
 
     def segmentation(self) -> Segmentation:
-        """What was added."""
         members = np.zeros((len(self._sets), self._classes), bool)
         for members_of_kind, kind in self._sets.items():
             members[kind, list(members_of_kind)] = True
@@ -185,8 +184,6 @@ PERCENT = 95.0
 
 @dataclass(frozen=True)
 class ClassScores:
-    """Of one class in one case."""
-
     dsc: float
     """0 to 1; NaN where the reference is empty."""
     nsd: float

@@ -29,8 +29,6 @@ class Need:
 
 @dataclass(frozen=True)
 class Capacity:
-    """What a cluster has."""
-
     cpus: float
     """CPUs to keep busy at once."""
     gpus: float

@@ -95,7 +95,6 @@ class Workload:
 
 
 def training_records(inputs: Inputs) -> int:
-    """Records that a transfer trains on."""
     return inputs.labelled or labelled_rows(inputs.settings.transfer, inputs.source)
 
 
@@ -161,7 +160,6 @@ def pretrain_flops(signal: Signal, encoder: EncoderSettings, technique: str, bat
 
 
 def encoder_parameters(signal: Signal, encoder: EncoderSettings) -> int:
-    """Parameters of an encoder."""
     if encoder.network != NETWORK:
         return _counted(signal, encoder).parameters
     signal = signal.with_patch(encoder.patch_size)

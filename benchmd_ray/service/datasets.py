@@ -41,12 +41,10 @@ class PlannedDataset:
 
     @property
     def modality(self) -> str:
-        """Name of the modality."""
         return self.kind.name
 
     @property
     def scored_rows(self) -> int:
-        """Records that are scored."""
         return sum(self.rows.get(split, 0) for split in self.scored)
 
 

@@ -40,7 +40,6 @@ class Finding:
 
     @property
     def lines(self) -> list[str]:
-        """For a terminal."""
         text = f"{self.state:<8} {self.what:<16} {self.found}"
         return [text, f"{'':25} {self.remedy}"] if self.remedy else [text]
 

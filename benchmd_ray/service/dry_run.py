@@ -105,7 +105,6 @@ class Status:
     """Why it cannot start as things are, and what to do; empty where it can."""
 
     def left(self, items: Iterable[Item]) -> list[Item]:
-        """Items that are not done."""
         return [item for item in items if item.name not in self.done]
 
     def of(self, item: Item) -> str:

@@ -24,8 +24,6 @@ AHEAD = 2
 
 @dataclass(frozen=True)
 class Call:
-    """One item."""
-
     name: str
     given: Any
     """What is called with."""

@@ -30,7 +30,6 @@ class CatalogData:
 
     @property
     def splits(self) -> tuple[str, ...]:
-        """Names of the splits with records."""
         return tuple(name for name in self.info.manifest["splits"] if self.info.rows(name))
 
     @property
@@ -137,21 +136,18 @@ def _text(place: object) -> str:
 
 
 def as_location(place: Place) -> Location:
-    """Where a catalog is."""
     from benchmd_ray.storage.location import location
 
     return place.info.path if isinstance(place, CatalogData) else location(_text(place))
 
 
 def as_folder(place: PathLike) -> Path:
-    """A path of this machine."""
     if (text := _text(place)).startswith("s3://"):
         raise BenchmdError(f"{text}: expected a path, only catalogs and stores may be on S3.")
     return Path(text)
 
 
 def folder_or_none(place: PathLike | None) -> Path | None:
-    """A path of this machine, if one is given."""
     return None if place is None else as_folder(place)
 
 

@@ -76,8 +76,6 @@ class Failure:
 
 @dataclass(frozen=True)
 class PlanOutcome:
-    """What became of a plan."""
-
     folders: dict[str, Path]
     """Folder of the run of each item that is done, by the item's name."""
     done: tuple[str, ...] = ()

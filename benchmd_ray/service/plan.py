@@ -74,7 +74,6 @@ class Item:
 
     @property
     def kind(self) -> str:
-        """Kind of its step."""
         return self.step.kind
 
 
@@ -266,7 +265,6 @@ def _own_device() -> str:
 
 
 def own_gpus() -> int:
-    """GPUs of this machine."""
     import torch
 
     return torch.cuda.device_count()

@@ -39,7 +39,6 @@ class ResolvedRun:
         return read_run(folder) if (folder / RUN).is_file() else Run(folder, self.description)
 
     def job(self, folder: Path) -> PretrainJob | TransferJob:
-        """What training does for it in a folder."""
         if self.description["kind"] == "pretrain":
             return PretrainJob(self.settings, self.technique, self.source.path, folder)
         upstream = None if self.upstream is None else self.upstream.folder

@@ -62,8 +62,6 @@ class TrialObserver(Protocol):
 
 @dataclass(frozen=True)
 class Searched:
-    """What became of a search."""
-
     plan: SearchPlan
     folder: Path
     trials: tuple[Trial, ...]
@@ -140,8 +138,6 @@ STATE_WORDS = {"stopped": "stopped early"}
 
 @dataclass(eq=False)
 class Session:
-    """One session of one search."""
-
     tuning: Tuning
     plan: SearchPlan
     store: Path

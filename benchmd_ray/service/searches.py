@@ -81,8 +81,6 @@ class Tuning:
 
 @dataclass(frozen=True)
 class SearchPlan:
-    """One search."""
-
     technique: str
     setting: str
     """Of `SETTINGS`."""
@@ -189,7 +187,6 @@ class SearchPlan:
 
 
 def started(tuning: Tuning, plan: SearchPlan) -> Choice:
-    """What a search started from, as a choice of runs."""
     setting = "linear" if plan.setting == PRETRAIN else plan.setting
     modalities = tuple(source.modality for source in plan.sources)
     return replace(

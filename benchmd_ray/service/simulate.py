@@ -25,11 +25,9 @@ class Resources:
     gpus: float = 0.0
 
     def holds(self, item: Item) -> bool:
-        """Whether an item fits in."""
         return item.cpus <= self.cpus + ROUNDING and item.gpus <= self.gpus + ROUNDING
 
     def without(self, item: Item) -> Resources:
-        """What an item leaves."""
         return Resources(self.cpus - item.cpus, self.gpus - item.gpus)
 
     def along(self, item: Item) -> Resources:

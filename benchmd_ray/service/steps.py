@@ -61,8 +61,6 @@ class Progress:
 
 @dataclass(frozen=True)
 class Step(ABC):
-    """What an item does."""
-
     evaluation: Evaluation = field(default=CLASSIFICATION, repr=False)
     """Whose predictions it ends with, if it scores."""
 
@@ -97,7 +95,6 @@ class Step(ABC):
         return None
 
     def workers(self, settings: Settings) -> int:
-        """Workers that share it."""
         return settings.execution.workers if self.parallel else 1
 
     def gpus(self, inputs: Inputs) -> float:
@@ -168,7 +165,6 @@ class Pretrain(_OfEncoder, Step):
     kind, title, scores, parallel = "pretrain", "pretraining", False, True
 
     def work(self, inputs: Inputs) -> Workload:
-        """Its steps."""
         settings, batch = inputs.settings, inputs.settings.pretrain.batch_size
         flops = cost.pretrain_flops(inputs.signal, settings.encoder, inputs.technique, batch)
         return replace(
@@ -185,7 +181,6 @@ class Pretrain(_OfEncoder, Step):
         return cost.disk_of_run(inputs, head=inputs.technique, copies=3, lines=lines)
 
     def total(self, settings: Settings) -> int:
-        """Its steps."""
         return settings.pretrain.steps
 
 
@@ -201,15 +196,12 @@ class Export(_OfEncoder, Step):
         )
 
     def disk(self, inputs: Inputs) -> Disk:
-        """Weights."""
         return cost.disk_of_run(inputs, head=inputs.technique)
 
     def gpus(self, inputs: Inputs) -> float:
-        """None."""
         return 0.0
 
     def placed(self, settings: Settings) -> Settings:
-        """On a CPU."""
         execution = replace(settings.execution, workers=1, device="cpu")
         return replace(settings, execution=execution)
 
@@ -296,7 +288,6 @@ class Evaluate(Step):
         return replace(work, once_flops=once, starts=False)
 
     def disk(self, inputs: Inputs) -> Disk:
-        """Predictions."""
         scored = (inputs.target or inputs.source).scored_rows
         return Disk(cost.prediction_bytes(len(inputs.source.kind.task.classes), scored))
 
@@ -326,7 +317,6 @@ STEPS: tuple[type[Step], ...] = (Pretrain, Export, Linear, Neighbours, Finetune,
 
 
 def pretrain_step(technique: str) -> Step:
-    """The step of a technique's pretraining."""
     return Export() if technique_named(technique).method is None else Pretrain()
 
 

@@ -47,8 +47,6 @@ def estimate_searches(
 
 @dataclass(frozen=True)
 class _Search:
-    """A search as it is estimated."""
-
     tuning: Tuning
     plan: SearchPlan
     runs: Plan

@@ -376,8 +376,6 @@ class ExecutionSettings:
 
 @dataclass(frozen=True)
 class Settings:
-    """All settings of a run."""
-
     encoder: EncoderSettings = field(default_factory=EncoderSettings)
     """Encoder size: fields, or one of the names tiny, paper, base, large, vit-tiny."""
     pretrain: PretrainSettings = field(default_factory=PretrainSettings)

@@ -60,8 +60,6 @@ NO_BUCKET = (
 
 @dataclass(frozen=True)
 class Object:
-    """An object in a listing."""
-
     etag: str
     size: int
     modified: float

@@ -54,7 +54,6 @@ class Lease:
 
     @property
     def session(self) -> str:
-        """Unique name of this session."""
         return self._session
 
     @property

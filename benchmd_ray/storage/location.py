@@ -54,7 +54,6 @@ class Address:
 
     @property
     def parent(self) -> Address:
-        """The address above it."""
         return Address(self.text.rpartition("/")[0])
 
     def resolve(self) -> Address:

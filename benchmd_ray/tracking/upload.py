@@ -126,7 +126,6 @@ class Tracker:
         self._messages.put(("started", item, run))
 
     def finished(self, item: Followed, run: Path) -> None:
-        """An item is done."""
         self._messages.put(("finished", item, run))
 
     def failed(self, item: Followed, reason: str) -> None:

@@ -80,7 +80,6 @@ def _score_rows(folder: Path, dataset: str, evaluation: Evaluation) -> list[Any]
 
 
 def shown_of_search(search: str, about: Mapping[str, Any]) -> dict[str, Any]:
-    """A search as configuration."""
     return {"search": search, **{name: about[name] for name in ABOUT if name in about}}
 
 

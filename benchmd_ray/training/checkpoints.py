@@ -155,7 +155,6 @@ def checkpoints(run: Path) -> list[Path]:
 
 
 def latest_checkpoint(run: Path) -> Path | None:
-    """The newest of `checkpoints`."""
     return next(iter(checkpoints(run)), None)
 
 
@@ -171,8 +170,6 @@ def _step_of(checkpoint: Path) -> int:
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A checkpoint that was loaded."""
-
     folder: Path
     step: int
     position: Mapping[str, Any]

@@ -180,11 +180,9 @@ class TorchEngine(Engine):
         self._state = WholeState(self._optimiser)
 
     def backward(self, loss: torch.Tensor, *, last: bool = True) -> None:
-        """See `Engine`."""
         loss.backward()  # type: ignore[no-untyped-call]
 
     def update(self) -> None:
-        """See `Engine`."""
         self._optimiser.step()
         self._optimiser.zero_grad(set_to_none=True)
 
@@ -228,7 +226,6 @@ class DeepSpeedEngine(Engine):
         )
 
     def backward(self, loss: torch.Tensor, *, last: bool = True) -> None:
-        """See `Engine`."""
         if self.captures:
             loss.backward()  # type: ignore[no-untyped-call]
             return
@@ -236,7 +233,6 @@ class DeepSpeedEngine(Engine):
         self._engine.backward(loss)
 
     def update(self) -> None:
-        """See `Engine`."""
         if self.captures:
             self._engine.allreduce_gradients()
         self._engine.step()

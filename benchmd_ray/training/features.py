@@ -80,7 +80,6 @@ class FeatureStore:
 def feature_store(
     folder: Path, encoder: nn.Module, settings: Settings, catalog: Catalog, device: torch.device
 ) -> FeatureStore:
-    """The stored features of an encoder."""
     size = as_dict(settings.encoder)
     for name in ("dropout", "embedding_dropout"):  # at rest in a frozen encoder
         del size[name]

@@ -174,7 +174,6 @@ class Average:
             self._values[name].copy_(kept)
 
     def save(self, path: Path) -> None:
-        """Write the average."""
         save_file({name: value.cpu().contiguous() for name, value in self._values.items()}, path)
 
     def load(self, path: Path) -> None:

@@ -17,8 +17,6 @@ RESULT = "training.json"
 
 @dataclass(frozen=True)
 class PretrainJob:
-    """One pretraining run."""
-
     settings: Settings
     technique: str
     catalog: Location
@@ -37,8 +35,6 @@ class PretrainJob:
 
 @dataclass(frozen=True)
 class TransferJob:
-    """One transfer run."""
-
     settings: Settings
     catalog: Location
     folder: Path

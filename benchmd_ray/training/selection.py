@@ -262,7 +262,6 @@ class Objective:
 
 
 def objective_of(kind: TaskKind) -> Objective:
-    """The objective of a kind of task."""
     if kind == SEGMENTATION:
         return Objective(_patches, segmentation_loss, _dice)
     return Objective(partial(_signals, kind), partial(classification_loss, task=kind), _auroc)

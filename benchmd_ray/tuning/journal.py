@@ -47,7 +47,6 @@ class Journal(JournalFileBackend):
         self.path: Location = path
 
     def append_logs(self, logs: list[dict[str, Any]]) -> None:
-        """Append lines."""
         super().append_logs([checked(log) for log in logs])
 
     def read_logs(self, log_number_from: int) -> Generator[dict[str, Any], None, None]:

@@ -179,7 +179,6 @@ def noted_fault(trial: FrozenTrial, space: Space) -> str:
 
 
 def _counts(value: object, most: int) -> bool:
-    """Whether a value is a count of at most ``most``."""
     return isinstance(value, int) and 0 <= value <= most
 
 

@@ -53,7 +53,6 @@ class Parameter:
 
     @property
     def range(self) -> str:
-        """Its range, for messages."""
         if self.kind == "choice":
             return f"one of {', '.join(map(str, self.values))}"
         steps = "" if self.step is None else f" in steps of {self.step:g}"
@@ -110,8 +109,6 @@ class Parameter:
 
 @dataclass(frozen=True)
 class Space:
-    """A search space."""
-
     name: str
     parameters: tuple[Parameter, ...]
     """In order: a parameter follows those that it depends on."""

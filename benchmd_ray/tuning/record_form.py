@@ -62,8 +62,6 @@ class Source(TypedDict):
 
 
 class Searched(TypedDict):
-    """A searched setting."""
-
     kind: Annotated[str, checked(KINDS.__contains__, f"one of {', '.join(KINDS)}")]
     default: PlainValue
     values: NotRequired[Annotated[list[PlainValue], Field(max_length=MOST_VALUES)]]

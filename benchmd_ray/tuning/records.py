@@ -104,8 +104,6 @@ def limits_of(policies: Iterable[str], settings: Iterable[str]) -> list[str]:
 
 @dataclass(frozen=True, eq=False)
 class SearchRecord:
-    """A search as its folder has it."""
-
     folder: Path
     technique: str
     setting: str
@@ -135,7 +133,6 @@ class SearchRecord:
 
     @property
     def name(self) -> str:
-        """Name of its folder."""
         return self.folder.name
 
     @cached_property
@@ -179,7 +176,6 @@ class SearchRecord:
 
     @property
     def device_hours(self) -> float:
-        """Device hours of all trials."""
         return float(self._stated("device_hours", self.trials["device_hours"].sum()))
 
     @property

@@ -35,8 +35,6 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class ValidationRecords:
-    """Validation records of an evaluation."""
-
     units: npt.NDArray[np.str_]
     """Unit that each row is scored in."""
     patients: npt.NDArray[np.str_]

@@ -170,7 +170,6 @@ class Pretraining(Stage):
     pretrains = True
 
     def last_step(self, settings: Settings) -> int:
-        """Steps of pretraining."""
         return settings.pretrain.steps
 
     def train(self, work: TrialContext, setup: Setup) -> float:
@@ -201,7 +200,6 @@ class Transfer(Stage):
     steps, unit = "transfer.epochs", "epochs"
 
     def last_step(self, settings: Settings) -> int:
-        """Epochs."""
         return settings.transfer.epochs
 
     def train(self, work: TrialContext, setup: Setup) -> float:

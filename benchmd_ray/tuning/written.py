@@ -29,7 +29,6 @@ AXES = {"seed", "tuned", "transfer.mode", "transfer.labels"}
 
 
 def trial_row(trial: Trial, work: TrialContext, chosen: Decision | None = None) -> dict[str, Any]:
-    """A trial as a row of ``trials.parquet``."""
     several = len(work.arms) > 1
     settings = applied(work.arms[0].settings, trial.values)
     final = len(work.arms) if several else work.stage.last_step(settings)
@@ -75,8 +74,6 @@ def write_trials(folder: Path, study: Study, work: TrialContext, chosen: Decisio
 
 @dataclass(frozen=True)
 class SearchOutcome:
-    """The choice of a search."""
-
     trial: Trial
     """The start if no other trial replaced it."""
     decision: Decision | None

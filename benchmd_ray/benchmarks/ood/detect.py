@@ -226,7 +226,6 @@ def _calibrated(
     regime: Callable[[Draw], str],
     columns: ScoreColumns,
 ) -> Iterator[ScoreColumns]:
-    """Records by calibrated detectors, once for each draw that has a regime for them."""
     keys = _keys(records)
     for draw in detectors.draws:
         how = {"part": "test", "regime": regime(draw), "calibrated_on": draw.name}

@@ -331,7 +331,6 @@ def _scored_anew(detectors: Detectors, method: Detector, state: State, seen: See
 def pictured(
     observer: NetworkObserver, records: Sequence[SplitRecords], of: OutSet | None = None
 ) -> Seen:
-    """Outputs of the network for records, with their pictures."""
     seen = observer.seen(records, of)
     return replace(seen, more={**seen.more, "pixels": observer.pixels(records, of)})
 

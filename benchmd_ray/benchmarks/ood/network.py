@@ -102,7 +102,6 @@ class Network:
 
     @cached_property
     def head(self) -> Head:
-        """Its linear head."""
         assert isinstance(self.model.head, nn.Linear)  # `Network.of` refuses others
         weight, bias = self.model.head.weight, self.model.head.bias
         arrays = [value.detach().cpu().numpy().astype(np.float64) for value in (weight, bias)]
@@ -143,7 +142,6 @@ class Network:
         return np.asarray(torch.cat(flat, dim=1).numpy(), np.float32)
 
     def seen(self, rows: npt.NDArray[np.float32]) -> Seen:
-        """The quantities of `quantities` by name."""
         parts: dict[str, npt.NDArray[np.float32]] = {}
         start = 0
         for name, shape in self.shapes.items():

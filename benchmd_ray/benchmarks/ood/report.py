@@ -32,7 +32,6 @@ DETECTED = ("unrelated", "faulty", "unseen")
 
 
 def title_of(method: str) -> str:
-    """Of a detector."""
     if method == ENSEMBLE:
         return "deep ensemble"
     detector = METHODS.get(method) or RELEASED.get(method)
@@ -208,7 +207,6 @@ def controls(analysis: Analysis) -> Table | None:
 
 
 def costs_table(analysis: Analysis) -> Table | None:
-    """What detectors cost."""
     rows = costs(analysis)
     if rows.empty:
         return None

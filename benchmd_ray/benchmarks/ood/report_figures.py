@@ -29,7 +29,6 @@ APART = {"none": 0.0, "other-sources": 0.15, "same-source": -0.15}
 
 
 def draw(report: FigureContext) -> Iterator[Drawn]:
-    """All figures of each network."""
     rows = frame(report.analysis)
     if rows.empty:
         return

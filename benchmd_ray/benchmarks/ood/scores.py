@@ -84,7 +84,6 @@ class ScoredSet:
 
     @property
     def patients(self) -> int:
-        """Number of patients."""
         return len(self.groups)
 
     @property
@@ -94,7 +93,6 @@ class ScoredSet:
 
     @property
     def row(self) -> dict[str, object]:
-        """What its score rows share."""
         counts = {name: getattr(self, name) for name in ("records", "patients", "positives")}
         return {**self.where.columns, **counts, "effective": self.basis.fewest}
 

@@ -55,8 +55,6 @@ class SearchedValue:
 
 @dataclass(frozen=True)
 class DetectorTrial:
-    """Values, and what came of them."""
-
     values: Values
     aurocs: dict[str, dict[str, float]]
     """Of each detector, by the set that it was asked to tell from what is in distribution."""

@@ -53,7 +53,6 @@ class SplitRecords:
 
     @property
     def patients(self) -> list[str]:
-        """Their patients with the dataset."""
         return self.ids("group_id")
 
     @property
@@ -62,7 +61,6 @@ class SplitRecords:
         return decode_targets(self.table["target"])
 
     def at(self, chosen: npt.NDArray[np.bool_]) -> SplitRecords:
-        """Some of them."""
         places = np.flatnonzero(chosen)
         return replace(self, rows=self.rows[places], table=self.table.take(places))
 
@@ -140,7 +138,6 @@ def normal_classes(card: DatasetCard) -> tuple[str, ...]:
 
 
 def records_of(catalog: Catalog, split: str) -> SplitRecords:
-    """All records of a split."""
     table = split_table(catalog, split, list(COLUMNS))
     return SplitRecords(catalog, split, np.arange(len(table)), table)
 

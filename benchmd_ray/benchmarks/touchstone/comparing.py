@@ -55,7 +55,6 @@ class Comparison:
 
     @property
     def metrics(self) -> tuple[str, ...]:
-        """Metrics that all algorithms have."""
         return self.scores.metrics
 
     @property

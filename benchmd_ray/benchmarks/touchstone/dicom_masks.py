@@ -31,8 +31,6 @@ MAX_FRAMES = 2**16
 
 @dataclass(frozen=True)
 class DicomSegments:
-    """The segments of a file."""
-
     names: tuple[str, ...]
     numbers: tuple[int, ...]
     """Their numbers, which the pixels of a label map are."""

@@ -46,8 +46,6 @@ both sides as labels and as classes, and what scoring takes."""
 
 @dataclass(frozen=True)
 class ScoreRequest:
-    """What is scored, and how."""
-
     task: SegmentationTask
     predictions: Path
     """Folder of predictions, or of images where there is a `submission`."""

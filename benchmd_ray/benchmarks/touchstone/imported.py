@@ -46,8 +46,6 @@ ORDER = (
 
 @dataclass(frozen=True)
 class Algorithm:
-    """A card of an algorithm."""
-
     title: str
     framework: str = ""
     pretrained_on: tuple[str, ...] = ()

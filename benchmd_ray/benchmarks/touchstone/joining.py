@@ -36,8 +36,6 @@ MOST_NAMED = 5
 
 @dataclass(frozen=True, eq=False)
 class AlgorithmScores:
-    """Scores of one algorithm."""
-
     name: str
     """Shown in tables; unique among those that are compared."""
     source: str

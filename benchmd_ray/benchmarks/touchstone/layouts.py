@@ -31,7 +31,6 @@ class CaseFiles:
 
     @property
     def paths(self) -> list[Path]:
-        """All of them."""
         return [Path(path) for path in (self.labels, *self.masks.values()) if path]
 
     @property
@@ -41,7 +40,6 @@ class CaseFiles:
 
 
 def cases_of(folder: Path, task: SegmentationTask) -> dict[str, CaseFiles]:
-    """The cases of a folder by name, sorted."""
     if not folder.is_dir():
         raise BenchmdError(f"{folder} is not a folder with a file or a folder for each case.")
     cases: dict[str, CaseFiles] = {}

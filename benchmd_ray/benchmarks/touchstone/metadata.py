@@ -32,8 +32,6 @@ MISSING = ("", "nan", "na", "n/a", "unknown")
 
 @dataclass(frozen=True)
 class Metadata:
-    """Metadata of cases."""
-
     source: str = ""
     labels: Mapping[str, Mapping[str, str | None]] = field(default_factory=dict)
     """By variable and case: the group, None where it is not known."""
@@ -57,7 +55,6 @@ class Metadata:
         return self.patients.get(case, case)
 
     def groups(self, variable: str, cases: Sequence[str]) -> list[str | None]:
-        """The group of each case."""
         return [self.labels[variable].get(case) for case in cases]
 
 

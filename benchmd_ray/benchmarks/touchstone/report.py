@@ -66,7 +66,6 @@ def headline_frame(comparison: Comparison) -> pd.DataFrame:
 
 
 def headline(comparison: Comparison) -> Table | None:
-    """The main table."""
     rows = in_percent(headline_frame(comparison), "value", "low", "high", "own_mean", "first")
     by_cases = rows["rank_by_cases"]
     columns = (
@@ -233,7 +232,6 @@ def best(comparison: Comparison) -> Table | None:
 
 
 def pairs(comparison: Comparison) -> Table | None:
-    """Ordered pairs."""
     rows = in_percent(comparison.pairs, "difference", "low", "high")
     columns = (
         metric_column(comparison, rows),
@@ -273,7 +271,6 @@ def missed(comparison: Comparison) -> Table | None:
 
 
 def hd95(comparison: Comparison) -> Table | None:
-    """Quantiles of HD95."""
     rows = comparison.distances
     quantiles = ("q25", "median", "q75", "q95")
     columns = (

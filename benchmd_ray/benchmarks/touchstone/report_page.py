@@ -137,7 +137,6 @@ def _write_figures(figures: Sequence[Titled], folder: Path) -> None:
 
 
 def page(comparison: Comparison, figures: Sequence[Titled]) -> str:
-    """The HTML of a comparison."""
     title = f"{len(comparison.scores.algorithms)} algorithms compared"
     footer = (
         f"Written by benchmd segment compare (version {VERSION} of the comparison). The tables are "

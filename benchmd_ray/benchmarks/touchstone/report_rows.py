@@ -47,7 +47,6 @@ def frame(analysis: Analysis) -> pd.DataFrame:
 
 
 def algorithms(analysis: Analysis) -> Table | None:
-    """Averages of the algorithms."""
     rows = frame(analysis)
     if rows.empty:
         return None

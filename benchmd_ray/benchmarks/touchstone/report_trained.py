@@ -51,7 +51,6 @@ class Trained:
 
     @property
     def classes(self) -> list[str]:
-        """`MEAN`, then the classes."""
         places = next(iter(self.scores.values()))
         return [name for *at, name in places if at == [self.key["split"], ""]]
 
@@ -63,7 +62,6 @@ class Trained:
 
 @functools.lru_cache(maxsize=1)  # tables and figure ask for the same
 def trained(analysis: Analysis) -> list[Trained]:
-    """The networks of an analysis."""
     rows = analysis.rows[analysis.rows["evaluation"] == SEGMENTATION.name]
     rows = rows[rows["run"] != ""].sort_values("seed", kind="stable")
     runs = {run.folder.name: run for run in analysis.runs}

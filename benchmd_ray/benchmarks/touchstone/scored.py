@@ -61,7 +61,6 @@ def read_against(path: Path) -> Scores | Mapping[tuple[str, str], Means]:
 
 
 def scores_of(run: Path, manifest: Manifest) -> AlgorithmScores:
-    """The scores of a run."""
     rows = read_scored(run)
     card = algorithms().get(manifest.algorithm, Algorithm(manifest.algorithm))
     volumes = rows.set_index(["case", "class"])[["volume_ref_ml", "volume_pred_ml"]]

@@ -88,7 +88,6 @@ class Ran:
 
 
 def predict(submission: Submission, image: Path, output: Path, log: Path) -> Ran:
-    """Run a submission on an image."""
     output.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="benchmd-") as scratch:
         values = {INPUT: str(image), OUTPUT: str(output)}

@@ -134,7 +134,6 @@ def _require_known(where: str, named: dict[str, str] | dict[str, float], classes
 
 
 def tasks() -> Cards[SegmentationTask]:
-    """All tasks with a card."""
     paths = [path for folder in card_folders() for path in sorted((folder / FOLDER).glob("*.yaml"))]
     return read_cards("segmentation task", paths, lambda path: {path.stem: read_task(path)})
 

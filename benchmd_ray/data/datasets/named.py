@@ -111,7 +111,6 @@ def _metadata(
 
 
 def class_of(card: DatasetCard, label: str) -> tuple[str | None, str]:
-    """The class of a label, or why there is none."""
     if not label:
         return None, NO_LABEL
     if label in card.class_mapping:

@@ -67,7 +67,6 @@ class BoundedFile(io.BufferedReader):
             raise RecordError(f"{what} has {self.bytes:,} bytes, expected at most {limit:,}")
 
     def read(self, size: int | None = -1, /) -> bytes:
-        """Bytes from here on."""
         left = max(self.bytes - self.tell(), 0)
         size = left if size is None or size < 0 else min(size, left)
         self._reads -= 1

@@ -33,8 +33,6 @@ MAX_BYTES = 2**29
 
 @dataclass(frozen=True)
 class Page:
-    """The one page of a file."""
-
     number: int
     """From 0, for smaller copies of it may be in front."""
     bits: int

@@ -146,7 +146,6 @@ def read_header(path: Path) -> WfdbHeader:
 
 
 def header_text(path: Path) -> str:
-    """The lines of a header."""
     return text_of(read_bounded(path, MAX_HEADER_BYTES, "the header"))
 
 
@@ -191,7 +190,6 @@ def _segment_line(line: str, number: int) -> tuple[str, int]:
 
 
 def segment_header(header: WfdbHeader, name: str, number: int) -> WfdbHeader:
-    """The header of a segment."""
     segment = _parsed(in_any_case(header.path.with_name(f"{name}.hea")))
     if segment.segments:
         raise RecordError(f"segment {number} has segments itself; expected samples")

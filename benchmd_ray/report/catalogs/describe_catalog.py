@@ -37,7 +37,6 @@ def list_item(content: str, indent: int = 2) -> list[str]:
 
 
 def count_table(title: str, columns: list[str], rows: Mapping[str, list[int]]) -> list[str]:
-    """A table of counts."""
     width = max(len(name) for name in (title, *rows)) + 2
     lines = [f"  {title:{width}}" + "".join(f"{column:>12}" for column in columns)]
     lines += [f"  {name:{width}}" + "".join(f"{n:12,}" for n in rows[name]) for name in rows]

@@ -261,7 +261,6 @@ COMPRESSED = _graded("compressed", "JPEG blocks", compressed)
 
 
 def faults_of(signal: Signal) -> tuple[Fault, ...]:
-    """Faults that an image can have."""
     channels, *extents = signal.stored_shape
     faults = (*ANY, *BY_CHANNELS.get(channels, ()))
     return (*faults, COMPRESSED) if channels in BY_CHANNELS and min(extents) >= BLOCKS else faults

@@ -120,5 +120,4 @@ GREY = (_once("inverted", "light and dark exchanged", lambda x, *_: np.float32(L
 
 
 def faults_of(signal: Signal) -> tuple[Fault, ...]:
-    """Faults that a volume can have."""
     return (*ANY, *(HOUNSFIELD if signal.unit == "HU" else GREY))

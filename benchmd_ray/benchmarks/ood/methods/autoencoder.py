@@ -37,8 +37,6 @@ PREFIX = "weights/"
 
 @dataclass(frozen=True)
 class AutoencoderKind:
-    """An autoencoder."""
-
     name: str
     title: str
     source: str

@@ -20,7 +20,6 @@ from benchmd_ray.benchmarks.ood.methods.neighbours import nearest
 
 
 def fit(bank: Bank) -> State:
-    """The features."""
     return {"features": np.asarray(bank.seen.features, np.float32)}
 
 

@@ -93,8 +93,6 @@ class Calibration:
 
 @dataclass(frozen=True)
 class Detector:
-    """A detector."""
-
     name: str
     title: str
     fit: Callable[..., State]
