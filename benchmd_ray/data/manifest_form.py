@@ -22,7 +22,7 @@ SPLIT = r"[a-z]{1,20}"
 Counts = dict[str, Count]
 
 
-class Raw(TypedDict):
+class RawForm(TypedDict):
     """The raw files that a catalog was built from."""
 
     records: Count
@@ -32,7 +32,7 @@ class Raw(TypedDict):
     provenance: Provenance
 
 
-class Quarantined(TypedDict):
+class QuarantinedForm(TypedDict):
     """A record that could not be read."""
 
     record: str
@@ -40,7 +40,7 @@ class Quarantined(TypedDict):
     reason: str
 
 
-class Split(TypedDict):
+class SplitForm(TypedDict):
     """A split, with the records and units of each class and condition."""
 
     records: Count
@@ -51,7 +51,7 @@ class Split(TypedDict):
     conditions: NotRequired[Counts]
 
 
-class Shard(TypedDict):
+class ShardForm(TypedDict):
     """A file of rows of one split."""
 
     file: Annotated[str, Field(pattern=rf"^{SHARDS}/{SHARD}$")]
@@ -61,14 +61,14 @@ class Shard(TypedDict):
     sha256: str
 
 
-class Statistics(TypedDict):
+class StatisticsForm(TypedDict):
     """Of each channel over the training records."""
 
     mean: list[Finite]
     std: list[Finite]
 
 
-class Manifest(TypedDict):
+class ManifestForm(TypedDict):
     """What a manifest holds at least."""
 
     card: dict[str, Any]
@@ -78,13 +78,13 @@ class Manifest(TypedDict):
     options: dict[str, str]
     held_out: list[str]
     layout: str
-    raw: Raw
+    raw: RawForm
     excluded: Counts
     warnings: Counts
-    quarantined: list[Quarantined]
-    splits: dict[Annotated[str, Field(pattern=f"^{SPLIT}$")], Split]
-    shards: list[Shard]
-    statistics: Statistics | None
+    quarantined: list[QuarantinedForm]
+    splits: dict[Annotated[str, Field(pattern=f"^{SPLIT}$")], SplitForm]
+    shards: list[ShardForm]
+    statistics: StatisticsForm | None
 
 
 def described(manifest: Mapping[str, Any]) -> tuple[DatasetCard | None, str]:
@@ -96,7 +96,7 @@ def described(manifest: Mapping[str, Any]) -> tuple[DatasetCard | None, str]:
     Returns:
         None where there is no card to be read; an empty text where all is as a build writes it.
     """
-    if fault := form_fault(Manifest, manifest):
+    if fault := form_fault(ManifestForm, manifest):
         return None, fault
     try:
         card = card_of(manifest["card"], "its card")

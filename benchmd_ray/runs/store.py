@@ -45,14 +45,14 @@ Keep = Literal["checkpoints", "models", "predictions"]
 CONFIG_BYTES = 2**20
 
 
-class Determinants(TypedDict):
+class RunDeterminants(TypedDict):
     """What determines a run, at least."""
 
     catalog: str
     parts: NotRequired[dict[str, Any]]
 
 
-class Description(TypedDict):
+class RunForm(TypedDict):
     """What ``run.json`` holds at least."""
 
     kind: str
@@ -68,7 +68,7 @@ class Description(TypedDict):
     provenance: Provenance
     options: dict[str, Any]
     settings: dict[str, Any]
-    determinants: Determinants
+    determinants: RunDeterminants
     device: NotRequired[str]
     upstream: NotRequired[str | None]
     versions: NotRequired[dict[str, Any]]
@@ -261,7 +261,7 @@ def _read(folder: Path) -> Run:
             remedy = f"It is one of transformers: did you mean hf:{shown(folder)}?"
         raise BenchmdError(f"{shown(folder)} is not a run (no {RUN}). {remedy}")
     remedy = Run(folder, {}).remedy
-    run = Run(folder, read_hashed_json(path, remedy, Description))
+    run = Run(folder, read_hashed_json(path, remedy, RunForm))
     if not folder.resolve().name.endswith(f"-{run.digest[:12]}"):
         why = f"it describes a run whose folder ends in -{run.digest[:12]}"
         raise Damaged(path, why, f"Give the folder the name that it had. {remedy}")

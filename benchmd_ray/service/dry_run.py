@@ -25,7 +25,7 @@ from benchmd_ray.ssl import TECHNIQUES
 
 
 @dataclass(frozen=True)
-class Estimate:
+class DryRun:
     """What a plan, or a search with the runs after it, would do and take."""
 
     work: tuple[str, ...]
@@ -66,7 +66,7 @@ class Estimate:
         }
 
 
-def print_estimates(estimates: Sequence[Estimate], to_run: str, *, items: bool = False) -> None:
+def print_estimates(estimates: Sequence[DryRun], to_run: str, *, items: bool = False) -> None:
     """Print the estimates and, of several searches, their sum.
 
     `to_run` says what to do where they are planned from cards; `items` adds a line for each entry.
@@ -82,7 +82,7 @@ def print_estimates(estimates: Sequence[Estimate], to_run: str, *, items: bool =
             echo(line)
 
 
-def _total(searches: Sequence[Estimate]) -> str:
+def _total(searches: Sequence[DryRun]) -> str:
     hours = sum(search.device_hours for search in searches)
     return (
         f"In all: {len(searches)} searches one after the other, about "
@@ -116,7 +116,7 @@ class Status:
 
 def estimate_run(
     choice: Choice, store: Path, resources: Resources, *, tflops: float | None = None
-) -> Estimate:
+) -> DryRun:
     """What a choice would run that the store, which need not exist, does not have yet."""
     plan = make_plan(choice, store, device="cuda" if resources.gpus else "cpu", tflops=tflops)
     return estimate_plan(plan, resources, status(plan, store, weights=choice.weights))
@@ -168,14 +168,14 @@ def _downloaded_weights() -> Path | None:
     return Path(path) if isinstance(path, str) else None
 
 
-def estimate_plan(plan: Plan, resources: Resources, status: Status | None = None) -> Estimate:
+def estimate_plan(plan: Plan, resources: Resources, status: Status | None = None) -> DryRun:
     """What is left of a plan; without a status, all of it."""
     status = status or Status()
     left = status.left(plan.items)
     device = "GPU" if any(item.gpus > 0 for item in plan.items) else "CPU"
     schedule, time = _scheduled(left, resources)
     warnings = [f"It would not start: {status.lacking}"] if status.lacking else []
-    return Estimate(
+    return DryRun(
         work=(_headline(plan), "", *aligned(_table(plan, status, device))),
         takes=(time, _disk(left, schedule), _done(plan, status)),
         basis=plan.basis,

@@ -17,7 +17,7 @@ from benchmd_ray.runs.files import SEARCHES, TRIALS
 from benchmd_ray.runs.places import backing_of
 from benchmd_ray.service.capacity import Capacity
 from benchmd_ray.service.datasets import PlannedDataset
-from benchmd_ray.service.dry_run import Estimate, size
+from benchmd_ray.service.dry_run import DryRun, size
 from benchmd_ray.service.plan import Item, Plan, make_plan
 from benchmd_ray.service.searches import SearchPlan, Tuning, of_sources, planned_searches, started
 from benchmd_ray.service.simulate import Resources, simulate
@@ -30,7 +30,7 @@ from benchmd_ray.tuning.records import limits_of, read_search
 
 def estimate_searches(
     tunings: Sequence[Tuning], store: Path, resources: Resources, *, tflops: float | None = None
-) -> list[Estimate]:
+) -> list[DryRun]:
     """What each search and the runs after it would take; the store need not exist."""
     machine = (resources.cpus, resources.gpus)
     capacity = Capacity(*machine, all_cpus=resources.cpus, each=(machine,))
@@ -64,7 +64,7 @@ class _Search:
         return all(source.catalog for source in self.plan.sources)
 
 
-def _estimate(search: _Search, store: Path) -> Estimate:
+def _estimate(search: _Search, store: Path) -> DryRun:
     plan, place = search.plan, search.place
     evaluation, shared = _evaluation_seconds(search)
     searching, worked, trials = _search_seconds(search, evaluation, shared)
@@ -89,7 +89,7 @@ def _estimate(search: _Search, store: Path) -> Estimate:
     if (folder / TRIALS).is_file():
         counts = read_search(folder).trials["state"].value_counts()
         takes.append("So far: " + ", ".join(f"{n} {state}" for state, n in counts.items()) + ".")
-    return Estimate(
+    return DryRun(
         work=tuple(_work(search)),
         takes=tuple(takes),
         basis=search.runs.basis,

@@ -45,7 +45,7 @@ CONFIG = "config.json"
 """What says the same, and more, of a model that was exported from its store."""
 
 
-class Description(TypedDict):
+class ModelForm(TypedDict):
     """What `DESCRIPTION` says: the architecture, the signals and what is done to them, the task."""
 
     encoder: dict[str, Any]
@@ -232,7 +232,7 @@ def model_description(folder: Path) -> dict[str, Any]:
             f"{folder} holds no exported model ({DESCRIPTION}): the run has not finished. Run its "
             "command again, which resumes it."
         )
-    description = read_hashed_json(path, made_again(folder), Description)
+    description = read_hashed_json(path, made_again(folder), ModelForm)
     try:
         description["augmentation"] = as_dict(
             updated(AugmentationSettings(), description["augmentation"])

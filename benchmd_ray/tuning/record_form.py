@@ -49,7 +49,7 @@ class Folds(TypedDict):
     validation: Count
 
 
-class Source(TypedDict):
+class SourceForm(TypedDict):
     """What a search chooses on."""
 
     modality: Name
@@ -61,7 +61,7 @@ class Source(TypedDict):
     patients: Folds
 
 
-class Searched(TypedDict):
+class SearchedForm(TypedDict):
     kind: Annotated[str, checked(KINDS.__contains__, f"one of {', '.join(KINDS)}")]
     default: PlainValue
     values: NotRequired[Annotated[list[PlainValue], Field(max_length=MOST_VALUES)]]
@@ -77,31 +77,31 @@ class Borrowed(TypedDict):
     datasets: list[Name]
 
 
-class Determinants(TypedDict):
+class SearchDeterminants(TypedDict):
     """What determines a search, at least."""
 
     portfolio: list[Borrowed]
 
 
-class Plan(TypedDict):
+class PlanForm(TypedDict):
     """What ``search.json`` holds at least."""
 
     technique: Name
     setting: Name
-    sources: Annotated[list[Source], Field(min_length=1)]
+    sources: Annotated[list[SourceForm], Field(min_length=1)]
     objectives: Annotated[list[Name], Field(min_length=1)]
     sampler: Name
     stopping: Name
     evaluations: Annotated[int, Field(gt=0)]
     choosing: Name
     seed: int
-    space: Annotated[dict[Name, Searched], Field(min_length=1)]
+    space: Annotated[dict[Name, SearchedForm], Field(min_length=1)]
     settings: list[Changes]
     device: Name
-    determinants: Determinants
+    determinants: SearchDeterminants
 
 
-class Finalist(TypedDict):
+class FinalistForm(TypedDict):
     """A trial that was compared with the start on fresh evaluations."""
 
     number: Count
@@ -111,22 +111,22 @@ class Finalist(TypedDict):
     low: Finite
 
 
-class Decision(TypedDict):
+class DecisionForm(TypedDict):
     """The choice after the fresh evaluations."""
 
     number: Count
-    finalists: list[Finalist]
+    finalists: list[FinalistForm]
     start: Finite
     expected: Finite
 
 
-class Result(TypedDict):
+class ResultForm(TypedDict):
     """What ``result.json`` holds at least."""
 
     best: Count
     value: Finite
     first_value: Finite | None
-    decision: Decision | None
+    decision: DecisionForm | None
     counts: dict[str, Any]
     seconds: Finite
     shared_seconds: NotRequired[Finite]
@@ -138,7 +138,7 @@ class Result(TypedDict):
 
 def plan_fault(plan: Mapping[str, Any]) -> str:
     """What in ``search.json`` is not as a search writes it; empty where nothing is."""
-    if fault := form_fault(Plan, plan):
+    if fault := form_fault(PlanForm, plan):
         return fault
     sources, settings = plan["sources"], plan["settings"]
     if len(sources) != len(settings):
@@ -217,7 +217,7 @@ def result_fault(result: Mapping[str, Any], scored: Collection[int]) -> str:
         result: A JSON object.
         scored: Numbers of the trials that have a score.
     """
-    if fault := form_fault(Result, result):
+    if fault := form_fault(ResultForm, result):
         return fault
     for number in (result["best"], *result["front"]):
         if number not in scored:

@@ -31,7 +31,7 @@ from benchmd_ray.files.parquet import read_table
 from benchmd_ray.runs.files import RESULT, SEARCH, SEARCHES, TRIALS
 from benchmd_ray.settings.definition import LABEL_SETTINGS, Settings, updated
 from benchmd_ray.tuning.confirm import LEVEL
-from benchmd_ray.tuning.record_form import Plan, plan_fault, result_fault, trials_fault
+from benchmd_ray.tuning.record_form import PlanForm, plan_fault, result_fault, trials_fault
 
 FORMAT = 4
 STATES = ("complete", "stopped", "failed", "unfinished")
@@ -307,7 +307,7 @@ def read_search(folder: Path) -> SearchRecord:
     tuples, portfolio = ("sources", "objectives", "settings"), plan["determinants"]["portfolio"]
     named: dict[str, Any] = {
         name: tuple(plan[name]) if name in tuples else plan[name]
-        for name in Plan.__annotations__
+        for name in PlanForm.__annotations__
         if name != "determinants"
     }
     return SearchRecord(
