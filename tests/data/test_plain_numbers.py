@@ -10,7 +10,7 @@ import pytest
 from pydicom.filebase import DicomBytesIO
 from pydicom.filereader import read_dataset
 
-from benchmd_ray.benchmarks.touchstone.imported import _number
+from benchmd_ray.benchmarks.touchstone.imported import read_scores_csv
 from benchmd_ray.data.card_files import Files
 from benchmd_ray.data.datasets import any_file
 from benchmd_ray.data.plain_numbers import number_of, whole_of
@@ -111,10 +111,14 @@ def test_numbers_of_dicom_headers_are_plain(kind, tag, keyword):
 
 
 def test_scores_of_others_are_plain_numbers(tmp_path):
-    assert np.isnan(_number(" NaN ", tmp_path, 2))
-    assert _number(" 0.5 ", tmp_path, 2) == 0.5
+    path = tmp_path / "dsc.csv"
+    path.write_text("name,liver,spleen\na, NaN , 0.5 \n")
+    scores = read_scores_csv(path)
+    assert np.isnan(scores["liver"]["a"])
+    assert scores["spleen"]["a"] == 0.5
+    path.write_text("name,liver\na,1_0\n")
     with pytest.raises(BenchmdError, match=r"line 2: '1_0' is not a number"):
-        _number("1_0", tmp_path, 2)
+        read_scores_csv(path)
 
 
 def test_a_first_row_that_is_not_finite_is_one_of_samples(tmp_path):
