@@ -375,7 +375,7 @@ def tune(
     if not search_and_train(tuning, as_store(store), say=say, **used):
         raise BenchmdError(
             f"the search in {store}, or a run after it, failed: the lines before say why. The same "
-            "call goes on with what is left."
+            "call resumes with what is left."
         )
 
 

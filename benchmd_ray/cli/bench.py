@@ -20,9 +20,9 @@ if TYPE_CHECKING:
 
 @main.group()
 def bench() -> None:
-    """List the benchmarks that there are, and show what one declares.
+    """List the available benchmarks, and show what a benchmark declares.
 
-    They are those of the package, of installed packages, and your own.
+    Benchmarks come from this package, from installed packages and from your own code.
     """
 
 

@@ -39,13 +39,13 @@ def cache_list() -> None:
     "--keep-gib",
     type=Real(0),
     required=True,
-    help="Size that may stay; the least recently used beyond it goes.",
+    help="Size to keep; the least recently used files beyond it are removed.",
 )
 @click.option("--dry-run", is_flag=True, help="Only list what would be removed.")
 def cache_prune(keep_gib: float, dry_run: bool) -> None:
     """Remove the least recently used files beyond a size; those of the last hour stay.
 
-    BENCHMD_CACHE_GIB does so by itself whenever a split is decoded.
+    With BENCHMD_CACHE_GIB this happens automatically whenever a split is decoded.
     """
     from benchmd_ray.files.cache import GIB, prune
 

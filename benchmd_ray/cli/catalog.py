@@ -100,7 +100,7 @@ def catalog_show(name: str, figures: Path | None, *, as_json: bool) -> None:
     "--out", type=FOLDER, default=Path("cards"), show_default=True, help="Folder of cards."
 )
 def catalog_new(name: str, folder: Path, out: Path) -> None:
-    """Write a first card of your own dataset NAME, from what its folder lets guess.
+    """Write a first card for your dataset NAME, guessed from its folder.
 
     \b
     benchmd catalog new skin --from raw/skin
@@ -142,7 +142,7 @@ def catalog_new(name: str, folder: Path, out: Path) -> None:
 @click.option("--cpus", type=click.IntRange(1), default=None, help="CPUs of an embedded Ray.")
 @ADDRESS
 def catalog_build(name: str, raw: Path, out: Location, cpus: int | None, **options: Any) -> None:
-    """Build a catalog of the dataset NAME, or what is missing of it.
+    """Build a catalog of the dataset NAME, or the missing part of it.
 
     \b
     benchmd catalog build ptb-xl --raw ~/data/ptb-xl --out catalogs/ptb-xl

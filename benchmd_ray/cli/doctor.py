@@ -12,7 +12,7 @@ from benchmd_ray.console.terminal import echo
 @main.command()
 @JSON
 def doctor(*, as_json: bool) -> None:
-    """Say what this machine has and lacks for the work, and how to get what is missing.
+    """Check what this machine has and lacks, and how to install what is missing.
 
     Looks at versions, GPUs, compiler, memory, disks and the cluster; starts and changes nothing.
     Exits with 1 where something is missing that nothing works without.

@@ -49,7 +49,7 @@ CARRIED_BYTES = 64 * 2**20
     "'8*CPU=16,GPU=1': plans use what is there.",
 )
 @click.option("--name", help="Part of the job's id; else the command.")
-@click.option("--follow", "following", is_flag=True, help="Print what it prints until it ends.")
+@click.option("--follow", "following", is_flag=True, help="Print the job's output until it ends.")
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
 @click.pass_context
 def submit(
@@ -219,7 +219,7 @@ class _Printed:
 
 @main.group()
 def jobs() -> None:
-    """List, follow and stop jobs of a Ray cluster, of `benchmd submit` and others."""
+    """List, follow and stop the jobs of a Ray cluster."""
 
 
 @jobs.command("list")
@@ -237,7 +237,7 @@ def jobs_list(address: str | None) -> None:
 @ADDRESS
 @JOB
 def jobs_status(address: str | None, job: str) -> None:
-    """Show how the job ID stands; exits with 1 where it failed."""
+    """Show the state of the job ID; exits with 1 if it failed."""
     from benchmd_ray.service.submit import details
 
     about = details(job, address)
@@ -250,11 +250,11 @@ def jobs_status(address: str | None, job: str) -> None:
 
 @jobs.command("logs")
 @ADDRESS
-@click.option("--follow", "following", is_flag=True, help="Continue until it ends.")
+@click.option("--follow", "following", is_flag=True, help="Continue until the job ends.")
 @JOB
 @click.pass_context
 def jobs_logs(ctx: click.Context, address: str | None, following: bool, job: str) -> None:
-    """Print what the job ID has printed; with --follow the exit code is the job's."""
+    """Print the output of the job ID; with --follow the exit code is the job's."""
     from benchmd_ray.service.submit import output
 
     if following:
@@ -267,7 +267,7 @@ def jobs_logs(ctx: click.Context, address: str | None, following: bool, job: str
 @ADDRESS
 @JOB
 def jobs_stop(address: str | None, job: str) -> None:
-    """Stop the job ID, which writes its checkpoints first, and wait until it has ended.
+    """Stop the job ID after it has written its checkpoints, and wait until it has ended.
 
     The same command submitted again resumes from there.
     """

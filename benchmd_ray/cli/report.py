@@ -197,9 +197,9 @@ def compare(paths: tuple[Path, ...], out: Path | None, everything: bool, resampl
 
     If RUNS is omitted, ./runs is used.
 
-    Each cell that both have is shown with the paper's AUROC, ours with its interval, and whether
-    the paper's lies inside. Not comparable are runs with other settings than the fixed protocol's,
-    another source or split than the paper's, and datasets of which less than half was there.
+    Each result that both have is shown with the paper's AUROC, ours with its interval, and whether
+    the paper's is inside the interval. Not compared: runs with settings other than the fixed
+    protocol's, with another source or split, and datasets with less than half of their records.
 
     \b
     benchmd compare runs

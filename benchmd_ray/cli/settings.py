@@ -22,12 +22,12 @@ from benchmd_ray.schema.plain_yaml import yaml_text
     default="ecg",
     shell_complete=complete_modality,
     show_default=True,
-    help="Whose fixed protocol to start from: ldct has another batch size than the others.",
+    help="Modality whose fixed protocol to start from: ldct has another batch size.",
 )
 @click.option(
     "--explain",
     is_flag=True,
-    help="Tell what each means, which values it takes, and its source.",
+    help="Explain each setting: meaning, allowed values and source.",
 )
 def settings(
     settings_file: Path | None, assignments: tuple[str, ...], modality_name: str, explain: bool

@@ -67,10 +67,10 @@ def list_runs(stores: tuple[Path, ...], states: tuple[str, ...], *, as_json: boo
     help="Remove this machine's copies of weights that a store on S3 has; nothing of the store.",
 )
 def prune(stores: tuple[Path, ...], keep: str, dry_run: bool, mirror: bool) -> None:
-    """Remove from each STORE what finished runs need not keep, and what killed ones left behind.
+    """Remove from each STORE what finished runs no longer need and killed runs left behind.
 
     Predictions, metrics, settings and histories always stay, and so does the checkpoint of an
-    unfinished run. Whatever anybody works on is left alone. Asks nothing.
+    unfinished run. Whatever is in use is left alone. It does not ask.
     Runs without weights cannot be evaluated on another dataset or be transferred from.
 
     \b
@@ -120,7 +120,7 @@ def watch(stores: tuple[Path, ...], once: bool, every: float) -> None:
     """Watch what happens in each STORE until Ctrl-C: runs at work, failures, searches.
 
     Runs at work are those of this machine's processes, with the course of their loss, how fast
-    they are and when they will be done. Searches tell what they found so far.
+    they are and when they will be done. Searches show their best trial so far.
 
     \b
     benchmd watch runs

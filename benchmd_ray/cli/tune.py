@@ -152,7 +152,7 @@ if TYPE_CHECKING:
 @wandb_options
 @execution_options
 def tune(*, store: Path, dashboard: Dashboard, **options: Any) -> None:
-    """Search hyperparameters on a source's own records, and train what was found.
+    """Search hyperparameters on the source's training records, then train the chosen settings.
 
     A search never sees a split that is scored nor a target: its trials are trained and scored on
     folds of the training split, cut by patient (and of the validation split of a dataset that has

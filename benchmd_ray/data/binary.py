@@ -38,7 +38,7 @@ def in_two_classes(
             is normal, another with a known label abnormal. None leaves everything as it is.
 
     Raises:
-        BenchmdError: No record has one of the conditions; the message lists those that there are.
+        BenchmdError: No record has one of the conditions; the message lists those that exist.
             Or no record is normal, or none abnormal; or labels are known only by reading.
     """
     if not names:

@@ -50,7 +50,7 @@ PATIENTS = (
 SPLIT = ("split", "fold", "set", "partition", "subset")
 ALONE = "each file is a separate patient"
 READ, TABLE = 0, 1
-"""Parts of the look at a folder that `begin` is told."""
+"""Parts of the look at a folder, as `begin` names them."""
 
 
 @dataclass

@@ -118,7 +118,7 @@ class Searched:
             for finalist in decision.finalists
         ]
         if not best.number:
-            more = ", and the budget ended before all were known: more of it goes on with them"
+            more = ", and the budget ended before all were known: more of it continues with them"
             return [
                 *finalists,
                 "    it keeps the start: no lower bound is above 0" + more * self.undecided,

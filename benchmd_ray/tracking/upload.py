@@ -118,8 +118,8 @@ class Tracker:
                 self._given.send(self._messages.get())
             except OSError:  # the process ended before it was told everything
                 return
-            except Exception:  # of what cannot be sent nothing is told
-                logging.getLogger(__name__).warning("W&B is not told of something", exc_info=True)
+            except Exception:  # nothing is reported of what cannot be sent
+                logging.getLogger(__name__).warning("something could not be sent to W&B", exc_info=True)
 
     def started(self, item: Followed, run: Path | None = None) -> None:
         """An item was started; its metrics are followed where its run's folder is known."""

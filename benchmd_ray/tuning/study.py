@@ -154,7 +154,7 @@ class Study(TrialLog):
                     if not set(batch) <= set(self._frozen[number].user_attrs[GRANTED]):
                         return number, batch
                 if any(set(batch) & set(self.left(number)) for number in (0, finalist)):
-                    return None  # whether it goes on is not known yet
+                    return None  # whether it continues is not known yet
                 if not self._above(finalist, batches[0]):
                     break  # the next one has its turn
                 if self._has_had_its_turn(finalist, self.trials()):
