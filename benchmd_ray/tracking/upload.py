@@ -119,7 +119,8 @@ class Tracker:
             except OSError:  # the process ended before it was told everything
                 return
             except Exception:  # nothing is reported of what cannot be sent
-                logging.getLogger(__name__).warning("something could not be sent to W&B", exc_info=True)
+                log = logging.getLogger(__name__)
+                log.warning("something could not be sent to W&B", exc_info=True)
 
     def started(self, item: Followed, run: Path | None = None) -> None:
         """An item was started; its metrics are followed where its run's folder is known."""
