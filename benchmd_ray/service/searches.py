@@ -310,8 +310,8 @@ def _planned(
         which = " and ".join(source.name for source in group)
         raise BenchmdError(
             f"a search on {which} sees {patients} patients, "
-            f"and with fewer than {TEST_PATIENTS} no setting can be shown to be better than the start: "
-            "take --choose highest, which tests nothing, or more data."
+            f"and with fewer than {TEST_PATIENTS} no setting can be shown to be "
+            "better than the start: take --choose highest, which tests nothing, or more data."
         )
     method = replace(tuning.method, evaluations=tuning.evaluations or usual_evaluations(patients))
     return SearchPlan(technique, setting, tuple(group), tuple(starts), space, method)

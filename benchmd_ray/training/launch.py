@@ -109,8 +109,8 @@ def _launch_on_ray(job: Job) -> None:
     checkpoint, with as many workers as the cluster has room for by then. Fewer than all are told to
     end when there is room for all again.
 
-    Ray Train's own elastic scaling (2.60), tried under the same faults, takes a worker that is asked to
-    end for one that is done, grows without a checkpoint, counts failures over the whole run, and
+    Ray Train's own elastic scaling (2.60), under the same faults, takes a worker that is asked
+    to end for one that is done, grows without a checkpoint, counts failures over the whole run, and
     takes numbers of workers that a batch cannot be divided by.
     """
     execution, gpus = job.settings.execution, _gpus_of_worker(job)
