@@ -39,6 +39,13 @@ def _are_settings(changes: dict[str, Any]) -> bool:
 
 Exact = Annotated[float, Field(gt=-LARGEST, lt=LARGEST)]
 """A number that arrays hold exactly."""
+Value = Annotated[
+    PlainValue,
+    checked(
+        lambda value: not isinstance(value, int | float) or abs(value) < LARGEST,
+        "a number below 2**53, or another plain value",
+    ),
+]
 Changes = Annotated[dict[str, Any], checked(_are_settings, "settings of this version")]
 
 
@@ -65,8 +72,8 @@ class Searched(TypedDict):
     """A searched setting."""
 
     kind: Annotated[str, checked(KINDS.__contains__, f"one of {', '.join(KINDS)}")]
-    default: PlainValue
-    values: NotRequired[Annotated[list[PlainValue], Field(max_length=MOST_VALUES)]]
+    default: Value
+    values: NotRequired[Annotated[list[Value], Field(max_length=MOST_VALUES)]]
     low: NotRequired[Exact]
     high: NotRequired[Exact]
     step: NotRequired[Exact | None]
@@ -94,9 +101,9 @@ class Plan(TypedDict):
     objectives: Annotated[list[Name], Field(min_length=1)]
     sampler: Name
     stopping: Name
-    evaluations: Annotated[int, Field(gt=0)]
+    evaluations: Annotated[int, Field(gt=0, lt=2**53)]
     choosing: Name
-    seed: int
+    seed: Annotated[int, Field(gt=-(2**63), lt=2**63)]
     space: Annotated[dict[Name, Searched], Field(min_length=1)]
     settings: list[Changes]
     device: Name
