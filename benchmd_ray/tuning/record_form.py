@@ -7,7 +7,8 @@ from typing import Annotated, Any, NotRequired
 
 import pyarrow as pa
 import pyarrow.compute as pc
-from pydantic import Field
+from pydantic import AfterValidator, Field
+from pydantic_core import PydanticCustomError
 from typing_extensions import TypedDict
 
 from benchmd_ray.errors import BenchmdError, shown
@@ -29,12 +30,13 @@ MOST_POINTS = 3_000_000
 """Points of all curves of one table, at most."""
 
 
-def _are_settings(changes: dict[str, Any]) -> bool:
+def _settings_of_this_version(changes: dict[str, Any]) -> dict[str, Any]:
     try:
         updated(Settings(), changes)
-    except BenchmdError:
-        return False
-    return True
+    except BenchmdError as error:
+        about = {"why": str(error).rstrip(".")}
+        raise PydanticCustomError("settings", "settings of this version: {why}", about) from error
+    return changes
 
 
 Exact = Annotated[float, Field(gt=-LARGEST, lt=LARGEST)]
@@ -46,7 +48,7 @@ Value = Annotated[
         "a number below 2**53, or another plain value",
     ),
 ]
-Changes = Annotated[dict[str, Any], checked(_are_settings, "settings of this version")]
+Changes = Annotated[dict[str, Any], AfterValidator(_settings_of_this_version)]
 
 
 class Folds(TypedDict):

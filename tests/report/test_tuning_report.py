@@ -769,6 +769,10 @@ CHOICE = {"kind": "choice", "values": [1, 2], "default": 1}
         ({"space": {"a.b": CHOICE | {"values": [1, math.inf]}}}, r"values\[1\] is inf"),
         ({"space": {"a.b": CHOICE | {"default": 2**70}}}, r"space\.a\.b\.default is 118059162"),
         ({"evaluations": 10**400}, "evaluations is 1000"),
+        (
+            {"settings": [{"pretrain": {"stepz": 1}}]},
+            "expected settings of this version: unknown .*stepz.* Did you mean 'steps'",
+        ),
         ({"seed": 2**70}, "seed is 1180591620717411303424"),
     ],
 )
