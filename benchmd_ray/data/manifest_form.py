@@ -57,7 +57,7 @@ class ShardForm(TypedDict):
     file: Annotated[str, Field(pattern=rf"^{SHARDS}/{SHARD}$")]
     split: str
     rows: Annotated[int, Field(gt=0)]
-    bytes: Annotated[int, Field(gt=0)]
+    bytes: Annotated[int, Field(gt=0, lt=2**53)]
     sha256: str
 
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, Literal
 
-from benchmd_ray.errors import BenchmdError, FieldError, require_plain_name, unknown_name
+from benchmd_ray.errors import BenchmdError, FieldError, require_plain_name, shown, unknown_name
 from benchmd_ray.schema.typed import PlainValue, typed
 
 
@@ -111,7 +111,7 @@ class Signal:
         extents = (*self.stored_shape, *self.input_shape, *self.patch)
         if self.axes not in AXES:
             expected = " or ".join(", ".join(axes) for axes in AXES)
-            return "axes", f"its axes are {', '.join(self.axes)}, expected {expected}"
+            return "axes", f"its axes are {shown(list(self.axes))}, expected {expected}"
         if not len(self.axes) == len(self.stored_shape) == len(self.input_shape):
             fault = "stored_shape and input_shape do not have an extent for each of its axes"
             return "stored_shape", fault

@@ -22,6 +22,10 @@ PLAIN = (bool, int, float, str, type(None))
 LARGEST = 2**63 - 1
 """The largest whole number of 64 bits."""
 
+MAX_DEPTH = 100
+"""Levels of lists and mappings; YAML texts have fewer."""
+SURROGATE = re.compile("[\ud800-\udfff]")
+"""Half of a pair, which no UTF-8 file can hold."""
 LINE = re.compile(r", line \d+(?=[:.]|$)")
 
 EXPECTED = {
@@ -71,10 +75,14 @@ def typed(kind: Any, value: Any, where: str) -> Any:
 
 def _not_json(value: Any, path: tuple[str | int, ...] = ()) -> Iterator[tuple[Path, str]]:
     """Where a value is not what JSON keeps as it is, and why."""
-    if isinstance(value, Mapping):
+    if len(path) > MAX_DEPTH:
+        yield path[:1], f"is nested in more than {MAX_DEPTH} levels"
+    elif isinstance(value, Mapping):
         for key, item in value.items():
             if not isinstance(key, str):
                 yield path, f"has the name {shown(key)}, expected text: write it in quotes"
+            elif SURROGATE.search(key):
+                yield path, f"has the name {shown(key)}, expected Unicode text"
             yield from _not_json(item, (*path, str(key)))
     elif isinstance(value, list | tuple):
         for position, item in enumerate(value):
@@ -85,6 +93,8 @@ def _not_json(value: Any, path: tuple[str | int, ...] = ()) -> Iterator[tuple[Pa
         yield path, f"is {shown(value)}, expected a finite number"
     elif isinstance(value, int) and abs(value) > LARGEST:
         yield path, f"is {shown(value)}, expected a number of 64 bits"
+    elif isinstance(value, str) and SURROGATE.search(value):
+        yield path, f"is {shown(value)}, expected Unicode text"
 
 
 class _Place:

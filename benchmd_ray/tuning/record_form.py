@@ -7,7 +7,8 @@ from typing import Annotated, Any, NotRequired
 
 import pyarrow as pa
 import pyarrow.compute as pc
-from pydantic import Field
+from pydantic import AfterValidator, Field
+from pydantic_core import PydanticCustomError
 from typing_extensions import TypedDict
 
 from benchmd_ray.errors import BenchmdError, shown
@@ -29,17 +30,25 @@ MOST_POINTS = 3_000_000
 """Points of all curves of one table, at most."""
 
 
-def _are_settings(changes: dict[str, Any]) -> bool:
+def _settings_of_this_version(changes: dict[str, Any]) -> dict[str, Any]:
     try:
         updated(Settings(), changes)
-    except BenchmdError:
-        return False
-    return True
+    except BenchmdError as error:
+        about = {"why": str(error).rstrip(".")}
+        raise PydanticCustomError("settings", "settings of this version: {why}", about) from error
+    return changes
 
 
 Exact = Annotated[float, Field(gt=-LARGEST, lt=LARGEST)]
 """A number that arrays hold exactly."""
-Changes = Annotated[dict[str, Any], checked(_are_settings, "settings of this version")]
+Value = Annotated[
+    PlainValue,
+    checked(
+        lambda value: not isinstance(value, int | float) or abs(value) < LARGEST,
+        "a number below 2**53, or another plain value",
+    ),
+]
+Changes = Annotated[dict[str, Any], AfterValidator(_settings_of_this_version)]
 
 
 class Folds(TypedDict):
@@ -63,8 +72,8 @@ class SourceForm(TypedDict):
 
 class SearchedForm(TypedDict):
     kind: Annotated[str, checked(KINDS.__contains__, f"one of {', '.join(KINDS)}")]
-    default: PlainValue
-    values: NotRequired[Annotated[list[PlainValue], Field(max_length=MOST_VALUES)]]
+    default: Value
+    values: NotRequired[Annotated[list[Value], Field(max_length=MOST_VALUES)]]
     low: NotRequired[Exact]
     high: NotRequired[Exact]
     step: NotRequired[Exact | None]
@@ -92,9 +101,9 @@ class PlanForm(TypedDict):
     objectives: Annotated[list[Name], Field(min_length=1)]
     sampler: Name
     stopping: Name
-    evaluations: Annotated[int, Field(gt=0)]
+    evaluations: Annotated[int, Field(gt=0, lt=2**53)]
     choosing: Name
-    seed: int
+    seed: Annotated[int, Field(gt=-(2**63), lt=2**63)]
     space: Annotated[dict[Name, SearchedForm], Field(min_length=1)]
     settings: list[Changes]
     device: Name

@@ -126,6 +126,7 @@ MODALITY_FAULTS = [
     ("record-range", "window\n  parameters: {centre: 0, width: -5}", 11, "has the width -5"),
     ("name: own", "name: another", 1, "has the name 'another': expected the file's own"),
     ("  axes: [channel, time]", "  axes: [time, channel]", 4, "expected channel, time or"),
+    ("  axes: [channel, time]", r'  axes: [channel, "\e[2J"]', 4, r"'channel', '\\x1b\[2J'\], exp"),
     ("  rate: 32\n", "", 3, "signals over time are int16 and have a rate"),
     ("  dtype: int16", "  dtype: int61", 7, r"Did you mean 'int16'"),
 ]

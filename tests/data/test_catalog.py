@@ -506,6 +506,12 @@ def test_a_manifest_that_lacks_something_of_a_shard_is_damaged(built, key):
         edited(built, shards=[changed, *others])
 
 
+def test_a_shard_of_more_bytes_than_any_is_damaged(built):
+    shard, *others = manifest_of(built)["shards"]
+    with pytest.raises(BenchmdError, match=r"is damaged: shards\[0\]\.bytes is 1000"):
+        edited(built, shards=[shard | {"bytes": 10**400}, *others])
+
+
 @pytest.mark.parametrize("key", ["raw", "card", "plan", "splits", "shards"])
 def test_a_manifest_that_lacks_something_is_damaged(built, key):
     for changes in ({key: None}, {key: 1.5}):

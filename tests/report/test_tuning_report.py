@@ -746,6 +746,7 @@ def test_trials_that_do_not_fit_are_refused(tmp_path):
 
 
 NOISE = {"kind": "float", "low": 0.0, "high": 1.0, "default": 0.0}
+CHOICE = {"kind": "choice", "values": [1, 2], "default": 1}
 
 
 @pytest.mark.parametrize(
@@ -761,6 +762,18 @@ NOISE = {"kind": "float", "low": 0.0, "high": 1.0, "default": 0.0}
         ({"space": {"a.b": NOISE | {"step": 5e-300}}}, "has the step 5e-300"),
         ({"space": {"a.b": NOISE | {"step": 1e300}}}, r"space\.a\.b\.step is 1e\+300"),
         ({"space": {"a.b": NOISE | {"high": 2**60}}}, r"space\.a\.b\.high is 1152921504606846976"),
+        (
+            {"space": {"a.b": CHOICE | {"values": [1, 2**70]}}},
+            r"values\[1\] is 1180591620717411303424",
+        ),
+        ({"space": {"a.b": CHOICE | {"values": [1, math.inf]}}}, r"values\[1\] is inf"),
+        ({"space": {"a.b": CHOICE | {"default": 2**70}}}, r"space\.a\.b\.default is 118059162"),
+        ({"evaluations": 10**400}, "evaluations is 1000"),
+        (
+            {"settings": [{"pretrain": {"stepz": 1}}]},
+            "expected settings of this version: unknown .*stepz.* Did you mean 'steps'",
+        ),
+        ({"seed": 2**70}, "seed is 1180591620717411303424"),
     ],
 )
 def test_a_plan_that_no_search_writes_is_refused(tmp_path, about, match):

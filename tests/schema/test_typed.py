@@ -26,6 +26,13 @@ class Outer:
     notes: tuple[str, ...] = ()
 
 
+def nested(levels):
+    value = 1
+    for _ in range(levels):
+        value = [value]
+    return value
+
+
 @pytest.mark.parametrize(
     ("kind", "value", "expected"),
     [
@@ -75,6 +82,10 @@ def test_mappings_become_dataclasses():
         (Outer, {"name": "x", "kind": "a", "inner": {}}, "it: inner is incomplete: low is missing"),
         (Outer, {"nam": "x"}, "unknown key in it: 'nam'. Did you mean 'name'"),
         (Outer, [], r"it is \[\], expected the keys name, kind"),
+        (Outer, {"name": "\ud800", "kind": "a"}, r"it: name is '\\ud800', expected Unicode text"),
+        (Outer, {"name": {"\ud800": 1}}, r"it: name has the name '\\ud800', expected Unicode"),
+        (Outer, {"name": "x", "kind": nested(300)}, "it: kind is nested in more than 100 levels"),
+        (dict[str, PlainValue], {"a": nested(940)}, "it.a is nested in more than 100 levels"),
     ],
 )
 def test_others_are_refused_with_their_place(kind, value, message):
