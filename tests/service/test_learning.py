@@ -276,7 +276,7 @@ def test_a_search_that_was_given_what_has_no_plain_name_is_skipped(store, name):
     told = []
     assert learned_in([store], told.append) == held
     (text,) = told
-    assert "a portfolio is of datasets without plain names" in text
+    assert "portfolio[0].datasets[0] is " in text
     assert text.isprintable()
 
 
