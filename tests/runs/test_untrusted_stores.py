@@ -543,10 +543,7 @@ def test_numbers_that_no_clock_shows_are_damage(store, seconds):
     content = read_hashed_json(path, "")
     forge_json(path, {**content, "seconds": seconds})
     (note,) = read_stores([store]).notes
-    assert re.search(
-        r"damaged: seconds is .*, expected a (finite number|number (less|greater) than|valid number)",
-        note,
-    )
+    assert "is damaged: seconds is " in note
 
 
 def test_a_run_in_a_folder_of_another_name_is_refused(store):
