@@ -113,7 +113,7 @@ def checked(command: Sequence[str]) -> tuple[list[str], dict[str, Path]]:
 
 
 def _require_known(params: Mapping[str, Any]) -> None:
-    """Refuse settings and techniques that do not exist, which the job would find out late."""
+    """Refuse settings and techniques that do not exist, before the job is submitted."""
     from benchmd_ray.settings.definition import load_settings
     from benchmd_ray.ssl import SCRATCH, technique_named
 
@@ -124,7 +124,7 @@ def _require_known(params: Mapping[str, Any]) -> None:
 
 
 def _command(words: Sequence[str]) -> tuple[click.Command, list[str], list[str]]:
-    """The command that was asked for, its names, and the arguments after these."""
+    """The command, its names, and the arguments after them."""
     command: click.Command = main
     names, rest = [], list(words)
     while isinstance(command, click.Group):
@@ -151,7 +151,7 @@ def _named(param: click.Parameter) -> str:
 
 
 def _carried(param: click.Parameter, path: Path) -> str:
-    """Where a file of this machine is in the job's folder; empty for weights that nodes have."""
+    """Path of a local file in the job's folder; empty for weights that the nodes have."""
     nodes_have_it = param.name == "weights" and path.is_absolute()
     if path.is_file() and path.stat().st_size <= CARRIED_BYTES:
         return f"files/{param.name}-{path.name}"

@@ -101,7 +101,7 @@ def model_card(
 
 
 def _head(run: Run, datasets: Mapping[str, str], origin: Origin) -> dict[str, Any]:
-    """Fields that the hub reads; nothing is claimed of weights that were trained elsewhere."""
+    """Fields that the hub reads; they claim nothing about weights that were trained elsewhere."""
     about = run.description
     weakest = str(about["provenance"])
     tags = ["medical", "benchmd", about["modality"], about["technique"]]
@@ -196,7 +196,7 @@ def _use(run: Run, output: str, *, takes_sizes: bool, programs: Sequence[Program
 
 
 def _data(run: Run, datasets: Mapping[str, str], origin: Origin) -> str:
-    """Datasets with their terms; the model's own terms are for who shares it to state."""
+    """Datasets with their terms; the terms of the model are left to whoever shares it."""
     rows, citations = [], []
     for name, provenance in datasets.items():
         card = _card_of(name)
@@ -231,7 +231,7 @@ def _card_of(dataset: str) -> DatasetCard | None:
 
 
 def _records(dataset: str, count: int, expected: int) -> str:
-    """How many raw records there are, and of how many: of a part, of the whole dataset's."""
+    """Number of raw records, and how many the whole dataset has if only a part was used."""
     card = _card_of(dataset)
     layouts = [] if card is None else [*card.layouts.values()]
     wholes = [layout.records for layout in layouts if not (layout.part or layout.mark)]

@@ -94,7 +94,7 @@ def _largest(frame: pd.DataFrame) -> pd.Series:
 
 
 def by_chance(tests: int) -> str:
-    """How many of many tests are significant by chance."""
+    """How many of so many tests are expected to be significant by chance."""
     if tests < 2:
         return ""
     return (
@@ -146,7 +146,7 @@ def seeds(scores: pd.DataFrame) -> str:
 
 
 def joined(*sentences: str) -> str:
-    """A caption of the sentences that there are."""
+    """A caption of its non-empty sentences."""
     return " ".join(sentence for sentence in sentences if sentence)
 
 

@@ -96,7 +96,7 @@ def from_catalogs(paths: Iterable[Location]) -> Found:
 def read_also(
     evaluation: Evaluation, source: PlannedDataset, datasets: Sequence[PlannedDataset]
 ) -> tuple[PlannedDataset, ...]:
-    """Those of some datasets that an evaluation of a source reads in addition."""
+    """Datasets that an evaluation of a source reads in addition."""
     names = () if evaluation.also is None else evaluation.also(source, datasets)
     chosen = tuple(dataset for dataset in datasets if dataset.name in names)
     require_one_each((dataset.name, dataset.catalog) for dataset in chosen)
@@ -193,7 +193,7 @@ def card_rows(card: DatasetCard, policy: str) -> dict[str, int]:
 
 
 def _whole(card: DatasetCard) -> int:
-    """Rows of a catalog of everything, or of what the build draws by default."""
+    """Rows of a catalog of the complete dataset, or of what the build draws by default."""
     layout = next(iter(card.layouts.values()))
     whole = layout.records * layout.rows_per_record
     drawn = card.options["images"].default if "images" in card.options else ""

@@ -33,7 +33,7 @@ class Call:
 
 @dataclass(frozen=True)
 class FailedCall:
-    """An item that gave nothing."""
+    """A call that failed."""
 
     reason: str
 

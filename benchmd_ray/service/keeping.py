@@ -17,7 +17,7 @@ from benchmd_ray.service.steps import Progress
 
 
 def release_unneeded(ended: Item, items: Iterable[Item], folders: Mapping[str, Path]) -> int:
-    """Remove what no item needs of this one's run and its predecessor's; gives the bytes freed."""
+    """Remove weights of an item's run and its predecessor's that no item needs; gives bytes freed."""
     return _release(items, (ended.name, ended.after), folders)
 
 
@@ -76,7 +76,7 @@ def _source_of_weights(
 def _release(
     items: Iterable[Item], names: Iterable[str | None], folders: Mapping[str, Path]
 ) -> int:
-    """Release the runs of the named items where nothing after them is left."""
+    """Release the runs of the named items if no later item is unfinished."""
     chosen: dict[str, Item] = {}
     needed: set[str | None] = set()
     for item in items:

@@ -82,7 +82,7 @@ def simulate(
 
 
 def _bytes(item: Item) -> int:
-    """What an item has on the disk while it runs, at most."""
+    """Most disk space that an item takes while it runs."""
     return item.disk_bytes + item.peak_bytes
 
 
@@ -157,7 +157,7 @@ def seconds_needed(item: Item, worked: float, share: float = 0.0, pace: float = 
 
 
 def pace_of(pairs: Iterable[tuple[float, float]]) -> float:
-    """Seconds that an estimated second has taken: (estimated, real) of finished items; else 1."""
+    """Real seconds per estimated second, over (estimated, real) of finished items; 1 without any."""
     timed = [(estimated, real) for estimated, real in pairs if estimated > 0]
     expected = sum(pair[0] for pair in timed)
     return sum(pair[1] for pair in timed) / expected if expected else 1.0

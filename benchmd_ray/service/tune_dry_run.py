@@ -123,7 +123,7 @@ def _work(search: _Search) -> list[str]:
 
 
 def _inner_bytes(plan: SearchPlan) -> int:
-    """Size of the shards that an inner catalog is a copy of."""
+    """Bytes of the shards that an inner catalog copies."""
     return sum(
         int(shard["bytes"])
         for source in plan.sources
@@ -139,7 +139,7 @@ def _seen(source: PlannedDataset) -> tuple[str, ...]:
 
 
 def _inner_share(source: PlannedDataset) -> float:
-    """Of as many records as the training split has, what an evaluation trains on."""
+    """Number of records that an evaluation trains on, given those of the training split."""
     rows = sum(source.rows[split] for split in _seen(source))
     return (1 - 1 / FOLDS) * rows / source.rows["train"]
 
@@ -223,7 +223,7 @@ def _evaluation_seconds(search: _Search) -> tuple[float, float]:
 
 
 def _search_seconds(search: _Search, evaluation: float, shared: float) -> tuple[float, float, str]:
-    """Seconds by the clock, those that places of trials are busy, and the trials in words."""
+    """Wall-clock seconds, seconds that trials occupy devices, and the number of trials in words."""
     method, budget, place = search.plan.method, search.tuning.budget, search.place
     searching, worked, words = shared, shared, ""
     if budget.trials:
@@ -252,7 +252,7 @@ def _search_seconds(search: _Search, evaluation: float, shared: float) -> tuple[
 
 
 def _runs_after(search: _Search) -> list[Item]:
-    """Of the start, what is run after a search; the choice takes as much again."""
+    """Runs of the start after a search; those of the choice take as long again."""
     if search.plan.stage.pretrains:
         return search.items
     # What trials start from, start and choice start from, too.
@@ -260,7 +260,7 @@ def _runs_after(search: _Search) -> list[Item]:
 
 
 def _after(search: _Search) -> tuple[float, float]:
-    """Seconds by the clock and device hours of the runs of start and choice."""
+    """Wall-clock seconds and device hours of the runs of start and choice."""
     items = _runs_after(search)
     busy = sum(item.seconds * (item.gpus or item.cpus) for item in items)
     return 2 * simulate(items, search.resources).seconds, 2 * busy / 3600

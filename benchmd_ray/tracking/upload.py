@@ -89,7 +89,7 @@ def _without_working_folder() -> Iterator[None]:
 class Tracker:
     """Passes events of a plan or a search to the process that follows.
 
-    No method raises or waits, but `closed`, which waits for `END_SECONDS` at most.
+    No method raises or waits, except `closed`, which waits for at most `END_SECONDS`.
     """
 
     def __init__(

@@ -163,7 +163,7 @@ class Limits:
 
     @property
     def spent(self) -> bool:
-        """Whether nothing more may be worked on."""
+        """Whether no more work may start."""
         devices = self.budget.device_hours
         return self.out_of_time or (devices is not None and self.device_hours >= devices)
 

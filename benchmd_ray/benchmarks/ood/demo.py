@@ -153,7 +153,7 @@ BRIEF = replace(DETECTION, compute=_compute, current=None)
 
 
 def brief_detectors() -> dict[str, Detector]:
-    """The package's detectors, those that train a network with `STEPS`."""
+    """The package's detectors; those that train a network take `STEPS` steps."""
     methods = dict(METHODS)
     for method in autoencoder.METHODS:
         fit = partial(method.fit, steps=STEPS["autoencoder"])

@@ -202,7 +202,7 @@ def _gallery(
     out_set: OutSet | None,
     scores: Mapping[str, Floats],
 ) -> list[bytes | None]:
-    """Pictures of the records that the usual detector suspects most and least, of others None."""
+    """Pictures of the records that the usual detector suspects most and least; none for others."""
     total = sum(map(len, records))
     name = next((name for name in USUAL if name in scores), None)
     if name is None or not total:

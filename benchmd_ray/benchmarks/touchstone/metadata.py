@@ -88,7 +88,7 @@ def read_metadata(path: Path, also: Sequence[str] = ()) -> Metadata:
 def _known(
     columns: Mapping[str, list[str]], names: Sequence[str], cases: Sequence[str]
 ) -> dict[str, str]:
-    """By case, the values of the first of these columns that exists."""
+    """Values by case, from the first of these columns that exists."""
     chosen = next((columns[name] for name in names if name in columns), [""] * len(cases))
     pairs = zip(cases, chosen, strict=True)
     return {case: text for case, text in pairs if text.lower() not in MISSING}

@@ -76,7 +76,7 @@ def is_labelled(labels: Mapping[str, int]) -> bool:
 
 
 def add_row(rows: dict[Key, Row], key: Key, row: Row, where: str) -> int:
-    """Add what a table's row says; 1 where an earlier one says the same of the key, else 0."""
+    """Add a row of a table; returns 1 if an earlier row of the same key says the same, else 0."""
     earlier = rows.setdefault(key, row)
     if earlier != row:
         raise BenchmdError(

@@ -18,7 +18,7 @@ def layers_of(seen: Seen) -> dict[str, np.ndarray[tuple[int, ...], np.dtype[np.f
 
 
 def _fit(bank: Bank) -> State:
-    """What `mahalanobis.fitted` gives of each layer, and the mean distance of its records."""
+    """State of `mahalanobis.fitted` for each layer, and the mean distance of its records."""
     state: State = {}
     groups = bank.groups()
     for name, values in layers_of(bank.seen).items():

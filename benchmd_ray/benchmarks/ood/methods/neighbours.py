@@ -61,7 +61,7 @@ def _distances(
 def _hidden(
     moved: npt.NDArray[np.float32], limit: Floats, farthest: Floats
 ) -> npt.NDArray[np.intp]:
-    """Queries of which a record that is no candidate may be nearer than one that is.
+    """Queries for which a record outside the candidates may be nearer than a candidate.
 
     ``limit`` (queries,) is what `_candidates` gives; all other records are beyond it.
     """
