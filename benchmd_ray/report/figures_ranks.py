@@ -109,7 +109,7 @@ def _of_tables(
 def _shared(
     tables: Mapping[SourceStudy, pd.DataFrame], techniques: Mapping[SourceStudy, frozenset[str]]
 ) -> frozenset[str]:
-    """Techniques that two studies have in common; of all pairs of studies, those with most cells."""
+    """Techniques that two studies share; of all pairs of studies, those with most cells."""
     sets = {a & b for a in techniques.values() for b in techniques.values() if len(a & b) > 1}
 
     def size(names: frozenset[str]) -> tuple[int, int, list[str]]:

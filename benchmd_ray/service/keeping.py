@@ -17,7 +17,7 @@ from benchmd_ray.service.steps import Progress
 
 
 def release_unneeded(ended: Item, items: Iterable[Item], folders: Mapping[str, Path]) -> int:
-    """Remove weights of an item's run and its predecessor's that no item needs; gives bytes freed."""
+    """Remove weights of an item's run and its predecessor's that no item needs; bytes freed."""
     return _release(items, (ended.name, ended.after), folders)
 
 

@@ -157,7 +157,7 @@ def seconds_needed(item: Item, worked: float, share: float = 0.0, pace: float = 
 
 
 def pace_of(pairs: Iterable[tuple[float, float]]) -> float:
-    """Real seconds per estimated second, over (estimated, real) of finished items; 1 without any."""
+    """Real seconds per estimated second of finished items (estimated, real); 1 without any."""
     timed = [(estimated, real) for estimated, real in pairs if estimated > 0]
     expected = sum(pair[0] for pair in timed)
     return sum(pair[1] for pair in timed) / expected if expected else 1.0
