@@ -54,7 +54,7 @@ def columns_of(table: pa.Table, target: Target) -> Columns:
 
 
 class _Block(NamedTuple):
-    """Rows on the way through a stream, as stored."""
+    """Stored rows on their way through a stream."""
 
     rows: Rows
     signals: npt.NDArray[Any]
@@ -117,7 +117,7 @@ class StreamingFeed:
             )
 
     def _own(self, order: Rows, rank: int) -> Rows:
-        """Numbers of a worker's shards in an order of all."""
+        """Numbers of this worker's shards, given an order of all shards."""
         return order[rank :: self._worker.world]
 
     def _own_rows(self, order: Rows, rank: int) -> int:

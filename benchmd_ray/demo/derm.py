@@ -156,7 +156,7 @@ def _isic_2019(
 
 
 def _lesion_id(split: str, used: dict[str, int]) -> str:
-    """The next lesion number that falls into a split, so that few reach every one."""
+    """The next lesion number of a split, so that small datasets have records in each split."""
     number = used[split] + 1
     while hashed_split(SOURCE.dataset, f"BCN_{number:07d}") != split:
         number += 1

@@ -67,7 +67,7 @@ def write_csv(
     delimiter: str = ",",
     lineterminator: str = "\n",
 ) -> None:
-    """Write a table, by gzip where its name ends with ``.gz``; what a row lacks stays empty."""
+    """Write a table, gzipped if its name ends with ``.gz``; values that a row lacks are empty."""
     text = io.StringIO()
     names = columns or list(rows[0])
     writer = csv.DictWriter(

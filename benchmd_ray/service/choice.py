@@ -47,7 +47,7 @@ ALL_TECHNIQUES = (SCRATCH, *TECHNIQUES)
 
 @dataclass(frozen=True)
 class Choice:
-    """What a user chose of the benchmark; an empty tuple stands for everything there is."""
+    """What a user chose of the benchmark; an empty tuple stands for everything available."""
 
     catalogs: tuple[Location, ...] = ()
     """Catalogs, and folders that contain catalogs; none plans from the cards only."""

@@ -1,4 +1,4 @@
-"""Whether a run's predictions are there; needs no PyTorch."""
+"""Whether a run has predictions for a catalog; needs no PyTorch."""
 
 from __future__ import annotations
 

@@ -143,7 +143,7 @@ def records_of(catalog: Catalog, split: str) -> SplitRecords:
 
 
 def calibrates(patient: str) -> bool:
-    """Whether a patient calibrates, where no split says so: of a half of them."""
+    """Whether a patient calibrates if no split decides; true for half of them."""
     return stable_fraction(f"ood/{patient}") < 0.5
 
 
@@ -222,7 +222,7 @@ def _require_distinct(sets: Sequence[OutSet]) -> None:
 
 
 def _faulty(catalog: Catalog, inside_records: Inside) -> Iterator[OutSet]:
-    """In-distribution records with something wrong, or something else in their place."""
+    """In-distribution records with a fault, and other content in their place."""
     for fault in faults_of(catalog.signal).values():
         for severity in fault.severities:
             name = fault.name if len(fault.severities) == 1 else f"{fault.name} {severity}"

@@ -53,14 +53,14 @@ class DicomSegments:
 
 
 def contained(geometry: VoxelGrid, grid: VoxelGrid) -> bool:
-    """Whether slices are among those of a grid that differs only in its number of slices."""
+    """Whether these slices are part of a grid that differs only in its number of slices."""
     placed = _moved(geometry, _offset(geometry, grid) * -1, grid.shape[0])
     first = _offset(geometry, grid)
     return not placed.differences(grid) and 0 <= first <= grid.shape[0] - geometry.shape[0]
 
 
 def spanning(geometry: VoxelGrid, other: VoxelGrid) -> VoxelGrid:
-    """The grid of two stacks of slices together."""
+    """The smallest grid that contains two stacks of slices."""
     first = _offset(other, geometry)
     low, high = min(0, first), max(geometry.shape[0], first + other.shape[0])
     if high - low > MAX_SLICES:
