@@ -139,7 +139,7 @@ def _seen(source: PlannedDataset) -> tuple[str, ...]:
 
 
 def _inner_share(source: PlannedDataset) -> float:
-    """Number of records that an evaluation trains on, given those of the training split."""
+    """Records that an evaluation trains on, as a fraction of the training split."""
     rows = sum(source.rows[split] for split in _seen(source))
     return (1 - 1 / FOLDS) * rows / source.rows["train"]
 
@@ -245,9 +245,9 @@ def _search_seconds(search: _Search, evaluation: float, shared: float) -> tuple[
         hours.append(budget.device_hours / (place.devices * place.at_once))
     if hours:
         most = 3600 * min(hours)
-        longest = (shared + most, shared + most * place.at_once)
-        searching = min(searching, longest[0]) if budget.trials else longest[0]
-        worked = min(worked, longest[1]) if budget.trials else longest[1]
+        limit = (shared + most, shared + most * place.at_once)
+        searching = min(searching, limit[0]) if budget.trials else limit[0]
+        worked = min(worked, limit[1]) if budget.trials else limit[1]
     return searching, worked, words
 
 
