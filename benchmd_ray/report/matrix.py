@@ -157,7 +157,7 @@ def _where(row: Mapping[Any, Any]) -> Where:
 
 
 def _marks(analysis: Analysis, scores: pd.DataFrame) -> dict[tuple[What, Where], Mark]:
-    """The best technique of each contest, and those that cannot be told from it."""
+    """The best technique of each contest, and those that are not significantly worse."""
     values = {(_what(row), _where(row)): row["value"] for row in scores.to_dict("records")}
     contests: dict[tuple[str, str, Where], dict[frozenset[str], float]] = {}
     for row in analysis.pairs.to_dict("records"):

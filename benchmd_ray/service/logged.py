@@ -53,7 +53,7 @@ class Log:
         self._printed, self._broken = wants_json(), False
 
     def write(self, event: str, level: str = "info", **about: Any) -> None:
-        """Write a line; empty values are left out, texts cut, and the home folder is ``~``."""
+        """Write a line; empty values are omitted, texts cut, and the home folder is ``~``."""
         stated = {key: _plain(value) for key, value in about.items() if value not in ("", None)}
         content = {"time": now(), "level": level, "event": event, "session": self.session, **stated}
         line = json_text(content)

@@ -29,7 +29,7 @@ UNDEFINED = 0xFFFFFFFF
 
 
 def has_preamble(file: BoundedFile) -> bool:
-    """Whether a file has the preamble; it is at its beginning then."""
+    """Whether a file has the preamble; if so, it is positioned at its first byte."""
     file.seek(0)
     begin = file.read(PREAMBLE + 4)
     file.seek(0)
