@@ -26,6 +26,7 @@ from benchmd_ray.settings.definition import (
     updated,
 )
 from benchmd_ray.ssl import (
+    BASELINES,
     HUB,
     SCRATCH,
     TECHNIQUES,
@@ -238,7 +239,7 @@ def settings_for(choice: Choice, task: Task, technique: str) -> tuple[str, ...]:
     What cannot be fine-tuned takes the linear setting with as many labels instead.
     """
     names = choice.settings or (MASKS if task.segments else PROTOCOL)
-    if technique in TECHNIQUES and TECHNIQUES[technique].network is not None:
+    if technique in BASELINES:
         linear = {"mode": "linear"}
         names = tuple(
             TransferSettings(**{**TRANSFERS[name], **linear}).setting

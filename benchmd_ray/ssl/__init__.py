@@ -58,9 +58,12 @@ TECHNIQUES: dict[str, Technique] = {
     **{name: Technique(name) for name in METHODS},
     "imagenet": Technique(None, imagenet=True),
     "imagenet+mae": Technique("mae", imagenet=True),
-    RANDOM_KERNELS: Technique(None, network=RANDOM_KERNELS, solver="logistic"),
 }
 """Pretraining techniques by the name that tables use."""
+BASELINES: dict[str, Technique] = {
+    RANDOM_KERNELS: Technique(None, network=RANDOM_KERNELS, solver="logistic"),
+}
+"""Techniques that train no encoder and are in no protocol."""
 
 SCRATCH = "scratch"
 """The technique without pretraining."""
@@ -78,10 +81,11 @@ def technique_named(name: str, *, also: Sequence[str] = ()) -> Technique:
     """
     if name.startswith((HUB, OWN)):
         return Technique(None, brought=True)
-    if name not in TECHNIQUES:
-        plugin(KIND, name, [*TECHNIQUES, *also])
+    built_in = TECHNIQUES | BASELINES
+    if name not in built_in:
+        plugin(KIND, name, [*built_in, *also])
         return Technique(name)
-    return TECHNIQUES[name]
+    return built_in[name]
 
 
 def method_named(name: str) -> MakeMethod:
@@ -100,7 +104,7 @@ def method_source(name: str) -> str | None:
 
 def with_solver(settings: Settings, name: str) -> Settings:
     """Settings with the solver of a technique or `SCRATCH`."""
-    solver = TECHNIQUES[name].solver if name in TECHNIQUES else Technique(None).solver
+    solver = BASELINES.get(name, Technique(None)).solver
     return replace(settings, transfer=replace(settings.transfer, solver=solver))
 
 

@@ -17,7 +17,7 @@ from benchmd_ray.modality.signals import Signal
 from benchmd_ray.models.imagenet import StartWeights, imagenet_weights
 from benchmd_ray.models.networks import KIND, PART_OF, RANDOM_KERNELS
 from benchmd_ray.settings.definition import EncoderSettings
-from benchmd_ray.ssl import HUB, OWN, TECHNIQUES, technique_named
+from benchmd_ray.ssl import BASELINES, HUB, OWN, technique_named
 
 if TYPE_CHECKING:
     from torch import nn
@@ -42,7 +42,7 @@ def technique_label(technique: str) -> str:
 
 def own_encoder(technique: str) -> EncoderSettings | None:
     """The encoder of a technique that has its own, such as one trained elsewhere; else None."""
-    if technique in TECHNIQUES and (network := TECHNIQUES[technique].network) is not None:
+    if technique in BASELINES and (network := BASELINES[technique].network) is not None:
         return EncoderSettings(network=network)
     if technique.startswith(HUB):
         from benchmd_ray.models.hub_networks import hub_settings

@@ -175,8 +175,8 @@ def _solved(
     patients = np.array(split_table(catalog, "train", ["group_id"])["group_id"].to_pylist(), str)
     head = fit_head(training, targets, patients[data.rows], data.task, settings.seed)
     with torch.no_grad():
-        model.head.weight.copy_(torch.from_numpy(head.weight))  # type: ignore[operator, union-attr]
-        model.head.bias.copy_(torch.from_numpy(head.bias))  # type: ignore[operator, union-attr]
+        model.head.weight.copy_(torch.from_numpy(head.weight))  # type: ignore[operator]
+        model.head.bias.copy_(torch.from_numpy(head.bias))  # type: ignore[operator]
     scores, best = data.scores(validation @ head.weight.T + head.bias), Best()
     best.offer(scores["validation_auroc"], 0, partial(cpu_copy, model))
     reporter.report(1, {**scores, "penalty": head.penalty})
