@@ -182,10 +182,10 @@ def complete_modality(ctx: click.Context, param: click.Parameter, incomplete: st
 
 def complete_technique(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
     """Names of techniques, scratch among them, for the shell."""
-    from benchmd_ray.ssl import SCRATCH, TECHNIQUES
+    from benchmd_ray.ssl import BASELINES, SCRATCH, TECHNIQUES
 
     first = () if getattr(ctx, "info_name", "") == "pretrain" else (SCRATCH,)
-    return [name for name in (*first, *TECHNIQUES) if name.startswith(incomplete)]
+    return [name for name in (*first, *TECHNIQUES, *BASELINES) if name.startswith(incomplete)]
 
 
 def complete_setting(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:

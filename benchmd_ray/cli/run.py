@@ -57,8 +57,9 @@ if TYPE_CHECKING:
     multiple=True,
     shell_complete=complete_technique,
     help="Only this technique (repeatable): scratch, e-mix, shed, mae, imagenet, imagenet+mae, "
-    "package.module:name (your own method), hf:FOLDER (a transformers model) or "
-    "model:package.module:name (your own encoder). Default: all built-in techniques.",
+    "random-kernels (a baseline without training), package.module:name (your own method), "
+    "hf:FOLDER (a transformers model) or model:package.module:name (your own encoder). "
+    "Default: all built-in techniques but random-kernels.",
 )
 @click.option(
     "--setting",

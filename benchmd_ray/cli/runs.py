@@ -30,8 +30,9 @@ if TYPE_CHECKING:
     "--technique",
     required=True,
     shell_complete=complete_technique,
-    help="e-mix, shed or mae; for images also imagenet, imagenet+mae or hf:FOLDER of transformers; "
-    "package.module:name of your own method; model:package.module:function of your own encoder.",
+    help="e-mix, shed, mae or random-kernels; for images also imagenet, imagenet+mae or "
+    "hf:FOLDER of transformers; package.module:name of your own method; "
+    "model:package.module:function of your own encoder.",
 )
 @click.option(
     "--weights",
@@ -82,8 +83,8 @@ def pretrain(
     "upstream",
     type=UPSTREAM,
     metavar="RUN",
-    help="Folder of a pretraining run; or an encoder that was trained elsewhere: hf:FOLDER of "
-    "transformers, or module:function of your own. Else from scratch.",
+    help="Folder of a pretraining run; an encoder that was trained elsewhere: hf:FOLDER of "
+    "transformers, or module:function of your own; or random-kernels. Else from scratch.",
 )
 @click.option(
     "--target", "targets", type=CATALOG, multiple=True, help="Catalog to evaluate zero-shot."

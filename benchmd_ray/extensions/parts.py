@@ -35,6 +35,7 @@ PARTS: Mapping[str, Part] = {
         1, ("models/evaluating.py", "models/hub_configs.py", "models/hub_networks.py")
     ),
     "imagenet": Part(1, ("models/imagenet.py",)),
+    "random kernels": Part(1, ("models/random_kernels.py", "training/fitting.py")),
     "heads": Part(1, ("models/heads.py",)),
     "nearest neighbours": Part(1, ("models/neighbours.py",)),
     "segmentation": Part(
@@ -86,6 +87,7 @@ PARTS: Mapping[str, Part] = {
         ),
     ),
     "linear evaluation": Part(2, ("training/features.py",)),
+    "logistic regression": Part(1, ("training/logistic.py",)),
     "augmentation": Part(
         1,
         (

@@ -21,7 +21,8 @@ from benchmd_ray.models.drop_path import DropPath
 from benchmd_ray.models.evaluating import evaluating
 from benchmd_ray.models.hub_networks import HubNetwork
 from benchmd_ray.models.monai_networks import MONAI_NETWORKS, MonaiNetwork
-from benchmd_ray.models.networks import KIND, NETWORK, TRANSFORMERS
+from benchmd_ray.models.networks import KIND, NETWORK, RANDOM_KERNELS, TRANSFORMERS
+from benchmd_ray.models.random_kernels import RandomKernels, RandomKernelsOptions
 from benchmd_ray.models.resnet import (
     RESNETS,
     ResNet,
@@ -140,6 +141,7 @@ OTHERS: dict[str, Callable[[Signal, EncoderSettings], nn.Module]] = {
     **MONAI_NETWORKS,
     **SEGMENTATION_NETWORKS,
     TRANSFORMERS: HubNetwork,
+    RANDOM_KERNELS: RandomKernels,
 }
 """Networks without the tokens of ours; those that segment give maps instead of features."""
 NETWORKS: dict[str, Callable[[Signal, EncoderSettings], nn.Module]] = {NETWORK: Encoder, **OTHERS}
@@ -218,11 +220,13 @@ def require_signals(signal: Signal, network: str) -> None:
 
 
 def require_option(network: str, name: str, value: object) -> None:
-    """Refuse an ``encoder.options`` entry that a ResNet, xresnet or segmentation network lacks."""
+    """Refuse an ``encoder.options`` entry that a network of the package does not have."""
     if network in RESNETS:
         resnet_options(network, {name: value})
     elif network in XRESNETS:
         updated(XResNetOptions(), {name: value}, "encoder.options.")
+    elif network == RANDOM_KERNELS:
+        updated(RandomKernelsOptions(), {name: value}, "encoder.options.")
     elif network in SEGMENTATION_NETWORKS:
         require_segmentation_option(network, name, value)
 
@@ -256,6 +260,6 @@ def values_held(encoder: nn.Module) -> int:
 
     That is the largest map of a convolutional network, else the input.
     """
-    if isinstance(encoder, ResNet | XResNet | MonaiNetwork | SegmentationNetwork):
+    if isinstance(encoder, ResNet | XResNet | MonaiNetwork | SegmentationNetwork | RandomKernels):
         return encoder.largest_map
     return math.prod(encoder.signal.input_shape)  # type: ignore[union-attr, arg-type]

@@ -12,6 +12,8 @@ from benchmd_ray.settings.definition import EncoderSettings
 
 NETWORK = "transformer"
 TRANSFORMERS = "transformers"
+RANDOM_KERNELS = "random-kernels"
+"""The network, and the technique that draws and fits it."""
 KIND = "encoder network"
 """What a network is among `extensions.plugins.GROUPS`."""
 PART_OF: dict[str, str] = {
@@ -26,6 +28,7 @@ PART_OF: dict[str, str] = {
     "monai-efficientnet-b0": "monai",
     "monai-seresnet50": "monai",
     TRANSFORMERS: "transformers",
+    RANDOM_KERNELS: "random kernels",
     "monai-unet": "segmentation",
     "monai-segresnet": "segmentation",
     "monai-unetr": "segmentation",

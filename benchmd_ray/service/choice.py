@@ -25,7 +25,15 @@ from benchmd_ray.settings.definition import (
     read_changes,
     updated,
 )
-from benchmd_ray.ssl import HUB, SCRATCH, TECHNIQUES, protocol_encoder, technique_named
+from benchmd_ray.ssl import (
+    BASELINES,
+    HUB,
+    SCRATCH,
+    TECHNIQUES,
+    protocol_encoder,
+    technique_named,
+    with_solver,
+)
 from benchmd_ray.ssl.brought import own_encoder, technique_label
 from benchmd_ray.storage.location import Location
 
@@ -199,7 +207,7 @@ def technique_settings(choice: Choice, kind: Modality, name: str) -> tuple[Setti
     base = start.settings(kind, name, variant)
     if name.startswith(HUB) and not kind.signal.is_image:
         return base, "networks of transformers are for images"
-    base = replace(base, encoder=own_encoder(name) or base.encoder)
+    base = with_solver(replace(base, encoder=own_encoder(name) or base.encoder), name)
     settings = reduce(updated, (choice.changes, *choice.overrides), base)
     if kind.task.segments and name != SCRATCH:
         return settings, "networks of masks are trained from random weights"
@@ -225,9 +233,21 @@ def technique_settings(choice: Choice, kind: Modality, name: str) -> tuple[Setti
     return settings, reason
 
 
-def settings_for(task: Task) -> tuple[str, ...]:
-    """Transfer settings of a task where none are chosen."""
-    return MASKS if task.segments else PROTOCOL
+def settings_for(choice: Choice, task: Task, technique: str) -> tuple[str, ...]:
+    """Transfer settings of a technique: those chosen, or all of the task's protocol.
+
+    What cannot be fine-tuned takes the linear setting with as many labels instead.
+    """
+    names = choice.settings or (MASKS if task.segments else PROTOCOL)
+    if technique in BASELINES:
+        linear = {"mode": "linear"}
+        names = tuple(
+            TransferSettings(**{**TRANSFERS[name], **linear}).setting
+            if TRANSFERS[name]["mode"] == "finetune"
+            else name
+            for name in names
+        )
+    return tuple(dict.fromkeys(names))
 
 
 def _architecture(encoder: EncoderSettings) -> EncoderSettings:

@@ -19,7 +19,7 @@ from benchmd_ray.service.schedule import run_plan
 from benchmd_ray.service.searches import Tuning
 from benchmd_ray.service.steps import Evaluate
 from benchmd_ray.service.tune_and_train import search_and_train
-from benchmd_ray.ssl import METHODS, SCRATCH
+from benchmd_ray.ssl import BASELINES, METHODS, SCRATCH
 from benchmd_ray.tuning.limits import Budget
 
 SETTINGS = (
@@ -35,7 +35,7 @@ SETTINGS = (
 )
 """Small enough for two cores and a few minutes."""
 
-TECHNIQUES = {"ecg": (SCRATCH, *METHODS)}
+TECHNIQUES = {"ecg": (SCRATCH, *METHODS, *BASELINES)}
 """Techniques of a modality; the others have `FEWER`."""
 FEWER = (SCRATCH, "mae")
 TRANSFERS = ("linear", "finetune-small")
@@ -98,7 +98,7 @@ def _choice(
 
 def demo_plan(catalogs: Sequence[Catalog], *, on_ray: bool) -> Plan:
     """The runs of the demo on these catalogs."""
-    plan = make_plan(_choice(catalogs, (SCRATCH, *METHODS), TRANSFERS), tflops=TFLOPS)
+    plan = make_plan(_choice(catalogs, (SCRATCH, *METHODS, *BASELINES), TRANSFERS), tflops=TFLOPS)
     items = tuple(
         _on_two_workers(item) if on_ray and item.setting == "pretrain" else item
         for item in plan.items

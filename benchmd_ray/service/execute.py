@@ -26,7 +26,7 @@ from benchmd_ray.service.naming import finished_upstream, pretraining, transferr
 from benchmd_ray.service.resolved import ResolvedRun, resolve_settings
 from benchmd_ray.service.scored import is_scored, open_also
 from benchmd_ray.settings.definition import EncoderSettings, Settings
-from benchmd_ray.ssl import SCRATCH, technique_named
+from benchmd_ray.ssl import SCRATCH, technique_named, with_solver
 from benchmd_ray.ssl.brought import own_encoder, start_weights
 from benchmd_ray.storage.location import Location
 from benchmd_ray.training.engine import choose_device
@@ -42,7 +42,7 @@ def base_settings(
 ) -> Settings:
     """The fixed protocol for a catalog's modality and a technique, or another encoder."""
     base = benchmark().starts[0].settings(open_catalog(catalog).card.modality, technique, "")
-    return replace(base, encoder=encoder or base.encoder)
+    return with_solver(replace(base, encoder=encoder or base.encoder), technique)
 
 
 def pretrain_run(

@@ -49,9 +49,12 @@ def pretraining(
     if (code := method_source(technique)) is not None:
         determinants["method_source"] = code
     if method is None:  # nothing is trained or drawn
-        kept = ("stage", "encoder", "network_source", "catalog", "technique", "weights")
-        determinants = {name: determinants[name] for name in kept if name in determinants}
+        kept = ["stage", "encoder", "network_source", "catalog", "technique", "weights"]
         used &= {"imagenet"}
+        if technique_named(technique).network is not None:  # drawn, and fitted to records
+            kept.append("seed")
+            used |= {"feed", "normalisation"}
+        determinants = {name: determinants[name] for name in kept if name in determinants}
     determinants["parts"] = versions_of({*used, network_part(settings.encoder.network)})
     if start is not None:
         about["weights"] = {"file": start.file, "skipped": start.skipped}
@@ -71,10 +74,15 @@ def transferring(source: Catalog, settings: Settings, pretrained: Run | None) ->
         "upstream": None if pretrained is None else pretrained.model_sha256,
         "parts": versions_of(transfer_parts(settings)),
     }
-    if settings.transfer.mode != "knn":
-        del determinants["transfer"]["neighbours"]
-    else:  # nothing is trained
-        stated = determinants["transfer"]
+    stated, mode = determinants["transfer"], settings.transfer.mode
+    if mode != "knn":
+        del stated["neighbours"]
+    if mode != "linear" or settings.transfer.solver == "adamw":
+        del stated["solver"]
+    else:  # solved, not trained by steps
+        read = ("mode", "labels", "shuffle_labels", "solver")
+        determinants["transfer"] = {name: stated[name] for name in read}
+    if mode == "knn":  # nothing is trained
         read = ("mode", "labels", "neighbours", "shuffle_labels")
         determinants["transfer"] = {name: stated[name] for name in read}
         whole = settings.transfer.labels == "full" and not settings.transfer.shuffle_labels
@@ -101,6 +109,8 @@ def transfer_parts(settings: Settings) -> set[str]:
         used.add("nearest neighbours")
     if settings.transfer.freezes:
         used.add("linear evaluation")
+        if settings.transfer.mode == "linear" and settings.transfer.solver == "logistic":
+            used.add("logistic regression")
     elif settings.transfer.augmentation != AugmentationSettings():
         used.add("augmentation")
     return used

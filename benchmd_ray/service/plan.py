@@ -212,9 +212,9 @@ def _drafts_of_source(
                 upstream = f"{name}/pretrain"
                 step = pretrain_step(technique)
                 yield _Draft(upstream, step, technique, "pretrain", seeded, source)
-                if step.total(seeded) is None:  # one for all seeds: nothing is drawn
+                if step.of_all_seeds:
                     exported[technique] = upstream
-            for setting in dict.fromkeys(choice.settings or settings_for(source.kind.task)):
+            for setting in settings_for(choice, source.kind.task, technique):
                 tuned = with_setting(seeded, setting)
                 draft = _Draft(
                     f"{name}/{setting}",

@@ -33,7 +33,7 @@ from benchmd_ray.service.naming import file_name, transfer_parts
 from benchmd_ray.service.plan import Item, Plan
 from benchmd_ray.service.resolved import resolve_settings
 from benchmd_ray.settings.definition import EncoderSettings, Settings, as_dict
-from benchmd_ray.ssl import SCRATCH, method_source, technique_named
+from benchmd_ray.ssl import BASELINES, SCRATCH, method_source, technique_named
 from benchmd_ray.tuning.limits import Budget
 from benchmd_ray.tuning.method import Method
 from benchmd_ray.tuning.parameters import NETWORK
@@ -103,6 +103,9 @@ class SearchPlan:
         """What decides the search but its budget, which may be extended."""
         parts = ("encoder", "pretrain", "transfer", "seed")
         starts = [as_dict(settings) for settings in self.starts]
+        for start in starts:
+            if start["transfer"]["solver"] == "adamw":  # as before there was another
+                del start["transfer"]["solver"]
         return {
             "technique": self.technique,
             "method_source": None if self.technique == SCRATCH else method_source(self.technique),
@@ -246,6 +249,11 @@ class _SkippedError(Exception):
 def _require_known(tuning: Tuning) -> None:
     require_known(replace(tuning.choice, settings=()))
     for name in tuning.choice.techniques:
+        if name in BASELINES:
+            raise BenchmdError(
+                f"{name} trains no encoder, and the penalty of its head is chosen by folds: "
+                "nothing is left to search. Name other techniques, or run it with `benchmd run`."
+            )
         if name != SCRATCH and technique_named(name).brought:
             raise BenchmdError(
                 f"{name} is an encoder that was trained elsewhere, of which nothing is searched: "

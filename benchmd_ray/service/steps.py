@@ -27,6 +27,7 @@ from benchmd_ray.settings.definition import EncoderSettings, Settings, as_dict, 
 from benchmd_ray.ssl import technique_named
 from benchmd_ray.ssl.brought import start_weights
 from benchmd_ray.storage.location import Location
+from benchmd_ray.training.jobs import STANDARDISED_ON
 
 
 @dataclass(frozen=True)
@@ -71,6 +72,8 @@ class Step(ABC):
     makes_run: ClassVar[bool] = True
     """Whether it makes a run of its own; else it adds to the run that it comes after."""
     scores: ClassVar[bool] = True
+    of_all_seeds: ClassVar[bool] = False
+    """Whether one run serves all seeds, since nothing is drawn."""
     parallel: ClassVar[bool] = False
     """Whether several workers share its training."""
 
@@ -187,7 +190,7 @@ class Pretrain(_OfEncoder, Step):
 class Export(_OfEncoder, Step):
     """Weights that a technique starts from, written as they are: ImageNet's."""
 
-    kind, title, scores = "pretrain", "pretraining", False
+    kind, title, scores, of_all_seeds = "pretrain", "pretraining", False, True
 
     def work(self, inputs: Inputs) -> Workload:
         """Nothing is computed."""
@@ -204,6 +207,20 @@ class Export(_OfEncoder, Step):
     def placed(self, settings: Settings) -> Settings:
         execution = replace(settings.execution, workers=1, device="cpu")
         return replace(settings, execution=execution)
+
+
+class Fit(_OfEncoder, Step):
+    """Random weights that are fitted to a few training records: random kernels."""
+
+    kind, title, scores = "pretrain", "pretraining", False
+
+    def work(self, inputs: Inputs) -> Workload:
+        flops = cost.forward_flops(inputs.signal, inputs.settings.encoder)
+        work = _training(self, inputs, inputs.settings.pretrain.batch_size)
+        return replace(work, method=inputs.technique, once_flops=flops * STANDARDISED_ON)
+
+    def disk(self, inputs: Inputs) -> Disk:
+        return cost.disk_of_run(inputs, head=inputs.technique)
 
 
 class Linear(_OnLabels, Step):
@@ -312,12 +329,15 @@ class Evaluate(Step):
         return run
 
 
-STEPS: tuple[type[Step], ...] = (Pretrain, Export, Linear, Neighbours, Finetune, Evaluate)
+STEPS: tuple[type[Step], ...] = (Pretrain, Export, Fit, Linear, Neighbours, Finetune, Evaluate)
 """All steps, in the order of a plan's columns."""
 
 
 def pretrain_step(technique: str) -> Step:
-    return Export() if technique_named(technique).method is None else Pretrain()
+    chosen = technique_named(technique)
+    if chosen.method is not None:
+        return Pretrain()
+    return Export() if chosen.network is None else Fit()
 
 
 def transfer_step(settings: Settings, evaluation: Evaluation = CLASSIFICATION) -> Step:

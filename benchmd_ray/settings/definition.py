@@ -87,7 +87,8 @@ class EncoderSettings:
     -acs for volumes and with -1d for signals over time, xresnet1d101 for these;
     monai-densenet121, monai-efficientnet-b0 or monai-seresnet50 for all of them, and monai-unet,
     monai-segresnet, monai-unetr or monai-swinunetr for masks, which need the extra monai;
-    transformers for what a folder of that library describes (`--from hf:FOLDER`); or a
+    transformers for what a folder of that library describes (`--from hf:FOLDER`);
+    random-kernels for all of them, by the technique of that name; or a
     network of your own: the name of an entry point or package.module:name
     (docs/own_method.md)."""
     options: dict[str, PlainValue] = field(default_factory=dict)
@@ -95,7 +96,8 @@ class EncoderSettings:
     dropout (`models.resnet.ResNetOptions`), xresnet1d101 width, growth and dropout
     (`models.xresnet.XResNetOptions`), a network of MONAI resize and dropout, one that segments
     width, depth, patch, hidden and dropout (`models.segmentation_networks.SegmentationOptions`),
-    one of transformers config, and nothing else of this group."""
+    one of transformers config, random-kernels kernels and biases
+    (`models.random_kernels.RandomKernelsOptions`), and nothing else of this group."""
 
     def __post_init__(self) -> None:
         _require_ranges(self, "encoder")
@@ -240,6 +242,10 @@ class TransferSettings:
     nothing: the nearest training records by their features vote (`models.neighbours`)."""
     labels: Literal["small", "medium", "large", "full"] = "full"
     """Label setting: 8, 64 or 256 labels per class, or all."""
+    solver: Literal["adamw", "logistic"] = "adamw"
+    """Linear evaluation: adamw trains the head by steps and keeps the epoch that is best on the
+    validation split; logistic is logistic regression to its end, whose penalty is chosen by folds
+    of the training labels (`training.logistic`), and reads neither epochs nor optimiser."""
     epochs: Count = 100
     """Passes over the chosen training records."""
     batch_size: Count = 64

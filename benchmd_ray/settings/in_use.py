@@ -25,6 +25,9 @@ FINE_TUNING = (
 AUGMENTATION = "transfer.augmentation."
 """How the names of settings begin that it does not read either, and that not all signals have."""
 NEIGHBOURS = "transfer.neighbours"
+SOLVER = "transfer.solver"
+SOLVED = ("transfer.mode", "transfer.labels", "transfer.shuffle_labels")
+"""Settings that logistic regression reads."""
 STEPS = ("drops", "drop_factor")
 """Settings of an optimiser that only the schedule steps reads."""
 
@@ -51,6 +54,10 @@ def _is_read(name: str, values: Mapping[str, object], technique: str) -> bool:
         return mode == "finetune"
     if name == NEIGHBOURS:
         return mode == "knn"
+    if name == SOLVER:
+        return mode == "linear"
+    if group.startswith("transfer") and mode == "linear" and values.get(SOLVER) == "logistic":
+        return name in SOLVED
     if field in STEPS and group.endswith(".optimiser"):
         return values.get(f"{group}.schedule") == "steps"
     return technique not in BUILT_IN or technique in METHOD_SETTINGS.get(name, (technique,))

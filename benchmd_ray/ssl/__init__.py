@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from benchmd_ray.extensions.plugins import plugin, plugin_source
-from benchmd_ray.settings.definition import PretrainSettings
+from benchmd_ray.models.networks import RANDOM_KERNELS
+from benchmd_ray.settings.definition import PretrainSettings, Settings
 
 if TYPE_CHECKING:
     from benchmd_ray.models.encoder import Encoder
@@ -36,6 +37,11 @@ class Technique:
     """Whether it starts from ImageNet weights, only for images, instead of random ones."""
     brought: bool = False
     """Whether it takes an encoder that was trained elsewhere as it is (`ssl.brought`)."""
+    network: str | None = None
+    """The only network that it is for, whose random weights are fitted to training records instead
+    of being trained."""
+    solver: Literal["adamw", "logistic"] = "adamw"
+    """``transfer.solver`` of its runs, unless the settings say another."""
 
     @property
     def encoder(self) -> str:
@@ -54,6 +60,10 @@ TECHNIQUES: dict[str, Technique] = {
     "imagenet+mae": Technique("mae", imagenet=True),
 }
 """Pretraining techniques by the name that tables use."""
+BASELINES: dict[str, Technique] = {
+    RANDOM_KERNELS: Technique(None, network=RANDOM_KERNELS, solver="logistic"),
+}
+"""Techniques that train no encoder and are in no protocol."""
 
 SCRATCH = "scratch"
 """The technique without pretraining."""
@@ -71,10 +81,11 @@ def technique_named(name: str, *, also: Sequence[str] = ()) -> Technique:
     """
     if name.startswith((HUB, OWN)):
         return Technique(None, brought=True)
-    if name not in TECHNIQUES:
-        plugin(KIND, name, [*TECHNIQUES, *also])
+    built_in = TECHNIQUES | BASELINES
+    if name not in built_in:
+        plugin(KIND, name, [*built_in, *also])
         return Technique(name)
-    return TECHNIQUES[name]
+    return built_in[name]
 
 
 def method_named(name: str) -> MakeMethod:
@@ -89,6 +100,12 @@ def method_named(name: str) -> MakeMethod:
 def method_source(name: str) -> str | None:
     """SHA-256 of the source of a technique's method where it is a user's, else None."""
     return plugin_source(KIND, name, METHODS) if technique_named(name).plugged_in else None
+
+
+def with_solver(settings: Settings, name: str) -> Settings:
+    """Settings with the solver of a technique or `SCRATCH`."""
+    solver = BASELINES.get(name, Technique(None)).solver
+    return replace(settings, transfer=replace(settings.transfer, solver=solver))
 
 
 def protocol_encoder(name: str) -> str:

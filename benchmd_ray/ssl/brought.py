@@ -15,9 +15,9 @@ from benchmd_ray.errors import BenchmdError
 from benchmd_ray.extensions.plugins import GROUPS, IMPORT_PATH
 from benchmd_ray.modality.signals import Signal
 from benchmd_ray.models.imagenet import StartWeights, imagenet_weights
-from benchmd_ray.models.networks import KIND, PART_OF
+from benchmd_ray.models.networks import KIND, PART_OF, RANDOM_KERNELS
 from benchmd_ray.settings.definition import EncoderSettings
-from benchmd_ray.ssl import HUB, OWN, technique_named
+from benchmd_ray.ssl import BASELINES, HUB, OWN, technique_named
 
 if TYPE_CHECKING:
     from torch import nn
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 def brought_name(text: str) -> str | None:
     """The technique that a user names: by its own name or, of a function, by its import path."""
     installed = text.removeprefix(OWN) in entry_points(group=GROUPS[KIND]).names
-    if text.startswith(HUB) or (text.startswith(OWN) and installed):
+    if text == RANDOM_KERNELS or text.startswith(HUB) or (text.startswith(OWN) and installed):
         return text
     if IMPORT_PATH.fullmatch(text):  # also of a module that is called model
         return OWN + text
@@ -41,7 +41,9 @@ def technique_label(technique: str) -> str:
 
 
 def own_encoder(technique: str) -> EncoderSettings | None:
-    """The encoder of a technique whose weights were trained elsewhere; None for others."""
+    """The encoder of a technique that has its own, such as one trained elsewhere; else None."""
+    if technique in BASELINES and (network := BASELINES[technique].network) is not None:
+        return EncoderSettings(network=network)
     if technique.startswith(HUB):
         from benchmd_ray.models.hub_networks import hub_settings
 

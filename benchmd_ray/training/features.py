@@ -23,6 +23,7 @@ from benchmd_ray.cluster.hardware import hardware
 from benchmd_ray.data.batches import Rows, Worker, epoch_order
 from benchmd_ray.data.catalog import Catalog
 from benchmd_ray.data.feed import whole_split_feed
+from benchmd_ray.data.resident import split_table
 from benchmd_ray.data.sizes import streams
 from benchmd_ray.extensions.parts import versions_of
 from benchmd_ray.files.arrays import mapped
@@ -37,6 +38,7 @@ from benchmd_ray.settings.definition import Settings, as_dict
 from benchmd_ray.training.collect import EVALUATION_BATCH, collect, evaluating, evaluation_batch
 from benchmd_ray.training.engine import TorchEngine, cpu_copy, uses_bf16
 from benchmd_ray.training.forward import graphed
+from benchmd_ray.training.logistic import fit_head
 from benchmd_ray.training.reporter import Reporter, require_finite
 from benchmd_ray.training.selection import Best, TransferData, training_feed, training_streams
 from benchmd_ray.training.steps import Inputs, Steps, choose_step
@@ -136,6 +138,8 @@ def linear_evaluation(
     """
     transfer = settings.transfer
     training, validation = frozen_features(settings, catalog, data, model.encoder, worker, kept)
+    if transfer.solver == "logistic":
+        return _solved(settings, catalog, data, model, reporter, training, validation)
     features = torch.from_numpy(training).to(worker.device)
     # A copy is in memory alike wherever the features came from: the same bits come out.
     validation_features = torch.from_numpy(validation).clone().to(worker.device)
@@ -153,6 +157,30 @@ def linear_evaluation(
     reporter.finish()
     named = {f"head.{name}": value for name, value in best.weights.items()}
     best.weights = cpu_copy(model) | named
+    return best
+
+
+def _solved(
+    settings: Settings,
+    catalog: Catalog,
+    data: TransferData,
+    model: Classifier,
+    reporter: Reporter,
+    training: Features,
+    validation: Features,
+) -> Best:
+    """The head by logistic regression; the validation split is only scored."""
+    reporter.start("logistic regression", 1, "epochs", 0)
+    targets = data.columns.targets[data.rows].astype(np.int8)
+    patients = np.array(split_table(catalog, "train", ["group_id"])["group_id"].to_pylist(), str)
+    head = fit_head(training, targets, patients[data.rows], data.task, settings.seed)
+    with torch.no_grad():
+        model.head.weight.copy_(torch.from_numpy(head.weight))  # type: ignore[operator]
+        model.head.bias.copy_(torch.from_numpy(head.bias))  # type: ignore[operator]
+    scores, best = data.scores(validation @ head.weight.T + head.bias), Best()
+    best.offer(scores["validation_auroc"], 0, partial(cpu_copy, model))
+    reporter.report(1, {**scores, "penalty": head.penalty})
+    reporter.finish()
     return best
 
 

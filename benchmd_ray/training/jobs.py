@@ -13,6 +13,8 @@ from benchmd_ray.settings.definition import Settings
 from benchmd_ray.storage.location import Location
 
 RESULT = "training.json"
+STANDARDISED_ON = 512
+"""Training records, at most, by which the features of random kernels are standardised."""
 
 
 @dataclass(frozen=True)

@@ -31,6 +31,7 @@ from benchmd_ray.ssl import METHODS, method_named, technique_named
 from benchmd_ray.ssl.method import Draws
 from benchmd_ray.training.checkpoints import load_checkpoint, saving
 from benchmd_ray.training.engine import Engine, gather, make_engine, require_engine
+from benchmd_ray.training.fitting import fit
 from benchmd_ray.training.jobs import PretrainJob
 from benchmd_ray.training.notice import Agreement
 from benchmd_ray.training.reporter import Reporter, require_finite
@@ -50,6 +51,11 @@ def require_pretrainable(job: PretrainJob, catalog: Catalog) -> None:
         require_images(catalog.signal)
         require_imagenet_patches(catalog.signal, job.settings.encoder)
     require_fitting(catalog.signal, job.settings.encoder)
+    if technique.network not in (None, job.settings.encoder.network):
+        raise BenchmdError(
+            f"encoder.network is {job.settings.encoder.network}, and the technique "
+            f"{job.technique} is for {technique.network}: leave encoder.network out."
+        )
     if technique.method is None:  # nothing is trained
         return
     if catalog.card.task.segments:
@@ -131,6 +137,9 @@ def pretrain(job: PretrainJob, worker: Worker, reporter: Reporter) -> None:
     settings, total = job.settings, job.settings.pretrain.steps
     catalog = open_catalog(job.catalog)
     require_pretrainable(job, catalog)
+    if technique_named(job.technique).network is not None:
+        fit(job, catalog, worker, reporter)
+        return
     torch.manual_seed(derived_seed(WEIGHTS, settings.seed))
     method = _method(job, make_encoder(catalog.signal, settings.encoder))
     engine = make_engine(method, settings.pretrain.optimiser, settings.execution, worker)

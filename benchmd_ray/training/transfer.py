@@ -27,7 +27,7 @@ from benchmd_ray.modality.signals import differing_in
 from benchmd_ray.modality.tasks import TaskKind
 from benchmd_ray.models.encoder import NETWORKS, make_encoder, require_fitting
 from benchmd_ray.models.heads import Classifier
-from benchmd_ray.models.networks import require_task
+from benchmd_ray.models.networks import RANDOM_KERNELS, require_task
 from benchmd_ray.runs.files import MODEL
 from benchmd_ray.settings.definition import (
     AugmentationSettings,
@@ -93,6 +93,11 @@ def require_transferable(job: TransferJob, catalog: Catalog) -> TransferData:
     if catalog.task.segments:  # its masks are written long after
         require("writing masks", "SimpleITK")
     if job.settings.transfer.mode == "finetune":
+        if job.settings.encoder.network == RANDOM_KERNELS:
+            raise BenchmdError(
+                "random kernels are not trained, so that they cannot be fine-tuned: use --setting "
+                "linear or knn, or for few labels linear-small."
+            )
         require_engine(job.settings.execution)
         require_whole_batches(job.settings, catalog.signal)
         augmentation = job.settings.transfer.augmentation

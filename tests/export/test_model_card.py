@@ -193,9 +193,11 @@ def test_settings_that_a_mode_does_not_read_are_no_rows():
     assert len(fine) >= 19
     assert len(nearest) == 1
     assert read("transfer", mode="linear") == everything - fine - nearest - drops
-    assert read("transfer", mode="finetune") == everything - nearest - drops
+    linear = beginning("transfer", "Linear evaluation")
+    assert linear == {"transfer.solver"}
+    assert read("transfer", mode="finetune") == everything - nearest - drops - linear
     stepping = {"mode": "finetune", "optimiser__schedule": "steps"}
-    assert read("transfer", **stepping) == everything - nearest
+    assert read("transfer", **stepping) == everything - nearest - linear
 
 
 def test_settings_of_other_techniques_are_no_rows():
@@ -210,7 +212,8 @@ def test_settings_of_other_techniques_are_no_rows():
 def test_the_table_of_a_linear_run_has_what_linear_evaluation_reads(tmp_path):
     run = make_transfer(tmp_path, changes={"transfer": {"layer_decay": 0.5, "neighbours": 3}})
     names = {name for name in training_rows(run, origin_of(run)) if name.startswith("transfer.")}
-    settings = {"mode", "labels", "epochs", "batch_size", "label_smoothing", "shuffle_labels"}
+    settings = {"mode", "labels", "solver", "epochs", "batch_size", "label_smoothing"}
+    settings |= {"shuffle_labels"}
     optimiser = {"lr", "weight_decay", "schedule", "warmup_steps"}
     expected = settings | {f"optimiser.{name}" for name in optimiser}
     assert names == {f"transfer.{name}" for name in expected}
