@@ -229,7 +229,7 @@ def test_settings_are_checked_as_those_of_commands():
     assert load_settings(assignments=["encoder=tiny", *assignments(given)]) == expected
     with pytest.raises(BenchmdError, match=r"Did you mean 'transfer\.optimiser\.lr'"):
         _changed(base, {"transfer": {"lr": 1}})
-    with pytest.raises(BenchmdError, match="the settings are str, expected a mapping"):
+    with pytest.raises(BenchmdError, match="the settings are text, expected a mapping"):
         _changed(base, "transfer.epochs=3")
 
 

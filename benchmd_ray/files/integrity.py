@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
-from benchmd_ray.errors import BenchmdError, count_of, shown
+from benchmd_ray.errors import BenchmdError, count_of, shown, sort_of
 from benchmd_ray.files.atomic import digest, parse_json, replacing, sha256, write_json
 from benchmd_ray.schema.typed import form_fault
 
@@ -107,7 +107,7 @@ def parsed_json(data: bytes, path: object, remedy: str) -> dict[str, Any]:
     except (ValueError, RecursionError) as error:  # nested deeper than Python can follow
         raise Damaged(path, f"it is not JSON of ours ({error})", remedy) from error
     if not isinstance(content, dict):
-        raise Damaged(path, f"it holds {type(content).__name__}, expected an object", remedy)
+        raise Damaged(path, f"it is {sort_of(content)}, expected an object", remedy)
     return content
 
 

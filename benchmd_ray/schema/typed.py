@@ -28,11 +28,22 @@ SURROGATE = re.compile("[\ud800-\udfff]")
 """Half of a pair, which no UTF-8 file can hold."""
 LINE = re.compile(r", line \d+(?=[:.]|$)")
 
-EXPECTED = {
+TYPES = {
+    **dict.fromkeys(("int_type", "int_from_float"), "a whole number"),
+    "float_type": "a number",
+    "string_type": "text",
+    "bool_type": "true or false",
+    "none_required": "null",
+    "list_type": "a list",
+    "dict_type": "an object",
+}
+"""What a form expects, by the type of pydantic's error."""
+
+EXPECTED = TYPES | {
     "dict_type": "names with values",
     **dict.fromkeys(("list_type", "tuple_type"), "a list such as [0.5, 0.75]"),
 }
-"""What was expected, by the type of pydantic's error."""
+"""What people are told to write, by the type of pydantic's error."""
 
 UNKNOWN = "unexpected_keyword_argument"
 
@@ -172,7 +183,7 @@ def _explained(kind: Any, value: Any, where: str, error: ErrorDetails) -> Benchm
     if name == "dataclass_type":
         expected = f"the keys {', '.join(types_of(inner))}"
     else:
-        expected = EXPECTED.get(name) or f"a value of type {inner.__name__}"
+        expected = EXPECTED.get(name) or error["msg"]
     return BenchmdError(f"{place} is {shown(stated)}, expected {expected}.")
 
 
@@ -213,7 +224,7 @@ def form_fault(form: Any, content: object, what: str = "it") -> str:
                 f["loc"][-1] for f in faults if (f["type"], f["loc"][:-1]) == (name, path[:-1])
             ]
             return f"{_within(what, path[:-1])} lacks {', '.join(map(str, missing))}"
-        expected = re.sub("^(Input|String) should (be )?", "", faults[0]["msg"])
+        expected = TYPES.get(name) or re.sub("^(Input|String) should (be )?", "", faults[0]["msg"])
         expected = re.sub("^(?=greater|less)", "a number ", expected)
         expected = re.sub("^.* should have (.*?) after validation.*", r"\1", expected)
         return f"{_within(what, path)} is {shown(faults[0]['input'])}, expected {expected}"

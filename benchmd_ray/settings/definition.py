@@ -14,7 +14,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
-from benchmd_ray.errors import BenchmdError, shown, unknown_name
+from benchmd_ray.errors import BenchmdError, shown, sort_of, unknown_name
 from benchmd_ray.modality.modalities import Modality
 from benchmd_ray.schema.plain_yaml import read_yaml, read_yaml_file
 from benchmd_ray.schema.ranges import (
@@ -489,7 +489,7 @@ def read_changes(
     if path is not None:
         content = read_yaml_file(path, f"the settings file {path}")
         if not isinstance(content or {}, Mapping):
-            raise BenchmdError(f"{path} holds {type(content).__name__}, expected keys and values.")
+            raise BenchmdError(f"{path} is {sort_of(content)}, expected keys and values.")
         changes.append(content or {})
     for assignment in assignments:
         name, equals, text = assignment.partition("=")

@@ -57,7 +57,7 @@ FAULTS = [
     ("modality: derm", "modality: dern", 3, r"unknown modality 'dern'\. Did you mean 'derm'\?"),
     ("  table: t.csv", "  tabel: t.csv", 8, r"unknown key .*files.* 'tabel'\. .*'table'"),
     ("  kind: single-label", "  kind: single", 5, r"unknown value .*'single'\. .*'single-label'"),
-    ("  table: t.csv", "  table: [1]", 8, "expected a value of type str"),
+    ("  table: t.csv", "  table: [1]", 8, "expected text"),
     ("{one: train}", "{one: trian}", 10, r"unknown value .*'trian'\. Did you mean 'train'\?"),
     ("  classes: [a, b]", "  classes: [a]", 6, "expected 2 or more"),
     ("name: own", "name: own\nclass_mapping: {x: c}", 3, r"unknown class in .*class_mapping.*'c'"),
@@ -113,7 +113,7 @@ MODALITY_FAULTS = [
     ("  normaliser: record-range", "  normaliser: record-rang", 10, r"Did you mean 'record-range'"),
     ("  rate: 32", "  rat: 32", 11, r"unknown key .* 'rat'\. Did you mean 'rate'\?"),
     ("  stored_shape: [3, 320]", "  stored_shape: [3, 319]", 6, "centre 320 cannot be cut out"),
-    ("batch_size: 64", "batch_size: many", 2, "expected a value of type int"),
+    ("batch_size: 64", "batch_size: many", 2, "expected a whole number"),
     ("batch_size: 64", "batch_size: -3", 2, "batch_size is -3, expected 1 or more"),
     (
         "  unit: g",

@@ -319,7 +319,7 @@ def test_a_catalog_that_was_replaced_is_read_anew(s3, build_here, synthetic_raw,
     second = build_here("cpsc", synthetic_raw["cpsc"], out)
     assert second.dataset == "cpsc"
     open_bucket(str(out)).write(MANIFEST, b"[1]")
-    with pytest.raises(BenchmdError, match=r"s3://\S+ is damaged: it holds list, expected"):
+    with pytest.raises(BenchmdError, match=r"s3://\S+ is damaged: it is a list, expected"):
         open_catalog(out)
 
 

@@ -202,7 +202,7 @@ def test_a_catalog_tells_its_counts_options_and_what_is_missing(tmp_path):
         "records 5,000 scans 400 patients 390 small nodule 1,234 large nodule 7",
         "excluded: 4, it has no label",
         "noted: 3, it is padded",
-        "raw records: 410 of 1,018; files that tables name and that are missing: 6",
+        "raw records: 410 of 1,018; files listed in tables but missing: 6",
         "quarantined: 0",
     ):
         assert part in text

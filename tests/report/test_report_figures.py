@@ -736,7 +736,7 @@ def test_captions_leave_an_unknown_number_of_resamples_out(small):
 
 def test_one_seed_is_said_to_say_nothing_about_another(small):
     caption = only(draw_results, small)["auroc"].caption
-    assert "One training seed: the intervals say nothing about another." in caption
+    assert "One training seed: the intervals do not cover variation between seeds." in caption
 
 
 # --- looks

@@ -700,7 +700,7 @@ def test_a_universal_search_has_a_column_for_each_modality(tmp_path):
     ("file", "content", "match"),
     [
         ("search.json", '{"format": 1, "techn', "it is not JSON"),
-        ("search.json", "[]", "it holds list"),
+        ("search.json", "[]", "it is a list"),
         ("search.json", '{"format": 1}', "it has no sha256"),
         ("search.json", '{"format": 1, "sha256": "0"}', "its SHA-256 is another"),
         ("search.json", {"format": FORMAT + 1}, "another version of benchmd wrote it"),
