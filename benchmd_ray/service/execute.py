@@ -297,7 +297,7 @@ def _require_trained_on(run: Run, source: Catalog) -> None:
         held_out = ", ".join(source.held_out) or "nothing"
         raise BenchmdError(
             f"{run.folder} was trained on another catalog of {source.dataset} than {source.path}, "
-            f"which holds out {held_out}: the run may have been trained on what it must detect. "
+            f"which holds out {held_out}: it may have been trained on what it must detect. "
             "Train on this catalog."
         )
 

@@ -121,8 +121,9 @@ def require_fitting(item: Item, resources: Resources) -> None:
     ):
         if needed > available + ROUNDING:
             raise BenchmdError(
-                f"{item.name} needs {needed:g} {name} at once and {available:g} are available: use "
-                "fewer workers (execution.workers, execution.cpus_per_worker), or a larger cluster."
+                f"{item.name} needs {needed:g} {name} at once but only {available:g} can be used: "
+                "use fewer workers (execution.workers, execution.cpus_per_worker), or a larger "
+                "cluster."
             )
 
 

@@ -225,7 +225,7 @@ def test_a_run_of_a_plan_whose_process_is_told_to_end_goes_on_elsewhere(
     folder = plan.until("training", lambda: training_in(tmp_path), 90)
     process.send_signal(signal.SIGTERM)
     assert plan.wait(120) == 0, plan.output
-    assert "its process was told to end (SIGTERM); resumes elsewhere" in plan.output
+    assert "its process was asked to end (SIGTERM); resumes elsewhere" in plan.output
     lines = [line for line in json_lines(tmp_path / LOG) if "pretrain" in line.get("item", "")]
     told, done = (line for line in lines if line["event"] != "item started")
     assert [told["event"], done["event"]] == ["item preempted", "item finished"]

@@ -144,7 +144,7 @@ def test_a_card_with_the_least_says_its_splits_and_nothing_empty(files, role, ru
     card = DatasetCard("skin", modality("derm"), role=role, files=files, module="m" * (not files))
     text = card_text(card)
     assert text.startswith("skin\n====\n\nWhat it is")
-    assert "Where to get it" not in text
+    assert "Source and terms of use" not in text
     assert "\n\n\n" not in text
     assert rule in squeezed(text)
 

@@ -47,7 +47,7 @@ def test_predictions_of_another_catalog_are_excluded_from_the_seeds_and_named(tm
     analysis = analyse(made, resamples=20)
     assert set(analysis.scores["seeds"]) == {2}
     assert set(analysis.rows["seed"]) == {0, 2}
-    (note,) = [note for note in analysis.notes if "excluded: they are of another" in note]
+    (note,) = [note for note in analysis.notes if "excluded: they use another" in note]
     assert note.startswith(f"{made[1].folder.name}: its predictions for ptb-xl (validation)")
 
 

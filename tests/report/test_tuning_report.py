@@ -827,7 +827,7 @@ def test_a_table_of_trials_is_bounded(tmp_path, monkeypatch):
 
 def test_a_search_for_cost_has_trials_that_none_beats(tmp_path):
     folder = make_search(tmp_path, objectives=["auroc", "device_hours"], result={"front": []})
-    with pytest.raises(BenchmdError, match="it has no trial that none beats"):
+    with pytest.raises(BenchmdError, match="it has no trial that is not beaten by another"):
         read_search(folder)
 
 

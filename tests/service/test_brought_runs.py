@@ -158,5 +158,5 @@ def test_nearest_neighbours_of_one_encoder_are_one_run_of_all_seeds(source, fold
 
 def test_nothing_of_them_is_searched(source, folder):
     tuning = Tuning(Choice((source,), techniques=(f"hf:{folder}",)), searched=("linear",))
-    with pytest.raises(BenchmdError, match="trained elsewhere, of which nothing is searched"):
+    with pytest.raises(BenchmdError, match="external encoder, for which nothing can be searched"):
         planned_searches(tuning, gpu=False)

@@ -429,8 +429,8 @@ def test_the_assumed_time_of_a_heads_steps_is_said():
     assert estimator.seconds(linear) == pytest.approx(linear.units * 2 * 1e-3)
     estimator.seconds(work_of(Finetune(), "mae", TINY, PTB))
     assert estimator.basis() == (
-        "1 TFLOP/s sustained by each device, as stated. 1 entry: 1 ms for a step of a linear head, "
-        "a mere assumption, since none on cuda is measured."
+        "1 TFLOP/s sustained by each device, as stated. 1 entry: 1 ms for a step of a linear head; "
+        "this is only an assumption, since none on cuda is measured."
     )
 
 

@@ -385,5 +385,7 @@ def test_a_target_is_scored_by_sources_of_its_signal_and_classes_alone(monkeypat
 
 
 def test_catalogs_that_nothing_would_read_are_refused(tmp_path):
-    with pytest.raises(BenchmdError, match="no evaluation of benchmd reads any but what it scores"):
+    with pytest.raises(
+        BenchmdError, match="no evaluation of benchmd reads any besides the one that it scores"
+    ):
         planned(Choice(also=(tmp_path,)))

@@ -224,7 +224,7 @@ def test_what_comes_after_a_failure_is_reported_as_not_run(plan_of, ecg_catalogs
     assert len(after) == 5
     assert sum(log.count("started").values()) == 2
     lines = outcome.lines()
-    assert lines[0] == "2 failed, 5 not run, as they come after a failed one"
+    assert lines[0] == "2 failed, 5 not run, as they depend on a failed one"
     assert f"not run: {scratch}/georgia (after {scratch})" in lines
 
 

@@ -377,7 +377,9 @@ def test_an_unknown_job_is_told(head):
 
 def test_where_nothing_listens_it_says_what_to_do():
     (port,) = free_ports(1)
-    with pytest.raises(BenchmdError, match=r"nothing answers at .*open a tunnel to the head"):
+    with pytest.raises(
+        BenchmdError, match=r"no job server of a cluster answers at .*open a tunnel to the head"
+    ):
         service.jobs(f"http://127.0.0.1:{port}")
     with pytest.raises(BenchmdError, match="expected the URL of the cluster's dashboard"):
         service.jobs("auto")

@@ -172,7 +172,7 @@ def test_a_job_whose_process_was_lost_comes_again_and_goes_on_counting(limits, j
     ("last", "said"),
     [
         ({"seconds": 1.0}, "its node was lost"),
-        (None, "its node was lost before it began"),
+        (None, "its node was lost before it started"),
     ],
 )
 def test_lost_nodes_are_hardly_counted(limits, judge, told, last, said):
@@ -284,7 +284,7 @@ def test_a_job_that_ray_tune_could_not_begin_comes_again(limits, judge):
 
 def test_no_room_for_too_long_ends_a_search(limits):
     def room(wanted):
-        raise NoRoom("no trial can work")
+        raise NoRoom("no trial can run")
 
     limits.room = room
     assert Watch(limits).stop_all()

@@ -284,7 +284,7 @@ def test_options_of_a_method_and_a_network_of_ones_own_are_searched(own):
 @pytest.mark.parametrize("values", ["[auto, 0.5]", "[null, 1]", "[true, 2]", "[null, a]"])
 def test_values_of_several_kinds_have_no_column_of_a_table(own, values):
     line = f"encoder.options.blend: {{kind: choice, values: {values}}}\n"
-    with pytest.raises(BenchmdError, match="expected texts alone, numbers alone, or true and"):
+    with pytest.raises(BenchmdError, match="expected only texts, only numbers, or true and"):
         own(line.replace("}", f", default: {values[1:-1].split(', ')[0]}}}"))
 
 
@@ -331,7 +331,7 @@ STEPS_OF = {"kind": "int", "low": 0, "high": 10}
         ("a: [", r"cannot read the search space .*own\.yaml"),
         (f"{LR}: !!python/name:os.system", "cannot read the search space"),
         (f"{LR}: 1\n{LR}: 2", "appears twice"),
-        ("- 1", r"holds \[1\], expected names"),
+        ("- 1", r"holds \[1\], expected settings"),
         ({"pretrain.optimiser.lrr": RATE}, r"unknown setting .*'pretrain\.optimiser\.lrr'\. "
             r"Did you mean 'pretrain\.optimiser\.lr'\?"),
         ({"signal": {}}, "Did you mean 'signals'"),
@@ -362,12 +362,12 @@ STEPS_OF = {"kind": "int", "low": 0, "high": 10}
         ({PATCH: STEPS_OF}, "int does not fit, expected choice"),
         ({LR: RATE | {"low": 0.1}}, "low is 0.1 and high 0.01, expected low below high"),
         ({LR: RATE | {"low": 0.01}}, "expected low below high"),
-        ({"encoder.dropout": DROPOUT | {"kind": "log float"}}, "logarithmic scale begins above 0"),
+        ({"encoder.dropout": DROPOUT | {"kind": "log float"}}, "logarithmic scale starts above 0"),
         ({LR: RATE | {"step": 1e-5}}, "step is not a key of a logarithmic scale"),
         ({"encoder.dropout": DROPOUT | {"step": 0.2}}, "step is 0.2, expected one .* 0 to 0.5"),
-        ({"encoder.dropout": DROPOUT | {"step": -0.1}}, "step is -0.1, expected one above 0"),
+        ({"encoder.dropout": DROPOUT | {"step": -0.1}}, "step is -0.1, expected a number above 0"),
         ({"encoder.dropout": DROPOUT | {"step": 1e300}}, r"step is 1e\+300, expected"),
-        ({"encoder.dropout": DROPOUT | {"step": 5e-300}}, "in 1,000,000 steps at most"),
+        ({"encoder.dropout": DROPOUT | {"step": 5e-300}}, "into at most 1,000,000 steps"),
         ({STEPS: STEPS_OF | {"low": 1, "high": 2**60}}, "an integer of less than 9,007,"),
         (
             {"encoder.depth": {"kind": "choice", "values": [*range(1001)]}},
