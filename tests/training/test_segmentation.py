@@ -279,7 +279,10 @@ def test_two_workers_compute_what_one_does(volumes, make_settings, tmp_path, ray
 @pytest.mark.parametrize(
     ("assignments", "message"),
     [
-        (("transfer.mode=linear",), "is a segmentation, of which no frozen encoder gives features"),
+        (
+            ("transfer.mode=linear",),
+            "is a segmentation, for which frozen features are not available",
+        ),
         (("transfer.labels=small",), r"transfer\.labels is small, .*: expected full: a mask is n"),
         (("transfer.shuffle_labels=true",), r"shuffle_labels is True, .*: expected false"),
         (("encoder.network=transformer", "encoder.options={}"), "transformer, which does not seg"),

@@ -138,7 +138,7 @@ def test_trouble_around_a_trial_is_no_failure_of_it(limits, judge, told):
     assert limits.study.trials()[0].state == "unfinished"
     assert told == []
     assert Watch(limits).stop_all()
-    with pytest.raises(Transient, match=r"trial 0 could not work: no space left\. When that is"):
+    with pytest.raises(Transient, match=r"trial 0 could not run: no space left\. When that is"):
         raise limits.trouble
 
 
