@@ -254,7 +254,7 @@ def test_code_is_imported_where_the_caller_allows_it(ecg_catalogs, tmp_path, mon
     monkeypatch.setenv("BENCHMD_ALLOW_PLUGINS", "")
     path = ecg_catalogs["ptb-xl"].path
     settings = {"encoder": {"network": "own_network:made"}}
-    with pytest.raises(BenchmdError, match=r"have not named yourself.*benchmd_ray\.allow"):
+    with pytest.raises(BenchmdError, match=r"did not name yourself.*benchmd_ray\.allow"):
         benchmd_ray.transfer(path, tmp_path, settings=settings)
     with pytest.raises(BenchmdError, match="not of the form"):
         benchmd_ray.allow("own_network.made")

@@ -1,4 +1,4 @@
-"""Settings as arguments of Python functions: mappings by group, with numbers of NumPy or Python."""
+"""Settings as arguments of Python functions: mappings by group, also with NumPy numbers."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def plain(settings: Mapping[str, Any] | None) -> dict[str, Any]:
 
 
 def assignments(settings: Mapping[str, Any] | None) -> tuple[str, ...]:
-    """The same as commands take them: ``transfer.epochs=5``.
+    """Settings as assignments of commands: ``transfer.epochs=5``.
 
     Raises:
         BenchmdError: They are not a mapping.

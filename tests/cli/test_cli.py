@@ -155,7 +155,7 @@ def test_shell_completion_offers_datasets():
         (["pretrain", "--catalog", "absent", "--technique", "mae"], "holds no catalog"),
         (["transfer", "--catalog", "absent"], "holds no catalog"),
         (["evaluate", "absent", "--catalog", "absent"], "is not a run"),
-        (["report", "absent"], "holds no run"),
+        (["report", "absent"], "has no run"),
     ],
 )
 def test_a_command_that_cannot_work_says_why_and_exits_with_1(tmp_path, arguments, message):

@@ -361,7 +361,7 @@ def group_for_dataset(f):
         (no_scale, "a scale is not a positive number"),
         (beyond_the_signal, "a valid size is not within the signal"),
         (very_old, "an age is not within 0 to 90 years"),
-        (other_value, "its targets are others than 1, 0 and -1"),
+        (other_value, "its targets are not 1, 0 or -1"),
         (other_label, "its rows give other splits than its manifest states"),
         (twice, "a record appears twice"),
         (extra, "its group test holds other datasets than expected"),

@@ -219,7 +219,7 @@ def test_a_function_makes_a_network_with_its_weights(tmp_path, monkeypatch):
     monkeypatch.delitem(sys.modules, "my_models", raising=False)
     technique, signal = brought_name("my_models:rhythm"), SIGNALS["ecg"]
     assert technique == technique_label(technique) == "model:my_models:rhythm"
-    with pytest.raises(BenchmdError, match="code that you have not named yourself"):
+    with pytest.raises(BenchmdError, match="code that you did not name yourself"):
         brought(technique, signal)
     monkeypatch.setenv(plugins.ALLOWED, "my_models:rhythm")
     state = torch.random.get_rng_state()

@@ -66,7 +66,7 @@ def test_methods_see_the_tokens_of_the_settings(technique):
 @pytest.mark.parametrize(
     ("name", "size", "message"),
     [
-        ("ecg", 30, r"is 30, which does not cut the 5000 samples of ecg along time .* 20, 25, 40,"),
+        ("ecg", 30, r"is 30, which does not divide the 5000 samples of ecg along time .* 20, 25, 40,"),
         ("eeg", 4000, r"the 3750 samples .* such as 1875, 3750, or 0 .* own \(30\)"),
         ("cxr", 15, r"the 224 pixels of cxr along y and x .* 8, 14, 16, 28, or 0 .* own \(16\)"),
         ("ldct", 24, r"the 224 pixels of ldct along y and x .* 14, 16, 28, 32, or"),

@@ -90,7 +90,7 @@ def test_half_written_files_of_a_killed_process_are_removed(tmp_path):
 def test_a_folder_without_a_run_is_named(tmp_path):
     with pytest.raises(BenchmdError, match=r"is not a run \(no run.json\)"):
         read_run(tmp_path)
-    with pytest.raises(BenchmdError, match="holds no run"):
+    with pytest.raises(BenchmdError, match="has no run"):
         runs([tmp_path])
 
 

@@ -149,9 +149,9 @@ def test_what_searches_on_s3_found_is_learned_into_the_bucket(store, s3, tmp_pat
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["--dry-run"], "--learn searches nothing"),
-        (["--catalog", "catalogs"], "--learn searches nothing"),
-        (["--trials", "9"], "--learn searches nothing: name it without --trials"),
+        (["--dry-run"], "--learn does not search"),
+        (["--catalog", "catalogs"], "--learn does not search"),
+        (["--trials", "9"], "--learn does not search: name it without --trials"),
     ],
 )
 def test_learning_takes_no_search(store, arguments, said):

@@ -591,7 +591,7 @@ def test_the_command_says_what_was_done_and_fails_when_something_failed(
     assert result.exit_code == 1, result.output
     assert "2 done in " in result.output
     assert f"\nfailed: {name}/cpsc: " in result.output
-    assert "run the same command again for what failed" in result.output
+    assert "run the same command again to retry the failed runs" in result.output
     result = CliRunner().invoke(main, ["run", *common])
     assert result.exit_code == 0, result.output
     assert f"2 done before\nnext: benchmd report {store}\n" in result.output

@@ -198,8 +198,8 @@ def test_a_class_that_is_merged_away_has_no_score(changed_card):
 @pytest.mark.parametrize(
     ("changes", "score", "message"),
     [
-        ({"raw_records": str(10**30)}, None, "a count of raw records is none"),
-        ({"raw_expected": "-1"}, None, "a count of raw records is none"),
+        ({"raw_records": str(10**30)}, None, "a count of raw records is not a number"),
+        ({"raw_expected": "-1"}, None, "a count of raw records is not a number"),
         ({}, 1.5, "a score is missing, NaN or outside 0 to 1"),
         ({}, -0.5, "a score is missing, NaN or outside 0 to 1"),
     ],

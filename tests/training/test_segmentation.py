@@ -297,7 +297,7 @@ def test_what_makes_no_sense_with_masks_is_refused(volumes, make_settings, assig
 
 
 def test_a_pretraining_on_masks_is_refused(volumes, make_settings, tmp_path):
-    with pytest.raises(BenchmdError, match="trained from random weights: leave the technique mae"):
+    with pytest.raises(BenchmdError, match="trained from random weights: omit the technique mae"):
         require_pretrainable(PretrainJob(make_settings(), "mae", volumes.path, tmp_path), volumes)
 
 
@@ -309,13 +309,13 @@ def test_a_validation_split_that_shows_nothing_is_refused(make_settings, tmp_pat
         [replace(record, target=nothing) for record in shard] for shard in splits["validation"]
     ]
     empty = open_catalog(write_catalog(tmp_path / "empty", card, splits))
-    with pytest.raises(BenchmdError, match="split validation, shows none of anterior, posterior"):
+    with pytest.raises(BenchmdError, match="split validation, has none of anterior, posterior"):
         require_transferable(TransferJob(make_settings(*UNET), empty.path, tmp_path), empty)
 
 
 def test_a_model_of_masks_classifies_nothing(train):
     folder = train("transfer.epochs=1")
-    with pytest.raises(BenchmdError, match="is of a model that segments: name one that classifies"):
+    with pytest.raises(BenchmdError, match="segments: name one that classifies"):
         load_classifier(folder)
 
 

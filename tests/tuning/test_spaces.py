@@ -388,7 +388,7 @@ STEPS_OF = {"kind": "int", "low": 0, "high": 10}
         ({BATCH: {"kind": "choice", "values": [64, 32, 64]}}, "values has 64 twice"),
         ({SCHEDULE: {"kind": "choice", "values": ["constant"]}}, "a list of two or more"),
         ({SCHEDULE: {"kind": "choice", "values": "constant"}}, "a list of two or more"),
-        ({PATCH: {"kind": "choice", "values": [0, 24]}}, "does not cut the 5000 samples of ecg"),
+        ({PATCH: {"kind": "choice", "values": [0, 24]}}, "does not divide the 5000 samples of ecg"),
         ({PATCH: {"kind": "choice", "values": [0, 25]}}, "25 and 0 are the same for ecg"),
         ({LR: RATE, "signals": 3}, "signals holds 3"),
         ({LR: RATE, "signals": {"ecgg": {}}}, "unknown name in .*Did you mean 'ecg'"),
