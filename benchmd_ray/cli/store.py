@@ -117,10 +117,10 @@ def print_pruned(pruned: Any, *, dry_run: bool) -> None:
     help="Seconds between updates.",
 )
 def watch(stores: tuple[Path, ...], once: bool, every: float) -> None:
-    """Watch each STORE until Ctrl-C: running runs, failures, searches.
+    """Watch each STORE until Ctrl-C: runs in progress, failures, searches.
 
-    Running runs are those of this machine's processes, with their loss curve, speed and time left.
-    Searches show their best trial so far.
+    The view lists the runs of this machine's processes with loss curve, speed and time left, and
+    searches with their best trial so far.
 
     \b
     benchmd watch runs

@@ -24,7 +24,7 @@ LIMITS = ("ONEDNN_MAX_CPU_ISA", "DNNL_MAX_CPU_ISA", "MKL_ENABLE_INSTRUCTIONS", "
 
 @dataclass(frozen=True)
 class Hardware:
-    """Equal if a run with the same number of workers gives identical digits on both."""
+    """Two are equal if a run with equally many workers gives identical digits on both."""
 
     model: str
     """CPU model with family and model number, or GPU model."""

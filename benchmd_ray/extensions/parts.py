@@ -3,8 +3,8 @@
 Raise a part's version whenever its results change: runs of two versions are different runs, which
 are never pooled, and neither resumes or replaces the other. ``python tests/parts.py`` compares the
 sources with the recorded ones, and accepts a change that alters no result. Data readers and dataset
-modules have a ``VERSION`` of their own, which is part of a catalog's identity; an evaluation's is
-in its predictions (`runs.predictions.Form`).
+modules have their own ``VERSION``, which is part of a catalog's identity; the version of an
+evaluation is in its predictions (`runs.predictions.Form`).
 """
 
 from __future__ import annotations

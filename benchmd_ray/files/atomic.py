@@ -32,7 +32,10 @@ LOOK_SECONDS = 0.1
 """Seconds; longer than another process needs to test whether a lock is free."""
 FULL = {
     errno.ENOSPC: ("no space left", "free some space"),
-    errno.EDQUOT: ("no space left within the disk quota", "free some space, or have it raised"),
+    errno.EDQUOT: (
+        "no space left within the disk quota",
+        "free some space, or have the quota raised",
+    ),
     errno.EFBIG: ("no space left within the largest size of a file", "raise it (`ulimit -f`)"),
 }
 """What is full and the remedy, by error number of a failed write."""

@@ -2,8 +2,8 @@
 
 * ``monai-densenet121``: Huang et al. (https://arxiv.org/abs/1608.06993).
 * ``monai-efficientnet-b0``: Tan and Le (https://arxiv.org/abs/1905.11946), with MONAI's dropout of
-features and stochastic depth, 0.2 each. * ``monai-seresnet50``: Hu et al.
-(https://arxiv.org/abs/1709.01507).
+  features and stochastic depth, 0.2 each.
+* ``monai-seresnet50``: Hu et al. (https://arxiv.org/abs/1709.01507).
 
 All halve a signal five times. DenseNet and EfficientNet cannot do so with 28 pixels, as their last
 maps would be empty. SE-ResNet rounds up and needs only 3 pixels. ``encoder.options.resize`` first
@@ -76,7 +76,7 @@ ARCHITECTURES: dict[str, MonaiArchitecture] = {
         "SEResNet50", {"num_classes": 1}, "last_linear", 3, (64, 256, 512, 1024, 2048)
     ),
 }
-"""By the name that ``encoder.network`` takes."""
+"""Architectures by their name in ``encoder.network``."""
 
 
 class MonaiNetwork(nn.Module):
@@ -136,4 +136,4 @@ def _require_extents(signal: Signal, network: str, extents: list[int], least: in
 MONAI_NETWORKS: dict[str, Callable[[Signal, EncoderSettings], MonaiNetwork]] = {
     name: partial(MonaiNetwork, kind=kind) for name, kind in ARCHITECTURES.items()
 }
-"""By the name that ``encoder.network`` takes."""
+"""Networks by their name in ``encoder.network``."""

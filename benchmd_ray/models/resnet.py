@@ -75,8 +75,9 @@ class ResNetOptions:
     otherwise imagenet.
     """
     resize: Annotated[int, Within(0, 2**12)] = 0
-    """Extent in pixels that images and volumes are resized to, each axis alike, by the nearest
-    neighbour; 0: as they are, as signals over time always are."""
+    """Extent in pixels to which all axes of images and volumes are resized, by nearest neighbour;
+    0: no resizing, as always for signals over time.
+    """
     dropout: ShareBelow1 = 0.0
     """Dropout of the features in training."""
 
@@ -192,7 +193,7 @@ class Residual(nn.Module):
 
 
 class ResNet(nn.Module):
-    """Signals (channel, time), (channel, y, x) or (channel, z, y, x) to one feature vector each."""
+    """Encoder of signals (channel, time), (channel, y, x) or (channel, z, y, x)."""
 
     def __init__(self, signal: Signal, size: EncoderSettings, layers: int, kind: str) -> None:
         super().__init__()
@@ -227,7 +228,7 @@ class ResNet(nn.Module):
     def forward(self, signals: torch.Tensor) -> torch.Tensor:
         """Features (batch, width) of signals (batch, *input_shape): mean over the last stage."""
         x = signals.expand(-1, self._inputs, *signals.shape[2:])
-        if self._resized:  # nearest-exact takes the pixel that Pillow takes
+        if self._resized:  # nearest-exact selects the same pixels as Pillow
             x = functional.interpolate(x, self._extents, mode="nearest-exact")
         pooled: torch.Tensor = self.dropout(self.blocks(self.stem(x)).flatten(2).mean(dim=2))
         return pooled

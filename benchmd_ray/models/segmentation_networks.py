@@ -5,11 +5,12 @@ logits (`models.segmenter`). The head replaces MONAI's last 1×1 convolution, so
 equal MONAI's network. All normalise each example separately.
 
 * ``monai-unet``: Ronneberger et al. (https://arxiv.org/abs/1505.04597), with residual units as in
-Kerfoot et al. 2019 (doi:10.1007/978-3-030-12029-0_40). MONAI's version ends with a transposed
-convolution to logits; here it produces maps, which are normalised and activated as inside the
-network. * ``monai-segresnet``: Myronenko (https://arxiv.org/abs/1810.11654), without its
-autoencoder. * ``monai-unetr``: Hatamizadeh et al. (https://arxiv.org/abs/2103.10504). *
-``monai-swinunetr``: Hatamizadeh et al. (https://arxiv.org/abs/2201.01266).
+  Kerfoot et al. 2019 (doi:10.1007/978-3-030-12029-0_40). MONAI's version ends with a transposed
+  convolution to logits; here it produces maps, which are normalised and activated as inside the
+  network.
+* ``monai-segresnet``: Myronenko (https://arxiv.org/abs/1810.11654), without its autoencoder.
+* ``monai-unetr``: Hatamizadeh et al. (https://arxiv.org/abs/2103.10504).
+* ``monai-swinunetr``: Hatamizadeh et al. (https://arxiv.org/abs/2201.01266).
 """
 
 from __future__ import annotations
@@ -163,7 +164,7 @@ ARCHITECTURES: dict[str, SegmentationArchitecture] = {
     "monai-unetr": SegmentationArchitecture(_unetr, width=16, of=1, halvings=4, hidden=768),
     "monai-swinunetr": SegmentationArchitecture(_swin_unetr, width=24, of=12, halvings=5),
 }
-"""By the name that ``encoder.network`` takes."""
+"""Architectures by their name in ``encoder.network``."""
 
 
 class SegmentationNetwork(nn.Module):
@@ -228,4 +229,4 @@ def require_segmentation_option(network: str, name: str, value: object) -> None:
 SEGMENTATION_NETWORKS: dict[str, Callable[[Signal, EncoderSettings], SegmentationNetwork]] = {
     name: partial(SegmentationNetwork, kind=kind) for name, kind in ARCHITECTURES.items()
 }
-"""By the name that ``encoder.network`` takes."""
+"""Networks by their name in ``encoder.network``."""

@@ -9,10 +9,12 @@ released code all stages have the same width, unlike in a ResNet for images (``g
 Differences from the released code:
 
 * Features are the mean over time. The released code uses mean and maximum, and two layers before
-the classes. * The weight of the last norm of each bottleneck is initialised to 0, as in fastai, so
-that a bottleneck is its shortcut at first. The released training re-initialises all weights, which
-sets it to 1. * A whole signal is the input, at its own rate. In the released code a record's
-probability is the maximum over crops of 2.5 s at 100 Hz.
+  the classes.
+* The weight of the last norm of each bottleneck is initialised to 0, as in fastai, so that a
+  bottleneck is its shortcut at first. The released training re-initialises all weights, which sets
+  it to 1.
+* A whole signal is the input, at its own rate. In the released code a record's probability is the
+  maximum over crops of 2.5 s at 100 Hz.
 """
 
 from __future__ import annotations

@@ -116,7 +116,8 @@ def draw_groups(
         axes.set_yticks([tick for tick in axes.get_yticks() if bottom <= tick <= 1.0])
     technique_legend(figure, techniques, report.looks, extra=[chance_mark()])
     caption = joined(
-        f"Mean AUROC over the classes that a group can score, {how_drawn(report)}; n: patients.",
+        f"Mean AUROC over the classes that can be scored in the group, {how_drawn(report)}; n: "
+        "patients.",
         caveat(groups),
         TESTS,
         _excluded(excluded),

@@ -27,7 +27,7 @@ NO_SETTINGS = {"stage", "seed", "technique", "upstream", "upstream_parts"}
 AXES = {"transfer.mode", "transfer.labels", "transfer.shuffle_labels"}
 """Settings that are part of a result's key."""
 ENSEMBLES = ("tuned ensemble", "start ensemble")
-"""Protocols of ensembles: over seeds of tuned settings, and of those that a search started from."""
+"""Protocols of ensembles over seeds: with tuned settings, and with those of a search's start."""
 Flat = Mapping[str, str]
 
 
@@ -257,7 +257,7 @@ def _marked(base: str, number: str, letter: str = "") -> str:
 
 
 def _several(variants: Sequence[_Variant]) -> list[str]:
-    """Pretraining settings of the techniques with several."""
+    """Pretraining settings of the techniques that have several."""
     by_technique: dict[str, set[str]] = {}
     for variant in variants:
         technique = variant.run.description["technique"]

@@ -1,7 +1,8 @@
 """Predictions of a finished transfer run: every number in a table is computed from them.
 
 An evaluation's predictions for a dataset are ``predictions/<evaluation>/<dataset>.parquet`` in the
-run's folder. Their metadata name the evaluation and its version; a reader refuses another's.
+run's folder. Their metadata state the evaluation and its version; predictions of another version
+are refused.
 """
 
 from __future__ import annotations

@@ -5,19 +5,21 @@ and accesses S3 only through a `runs.backing.Backing`. Invariants that hold when
 killed:
 
 1. Only one session works on a run. It holds the run's lease (`storage.lease`), taken and renewed
-only by conditional puts, and the mirror's local lock. Objects are put and deleted only while the
-lease is certainly held; a session that lost it publishes nothing more. 2. Nothing half-written
-counts. Objects are put atomically. A checkpoint is in a folder that only one session writes, with
-``checkpoint.json`` last; the older checkpoint is deleted afterwards. ``done.json`` is put last of
-all, and only if there is none; its hash reveals foreign weights. 3. Metrics are published before
-the checkpoint that they lead to, and the checkpoint is fixed before they are read, so a session
-that resumes from a checkpoint has every line up to it. 4. The bucket is authoritative. A session
-first updates its mirror from the bucket, unless this mirror's own session was the last to hold the
-lease. A finished run always equals the bucket's version, and so does a search, whose journal is
-only in the bucket. 5. A run is finished here once it is finished in the bucket. Finished work that
-could not be published stays in the mirror and is published when the run is opened again, unless
-another machine has continued it. 6. An outage during a session delays publishing and is logged
-once; at its start and at its end it is an error.
+   only by conditional puts, and the mirror's local lock. Objects are put and deleted only while the
+   lease is certainly held; a session that lost it publishes nothing more.
+2. Nothing half-written counts. Objects are put atomically. A checkpoint is in a folder that only
+   one session writes, with ``checkpoint.json`` last; the older checkpoint is deleted afterwards.
+   ``done.json`` is put last of all, and only if there is none; its hash reveals foreign weights.
+3. Metrics are published before the checkpoint that they lead to, and the checkpoint is fixed before
+   they are read, so a session that resumes from a checkpoint has every line up to it.
+4. The bucket is authoritative. A session first updates its mirror from the bucket, unless this
+   mirror's own session was the last to hold the lease. A finished run always equals the bucket's
+   version, and so does a search, whose journal is only in the bucket.
+5. A run is finished here once it is finished in the bucket. Finished work that could not be
+   published stays in the mirror and is published when the run is opened again, unless another
+   machine has continued it.
+6. An outage during a session delays publishing and is logged once; at its start and at its end it
+   is an error.
 """
 
 from __future__ import annotations

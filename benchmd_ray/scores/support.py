@@ -4,10 +4,10 @@ Patients are counted, not records. Where some have many more records r than othe
 Kish's (1965) effective number (Σ r)² / Σ r². The count of a class is that of its rarer side,
 positive or negative. The rules follow from simulations (``docs/statistics.md``):
 
-- fewer than 10 patients: no interval; fewer than 20: no test; - a class with fewer than 5 patients
-on its rarer side: no interval for the class, nor for a mean over classes that includes it; with 5
-to 9 the interval is marked as rough; - metrics that few records raise need more, or have no
-interval (`metrics.Metric.least`).
+- fewer than 10 patients: no interval; fewer than 20: no test;
+- a class with fewer than 5 patients on its rarer side: no interval for the class, nor for a mean
+  over classes that includes it; with 5 to 9 the interval is marked as rough;
+- metrics that few records raise need more, or have no interval (`metrics.Metric.least`).
 """
 
 from __future__ import annotations

@@ -151,7 +151,7 @@ def plan_fault(plan: Mapping[str, Any]) -> str:
         return fault
     sources, settings = plan["sources"], plan["settings"]
     if len(sources) != len(settings):
-        return f"it has {len(sources)} sources and {len(settings)} settings, expected as many"
+        return f"it has {len(sources)} sources and {len(settings)} settings, expected equal numbers"
     faults = (_parameter_fault(name, about) for name, about in plan["space"].items())
     return next(filter(None, faults), "")
 

@@ -196,7 +196,7 @@ class Study(TrialLog):
         return chosen is not None and chosen.number == finalist
 
     def _settled(self, budget: Numbers, trials: Sequence[Trial]) -> list[int]:
-        """Trials that were compared in races of earlier budgets, so that others follow."""
+        """Trials already compared under earlier budgets, which are not compared again."""
         over = self._over()
         before = [] if over is None else over.settled
         if self.race_is_over(budget):
@@ -229,7 +229,7 @@ class Study(TrialLog):
         return failed and self.method.choosing == "confirmed"
 
     def finalists(self, budget: Numbers = ()) -> tuple[int, ...]:
-        """The best few trials above the start, sorted by number of evaluations first."""
+        """The best few trials above the start; those with the most evaluations come first."""
         trials = self.trials()
         if not trials or not trials[0].evaluations or self.hopeless:
             return ()

@@ -526,7 +526,7 @@ def test_an_upstream_of_another_signal_is_refused(run, pretrained, tmp_path):
         run("encoder.dropout=0.1", upstream=foreign)
     faster = asdict(replace(SIGNALS["ecg"], rate=250.0))
     other = copy_of(pretrained, tmp_path / "other", signal=faster)
-    with pytest.raises(BenchmdError, match=r"signals of ecg, .* holds ecg with another rate: name"):
+    with pytest.raises(BenchmdError, match=r"signals of ecg, .* has ecg with another rate: name"):
         run("encoder.dropout=0.1", upstream=other)
 
 
