@@ -236,7 +236,7 @@ def require_tokens(signal: Signal, size: EncoderSettings, technique: str) -> Non
     if any(not hasattr(network, name) for name in TOKENS):
         raise BenchmdError(
             f"{technique} works on the tokens of an encoder, and encoder.network is "
-            f"{size.network}, which has none: fine-tune it from random weights (scratch), or take "
+            f"{size.network}, which has none: fine-tune it from random weights (scratch), or use "
             f"encoder.network={NETWORK}."
         )
 

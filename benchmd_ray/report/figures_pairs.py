@@ -176,8 +176,8 @@ def _tested(scores: pd.DataFrame) -> str:
     exchange = "by exchange of the two techniques within patients"
     if several_seeds(scores):
         return (
-            f"{exchange} where both have one seed, else by Student's t over patients, and over "
-            "training seeds where both have the same"
+            f"{exchange} if both have one seed, otherwise by Student's t over patients, and over "
+            "training seeds if both have the same"
         )
     return exchange
 

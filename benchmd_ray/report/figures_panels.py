@@ -28,7 +28,7 @@ SMALL = 7.5
 COLUMNS = 2
 FAINT = "#D9D9D9"
 CHANCE = 0.5
-"""AUROC of scores that know nothing."""
+"""AUROC of random scores."""
 
 
 def grid(

@@ -103,7 +103,7 @@ def weighted_average_precision(ranking: Ranking, weights: Weights) -> Floats:
     total = rows[:, -1:]
     positives_above = np.cumsum(at_level[:, ::-1], axis=1, dtype=rows.dtype)[:, ::-1]
     called = total - rows.take(ranking.below, axis=1, mode="clip")
-    precision = positives_above / np.maximum(called, 1)  # where nothing is called, nothing is added
+    precision = positives_above / np.maximum(called, 1)  # 0 where no row is called positive
     positives = at_level.sum(axis=1, dtype=np.int64)
     added = np.einsum("ij,ij->i", precision, at_level)
     return np.where(positives < total[:, 0], ratio(added, positives), np.nan)

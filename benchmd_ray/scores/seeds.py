@@ -84,7 +84,7 @@ class OverSeeds:
     def of(
         cls, values: Sequence[float], resampled: Sequence[npt.ArrayLike], basis: Basis
     ) -> OverSeeds:
-        """Make it of values and resamples as in `pooled_seeds`."""
+        """Make it from values and resamples as in `pooled_seeds`."""
         return cls(*_checked(values, resampled), basis)
 
     @property

@@ -35,11 +35,11 @@ class Support:
 
     patients: int
     effective: float
-    """Of all rows."""
+    """Effective number of patients in all rows."""
     known: tuple[float, ...]
-    """Of the rows with a known label, by class."""
+    """Effective number in the rows with a known label, by class."""
     rarer: tuple[float, ...]
-    """On the rarer side of each class; 0 where it cannot be scored."""
+    """Effective number on the rarer side of each class; 0 where it cannot be scored."""
     mirrored: bool
     """Whether there are two classes, each the opposite of the other, which rest on the same
     patients.

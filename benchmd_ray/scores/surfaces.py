@@ -75,7 +75,7 @@ def areas(spacing: Sequence[float]) -> Numbers:
 def codes(mask: npt.NDArray[np.bool_]) -> npt.NDArray[np.uint8]:
     """(z + 1, y + 1, x + 1): bit i + 2j + 4k of a neighbourhood is its voxel (i, j, k).
 
-    Outside of the mask (z, y, x) nothing is inside.
+    Everything beyond the borders of the mask (z, y, x) counts as outside.
     """
     voxel = np.pad(mask, 1).view(np.uint8)
     pair = voxel[:-1] | voxel[1:] << 1

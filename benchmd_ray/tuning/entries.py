@@ -114,7 +114,7 @@ def _barred(name: str, scope: Scope) -> str | None:
 def _barred_in_pretraining(name: str, group: str, technique: str) -> str | None:
     readers = METHOD_SETTINGS.get(name, (technique,))
     if group == "transfer":
-        return "a search of pretraining is scored by linear evaluation as it is"
+        return "a search of pretraining is scored by linear evaluation with its default settings"
     if technique in BUILT_IN and technique not in readers:
         return f"{technique} does not read it, only {' and '.join(readers)}"
     if technique in BUILT_IN and name.startswith("pretrain.options."):

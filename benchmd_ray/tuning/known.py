@@ -48,7 +48,7 @@ class Trial:
     evaluations: tuple[tuple[int, float], ...]
     """Score over all modalities by number of the evaluation."""
     fresh: tuple[tuple[int, float], ...]
-    """Likewise for a finalist's fresh evaluations after the race."""
+    """Scores of a finalist's fresh evaluations after the race, by number."""
     tested: int
     """Position, from 1, in the order of comparisons with the start; 0 if it was not compared."""
     curve: tuple[tuple[int, float], ...]
@@ -71,9 +71,9 @@ def known_trial(trial: FrozenTrial, start: FrozenTrial | None, method: Method) -
     """A trial with its scores, relative to the start's.
 
     Args:
-        trial: As the journal has it.
+        trial: The trial in the journal.
         start: The first trial.
-        method: Of the search.
+        method: Method of the search.
     """
     notes, done = trial.user_attrs, evaluations_of(trial)
     race, baseline = (
@@ -149,7 +149,7 @@ def noted_fault(trial: FrozenTrial, space: Space) -> str:
     """What is invalid in a trial of the journal; empty if nothing.
 
     Args:
-        trial: As the journal has it.
+        trial: The trial in the journal.
         space: The search space; the journal must not name networks outside it.
     """
     parameters = {parameter.name: parameter for parameter in space.parameters}

@@ -148,15 +148,15 @@ def _failure_report(error: Exception, work: TrialContext) -> dict[str, Any]:
     away = isinstance(error, NoRoom | RayError) or getattr(error, "away", False)
     workers = any(on_workers(arm.settings) for arm in work.arms)
     transient = isinstance(error, Transient | DiskFull) or is_disk_full(error, work.local)
-    broken = isinstance(error, OSError) and not out_of_memory(error)  # of a disk, or a network
+    broken = isinstance(error, OSError) and not out_of_memory(error)  # disk or network
     elsewhere = workers and isinstance(error, Transient) and not isinstance(error, Gone)
     lost = away or elsewhere or (broken and not transient)
     return {
         "failed": why_failed(error) or "no reason",
         "memory": is_exhausted(error),
-        "away": away,  # its nodes or its storage
-        "lost": lost,  # another process may do better
-        "trouble": transient and not lost,  # no process can before it is fixed
+        "away": away,  # its nodes or storage went away
+        "lost": lost,  # another process may succeed
+        "trouble": transient and not lost,  # fails until it is fixed
     }
 
 

@@ -188,7 +188,7 @@ def test_a_folder_of_transformers_is_no_run_and_its_technique_is_named(tmp_path)
 @pytest.mark.parametrize("command", ["list", "report", "compare"])
 def test_commands_that_read_runs_look_into_the_usual_store(tmp_path, monkeypatch, command):
     monkeypatch.chdir(tmp_path)
-    assert "runs holds no run" in run(command).output
+    assert "runs has no run" in run(command).output
 
 
 @pytest.mark.slow

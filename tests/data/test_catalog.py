@@ -351,7 +351,7 @@ def test_verify_accepts_what_was_built_and_notes_departures(built):
     found = verify(built)
     assert found.faults == ()
     assert found.notes[0] == "35 raw records, the card expects 10,344"
-    assert "the source names no patients: each record stands for one" in found.notes
+    assert "no patient IDs: every record is treated as a separate patient" in found.notes
 
 
 def first_shard(built: Catalog) -> Path:

@@ -236,7 +236,7 @@ def test_records_that_stand_for_patients_are_told(tmp_path):
     raw = {"records": 1, "expected": 1, "missing": 0}
     raw |= {"grouped_by": "record", "provenance": "synthetic"}
     text = catalog_text(Catalog(tmp_path, manifest(raw=raw), LIDC))
-    assert "the source names no patients" in text
+    assert "no patient IDs: every" in text
     assert "provenance: synthetic" in text
 
 

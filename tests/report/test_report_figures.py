@@ -583,7 +583,7 @@ def test_captions_say_that_intervals_cover_several_seeds_only_where_they_do(draw
     name = "significance-cxr-mimic-cxr-chexpert-test"
     assert "widened to cover training seeds too" in drawn["auroc"].caption
     assert "widened to cover training seeds too" in drawn[name].caption
-    assert "over training seeds where both have the same" in drawn[name].caption
+    assert "over training seeds if both have the same" in drawn[name].caption
     assert "widened" not in drawn["ranking-cxr-mimic-cxr"].caption
     for topic in (draw_results, draw_pairs):
         for one in only(topic, small).values():

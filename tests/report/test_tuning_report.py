@@ -702,7 +702,7 @@ def test_a_universal_search_has_a_column_for_each_modality(tmp_path):
         ("search.json", '{"format": 1, "techn', "it is not valid JSON"),
         ("search.json", "[]", "it is a list"),
         ("search.json", '{"format": 1}', "it has no sha256"),
-        ("search.json", '{"format": 1, "sha256": "0"}', "its SHA-256 is another"),
+        ("search.json", '{"format": 1, "sha256": "0"}', "its SHA-256 differs"),
         ("search.json", {"format": FORMAT + 1}, "another version of benchmd wrote it"),
         ("search.json", {"format": FORMAT, "technique": "mae"}, "it lacks setting, sources"),
         ("trials.parquet", "PAR1 cut off", "its SHA-256 is not the one that was recorded"),

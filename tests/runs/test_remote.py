@@ -1131,7 +1131,7 @@ def test_predictions_that_cannot_be_published_are_published_later(s3, machine, o
 
 
 def test_messages_name_the_address_of_a_store(s3, machine):
-    with pytest.raises(BenchmdError, match=re.escape("s3://benchmd-test/study/one holds no run")):
+    with pytest.raises(BenchmdError, match=re.escape("s3://benchmd-test/study/one has no run")):
         runs([machine("a")])
 
 

@@ -151,7 +151,7 @@ def test_what_searches_on_s3_found_is_learned_into_the_bucket(store, s3, tmp_pat
     [
         (["--dry-run"], "--learn does not search"),
         (["--catalog", "catalogs"], "--learn does not search"),
-        (["--trials", "9"], "--learn does not search: name it without --trials"),
+        (["--trials", "9"], "--learn does not search: use it without --trials"),
     ],
 )
 def test_learning_takes_no_search(store, arguments, said):

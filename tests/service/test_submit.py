@@ -49,7 +49,10 @@ def test_submission_refuses_what_means_nothing_on_a_cluster():
         (["catalog"], "name a command after"),
         (["run", "--catalog", "catalogs", "--store", "/runs"], "--catalog is the relative path"),
         (["run", "--catalog", "/catalogs"], "--store is the relative path 'runs'"),
-        (["run", "--store", "/runs", "--settings", "no.yaml"], "--settings: there is no file"),
+        (
+            ["run", "--store", "/runs", "--settings", "no.yaml"],
+            "--settings: there is no local file",
+        ),
         (["run", "--store", "/runs", "--address", "auto"], "omit --address"),
     ):
         with pytest.raises(BenchmdError, match=reason):
@@ -477,7 +480,9 @@ def test_nodes_are_asked_for_by_their_resources(text, nodes):
     ["8", "0*CPU=1", "8*GPU", "CPU=many", "8 * CPU=1", "-1*CPU=1", "CPU=16GPU=1", "CPU=1.2.3"],
 )
 def test_what_asks_for_no_nodes_is_refused_before_anything_is_sent(text):
-    with pytest.raises(BenchmdError, match=r"does not describe nodes: expected NUMBER\*RESOURCE=AMOUNT"):
+    with pytest.raises(
+        BenchmdError, match=r"does not describe nodes: expected NUMBER\*RESOURCE=AMOUNT"
+    ):
         service.submit(["run"], nodes=text)
 
 

@@ -78,7 +78,7 @@ def describe_catalog(catalog: Catalog) -> list[str]:
     if raw["provenance"] != "whole":
         lines.append(f"provenance: {raw['provenance']}")
     if raw["grouped_by"] != "patient":
-        lines.append(f"the source names no patients: each {raw['grouped_by']} stands for one")
+        lines.append(f"no patient IDs: every {raw['grouped_by']} is treated as a separate patient")
     for text in cautions(catalog):
         lines += paragraph(f"caution: {text}", 0)
     return [*lines, *_quarantine(manifest["quarantined"])]
