@@ -42,7 +42,7 @@ def named_plugins(params: Mapping[str, Any]) -> Iterator[str]:
         value = params.get(key) or ()
         for text in value if isinstance(value, tuple) else (str(value),):
             name = text.rpartition("=")[2].strip()
-            if ":" in name and not name.startswith(HUB):  # a folder is not
+            if ":" in name and not name.startswith(HUB):  # folders are not
                 yield name.removeprefix(OWN)
     for key in FILES:
         path = params.get(key)

@@ -253,7 +253,7 @@ def _computing(measured: Sequence[Measured]) -> list[Measured]:
 def nearest(measured: Sequence[Measured], work: Workload) -> list[Measured]:
     """The measured runs most similar to some work, by the properties that decide speed.
 
-    Compared in the order encoder, workers, step, modality, batch.
+    These are, in order of importance, encoder, workers, step, modality and batch.
     """
     same: list[Callable[[Workload], object]] = [
         lambda w: w.encoder == work.encoder,

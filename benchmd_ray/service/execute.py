@@ -87,7 +87,7 @@ def pretrain_resolved(
     """Pretrain a resolved run, unless it is done; `start` are initial weights already read."""
     execution = resolved.settings.execution
     if not on_cluster:
-        choose_device(execution.device)  # refused before a run's folder is made
+        choose_device(execution.device)  # raises before a run's folder is made
     job = resolved.job(store)
     assert isinstance(job, PretrainJob)
     check = partial(require_pretrainable, job, resolved.source)
@@ -183,7 +183,7 @@ def transfer_resolved(resolved: ResolvedRun, store: Path, *, on_cluster: bool) -
     """Run a resolved transfer, unless it is done, and evaluate on the source."""
     settings, source = resolved.settings, resolved.source
     if not on_cluster:
-        choose_device(settings.execution.device)  # refused before a run's folder is made
+        choose_device(settings.execution.device)  # raises before a run's folder is made
     check = partial(_require_ready, resolved, store)
     run = open_run(store, resolved.name, resolved.description, check)
     if not run.finished:

@@ -42,7 +42,7 @@ START = "start.safetensors"
 """File of the encoder weights that an unfinished pretraining starts from, if not random."""
 DESCRIPTION = "model.json"
 CONFIG = "config.json"
-"""File with the same and further content, for a model exported from its store."""
+"""File with this description and more, for a model exported from its store."""
 
 
 class ModelForm(TypedDict):

@@ -186,7 +186,7 @@ def _candidates(catalog: Catalog, per_class: int) -> dict[str, list[tuple[str, i
 
 
 def _shown_classes(catalog: Catalog) -> tuple[str, ...]:
-    """Classes of the card; of masks, all but the background."""
+    """Classes of the card; for masks without the background."""
     return catalog.task.foreground if catalog.task.segments else catalog.card.classes
 
 
