@@ -181,7 +181,7 @@ def _notes(catalog: Catalog) -> list[str]:
     if raw["missing"]:
         notes.append(f"{count_of(raw['missing'], 'file')} named in its tables but missing")
     if raw["grouped_by"] != "patient":
-        notes.append(f"the source names no patients: each {raw['grouped_by']} stands for one")
+        notes.append(f"no patient IDs: every {raw['grouped_by']} is treated as a separate patient")
     notes += [
         f"{count_of(count, what)}: {warning}" for warning, count in manifest["warnings"].items()
     ]

@@ -1,4 +1,4 @@
-"""Frames that compare: gaps between datasets, changes against scratch, pairs, rankings."""
+"""Frames of comparisons: gaps between datasets, changes, pairs, rankings, subgroups."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ Floats = npt.NDArray[np.float64]
 def gap_rows(pools: Sequence[Pool], metrics: Sequence[str]) -> list[Row]:
     """In distribution (the source's own validation split) minus each other dataset.
 
-    Means are over classes that both can score; a dataset is scored by its split ``test`` where it
-    has one. Holm's correction is over the datasets of a technique and setting.
+    Means are over the classes that can be scored on both; a dataset with a ``test`` split is
+    represented by it. Holm's correction is over the datasets of a technique and setting.
     """
     names = ("modality", "source", "policy", "setting", "technique", "protocol")
     home = {
@@ -62,10 +62,10 @@ def gap_rows(pools: Sequence[Pool], metrics: Sequence[str]) -> list[Row]:
 
 
 def _gap(home: Pool, pool: Pool, metric: str) -> Row:
-    """A row of `gap_rows` without its corrected p."""
+    """A row of `gap_rows`, before correction."""
     whole = home, pool
     common = home.scored_classes & pool.scored_classes
-    if home.scored_classes != pool.scored_classes:  # else the means would be of other classes
+    if home.scored_classes != pool.scored_classes:  # means over different classes otherwise
         home, pool = home.over(common), pool.over(common)
     sides, same = (_of_pool(home, metric), _of_pool(pool, metric)), _runs(home) == _runs(pool)
     gap = vars(unpaired_difference(*sides, same_models=same)).copy()
@@ -87,10 +87,10 @@ def _runs(pool: Pool) -> list[str]:
 
 
 def _over(metric: str, common: Sequence[Pool], whole: Sequence[Pool], classes: int) -> str:
-    """The caution of a gap over common classes; empty where they change no value."""
+    """The caution of a gap over common classes only; empty if these are all classes."""
     values, before = ([pool.value(metric) for pool in pools] for pools in (common, whole))
     if np.isnan(values).all() and not np.isnan(before).any():
-        return "no value: a mean of recalls, of other classes in both"
+        return "no value: a mean of recalls over different classes"
     changed = not np.array_equal(values, before, equal_nan=True)
     return f"over {count_of(classes, 'class')} that both can score" if changed else ""
 
@@ -116,7 +116,7 @@ def shared_patients(pools: Sequence[Pool]) -> list[str]:
 
 
 def _one_split(pools: Sequence[Pool]) -> list[Pool]:
-    """Pools of one split of each dataset: the last of `SPLITS`."""
+    """Pools of one split per dataset: its last one in `SPLITS`."""
     best: dict[tuple[str, ...], Pool] = {}
     for pool in sorted(pools, key=lambda p: [*SPLITS, p.key["split"]].index(p.key["split"])):
         best[tuple(value for name, value in pool.key.items() if name != "split")] = pool
@@ -142,9 +142,9 @@ def change_rows(pools: Sequence[Pool], metrics: Sequence[str]) -> Iterator[Row]:
 
 
 def difference(a: Pool, b: Pool, metric: str) -> Difference:
-    """Metric of a minus that of b on the same records, over the seeds.
+    """Metric of a minus metric of b on the same records, over seeds.
 
-    With one seed on both sides the p of AUROC is that of the exchange test, otherwise Student's.
+    With one seed on both sides p for AUROC is from the exchange test, otherwise from Student's t.
     """
     exact = None
     if metric == "auroc" and _by_exchange(a, b):
@@ -158,10 +158,10 @@ def _by_exchange(a: Pool, b: Pool) -> bool:
 
 
 def _over_seeds(a: Pool, b: Pool, metric: str, exact: float | None) -> Difference:
-    """Metric of a minus that of b, mean over classes, on the same records.
+    """Metric of a minus metric of b, mean over classes, on the same records.
 
-    Seed by seed if both have the same seeds; otherwise between the means over seeds, and the
-    interval does not cover seeds.
+    It is taken seed by seed if both have the same seeds, otherwise between the means over seeds;
+    then the interval does not cover seeds.
     """
     basis = a.basis(metric)
     if a.seeds == b.seeds:
@@ -176,8 +176,8 @@ def _over_seeds(a: Pool, b: Pool, metric: str, exact: float | None) -> Differenc
 def p_delong(a: Pool, b: Pool) -> float:
     """P-value of DeLong's test of the mean AUROC.
 
-    NaN with several seeds, as it compares two single models, and with too few patients for a test
-    or for an interval that is not rough.
+    NaN with several seeds, as it compares two single models, and where a test is not allowed or the
+    interval would be rough.
     """
     basis = a.basis("auroc")
     several = len(a.members) > 1 or len(b.members) > 1
@@ -188,7 +188,7 @@ def p_delong(a: Pool, b: Pool) -> float:
 
 
 def contest_rows(pools: Sequence[Pool]) -> Mapping[str, list[Row]]:
-    """Rows of the frames ``pairs`` (Holm's correction within a place) and ``ranking``, in AUROC."""
+    """Rows of the AUROC frames ``pairs`` (Holm's correction within a place) and ``ranking``."""
     rows: dict[str, list[Row]] = {"pairs": [], "ranking": []}
     for place, members in contests(pools):
         pairs = list(combinations(members, 2))
@@ -198,8 +198,8 @@ def contest_rows(pools: Sequence[Pool]) -> Mapping[str, list[Row]]:
         names = [(a.key["technique"], b.key["technique"]) for a, b in pairs]
         for (a, b), change, p in zip(names, differences, corrected, strict=True):
             row = dict(vars(change))
-            if np.isnan(p) and not np.isnan(change.p):  # settled before it was seen, see `holm`
-                reason = f"no {EXCHANGES:,} exchanges can be significant among so many tests"
+            if np.isnan(p) and not np.isnan(change.p):  # see `holm`
+                reason = f"{EXCHANGES:,} exchanges cannot reach significance among so many tests"
                 row["caution"] = "; ".join(filter(None, (change.caution, f"no p (Holm): {reason}")))
             value = {"difference": row.pop("value")}
             rows["pairs"].append({**place, "a": a, "b": b, **value, **row, "p_holm": p})
@@ -209,11 +209,11 @@ def contest_rows(pools: Sequence[Pool]) -> Mapping[str, list[Row]]:
 
 
 def contests(pools: Sequence[Pool]) -> Iterator[tuple[Mapping[str, str], list[Pool]]]:
-    """Places where several techniques meet on the same records, and their pools.
+    """Places where several techniques are scored on the same records, and their pools.
 
-    Each letter of a protocol (settings of the pretraining) is a place, and techniques without one
-    take part in all. Scratch also takes part where it is ``fixed`` and the others, of the same
-    transfer, are ``custom`` for their pretraining.
+    Each letter of a protocol (settings of the pretraining) is a separate place; techniques without
+    a letter belong to all of them. ``fixed`` results of scratch are also compared with ``custom``
+    results that differ only in their pretraining.
     """
     for together in _together(pools):
         protocols = sorted({pool.key["protocol"] for pool in together})
@@ -228,7 +228,7 @@ def contests(pools: Sequence[Pool]) -> Iterator[tuple[Mapping[str, str], list[Po
 
 
 def _together(pools: Sequence[Pool]) -> list[list[Pool]]:
-    """Pools on the same records that differ only by technique and protocol."""
+    """Groups of pools on the same records that differ only by technique and protocol."""
     places: dict[tuple[str, ...], list[Pool]] = {}
     names = [name for name in PLACE if name != "protocol"]
     for pool in pools:
@@ -268,8 +268,8 @@ def other_seeds(pools: Sequence[Pool]) -> list[str]:
             settings += [place["setting"]] if place["setting"] not in settings else []
     return [
         f"{source}, {protocol}, {', '.join(settings)}: the techniques have different seeds "
-        f"({seed_text}). Between two with different seeds, the interval and p of the difference "
-        "do not cover seeds."
+        f"({seed_text}). If two techniques have different seeds, the interval and p of their "
+        f"difference do not cover seeds."
         for (source, protocol, seed_text), settings in notes.items()
     ]
 
@@ -281,7 +281,7 @@ def _place(key: Mapping[str, str]) -> str:
 
 
 def _base_of(scratch: Pool, others: Sequence[Pool]) -> bool:
-    """Whether others differ from these results of scratch only by their pretraining."""
+    """Whether other results differ from these of scratch only by their pretraining."""
     return all(
         comparable_with(scratch.key["protocol"], other.key["protocol"])
         or same_transfer(scratch.first.run, other.first.run)
@@ -292,7 +292,7 @@ def _base_of(scratch: Pool, others: Sequence[Pool]) -> bool:
 def _ranking(
     place: Mapping[str, str], members: Sequence[Pool], p: Mapping[tuple[str, str], float]
 ) -> Iterator[Row]:
-    """Rows of the ranking of techniques, best first, from the p of each pair after Holm."""
+    """Rows of the ranking of techniques, best first, from the Holm-corrected p of each pair."""
     values = {pool.key["technique"]: pool.value("auroc") for pool in members}
     drawn = {pool.key["technique"]: pool.resampled("auroc") for pool in members}
     stability, basis = ranking_stability(values, drawn, p), members[0].basis("auroc")
@@ -313,7 +313,7 @@ def _ranking(
 
 SUBGROUP_FRAMES = ("subgroups", "subgroup_pairs", "excluded")
 VARIABLES = ("age", "sex", "site", "device", "view")
-"""Columns of metadata whose groups are compared; age in bands of ten years."""
+"""Metadata columns whose groups are compared; ages are in bands of ten years."""
 
 
 def subgroup_rows(pools: Sequence[Pool], resamples: int) -> Mapping[str, list[Row]]:

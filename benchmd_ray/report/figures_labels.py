@@ -42,14 +42,14 @@ LABELS = {
     "finetune-large": (8.0, "256"),
     "finetune-full": (10.0, "all"),
 }
-"""Place on the axis, the base-2 logarithm of labels per class, and its name; "all" stands apart."""
+"""Position on the axis (base-2 logarithm of labels per class) and name; "all" is set apart."""
 BREAK = 9.0
 Place = tuple[str, str]
 """Dataset and split."""
 
 
 def draw_label_efficiency(report: FigureContext) -> Iterator[Drawn]:
-    """A panel for each study, on its first target or else its source."""
+    """A panel for each study on its first target; without targets, on its source."""
     for studies in report.together:
         panels = []
         for study in studies:
@@ -80,7 +80,7 @@ def draw_curves(
     parts = [(*at, of_place(_finetuned(report, at[0]), at[1])) for at in places]
     parts = [part for part in parts if part[2]["setting"].nunique() > 1]
     if not parts:
-        return Skipped(name, "fewer than two fine-tuning settings are there: nothing to join")
+        return Skipped(name, "fewer than two fine-tuning settings: nothing to connect")
     studies = list(dict.fromkeys(study for study, *_ in parts))
     scores = pd.concat([rows for *_, rows in parts])
     title = _finding(scores) if len(studies) > 1 else f"{studies[0].label}: {_finding(scores)}"
@@ -96,8 +96,9 @@ def draw_curves(
     technique_legend(figure, techniques, report.looks, lines=True, extra=[chance_mark()])
     caption = joined(
         f"Fine-tuned encoders; mean AUROC over classes, bands: {how_drawn(report)}. A class with "
-        "fewer labelled records gives all that it has; all labels stand right of the grey bar, "
-        "since their number differs from class to class. Whether intervals overlap is not a test.",
+        f"fewer labelled records uses all of them; 'all' is to the right of the grey bar, since "
+        f"the number of labels differs from class to class. Whether intervals overlap is not a "
+        f"test.",
         sizes(scores),
     )
     return Titled(name, SECTION, title, caption, figure, aggregate=True)
@@ -132,7 +133,7 @@ def _curves(
 
 
 def _finding(scores: pd.DataFrame) -> str:
-    """In how many curves the first and last interval do not overlap: a description, not a test."""
+    """Count the curves whose first and last intervals do not overlap: a description, not a test."""
     settings = [s for s in LABELS if s in set(scores["setting"])]
     span = f"from {LABELS[settings[0]][1]} to {LABELS[settings[-1]][1]} labels per class"
     curves = up = down = 0

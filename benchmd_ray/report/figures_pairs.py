@@ -43,12 +43,12 @@ from benchmd_ray.scores.comparison import LEAST_EXCHANGE_P, LEVEL
 SECTION = "Significance"
 STARS = ((0.001, "***"), (0.01, "**"), (LEVEL, "*"))
 COLOURS = "PuOr"
-"""Two ends that colour-blind people tell apart; the numbers carry the sign in grey print."""
+"""A diverging scale for colour-blind readers; in grey print the numbers show the sign."""
 COLUMNS = 3
 FEW = 10
-"""Of a class with fewer positives the title speaks."""
+"""Positives below which the title mentions a class."""
 AT_LEAST = 0.02
-"""The colours span this difference of AUROC at least, so that noise does not glow."""
+"""Smallest range of the colours in AUROC, so that noise does not stand out."""
 
 
 def draw_pairs(report: FigureContext) -> Iterator[Drawn]:
@@ -113,7 +113,7 @@ def _colour_bar(figure: Figure, panels: Sequence[Axes], spread: float) -> None:
 
 
 def _matrix(axes: Axes, pairs: pd.DataFrame, names: Sequence[str], spread: float) -> None:
-    """Lower triangle: later techniques in rows, earlier ones in columns; coloured where tested."""
+    """Draw the lower triangle: later techniques in rows, earlier in columns; coloured if tested."""
     shades = np.full((len(names) - 1, len(names) - 1), np.nan)
     for _, row in pairs.iterrows():
         a, b = names.index(row["a"]), names.index(row["b"])
@@ -148,7 +148,7 @@ def _matrix(axes: Axes, pairs: pd.DataFrame, names: Sequence[str], spread: float
 
 
 def _ink(share: float) -> str:
-    """Colour of text that is legible on the colour of a share of the scale, −1 to 1."""
+    """Legible text colour on the background for a position of the scale, −1 to 1."""
     red, green, blue, _ = colormaps[COLOURS]((share + 1) / 2)
     return "black" if 0.3 * red + 0.59 * green + 0.11 * blue > 0.5 else "white"
 
@@ -166,7 +166,7 @@ def stars(row: pd.Series) -> str:
 
 
 def _levels(pairs: pd.DataFrame, scores: pd.DataFrame) -> str:
-    """The stars that any matrix can have: exchange tests have a smallest p."""
+    """The levels of stars that can occur: the p of an exchange test has a minimum."""
     tests = pairs.groupby("setting")["p_holm"].count().min()
     least = 0.0 if several_seeds(scores) else tests * LEAST_EXCHANGE_P
     return ", ".join(f"{below:g} ({text})" for below, text in reversed(STARS) if least < below)
@@ -176,8 +176,8 @@ def _tested(scores: pd.DataFrame) -> str:
     exchange = "by exchange of the two techniques within patients"
     if several_seeds(scores):
         return (
-            f"{exchange} where both have one seed, else by Student's t over patients, and over "
-            "training seeds where both have the same"
+            f"{exchange} if both have one seed, otherwise by Student's t over patients, and over "
+            "training seeds if both have the same"
         )
     return exchange
 

@@ -42,7 +42,7 @@ from benchmd_ray.scores.stability import CriticalDifference, critical_difference
 SECTION = "Significance"
 CELL = ["dataset", "setting"]
 THREE = 3
-"""Techniques of which a diagram is worth its place; of two, the forest plot says it."""
+"""Techniques from which on a diagram is drawn; for two, the forest plot is enough."""
 DEPENDENT = (
     "Settings and targets of one source share its patients and its pretrained models, so the tests "
     "take one value of each source: the mean over its cells."
@@ -50,7 +50,7 @@ DEPENDENT = (
 
 
 def draw_main_difference(report: FigureContext) -> Iterator[Drawn]:
-    """A diagram of at least three techniques on enough sources, on targets if there are any."""
+    """Draw one diagram of at least three techniques on enough sources, for targets if any."""
     usual = [study for study in report.studies if study.protocol.split()[0] == usual_start()]
     diagrams = list(draw_critical_differences(replace(report, studies=tuple(usual)), least=THREE))
     drawn = [figure for figure in diagrams if isinstance(figure, Titled)]
@@ -66,7 +66,7 @@ def draw_main_difference(report: FigureContext) -> Iterator[Drawn]:
 def draw_critical_differences(report: FigureContext, least: int = 0) -> Iterator[Drawn]:
     """Mean ranks over sources and (dataset × setting) cells, in distribution and on targets.
 
-    Only diagrams of ``least`` techniques or more that can show a difference, if it is given.
+    With ``least``, only diagrams of at least so many techniques that can show a difference.
     """
     bases = list(dict.fromkeys(study.protocol.split()[0] for study in report.studies))
     for base in bases:
@@ -91,7 +91,7 @@ def _of_tables(
     name: str,
     least: int,
 ) -> Iterator[Drawn]:
-    """A diagram of the techniques that most cells share, and one of all where a study has all."""
+    """Diagrams of the techniques that most cells share, and of all if a study has all."""
     techniques = {
         study: frozenset(table["technique"]) for study, table in tables.items() if len(table)
     }
@@ -109,7 +109,7 @@ def _of_tables(
 def _shared(
     tables: Mapping[SourceStudy, pd.DataFrame], techniques: Mapping[SourceStudy, frozenset[str]]
 ) -> frozenset[str]:
-    """Techniques that two studies share; of all pairs of studies, those with most cells."""
+    """Techniques that two studies share, for the pair of studies with the most cells."""
     sets = {a & b for a in techniques.values() for b in techniques.values() if len(a & b) > 1}
 
     def size(names: frozenset[str]) -> tuple[int, int, list[str]]:
@@ -127,7 +127,7 @@ def draw_critical_difference(
     name: str,
     least: int = 0,
 ) -> Drawn:
-    """A critical-difference diagram of ``names`` over each study's mean AUROCs (``tables``)."""
+    """Draw a critical-difference diagram of ``names`` by each study's mean AUROCs (``tables``)."""
     if len(names) < least:
         return Skipped(name, f"fewer than {least} techniques are on the same cells {at}")
     parts = {
@@ -163,7 +163,7 @@ def draw_critical_difference(
 
 
 def diagram(axes: Axes, result: CriticalDifference, looks: Mapping[str, TechniqueLook]) -> None:
-    """The axis of ranks, techniques at its sides, bars over cliques."""
+    """Draw the axis of ranks with techniques at its sides and bars over cliques."""
     count = len(result.names)
     left = (count + 1) // 2
     bars = 0.35 * len(result.cliques)
@@ -231,7 +231,7 @@ def draw_rankings(report: FigureContext) -> Iterator[Drawn]:
 
 
 def draw_ranking(report: FigureContext, study: SourceStudy) -> Drawn:
-    """Rank of each technique on each dataset and setting, with τ."""
+    """Draw the rank of each technique on each dataset and setting, with τ."""
     name = f"ranking-{study.slug}"
     ranking = study.of(report.analysis.ranking).dropna(subset=["rank"])
     techniques = techniques_of(ranking)
@@ -258,9 +258,9 @@ def draw_ranking(report: FigureContext, study: SourceStudy) -> Drawn:
         axes.set_ylabel("rank (1 is best)")
     technique_legend(figure, techniques, report.looks)
     caption = joined(
-        "Rank by mean AUROC. Its interval holds the ranks that no test of two techniques, adjusted "
-        "by Holm for all pairs of a dataset and setting, rules out; without one, too few patients "
-        "are scored for a test. τ: mean Kendall's τ-b of the rankings of resampled patients with "
+        "Rank by mean AUROC. Its interval holds the ranks that no test of two techniques rules out "
+        "(Holm-adjusted over all pairs of a dataset and setting); no interval: too few patients "
+        "for a test. τ: mean Kendall's τ-b of the rankings of resampled patients with "
         "that of all; 1 is the same order, 0 no relation.",
         sizes(study.of(mean_auroc(report.analysis.scores))),
     )

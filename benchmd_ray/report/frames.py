@@ -20,12 +20,12 @@ KEY = (
     "technique",
     "protocol",
 )
-"""What names a result; runs that share it differ only by their seeds."""
+"""Key of a result: runs with the same key differ only by seed."""
 PLACE = tuple(name for name in KEY if name != "technique")
-"""Where techniques meet on the same rows."""
+"""Place of a comparison: techniques are scored on the same rows there."""
 OF_RUN = ("modality", "source", "technique", "setting")
 BOOTSTRAP = "bootstrap over patients"
-"""What intervals and p rest on, in the words of all tables, figures and notes."""
+"""How tables, figures and notes describe the bootstrap."""
 
 
 def _text(*names: str) -> dict[str, str]:
@@ -149,28 +149,27 @@ FRAMES: dict[str, dict[str, str]] = {
 }
 """Columns of each frame and their types, in order.
 
-``rows`` is the long table of scores, a line for every run, split, metric and class; ``scores`` has
-the seeds pooled. `KEY` comes first where a frame has one row or more of each result. ``class`` is
-``mean`` or the name of a class; ``scored`` is what ``records`` counts, such as scans; ``effective``
-are effective patients, of a class those on its rarer side; ``paper`` is a published AUROC that may
-be compared and ``unlike`` says why one may not; ``run`` is empty where no run made a row;
-``method`` is what a score is of where the network is not, such as a detector, ``regime`` how that
-was calibrated, ``use_case`` and ``group`` which records it is of; ``caution`` says why an interval
-or a p is missing, or why the interval is rough. A frame without
-rows has its columns all the same. Of ``searches``, ``evaluations`` are those of a trial that goes
-to the end and ``evaluated`` all that were done; ``chosen`` is 0 where a search keeps its start;
-``start_value`` and ``chosen_value`` are over fresh evaluations, the second corrected for having
-been chosen, and without these the values of the trials; ``difference`` to the start is that of
-the chosen trial, or of the finalist with the largest where the start is kept.
+``rows`` is the long table of scores, a line for every run, split, metric and class; ``scores`` is
+pooled over seeds. Frames with rows per result begin with `KEY`. ``class`` is ``mean`` or the name
+of a class; ``scored`` is what ``records`` counts, such as scans; ``effective`` is the effective
+number of patients, for a class that on its rarer side; ``paper`` is the published AUROC if
+comparable, ``unlike`` says why not otherwise; ``run`` is empty for rows without a run; ``method``
+is what was scored if not the network, such as a detector, and ``regime`` its calibration;
+``use_case`` and ``group`` select the scored records; ``caution`` says why an interval or a p is
+missing, or why the interval is rough. Empty frames have their columns too. In ``searches``,
+``evaluations`` is the number for a trial that is not stopped and ``evaluated`` the number in total;
+``chosen`` is 0 if the start is kept; ``start_value`` and ``chosen_value`` are over fresh
+evaluations, the latter corrected for selection, or else the values of the trials; ``difference`` is
+that between chosen trial and start, or the largest of a finalist if the start is kept.
 """
 TUNING = ("searches", "tuned")
-"""Frames that are empty where nothing was searched."""
+"""Frames that are empty without a search."""
 VERSIONS = tuple(FRAMES["ran"])[-6:]
-"""Columns of ``ran`` with the version of a package."""
+"""Columns of ``ran`` with versions of packages."""
 
 
 def frame(name: str, rows: Iterable[Mapping[str, Any]]) -> pd.DataFrame:
-    """The named frame with these rows, each of which has all its columns."""
+    """The named frame with these rows, which must have all its columns."""
     columns, records = FRAMES[name], list(rows)
     return pd.DataFrame(
         {
@@ -186,12 +185,12 @@ SPLITS = ("validation", "test")
 
 
 def rank_of(names: Sequence[str], name: str) -> tuple[int, str]:
-    """Sort key of a name: the ones of ``names`` first, in their order."""
+    """Sort key of a name: first ``names`` in their order, then all others."""
     return (names.index(name) if name in names else len(names), name)
 
 
 def place(key: Mapping[str, str]) -> tuple[object, ...]:
-    """Sorts results by their key (`frames.KEY`) in the order in which they are shown."""
+    """Sort key of a result by `KEY`, for the order of display."""
     return (
         key["modality"],
         key["source"],
@@ -206,7 +205,7 @@ def place(key: Mapping[str, str]) -> tuple[object, ...]:
 
 
 def dataset_text(source: str, dataset: str, role: str, split: str) -> str:
-    """A dataset; of a source with its split, and whether it is another than the run's own."""
+    """Text for a dataset; a source with its split, and whether it is another one than the run's."""
     if role == "target":
         return dataset
     return f"{dataset} ({split}{'' if dataset == source else ', another source'})"

@@ -1,7 +1,7 @@
-"""The first table of a report: AUROC of each technique on each dataset, and the best ones.
+"""The first table of a report: AUROC of each technique on each dataset, with the best marked.
 
-Within a setting and protocol the highest of the techniques on the same records is the best;
-those that no test after Holm's correction (`frames` ``pairs``) tells from it are alike.
+The best technique has the highest AUROC on the same records within a setting and protocol; a
+technique is "alike" if it does not differ from it significantly after Holm's correction.
 """
 
 from __future__ import annotations
@@ -60,17 +60,17 @@ class Cell:
 
 @dataclass(frozen=True)
 class Matrix:
-    """All cells by method and dataset, with each method's mean gap and rank."""
+    """Cells by method and dataset, with each method's mean gap and rank."""
 
     cells: Mapping[tuple[What, Where], Cell]
     gaps: Mapping[tuple[What, Group], float]
     """In distribution minus target, mean over the targets."""
     ranks: Mapping[tuple[What, Group], float]
-    """Mean rank over the targets, or over all datasets where there is none; 1 is the best."""
+    """Mean rank over the targets, or without targets over all datasets; 1 is the best."""
     provenance: Mapping[Where, str]
-    """What the results of a column were trained and scored on, see `data.provenance`."""
+    """Provenance of a column's training and scored data, see `data.provenance`."""
     warning: str = ""
-    """What a reader must not miss."""
+    """Warning shown prominently."""
 
     @cached_property
     def groups(self) -> dict[Group, list[Where]]:
@@ -85,7 +85,7 @@ class Matrix:
 
     @cached_property
     def methods(self) -> list[What]:
-        """The rows: setting by setting, published numbers below ours."""
+        """The rows by setting, with published numbers below ours."""
 
         def order(what: What) -> tuple[object, ...]:
             setting, protocol, technique = what
@@ -157,7 +157,7 @@ def _where(row: Mapping[Any, Any]) -> Where:
 
 
 def _marks(analysis: Analysis, scores: pd.DataFrame) -> dict[tuple[What, Where], Mark]:
-    """The best technique of each contest, and those that are not significantly worse."""
+    """Mark the best technique of each comparison, and those that are not significantly worse."""
     values = {(_what(row), _where(row)): row["value"] for row in scores.to_dict("records")}
     contests: dict[tuple[str, str, Where], dict[frozenset[str], float]] = {}
     for row in analysis.pairs.to_dict("records"):
@@ -179,7 +179,7 @@ def _marks(analysis: Analysis, scores: pd.DataFrame) -> dict[tuple[What, Where],
 
 
 def _gaps(analysis: Analysis) -> Iterator[tuple[tuple[What, Group], float]]:
-    """Mean gap of methods that have one for each of their targets."""
+    """Mean gap of the methods that have a gap for each of their targets."""
     gaps = analysis.gaps[analysis.gaps["metric"] == "auroc"]
     for key, rows in gaps.groupby([*METHOD, *PLACE[:3]], sort=False):
         values = rows["gap"].to_numpy(float)
@@ -188,7 +188,7 @@ def _gaps(analysis: Analysis) -> Iterator[tuple[tuple[What, Group], float]]:
 
 
 def _ranks(analysis: Analysis) -> Iterator[tuple[tuple[What, Group], float]]:
-    """Mean rank of methods that take part in all contests of their setting and protocol."""
+    """Mean rank of the methods that are in all comparisons of their setting and protocol."""
     for _, rows in analysis.ranking.groupby(["setting", "protocol", *PLACE[:3]], sort=False):
         targets = rows[rows["role"] == "target"]
         ranked = targets if len(targets) else rows
@@ -203,7 +203,7 @@ def _split(key: Any) -> tuple[What, Group]:
     return (setting, protocol, technique), (modality, source, policy)
 
 
-# --- as people read it -----------------------------------------------------------------------
+# --- as text -----------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -211,19 +211,19 @@ class CellText:
     text: str
     mark: Mark = ""
     cell: Cell | None = None
-    """None of a sum, and where there is nothing."""
+    """The cell; None for a summary or an empty cell."""
 
 
 @dataclass(frozen=True)
 class Written:
-    """Heads and cells of a matrix as texts."""
+    """Headers and cells of a matrix as texts."""
 
     heads: list[str]
     groups: list[tuple[str, int]]
-    """Modalities, and how many columns each has."""
+    """Modalities with their number of columns."""
     rows: list[tuple[What, list[CellText]]]
     sums: list[str]
-    """Which sums there are."""
+    """Names of the summary columns."""
     warning: str
 
 
@@ -257,7 +257,7 @@ def written(matrix: Matrix) -> Written:
 
 
 def method_text(what: What) -> str:
-    """``mae (tuned)``: a protocol is named unless it is the usual one."""
+    """``mae (tuned)``: the protocol is shown unless it is the usual one."""
     return what[2] if what[1] == usual_start() else f"{what[2]} ({what[1]})"
 
 
@@ -270,12 +270,12 @@ MARKED = (
 TUNED = "Tuned rows do not compete with the others."
 SUMMED = {
     "gap": "Gap: in distribution minus target, mean over the targets.",
-    "rank": "Rank: mean over the targets, or over all datasets without one; 1 is the best.",
+    "rank": "Rank: mean over the targets, or without targets over all datasets; 1 is the best.",
 }
 
 
 def caption_of(text: Written) -> str:
-    """What the cells are, and the sums that there are."""
+    """Caption on the cells and the summary columns."""
     marked = any(cell.mark for _, cells in text.rows for cell in cells)
     tuned = marked and any(base_of(what[1]) == "tuned" for what, _ in text.rows)
     sums = [SUMMED[name] for name in text.sums]
@@ -365,7 +365,7 @@ def matrix_html(matrix: Matrix) -> Markup:
 
 
 def _about(shown_cell: CellText) -> str:
-    """Interval and seeds of a cell; empty for published numbers."""
+    """Tooltip with interval and seeds of a cell; empty for published numbers."""
     cell = shown_cell.cell
     if cell is None or not cell.seeds:
         return ""

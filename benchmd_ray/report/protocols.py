@@ -1,11 +1,11 @@
-"""The protocol of each run, so that no two settings are pooled unseen.
+"""The protocol of each run, so that different settings are never pooled unnoticed.
 
-Benchmarks name theirs (``fixed`` is BenchMD's). ``shuffled`` trains on shuffled labels, ``tuned``
-has settings that a search found for the transfer or its pretraining, all else is ``custom``. Runs
-of one modality, source, policy, transfer setting and protocol that differ by more than seeds get a
-number for the transfer and a letter for the pretraining: ``custom 1a``. Runs from scratch have no
-letter. Averages of runs (`tuning_frames.ensembles`) have the number and letter of their tuned runs:
-``tuned ensemble 1a``, ``start ensemble 1a``.
+Benchmarks name their protocols (``fixed`` is BenchMD's). ``shuffled`` trains on shuffled labels;
+``tuned`` uses settings that a search found for the transfer or its pretraining; all others are
+``custom``. If runs of one modality, source, policy, transfer setting and protocol differ by more
+than seeds, a number distinguishes the transfers and a letter the pretrainings: ``custom 1a``. Runs
+from scratch have no letter. Ensembles (`tuning_frames.ensembles`) have the number and letter of
+their tuned runs: ``tuned ensemble 1a``, ``start ensemble 1a``.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ from benchmd_ray.evaluation.registry import settings_among, starts, usual_start
 from benchmd_ray.runs.store import Run, read_run
 
 NO_SETTINGS = {"stage", "seed", "technique", "upstream", "upstream_parts"}
-"""Determinants that are not settings."""
+"""Determinants of a run that are not settings."""
 AXES = {"transfer.mode", "transfer.labels", "transfer.shuffle_labels"}
-"""Settings that the key of a result names by itself."""
+"""Settings that are part of a result's key."""
 ENSEMBLES = ("tuned ensemble", "start ensemble")
-"""Protocols of averages: over seeds of tuned settings, and of those that a search started from."""
+"""Protocols of ensembles over seeds: with tuned settings, and with those of a search's start."""
 Flat = Mapping[str, str]
 
 
 @dataclass(frozen=True)
 class Protocols:
     names: Mapping[Path, str]
-    """By the run's folder."""
+    """Protocol by the run's folder."""
     notes: tuple[str, ...]
     """What the numbers and letters stand for."""
 
@@ -51,7 +51,7 @@ class _Variant:
 
 
 def base_protocol(run: Run, pretraining: Run | None = None) -> str:
-    """A start's name, ``custom``, ``tuned`` or ``shuffled``, of a transfer or pretraining."""
+    """Protocol of a run: a start's name, ``custom``, ``tuned`` or ``shuffled``."""
     if run.settings.transfer.shuffle_labels:
         return "shuffled"
     stated = str(run.description["protocol"])
@@ -62,21 +62,21 @@ def base_protocol(run: Run, pretraining: Run | None = None) -> str:
 
 
 def _follows(run: Run, start: Start) -> bool:
-    """Whether a run has the settings that a start has now, whatever its file says."""
+    """Whether a run's settings equal those of a start today, whatever start its file names."""
     settings = settings_among(run.description["determinants"])
     try:
         return start.followed(run.modality, run.description["technique"], settings)
-    except BenchmdError:  # settings that no run can have, or a start that they do not fit
+    except BenchmdError:  # invalid settings, or a start that does not apply
         return False
 
 
 def is_tuned(protocol: str) -> bool:
-    """Whether it is the protocol of tuned settings."""
+    """Whether a protocol is one of tuned settings."""
     return base_of(protocol) in ("tuned", ENSEMBLES[0])
 
 
 def is_ensemble(protocol: str) -> bool:
-    """Whether it is the protocol of averages over runs."""
+    """Whether a protocol is one of ensembles."""
     return base_of(protocol) in ENSEMBLES
 
 
@@ -86,7 +86,7 @@ def base_of(protocol: str) -> str:
 
 
 def ensembles_of(tuned: str) -> tuple[str, str]:
-    """Protocols of the averages for one of tuned runs, with its number and letter."""
+    """Protocols of the ensembles for a protocol of tuned runs, with its number and letter."""
     _, number, letter = _split(tuned)
     ours, start = (_marked(base, number, letter) for base in ENSEMBLES)
     return ours, start
@@ -101,7 +101,7 @@ def searches_behind(run: Run, pretraining: Run | None) -> tuple[str, ...]:
 
 
 def pretraining_of(run: Run, runs_by_name: Mapping[str, Run]) -> Run | None:
-    """The pretraining of a transfer, by name or from its store; None without one or if lost."""
+    """The pretraining of a transfer, by name or from its store; None if missing or from scratch."""
     name = run.description.get("upstream")
     if name is None or name in runs_by_name:
         return None if name is None else runs_by_name[name]
@@ -112,38 +112,38 @@ def pretraining_of(run: Run, runs_by_name: Mapping[str, Run]) -> Run | None:
 
 
 def comparable_with(protocol: str, other: str) -> bool:
-    """Whether results of two protocols may be compared; one may lack a letter (scratch)."""
+    """Whether results of two protocols may be compared; one may lack the letter (scratch)."""
     stem, letter = _parts(protocol)
     other_stem, other_letter = _parts(other)
     return stem == other_stem and (letter == other_letter or "" in (letter, other_letter))
 
 
 def same_transfer(run: Run, other: Run) -> bool:
-    """Whether two transfers have the same settings but for seed and pretraining."""
+    """Whether two transfers have the same settings except seed and pretraining."""
     return _flat(run.description["determinants"]) == _flat(other.description["determinants"])
 
 
 def letters_of(names: Sequence[str]) -> list[str]:
-    """Protocols to compare: without the plain one where others have letters."""
+    """Protocols to compare: the one without a letter is dropped if others have letters."""
     stems = {_parts(name)[0] for name in names if _parts(name)[1]}
     return [name for name in names if name not in stems]
 
 
 def _parts(protocol: str) -> tuple[str, str]:
-    """Protocol without its letter, and the letter: ``custom 1a`` → ``custom 1``, ``a``."""
+    """Split off a protocol's letter: ``custom 1a`` → ``custom 1``, ``a``."""
     base, number, letter = _split(protocol)
     return _marked(base, number), letter
 
 
 def _split(protocol: str) -> tuple[str, str, str]:
-    """Protocol without its marks, its number and its letter."""
+    """Split a protocol into base, number and letter."""
     match = re.fullmatch(r"(.+?)(?: (\d*)(z*[a-z]?))?", protocol)
     base, number, letter = match.groups("") if match else (protocol, "", "")
     return base, number, letter
 
 
 def protocols(all_runs: Sequence[Run]) -> Protocols:
-    """The protocol of each run with number and letter; those of pretrainings have none."""
+    """The protocol of each run, with number and letter only for transfers."""
     runs_by_name = {run.folder.name: run for run in all_runs}
     upstreams = {run.folder: pretraining_of(run, runs_by_name) for run in all_runs}
     names = {run.folder: base_protocol(run, upstreams[run.folder]) for run in all_runs}
@@ -165,7 +165,7 @@ def protocols(all_runs: Sequence[Run]) -> Protocols:
 def _variants(
     runs: Sequence[Run], base: str, upstreams: Mapping[Path, Run | None]
 ) -> list[_Variant]:
-    """Settings of runs; ImageNet's own network does not tell runs apart."""
+    """Settings of runs, without those of ImageNet's own network, which do not distinguish runs."""
     flats: list[tuple[Run, dict[str, str], bool]] = []
     for run in runs:
         flat = _flat(run.description["determinants"])
@@ -199,7 +199,7 @@ def _without_encoder(flat: Flat) -> dict[str, str]:
 
 
 def _pretraining(run: Run, base: str, upstream: Run | None) -> Flat:
-    """Settings of the pretraining; where it is lost, its versions and its folder's name."""
+    """Settings of the pretraining; if it is missing, its versions and the name of its folder."""
     name = run.description.get("upstream")
     if name is None:
         return {}
@@ -224,7 +224,7 @@ def _flat(determinants: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _numbered(variants: Sequence[_Variant], base: str) -> tuple[dict[Path, str], list[str]]:
-    """Protocols of runs that share the rest of the key, and what their marks stand for."""
+    """Numbered protocols of runs with the same rest of the key, and what the marks mean."""
     names: dict[Path, str] = {}
     transfers = sorted({variant.transfer for variant in variants})
     numbers = list(map(str, range(1, len(transfers) + 1))) if len(transfers) > 1 else [""]
@@ -257,7 +257,7 @@ def _marked(base: str, number: str, letter: str = "") -> str:
 
 
 def _several(variants: Sequence[_Variant]) -> list[str]:
-    """Settings of the pretraining of techniques that have several."""
+    """Pretraining settings of the techniques that have several."""
     by_technique: dict[str, set[str]] = {}
     for variant in variants:
         technique = variant.run.description["technique"]
@@ -273,7 +273,7 @@ def _letter(place: int) -> str:
 
 
 def _said(names: Sequence[str], settings: Sequence[str], how: str) -> list[str]:
-    """A line for each name with the settings in which it differs from the others."""
+    """A line for each name, with the settings in which it differs from the others."""
     flat = [json.loads(text) for text in settings]
     keys = sorted({key for values in flat for key in values})
     differing = [key for key in keys if len({values.get(key) for values in flat}) > 1]

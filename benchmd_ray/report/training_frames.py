@@ -1,4 +1,4 @@
-"""Frames of how runs were trained: metrics over time, and where and with what they ran."""
+"""Frames on the training of runs: metrics over time, hardware and software."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from benchmd_ray.runs.history import read_metrics, seconds_worked, trained_by
 from benchmd_ray.runs.store import Run
 
 COLUMNS = {"hardware": "model", "instructions": "instructions", "threads": "threads"}
-"""Columns of the table of runs, with the field of `Hardware` that each shows."""
+"""Hardware columns of the table of runs, with the field of `Hardware` that they show."""
 MEETING = ("modality", "source", "dataset", "split", "policy", "setting")
-"""What results share that are pooled over seeds or compared with each other."""
+"""Columns shared by results that are pooled over seeds or compared with each other."""
 
 
 def hardware_columns(run: Run) -> dict[str, str | None]:
-    """What trained a run, by `COLUMNS`; all of it where sessions or workers differ."""
+    """Hardware of a run by `COLUMNS`, with several values if sessions or workers differ."""
     kinds = trained_by(run.folder)
     columns = {}
     for name, field in COLUMNS.items():
@@ -42,12 +42,12 @@ def of_pools(pools: Sequence[Pool], runs: Sequence[Run]) -> list[str]:
 def different_hardware(
     name: str, meeting: Iterable[Sequence[Scored]], runs: Sequence[Run]
 ) -> list[str]:
-    """A note where results of ``name`` that are pooled or compared come from different hardware.
+    """A note if pooled or compared results come from different hardware.
 
     Args:
-        name: What the results are of.
+        name: Name of the source, for the note.
         meeting: Groups of results that are pooled or compared.
-        runs: Runs, with the pretrainings of the others.
+        runs: Runs, including the pretrainings of transfers.
     """
     runs_by_name = {run.folder.name: run for run in runs}
     differing: dict[str, set[Hardware]] = {}
@@ -78,7 +78,7 @@ def _stages(results: Sequence[Scored], runs_by_name: Mapping[str, Run]) -> dict[
 
 Row = dict[str, Any]
 LINES = 500
-"""Most lines of metrics that are taken of a run, evenly; the last one always."""
+"""Most lines of metrics per run, evenly spaced; the last one is always included."""
 NAMES = ("loss", "validation_auroc", "validation_dsc", "lr")
 
 
@@ -103,7 +103,7 @@ def training_rows(runs: Sequence[Run]) -> Iterator[Row]:
 
 
 def thinned(lines: Sequence[Row]) -> list[Row]:
-    """At most `LINES` evenly spread lines, the last one included."""
+    """At most `LINES` evenly spaced lines, including the last one."""
     step = -(-len(lines) // LINES)
     return [lines[i] for i in range((len(lines) - 1) % step, len(lines), step)] if lines else []
 
@@ -138,7 +138,7 @@ def parts_of(run: Run) -> Mapping[str, object]:
 
 
 def older_parts(runs: Sequence[Run]) -> list[str]:
-    """Notes on runs that other versions of the code made."""
+    """Notes on runs made by other versions of the code."""
     together: dict[str, list[str]] = {}
     for run in runs:
         for change in older(parts_of(run)):
@@ -150,7 +150,7 @@ def older_parts(runs: Sequence[Run]) -> list[str]:
 
 
 def _seconds(run: Run) -> float:
-    """Seconds of work; without a history those of training by its metrics."""
+    """Seconds of work; without a history, seconds of training according to the metrics."""
     worked = float(run.done.get("seconds", 0.0)) or seconds_worked(run.folder)
     if worked:
         return worked

@@ -45,7 +45,7 @@ def test_the_search_on_every_file_starts_within_its_space(name, small):
 
 
 def test_a_baseline_outside_of_the_space_is_searched_with_its_network_held():
-    with pytest.raises(BenchmdError, match=r"hold it with --fix encoder\.network"):
+    with pytest.raises(BenchmdError, match=r"fix it with --fix encoder\.network"):
         begun("breastmnist", small=True, start="resnet50")
     settings, space = begun("breastmnist", small=True, start="resnet50", held=("encoder.network",))
     assert settings.encoder.network == "resnet50"

@@ -207,7 +207,7 @@ def test_other_sets_are_other_predictions(runs, place, predictions):
 def test_a_network_of_another_catalog_of_the_dataset_is_refused(runs, raw, build_once, tmp_path):
     """Fault F6: it may have learned what is held out."""
     whole = build_once("ptb-xl", raw, tmp_path / "whole", hold_out=HELD[:2])
-    with pytest.raises(BenchmdError, match="it may have learned what it is to detect"):
+    with pytest.raises(BenchmdError, match="it may have been trained on what it must detect"):
         evaluate_run(runs[0], whole.path, SMALL, evaluation=DETECTION, within=True)
 
 

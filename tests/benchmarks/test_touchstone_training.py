@@ -122,7 +122,7 @@ def test_the_usual_evaluation_follows_the_task():
 
 def test_a_benchmark_has_an_evaluation_that_chooses_epochs():
     own = benchmark("touchstone")
-    with pytest.raises(BenchmdError, match="or SEGMENTATION, where it is of masks"):
+    with pytest.raises(BenchmdError, match="or SEGMENTATION for masks"):
         replace(own, name="other", evaluations=())
     assert isinstance(own, Benchmark)
 
@@ -241,7 +241,7 @@ def test_masks_are_the_same_when_they_are_made_again(run, catalog, predictions):
 
 
 def test_masks_are_not_classified(run, catalog):
-    with pytest.raises(BenchmdError, match="is of a model that segments: name one that classifies"):
+    with pytest.raises(BenchmdError, match="segments: name one that classifies"):
         CLASSIFICATION.compute(Asked(run.folder, catalog, SMALL, Worker()))
 
 
