@@ -10,7 +10,7 @@ import functools
 import itertools
 import queue
 import threading
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Generator, Iterator
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar
 
@@ -56,15 +56,6 @@ class Columns:
 
     def at(self, index: Rows | slice) -> Columns:
         return Columns(self.targets[index], self.scales[index], self.sizes[index])
-
-    @staticmethod
-    def joined(parts: Sequence[Columns]) -> Columns:
-        """The rows of all parts, one after the other."""
-        return Columns(
-            np.concatenate([part.targets for part in parts]),
-            np.concatenate([part.scales for part in parts]),
-            np.concatenate([part.sizes for part in parts]),
-        )
 
 
 @dataclass(frozen=True)

@@ -91,9 +91,9 @@ def in_file(mask: npt.NDArray[np.uint8], geometry: Geometry) -> Any:
     of what is stored. Without resampling these are the very voxels.
     """
     itk = simple_itk()
-    held, grid = image_of(mask, geometry.stored), geometry.file
-    moved = itk.Resample(
-        held,
+    grid = geometry.file
+    return itk.Resample(
+        image_of(mask, geometry.stored),
         grid.extents,
         itk.Transform(3, itk.sitkIdentity),
         itk.sitkNearestNeighbor,
@@ -103,7 +103,6 @@ def in_file(mask: npt.NDArray[np.uint8], geometry: Geometry) -> Any:
         0,
         itk.sitkUInt8,
     )
-    return moved
 
 
 def write_nifti(image: Any, path: Path) -> None:

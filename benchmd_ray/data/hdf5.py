@@ -29,6 +29,7 @@ from benchmd_ray.data.hdf5_layout import (
 from benchmd_ray.data.manifest import manifest_of, shard_part
 from benchmd_ray.data.records import (
     METADATA,
+    binary,
     decode_signals,
     decode_targets,
     schema,
@@ -317,12 +318,8 @@ def _table(group: Any, rows: slice, split: str, card: DatasetCard, path: Path) -
     held_out = group["metadata/held_out_known"][rows]
     if fault := values_fault(card, age=ages, held_out=held_out, **numbers):
         raise foreign(path, fault)
-    signal = np.ascontiguousarray(group["signal"][rows])
-    width = layout.field("signal").type.byte_width
     columns: dict[str, Any] = {
-        "signal": pa.FixedSizeBinaryArray.from_buffers(
-            pa.binary(width), count, [None, pa.py_buffer(signal)]
-        ),
+        "signal": binary(np.ascontiguousarray(group["signal"][rows])),
         "split": pa.array([split] * count, pa.string()),
         "scale": pa.array(numbers["scale"], pa.float32()),
     }

@@ -220,7 +220,7 @@ def to_table(records: Sequence[Record], split: str, card: DatasetCard) -> pa.Tab
     for row, record in enumerate(records):
         signals[row] = record.signal
     columns: dict[str, pa.Array] = {
-        "signal": _binary(signals),
+        "signal": binary(signals),
         "split": pa.array([split] * len(records), pa.string()),
     }
     plain = ["record_id", "group_id", "unit_id", "scale", "valid_size"]
@@ -228,7 +228,7 @@ def to_table(records: Sequence[Record], split: str, card: DatasetCard) -> pa.Tab
         masks = np.empty((len(records), *card.target.shape), card.target.dtype)
         for row, record in enumerate(records):
             masks[row] = record.target
-        columns["target"] = _binary(masks)
+        columns["target"] = binary(masks)
         geometries = [record.geometry.as_dict() if record.geometry else None for record in records]
         columns["geometry"] = pa.array(geometries, GEOMETRY)
     else:
@@ -240,7 +240,7 @@ def to_table(records: Sequence[Record], split: str, card: DatasetCard) -> pa.Tab
     return pa.table({name: columns[name] for name in layout.names}, schema=layout)
 
 
-def _binary(values: npt.NDArray[np.generic]) -> pa.Array:
+def binary(values: npt.NDArray[np.generic]) -> pa.Array:
     """Arrays (rows, …) as binary of fixed size."""
     width = math.prod(values.shape[1:]) * values.itemsize
     return pa.FixedSizeBinaryArray.from_buffers(

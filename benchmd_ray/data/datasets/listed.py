@@ -33,7 +33,7 @@ from benchmd_ray.data.raw import (
     walk,
 )
 from benchmd_ray.data.readers.bounded import read_bounded
-from benchmd_ray.data.records import Record, RecordError, hashed_patient
+from benchmd_ray.data.records import RecordError, hashed_patient
 from benchmd_ray.data.splits import balanced_splits
 from benchmd_ray.data.tables import MAX_BYTES
 from benchmd_ray.errors import BenchmdError, composed, count_of, shown
@@ -296,17 +296,9 @@ def read(root: Path, item: RawItem, card: DatasetCard) -> Reading:
         if part.is_constant:
             excluded[CONSTANT] += 1
             continue
-        name = item.record_id if len(parts) == 1 else f"{item.record_id}-{number:04d}"
+        name = f"-{number:04d}" if len(parts) > 1 else ""
+        unit = {"unit_id": item.record_id} if scans else {}
         records.append(
-            Record(
-                record_id=name,
-                group_id=item.group_id,
-                unit_id=item.record_id if scans else name,
-                signal=part.signal,
-                scale=part.scale,
-                valid_size=part.valid_size,
-                target=item.target(card),
-                metadata=item.metadata,
-            )
+            item.record(card, part.signal, part.valid_size, scale=part.scale, part=name, **unit)
         )
     return Reading(records, excluded, warnings)
