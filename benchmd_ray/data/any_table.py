@@ -23,12 +23,7 @@ REMEDY = "Write the table anew, as Parquet or as CSV."
 
 
 def table_rows(path: Path, columns: Sequence[str], what: str) -> Iterator[Mapping[str, str]]:
-    """Rows of a Parquet (by its ending) or CSV file, all values as text.
-
-    Args:
-        path: The file.
-        columns: Columns that must be there.
-        what: What the table lists, for messages.
+    """Rows of a Parquet (by its ending) or CSV file that has all ``columns``, values as text.
 
     Raises:
         BenchmdError: The table is missing or too large, or lacks a column or has one twice.

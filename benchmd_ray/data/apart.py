@@ -45,13 +45,10 @@ class Died(Exception):
     """The process ended, or had to be ended, within a call."""
 
     def __init__(self, place: int, how: str, *, outside: bool) -> None:
-        """Say where and how.
+        """Say at which part of the call (`NOWHERE` before the first) it died, and how it did.
 
-        Args:
-            place: The part of the call, as passed to `begin`; `NOWHERE` before the first.
-            how: In words that follow "it", such as ``crashed …``.
-            outside: Whether the part is not to blame: the process could not start or was killed,
-                such as by the system for lack of memory.
+        ``how`` follows "it": ``crashed …``. ``outside``: the part is not to blame, as the process
+        could not start or was killed, such as by the system for lack of memory.
         """
         super().__init__(how)
         self.place, self.how, self.outside = place, how, outside

@@ -185,10 +185,8 @@ def import_hdf5(path: Path, out: Path) -> Catalog:
     Records and shards are those of the exported catalog; with the same library versions its digest
     is too.
 
-    Args:
-        path: The file. It need not be trusted: links, other filters, types or shapes than the card
-            has, and counts that do not match are refused.
-        out: Folder of the catalog, missing or empty.
+    The file need not be trusted: links, other filters, types or shapes than the card has, and
+    counts that do not match are refused. The folder ``out`` is missing or empty.
 
     Raises:
         BenchmdError: The file is missing, damaged or no such file, ``out`` holds something, or the
@@ -244,11 +242,7 @@ def _write_apart(path: Path, out: Path) -> None:
 
 
 def answer(request: dict[str, Any]) -> tuple[dict[str, Any], bytes]:
-    """Write what the file ``path`` holds as the catalog ``out``.
-
-    Returns:
-        ``error`` where that fails, with ``errno`` if the system gave one.
-    """
+    """Write the file ``path`` as the catalog ``out``; or ``error``, with the system's ``errno``."""
     path = Path(request["path"])
     begin(0)
     try:

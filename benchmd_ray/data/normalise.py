@@ -116,12 +116,8 @@ def normaliser(
 ) -> Normalise:
     """The function from stored signals, scales and valid sizes to what the encoder sees.
 
-    What lies outside of the centre that the encoder sees is cut off.
-
-    Args:
-        signal: Names the normaliser and its parameters.
-        statistics: Of the source's training split; some normalisers need none.
-        device: Where the signals will be; None: the CPU.
+    What lies outside of the centre that the encoder sees is cut off. ``device`` is that of the
+    signals, None the CPU; ``statistics`` are of the source's training split.
 
     Raises:
         BenchmdError: It needs statistics, and there are none.

@@ -185,13 +185,8 @@ def values_fault(
 ) -> str | None:
     """What is wrong with the values of some rows, None when nothing is.
 
-    Args:
-        card: Card of their dataset.
-        scale: (rows,).
-        valid_size: (rows, axes of the signal without the channel's).
-        target: (rows, *shape of a target).
-        age: (rows,) in years, zero where unknown.
-        held_out: (rows,), whether a record is held out: its classes must be unknown.
+    ``valid_size`` is (rows, axes but the channel's), ``target`` (rows, *shape of a target), ``age``
+    in years, zero where unknown; classes of records that are ``held_out`` must be unknown.
     """
     extent = card.signal.stored_shape[1:]
     with np.errstate(over="ignore"):

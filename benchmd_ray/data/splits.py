@@ -42,12 +42,7 @@ def balanced_splits(
 
     A patient counts for the rarest class of their records. Within a class a stable hash gives the
     order; each split gets a patient of every class that has enough.
-
-    Args:
-        dataset: Name of the dataset.
-        patients: Patient of each record.
-        labels: Classes of each record; empty for none.
-        shares: Of the patients, by split; they need not sum to 1.
+    ``patients`` and ``labels`` are of each record; ``shares`` need not sum to 1.
     """
     held: dict[str, set[str]] = {}
     for patient, names in zip(patients, labels, strict=True):
@@ -86,12 +81,8 @@ def label_subset(
     Nested: the rows for 8 labels a class are among those for 64, for any one seed. Single-label
     draws within each class. Multi-label goes class by class until each has that many positives or
     is exhausted; a row counts as labelled where one of its labels is known.
-
-    Args:
-        targets: (rows, classes), 1, 0 or -1 (unknown), of the training split.
-        per_class: Labels a class, or all if a class has fewer; None: all labelled rows.
-        task: Single-label or multi-label.
-        seed: Seed of the draw.
+    ``targets`` are (rows, classes) of the training split: 1, 0 or -1 for unknown. A class with
+    fewer than ``per_class`` gives all; None takes all labelled rows.
 
     Raises:
         BenchmdError: No row is labelled.

@@ -71,12 +71,9 @@ def read_rows(
 ) -> list[dict[str, str]]:
     """Rows of a CSV file with a header line, by column name, values without blanks at their ends.
 
-    Args:
-        path: The file, or the same name with or without ``.gz`` (read through gzip).
-        columns: Columns that must be there, in any order, ignoring blanks around names.
-        table: What the file should be, for messages.
-        delimiter: Separator of values, unless the first line states it.
-        encoding: UTF-8, with or without a byte order mark, unless given.
+    The file may have its name with or without ``.gz``; ``columns`` must be there, in any order. A
+    separator that the first line states is taken before ``delimiter``; ``table`` is what the file
+    should be, for messages.
 
     Raises:
         BenchmdError: The file cannot be opened, is not text, lacks a column or has one twice, is
