@@ -8,7 +8,7 @@ resampled, and padded.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -52,15 +52,12 @@ class Geometry:
     file: Grid
     stored: Grid
 
-    def as_dict(self) -> dict[str, Any]:
-        return asdict(self)
 
-
-def geometry_of(held: Mapping[str, Mapping[str, Any]]) -> Geometry:
+def geometry_of(row: Mapping[str, Mapping[str, Any]]) -> Geometry:
     """The geometry of a row of a catalog's column."""
     grids = {
         name: Grid(**{key: tuple(value) for key, value in grid.items()})
-        for name, grid in held.items()
+        for name, grid in row.items()
     }
     return Geometry(**grids)
 

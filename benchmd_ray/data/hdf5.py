@@ -338,8 +338,8 @@ def _table(group: Any, rows: slice, split: str, card: DatasetCard, path: Path) -
     return pa.table({name: columns[name] for name in layout.names}, schema=layout)
 
 
-def _texts(held: Any, rows: slice) -> list[str]:
-    return [text.decode() for text in held[rows]]
+def _texts(dataset: Any, rows: slice) -> list[str]:
+    return [text.decode() for text in dataset[rows]]
 
 
 if __name__ == "__main__":

@@ -7,7 +7,7 @@ import math
 import os
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import numpy as np
@@ -209,22 +209,17 @@ def values_fault(
 
 def to_table(records: Sequence[Record], split: str, card: DatasetCard) -> pa.Table:
     """`checked` records of one split as an Arrow table with `schema`."""
-    layout, signal = schema(card), card.signal
-    dtype = np.dtype(signal.dtype)
-    signals = np.empty((len(records), *signal.stored_shape), dtype)
-    for row, record in enumerate(records):
-        signals[row] = record.signal
+    layout, rows = schema(card), len(records)
+    signals = np.array([record.signal for record in records], card.signal.dtype)
     columns: dict[str, pa.Array] = {
-        "signal": binary(signals),
-        "split": pa.array([split] * len(records), pa.string()),
+        "signal": binary(signals.reshape(rows, *card.signal.stored_shape)),
+        "split": pa.array([split] * rows, pa.string()),
     }
     plain = ["record_id", "group_id", "unit_id", "scale", "valid_size"]
     if card.target.is_mask:
-        masks = np.empty((len(records), *card.target.shape), card.target.dtype)
-        for row, record in enumerate(records):
-            masks[row] = record.target
-        columns["target"] = binary(masks)
-        geometries = [record.geometry.as_dict() if record.geometry else None for record in records]
+        masks = np.array([record.target for record in records], card.target.dtype)
+        columns["target"] = binary(masks.reshape(rows, *card.target.shape))
+        geometries = [record.geometry and asdict(record.geometry) for record in records]
         columns["geometry"] = pa.array(geometries, GEOMETRY)
     else:
         plain.append("target")

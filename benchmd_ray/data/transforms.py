@@ -142,6 +142,6 @@ def padded_window(
     volume: npt.NDArray[np.int16], start: int, window: int, fill: int
 ) -> npt.NDArray[np.int16]:
     """The slices of a volume (z, y, x) from ``start`` on, padded with slices of ``fill``."""
-    held = volume[start : start + window]
-    missing = np.full((window - len(held), *volume.shape[1:]), fill, volume.dtype)
-    return np.concatenate([held, missing])
+    slices = volume[start : start + window]
+    missing = np.full((window - len(slices), *volume.shape[1:]), fill, volume.dtype)
+    return np.concatenate([slices, missing])
