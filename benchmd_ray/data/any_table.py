@@ -139,9 +139,8 @@ def _text_columns(
 def _is_plain(kind: pa.DataType) -> bool:
     kind = kind.value_type if pa.types.is_dictionary(kind) else kind
     of_bytes = ("binary", "large_binary", "fixed_size_binary", "binary_view")
-    return not (
-        pa.types.is_nested(kind) or any(getattr(pa.types, f"is_{name}")(kind) for name in of_bytes)
-    )
+    is_bytes = any(getattr(pa.types, f"is_{name}")(kind) for name in of_bytes)
+    return not (pa.types.is_nested(kind) or is_bytes)
 
 
 def _is_text(kind: pa.DataType) -> bool:

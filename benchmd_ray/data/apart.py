@@ -72,7 +72,7 @@ class Apart:
         process = self._started()
         assert process.stdin is not None
         assert process.stdout is not None
-        self._note(NOWHERE)
+        os.pwrite(self._place.fileno(), _PLACE.pack(NOWHERE), 0)
         try:
             _send(process.stdin, request, b"")
             self._await(process)
@@ -111,9 +111,6 @@ class Apart:
         )
         atexit.register(self.close)
         return self._process
-
-    def _note(self, place: int) -> None:
-        os.pwrite(self._place.fileno(), _PLACE.pack(place), 0)
 
     def _at(self) -> int:
         return int(_PLACE.unpack(os.pread(self._place.fileno(), _PLACE.size, 0))[0])
@@ -183,7 +180,9 @@ def serve(answer: Answer) -> None:
     """Answer requests from standard input on standard output, until the input ends."""
     global _place_file
     owner, _place_file = map(int, sys.argv[1:])
-    _end_with(owner)
+    end_with_parent()
+    if os.getppid() != owner:  # it ended before
+        sys.exit()
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # which would hold what was read
     _, most = resource.getrlimit(resource.RLIMIT_DATA)
     limited = 0 <= most < MEMORY
@@ -201,13 +200,6 @@ def serve(answer: Answer) -> None:
             _send(answers, *answer(request))
         except MemoryError:
             os._exit(LITTLE_MEMORY if limited else NO_MEMORY)
-
-
-def _end_with(owner: int) -> None:
-    """Let the system end this process with its owner, even while a library does not return."""
-    end_with_parent()
-    if os.getppid() != owner:
-        sys.exit()
 
 
 def end_with_parent() -> None:

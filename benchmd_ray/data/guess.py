@@ -260,18 +260,16 @@ def _add_signal(guess: Guess, example: Path) -> None:
             shape = (read_mhd(example) if end == ".mhd" else read_nifti(example)).shape
             guess.signal = _volume_signal(1, shape, "int16", "HU" if end == ".mhd" else "1")
         elif end in IMAGES:
-            grey = end in (".dcm", ".dicom") or _is_grey(read_image(example, 3))
-            guess.signal = _image_signal(1 if grey else 3)
-            if end in (".dcm", ".dicom"):
+            is_dicom = end in (".dcm", ".dicom")
+            pixels = None if is_dicom else read_image(example, 3)
+            is_grey = pixels is None or (pixels == pixels[..., :1]).all()
+            guess.signal = _image_signal(1 if is_grey else 3)
+            if is_dicom:
                 guess.unknown.append("DICOM files are taken for pictures, each one a record")
         else:
             guess.signal = _time_signal(guess, *_over_time(example, end))
     except RecordError as error:
         raise BenchmdError(f"{example} cannot be read: {error}.") from error
-
-
-def _is_grey(pixels: Array) -> bool:
-    return bool((pixels == pixels[..., :1]).all())
 
 
 def _add_array_signal(guess: Guess, values: Array) -> None:

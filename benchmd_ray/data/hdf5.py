@@ -328,13 +328,7 @@ def _table(group: Any, rows: slice, split: str, card: DatasetCard, path: Path) -
         column, are_known = group[f"metadata/{name}"], group[f"metadata/{name}_known"][rows]
         is_text = pa.types.is_string(kind)
         values = _texts(column, rows) if is_text else column[rows].tolist()
-        columns[name] = pa.array(
-            [
-                value if is_known else None
-                for value, is_known in zip(values, are_known, strict=True)
-            ],
-            kind,
-        )
+        columns[name] = pa.array(np.array(values, object), kind, mask=~are_known)
     return pa.table({name: columns[name] for name in layout.names}, schema=layout)
 
 

@@ -199,7 +199,11 @@ def _names_in(folder: str) -> tuple[list[str], list[str]]:
     """
     with os.scandir(folder) as entries:
         visible = [entry for entry in entries if entry.name[0] != "."]
-    folders = {entry.name for entry in visible if _is_folder(entry)}
+    folders = {
+        entry.name
+        for entry in visible
+        if (os.path.isdir(entry.path) if entry.is_symlink() else entry.is_dir())
+    }
     others = (entry for entry in visible if entry.name not in folders)
     return [*folders], [
         entry.name
@@ -208,10 +212,6 @@ def _names_in(folder: str) -> tuple[list[str], list[str]]:
         or os.path.isfile(entry.path)
         or not os.path.exists(entry.path)
     ]
-
-
-def _is_folder(entry: os.DirEntry[str]) -> bool:
-    return os.path.isdir(entry.path) if entry.is_symlink() else entry.is_dir()
 
 
 def files(root: Path, *patterns: str) -> list[Path]:

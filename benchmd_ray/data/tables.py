@@ -204,9 +204,8 @@ def _values(lines: Iterator[list[str]], path: Path) -> tuple[list[str], list[lis
         count += max(len(line), len(names))  # a short row is filled up
         if count > MAX_VALUES:
             raise _too_large(path, f"{MAX_VALUES:,} values")
-        rows.append(
-            [composed(value.strip()) for value in line]
-        )  # not before: some marks compose to ;
+        # Not before: some marks are composed to a semicolon.
+        rows.append([composed(value.strip()) for value in line])
     return names, rows
 
 

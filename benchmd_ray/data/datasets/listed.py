@@ -99,7 +99,7 @@ class FileNames:
 def discover(root: Path, card: DatasetCard, choices: Choices) -> Discovery:
     """List what the table names, or all that is in the folders."""
     files, names = _files(card), FileNames(root, hidden=card.hides_names)
-    rows = list(_rows(card, names) if files.table else _in_folders(card, names))
+    rows = list(_rows(card, names))
     named = each_once(card, files, rows, name=lambda row: _record_id(card, _stem(card, row.path)))
     excluded = Counter({DUPLICATE: len(rows) - len(named)})
     missing: list[str] = []
@@ -141,7 +141,8 @@ def discover(root: Path, card: DatasetCard, choices: Choices) -> Discovery:
 
 
 def _rows(card: DatasetCard, names: FileNames) -> Iterator[Named]:
-    files = _files(card)
+    if not (files := _files(card)).table:
+        return _in_folders(card, names)
     return rows_of(names.root / names.real(files.table), card, files, real=names.real)
 
 
