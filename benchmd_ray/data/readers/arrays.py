@@ -106,17 +106,17 @@ def _hdf5(path: Path, key: str) -> Array:
 
 
 def _datasets(file: Any) -> list[str]:
-    """Names of the datasets in the file itself, each once; no soft or external link is followed."""
+    """Names of the datasets in the file itself; no soft or external link is followed."""
     names: list[str] = []
     places = itertools.count(1)
 
-    def visit(name: str, member: Any) -> None:
-        if next(places) > MAX_MEMBERS:
-            raise RecordError(f"it has more than {MAX_MEMBERS:,} members")
-        if isinstance(member, h5py.Dataset):
+    def visit(name: str, link: Any) -> bool | None:
+        if isinstance(link, h5py.HardLink) and file.get(name, getclass=True) is h5py.Dataset:
             names.append(name)
+        return True if next(places) > MAX_MEMBERS else None  # True ends the visit
 
-    file.visititems(visit)
+    if file.visititems_links(visit):
+        raise RecordError(f"it has more than {MAX_MEMBERS:,} members")
     return sorted(names)
 
 
