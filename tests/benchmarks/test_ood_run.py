@@ -22,7 +22,7 @@ from benchmd_ray.benchmarks.ood import scores as scores_module
 from benchmd_ray.benchmarks.ood.detect import scored_table
 from benchmd_ray.benchmarks.ood.detectors import Draw, calibration_draws, prepared
 from benchmd_ray.benchmarks.ood.methods import METHODS
-from benchmd_ray.benchmarks.ood.methods.odin import STEPS, TEMPERATURES
+from benchmd_ray.benchmarks.ood.methods.outputs import STEPS, TEMPERATURES
 from benchmd_ray.benchmarks.ood.network import Network
 from benchmd_ray.benchmarks.ood.observe import NetworkObserver
 from benchmd_ray.benchmarks.ood.scores import score_rows

@@ -17,7 +17,7 @@ from torch import nn
 from torch.nn import functional
 
 from benchmd_ray.benchmarks.ood.methods.method import Head, Seen
-from benchmd_ray.benchmarks.ood.methods.odin import STEPS, TEMPERATURES
+from benchmd_ray.benchmarks.ood.methods.outputs import STEPS, TEMPERATURES
 from benchmd_ray.benchmarks.ood.methods.pretrained import NAME as PRETRAINED
 from benchmd_ray.data.batches import Worker
 from benchmd_ray.data.normalise import normaliser
