@@ -26,7 +26,7 @@ from benchmd_ray.errors import BenchmdError
 from benchmd_ray.files.atomic import replacing
 from benchmd_ray.modality.modalities import Modality
 from benchmd_ray.report.analysis import Analysis
-from benchmd_ray.report.columns import column_of, interval_of, part
+from benchmd_ray.report.columns import column_of, columns_of, interval_of, part
 from benchmd_ray.report.formats import csv_text
 from benchmd_ray.report.frames import KEY
 from benchmd_ray.report.protocols import ENSEMBLES, base_of, is_tuned
@@ -204,7 +204,7 @@ def _table(analysis: Analysis) -> Table | None:
         return None
     columns = (
         column_of("dataset", _marked(both, "dataset"), "text"),
-        *(column_of(name, both[name], "text") for name in ("method", "setting", "protocol")),
+        *columns_of(both, "text", "method", "setting", "protocol"),
         *(
             column
             for name in SCORES.values()
@@ -228,7 +228,7 @@ def _averages_table(analysis: Analysis) -> Table | None:
     columns = (
         column_of("images", means["images"], "text"),
         column_of("datasets", _marked(means, "datasets"), "text"),
-        *(column_of(name, means[name], "text") for name in ("method", "setting", "protocol")),
+        *columns_of(means, "text", "method", "setting", "protocol"),
         *(column_of(name.upper(), means[name], "number") for name in SCORES.values()),
     )
     caption = "Means over the datasets at hand, of the methods that have all of them."

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import pandas as pd
@@ -22,12 +21,10 @@ AVERAGE = "average"
 PERCENT = 100.0
 
 
-def table_with(caption: str, columns: Sequence[Column], rows: pd.DataFrame) -> Table | None:
+def table_with(caption: str, rows: pd.DataFrame, *columns: Column) -> Table | None:
     """A table; constant text columns go into its caption. None without rows."""
-    if rows.empty:
-        return None
     kept, note = constant(columns)
-    return Table(f"{caption}{note}", kept)
+    return None if rows.empty else Table(f"{caption}{note}", kept)
 
 
 def rank_column(rows: pd.DataFrame) -> Column:

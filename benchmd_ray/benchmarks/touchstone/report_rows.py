@@ -8,7 +8,12 @@ import numpy as np
 import pandas as pd
 
 from benchmd_ray.benchmarks.touchstone import report_trained
-from benchmd_ray.benchmarks.touchstone.report_parts import rank_column
+from benchmd_ray.benchmarks.touchstone.report_parts import (
+    PERCENT,
+    in_percent,
+    rank_column,
+    table_with,
+)
 from benchmd_ray.benchmarks.touchstone.scored import COMMON, EVALUATION, LEVEL, OWN, RANK
 from benchmd_ray.benchmarks.touchstone.tasks import MEAN
 from benchmd_ray.files.atomic import slug
@@ -16,12 +21,11 @@ from benchmd_ray.report.analysis import Analysis
 from benchmd_ray.report.columns import column_of, interval_of
 from benchmd_ray.report.figures_panels import FAINT, SMALL, grid
 from benchmd_ray.report.figures_parts import Drawn, FigureContext, Titled
-from benchmd_ray.report.table import Column, Table, constant
+from benchmd_ray.report.table import Column, Table
 from benchmd_ray.report.tables import Declared, aggregates
 
 HEADING = "Segmentation"
 KEY = ["dataset", "regime", "technique", "class"]
-PERCENT = 100.0
 
 
 def frame(analysis: Analysis) -> pd.DataFrame:
@@ -48,33 +52,27 @@ def frame(analysis: Analysis) -> pd.DataFrame:
 
 def algorithms(analysis: Analysis) -> Table | None:
     rows = frame(analysis)
-    if rows.empty:
-        return None
     keys = KEY[:3]
     level = rows[rows["class"] != MEAN].groupby(keys)["level"].sum().rename("best")
     rows = rows[rows["class"] == MEAN].join(level, on=keys)
     rows = rows.sort_values(["dataset", "regime", "rank"], kind="stable")
-    percents = rows.assign(**{n: PERCENT * rows[n] for n in ("value", "low", "high", "own")})
-    columns, note = constant(
-        (
-            column_of("dataset", rows["dataset"], "text"),
-            Column("metric", list(rows["regime"]), filtered=True),
-            column_of("algorithm", rows["technique"], "text"),
-            interval_of("average [95 %]", percents, "value", digits=2),
-            rank_column(rows),
-            column_of("level with best", rows["best"], "integer"),
-            column_of("cases", rows["records"], "integer"),
-            column_of("own average", percents["own"], "number", digits=1),
-            column_of("own cases", rows["own_records"], "integer"),
-        )
-    )
-    caption = (
+    rows = in_percent(rows, "value", "low", "high", "own")
+    return table_with(
         "Algorithms by the mean of their class means, in percent, on the cases that all have, with "
         "intervals over cases; ranks over resamples. Level with best: classes in which an "
         "algorithm has the highest mean or is not significantly below it. Own average: on its own "
-        "cases, as published. `benchmd segment compare` shows tests, groups and worst cases."
+        "cases, as published. `benchmd segment compare` shows tests, groups and worst cases.",
+        rows,
+        column_of("dataset", rows["dataset"], "text"),
+        Column("metric", list(rows["regime"]), filtered=True),
+        column_of("algorithm", rows["technique"], "text"),
+        interval_of("average [95 %]", rows, "value", digits=2),
+        rank_column(rows),
+        column_of("level with best", rows["best"], "integer"),
+        column_of("cases", rows["records"], "integer"),
+        column_of("own average", rows["own"], "number", digits=1),
+        column_of("own cases", rows["own_records"], "integer"),
     )
-    return Table(f"{caption}{note}", columns)
 
 
 def draw(report: FigureContext) -> Iterator[Drawn]:

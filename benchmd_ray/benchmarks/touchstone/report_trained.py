@@ -15,7 +15,7 @@ from benchmd_ray.evaluation.evaluation import SEGMENTATION
 from benchmd_ray.evaluation.segmentation import MEAN, ClassDice, Where, measured, row_of
 from benchmd_ray.files.atomic import slug
 from benchmd_ray.report.analysis import Analysis
-from benchmd_ray.report.columns import cautions, column_of, interval_of, key_columns, part, table_of
+from benchmd_ray.report.columns import column_of, columns_of, interval_of, keyed_table, part
 from benchmd_ray.report.figures_panels import FAINT, SMALL, grid
 from benchmd_ray.report.figures_parts import Drawn, FigureContext, Titled
 from benchmd_ray.report.frames import KEY
@@ -137,39 +137,34 @@ def _means(analysis: Analysis) -> pd.DataFrame:
 def _networks(rows: pd.DataFrame) -> Table | None:
     """DSC of networks, next to the mean mask's."""
     difference = part(rows, "difference").assign(p=rows["p"])
-    columns = (
-        *key_columns(rows),
+    return keyed_table(
+        "DSC of each class over the cases whose reference has it, and the mean of the classes, "
+        "with 95 % intervals over patients and, of several, seeds. Mean mask: of each voxel the "
+        "class that most training masks have there. `benchmd segment score` adds distances of "
+        "surfaces from the masks' files.",
+        rows,
         column_of("network", rows["network"], "text", filtered=True),
         column_of("class", rows["class"], "text", filtered=True),
         interval_of("DSC [95 %]", rows, "value"),
         Column("mean mask", list(rows["baseline"]), "number"),
         interval_of("network − mean mask [95 %]", difference, "difference", "change", p="p"),
         Column("cases with it", list(rows["positives"]), "integer"),
-        column_of("patients", rows["patients"], "integer"),
-        column_of("seeds", rows["seeds"], "integer"),
-        *cautions(rows),
+        *columns_of(rows, "integer", "patients", "seeds"),
     )
-    caption = (
-        "DSC of each class over the cases whose reference has it, and the mean of the classes, "
-        "with 95 % intervals over patients and, of several, seeds. Mean mask: of each voxel the "
-        "class that most training masks have there. `benchmd segment score` adds distances of "
-        "surfaces from the masks' files."
-    )
-    return table_of(caption, columns, rows)
 
 
 def pairs(analysis: Analysis) -> Table | None:
     """Networks against each other."""
     rows = pairs_frame(analysis)
     difference = part(rows, "difference").assign(p=rows["p_holm"])
-    columns = (
-        *key_columns(rows),
+    return keyed_table(
+        "Difference in mean DSC of two networks on the same cases.",
+        rows,
         *(column_of(name, rows[name], "text", filtered=True, order=()) for name in ("a", "b")),
         interval_of("b − a [95 %]", difference, "difference", "change", p="p"),
         column_of("p", rows["p"], "p"),
         column_of("p (Holm)", rows["p_holm"], "p"),
     )
-    return table_of("Difference in mean DSC of two networks on the same cases.", columns, rows)
 
 
 def draw(report: FigureContext) -> Iterator[Drawn]:
