@@ -27,7 +27,7 @@ from benchmd_ray.benchmarks.touchstone.report_figures import draw
 from benchmd_ray.benchmarks.touchstone.report_figures import draw as draw_figures
 from benchmd_ray.benchmarks.touchstone.report_page import write_comparison
 from benchmd_ray.benchmarks.touchstone.report_rows import algorithms
-from benchmd_ray.benchmarks.touchstone.report_rows import draw as draw_rows
+from benchmd_ray.benchmarks.touchstone.report_rows import draw_algorithms as draw_rows
 from benchmd_ray.benchmarks.touchstone.report_slices import draw_planes
 from benchmd_ray.benchmarks.touchstone.scored import COMMON, NAMED, OWN, named_rows
 from benchmd_ray.cli import main

@@ -19,8 +19,10 @@ from benchmd_ray.benchmarks.touchstone.groups import ALL, CENTRED, compared_samp
 from benchmd_ray.benchmarks.touchstone.joining import Floats
 from benchmd_ray.benchmarks.touchstone.report_parts import (
     BEST,
+    BLUE,
     COMMON,
     GROUPS,
+    ORANGE,
     PAIRS,
     PERCENT,
     RESULTS,
@@ -34,7 +36,7 @@ from benchmd_ray.report.figures_panels import FAINT, SMALL, grid
 from benchmd_ray.report.figures_parts import Drawn, Skipped, Titled
 from benchmd_ray.scores.comparison import LEVEL
 
-BLUE, ORANGE, YELLOW, DARK = "#0072B2", "#D55E00", "#F0C929", "#2F4B6E"
+YELLOW, DARK = "#F0C929", "#2F4B6E"
 TINY, GLUE = 6.5, "\N{NO-BREAK SPACE}"
 NO_ORDER = "one algorithm or one case: there is no order to resample"
 ROW = 0.15
