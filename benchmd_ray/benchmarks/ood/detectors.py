@@ -105,11 +105,7 @@ def _shared(sets: list[OutSet], unrelated: bool) -> list[tuple[OutSet, ...]]:
 
 
 def calibrated(
-    method: Detector,
-    state: State,
-    calibration: Calibration,
-    patients: Sequence[str],
-    bank: Bank,
+    method: Detector, state: State, calibration: Calibration, patients: Sequence[str], bank: Bank
 ) -> tuple[State, float]:
     """A detector that learned from four fifths of the patients, and its threshold by the others.
 

@@ -35,12 +35,7 @@ from benchmd_ray.data.records import decode_signals
 from benchmd_ray.errors import BenchmdError, unknown_name
 from benchmd_ray.evaluation.evaluation import Asked
 from benchmd_ray.files.atomic import replacing, sha256
-from benchmd_ray.files.integrity import (
-    Damaged,
-    read_hashed_json,
-    require_sha256,
-    write_hashed_json,
-)
+from benchmd_ray.files.integrity import Damaged, read_hashed_json, require_sha256, write_hashed_json
 from benchmd_ray.modality.signals import Signal
 from benchmd_ray.runs.files import RUN
 from benchmd_ray.schema.typed import Count, Finite

@@ -12,14 +12,7 @@ import numpy as np
 import pandas as pd
 
 from benchmd_ray.benchmarks.ood import EVALUATIONS, TUNED
-from benchmd_ray.benchmarks.ood.scores import (
-    RESAMPLES,
-    ScoredSet,
-    Where,
-    ensemble,
-    mean_of,
-    scored,
-)
+from benchmd_ray.benchmarks.ood.scores import RESAMPLES, ScoredSet, Where, ensemble, mean_of, scored
 from benchmd_ray.benchmarks.ood.sets import FEWEST
 from benchmd_ray.benchmarks.ood.table import ALL, about
 from benchmd_ray.errors import BenchmdError

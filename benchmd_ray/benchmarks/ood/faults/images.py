@@ -9,14 +9,7 @@ import numpy as np
 from PIL import Image, ImageDraw, ImageFont
 from scipy import ndimage
 
-from benchmd_ray.benchmarks.ood.faults.fault import (
-    Change,
-    Fault,
-    Recorded,
-    Values,
-    makers,
-    spread,
-)
+from benchmd_ray.benchmarks.ood.faults.fault import Change, Fault, Recorded, Values, makers, spread
 from benchmd_ray.modality.signals import Signal
 
 LARGEST = 255.0

@@ -5,14 +5,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from benchmd_ray.benchmarks.ood.faults.fault import (
-    Change,
-    Fault,
-    Recorded,
-    Values,
-    makers,
-    spread,
-)
+from benchmd_ray.benchmarks.ood.faults.fault import Change, Fault, Recorded, Values, makers, spread
 from benchmd_ray.modality.signals import Signal
 
 LIMB = ("I", "II", "III", "aVR", "aVL", "aVF")

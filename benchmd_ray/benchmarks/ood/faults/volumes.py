@@ -4,13 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from benchmd_ray.benchmarks.ood.faults.fault import (
-    LIMITS,
-    Fault,
-    Recorded,
-    Values,
-    makers,
-)
+from benchmd_ray.benchmarks.ood.faults.fault import LIMITS, Fault, Recorded, Values, makers
 from benchmd_ray.benchmarks.ood.faults.images import LARGEST, brown_noise, resized
 from benchmd_ray.modality.signals import Signal, Window
 
