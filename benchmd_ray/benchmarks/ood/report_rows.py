@@ -206,15 +206,10 @@ def _by_seed(network: StudiedNetwork) -> dict[tuple[Any, ...], dict[int, ScoredS
 
 
 def _with_holm(rows: list[dict[str, Any]], more: Sequence[str] = ()) -> pd.DataFrame:
-    groups: dict[Any, list[dict[str, Any]]] = {}
-    for row in rows:
-        together = tuple(row[name] for name in (*STUDY, "use_case", "regime"))
-        groups.setdefault(together, []).append(row)
-    for members in groups.values():
-        for row, p in zip(members, holm([row["p"] for row in members]), strict=True):
-            row["p_holm"] = float(p)
-    changes = ["difference", "low", "high", "p", "p_holm", "seeds", "caution"]
-    return pd.DataFrame(rows, columns=[*STUDY, *WHERE, *more, *changes])
+    changes = ("difference", "low", "high", "p", "p_holm", "seeds", "caution")
+    table = pd.DataFrame(rows, columns=[*STUDY, *WHERE, *more, *changes])
+    families = table.groupby([*STUDY, "use_case", "regime"], sort=False)
+    return table.assign(p_holm=families["p"].transform(holm))
 
 
 def compared(analysis: Analysis) -> pd.DataFrame:

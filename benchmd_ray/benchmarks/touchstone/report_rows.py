@@ -194,10 +194,8 @@ def pairs_frame(analysis: Analysis) -> pd.DataFrame:
         difference = _difference(b.of(MEAN), a.of(MEAN))
         rows.append({**place, "catalog": a.catalog, "a": _title(a), "b": _title(b), **difference})
     table = pd.DataFrame(rows, columns=[*PLACE, "catalog", "a", "b", *DIFFERENCE])
-    table["p_holm"] = np.nan
-    for _, group in table[table["p"].notna()].groupby([*PLACE, "catalog"]):
-        table.loc[group.index, "p_holm"] = holm(group["p"].to_numpy())
-    return table
+    families = table.groupby([*PLACE, "catalog"])
+    return table.assign(p_holm=families["p"].transform(holm))
 
 
 def _title(network: Trained) -> str:
