@@ -254,7 +254,8 @@ def of_data(guard: Guard, paths: Sequence[Location]) -> Iterator[tuple[Location,
     """Verdicts on catalogs, files and folders, each with its path and read once."""
     read: set[Location] = set()
     for path in paths:
-        if not _is_file(path) and MANIFEST in entries(path)[0]:
+        is_file = isinstance(path, Path) and path.is_file()
+        if not is_file and MANIFEST in entries(path)[0]:
             if path.resolve() not in read:
                 yield from ((path, verdict) for verdict in of_catalog(guard, open_catalog(path)))
             read.add(path.resolve())
@@ -267,10 +268,6 @@ def of_data(guard: Guard, paths: Sequence[Location]) -> Iterator[tuple[Location,
         new = [name for name, place in zip(names, places, strict=True) if place not in read]
         read.update(places)
         yield from ((path, verdict) for verdict in of_files(guard, path, new))
-
-
-def _is_file(path: Location) -> bool:
-    return isinstance(path, Path) and path.is_file()
 
 
 def ignored(guard: Guard, paths: Sequence[Location]) -> Counter[str]:

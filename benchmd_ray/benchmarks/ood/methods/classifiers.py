@@ -23,6 +23,8 @@ from benchmd_ray.benchmarks.ood.methods.method import (
 )
 from benchmd_ray.benchmarks.ood.methods.neighbours import nearest
 
+_regression = partial(LogisticRegression, class_weight="balanced", max_iter=2000)
+_machine = partial(LinearSVC, class_weight="balanced", max_iter=20_000, random_state=0)
 Read = Callable[[Seen], npt.NDArray[np.float32]]
 """What a model reads of records: (records, quantities)."""
 FEATURE_KNN_NAME = "feature-knn"
@@ -39,14 +41,6 @@ def _learned(model: Any, values: npt.ArrayLike, out: npt.NDArray[np.bool_]) -> S
     model.fit((x - mean) / spread, out)
     direction = model.coef_[0] / spread
     return {"direction": direction, "offset": np.array(model.intercept_[0] - mean @ direction)}
-
-
-def _logistic_regression() -> LogisticRegression:
-    return LogisticRegression(class_weight="balanced", max_iter=2000)
-
-
-def _machine() -> LinearSVC:
-    return LinearSVC(class_weight="balanced", max_iter=20_000, random_state=0)
 
 
 def _calibrate(
@@ -93,7 +87,7 @@ BINARY = _linear(
     "binary-classifier",
     "binary classifier",
     "Cao et al., arXiv 2007.04250",
-    _logistic_regression,
+    _regression,
     lambda seen: seen.features,
 )
 SCORE_SVM = _linear(
