@@ -635,13 +635,13 @@ def test_the_report_shows_detectors_controls_and_alarms(
 
     detected(runs[1], place)
     analysis = analyse(runs, resamples=50)
-    made = {table.name: table.page for table in TABLES}
+    pages = {table.name: table.page for table in TABLES}
     for table, word in (
         ("detectors", "Mahalanobis"),
         ("detectors_controls", "random half"),
         ("detectors_shifted", "georgia"),
     ):
-        found = made[table](analysis)
+        found = pages[table](analysis)
         assert found is not None
         assert word in found.caption + str([column.values for column in found.columns])
     differences = compared(analysis)
@@ -661,7 +661,7 @@ def test_the_report_shows_detectors_controls_and_alarms(
     for _, family in differences.groupby("use_case"):
         tested = family.dropna(subset="p")
         assert tested["p_holm"].tolist() == pytest.approx(holm(tested["p"]).tolist())
-    first = made["detectors_means"](analysis)
+    first = pages["detectors_means"](analysis)
     assert first is not None
     frame = report_rows.frame(analysis)
     (faulty,) = (column for column in first.columns if column.title == "faulty [95 %]")

@@ -1,4 +1,4 @@
-"""Detectors that change features or weights, and take the energy of the logits that follow."""
+"""Detectors that change features or weights and score by the energy of the new logits; GradNorm."""
 
 from __future__ import annotations
 
@@ -66,9 +66,9 @@ def _fit_scale(_: Bank, *, percentile: float = SCALE_PERCENTILE) -> State:
 
 
 def _peaked(features: Floats, percentile: float) -> tuple[Floats, Floats]:
-    """Features whose small ones are cut, and how much all are enlarged: by how peaked they are.
+    """Features with the small ones set to 0, and the factor of ASH and SCALE: exp of all / active.
 
-    The least active feature is that of the code of ASH and SCALE.
+    Both are sums over a record's features; the percentile is rounded as in the released code.
     """
     place = min(round(features.shape[1] * percentile / 100), features.shape[1] - 1)
     cut = np.partition(features, place, axis=1)[:, place, None]
@@ -79,7 +79,7 @@ def _peaked(features: Floats, percentile: float) -> tuple[Floats, Floats]:
 
 
 def _ash(state: State, seen: Seen, head: Head) -> Floats:
-    """ASH-S: the energy after a record's small features are cut and the others enlarged."""
+    """ASH-S: the energy after a record's small features are set to 0 and the others enlarged."""
     active, factor = _peaked(np.asarray(seen.features, np.float64), float(state["percentile"]))
     return _energy(active * factor, head)
 

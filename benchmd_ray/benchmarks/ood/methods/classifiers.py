@@ -1,4 +1,4 @@
-"""Detectors that learn to tell in from out by a linear model of scikit-learn."""
+"""Detectors that separate in from out by a linear model of scikit-learn."""
 
 from __future__ import annotations
 

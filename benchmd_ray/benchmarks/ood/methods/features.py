@@ -18,10 +18,9 @@ GUIDE_BLOCK = 1024
 
 
 def dimensions(width: int, records: int) -> int:
-    """Of the principal space, as in the paper; half of the width of narrow features.
+    """Dimensions of the principal space, as in the paper; of narrow features half of their width.
 
-    Half as many as there are records at most, lest nothing of the records it is fitted on is
-    outside.
+    At most half the number of records: else no training record would have a residual.
     """
     paper = 1000 if width >= 2048 else 512 if width >= 768 else width // 2
     return max(1, min(paper, records // 2))
@@ -42,7 +41,7 @@ def _fit_residual(bank: Bank, *, share: float = 1.0) -> State:
 
 
 def _residual(state: State, seen: Seen, head: Head) -> Floats:
-    """Length of the part that is outside the space that most training features fill."""
+    """Length of the part outside the space that most training features fill."""
     moved = np.asarray(seen.features, np.float64) - state["origin"]
     return np.asarray(np.linalg.norm(moved @ state["basis"], axis=1))
 

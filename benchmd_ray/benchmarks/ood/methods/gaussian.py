@@ -16,7 +16,7 @@ PER_CLASS_RIDGE = 1e-5
 LAYER = "layer "
 """How quantities of layers begin; the features come last."""
 RECORDS = 5
-"""Of a mixture: the fewest for each component of the features."""
+"""Of a mixture: the fewest records for each principal component."""
 RIDGE = 1e-4
 """Of a mixture: added to the variances of the components, whose largest is 1."""
 
@@ -78,7 +78,7 @@ def nearest_mean(state: State, features: npt.ArrayLike) -> Floats:
 
 
 def _fit_shared(bank: Bank) -> State:
-    """One covariance for all classes, shrunk (Ledoit and Wolf): records may be few."""
+    """One covariance for all classes, shrunk (Ledoit and Wolf), as records may be few."""
     return fitted(bank.seen.features, bank.groups())
 
 
@@ -155,7 +155,7 @@ def _relative(state: State, seen: Seen, head: Head) -> Floats:
 
 
 def _fit_mixture(bank: Bank) -> State:
-    """A mixture without labels; of first principal components where records are few."""
+    """A mixture fitted without labels, to the first principal components where records are few."""
     f = np.asarray(bank.seen.features, np.float64)
     centre = f.mean(axis=0)
     _, lengths, axes = np.linalg.svd(f - centre, full_matrices=False)
