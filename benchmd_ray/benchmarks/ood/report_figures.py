@@ -19,15 +19,12 @@ from benchmd_ray.report.canvas import TechniqueLook
 from benchmd_ray.report.figures_panels import FAINT, SMALL, grid, technique_legend
 from benchmd_ray.report.figures_parts import Drawn, FigureContext, Titled, techniques_of
 
-COLOURS = {"none": "#0072B2", "other-sources": "#D55E00", "same-source": "#999999"}
-MARKERS = {"none": "o", "other-sources": "s", "same-source": "^"}
 REGIMES = {
-    "none": "not calibrated",
-    "other-sources": "calibrated on other-sources",
-    "same-source": "calibrated on same-source",
+    "none": ("not calibrated", TechniqueLook("#0072B2", "o", "-"), 0.0),
+    "other-sources": ("calibrated on other-sources", TechniqueLook("#D55E00", "s", "-"), 0.15),
+    "same-source": ("calibrated on same-source", TechniqueLook("#999999", "^", "-"), -0.15),
 }
-APART = {"none": 0.0, "other-sources": 0.15, "same-source": -0.15}
-"""Where intervals of a detector are on its line, so that none hides another."""
+"""Title and look of each, and its offset from a detector's line, so that none hides another."""
 
 
 def draw(report: FigureContext) -> Iterator[Drawn]:
@@ -64,22 +61,19 @@ def _dots(rows: pd.DataFrame, label: str, slug: str) -> Iterator[Drawn]:
     figure, panels = grid(title, len(cases), columns=3, row=0.17 * len(order) + 0.9)
     for axes, case in zip(panels, cases, strict=True):
         cells = means[means["use_case"] == case]
-        for regime, colour in COLOURS.items():
+        for regime, (calibration, look, apart) in REGIMES.items():
             some = cells[cells["regime"] == regime]
-            places = [order.index(name) + APART[regime] for name in some["method"]]
+            places = [order.index(name) + apart for name in some["method"]]
             distances = [some["auroc"] - some["low"], some["high"] - some["auroc"]]
             ends = np.nan_to_num(np.stack(distances))
-            look: dict[str, Any] = {"markersize": 4, "linewidth": 1, "label": REGIMES[regime]}
-            look |= {"fmt": MARKERS[regime], "color": colour}
-            axes.errorbar(some["auroc"], places, xerr=ends.clip(min=0), **look)
+            marks: dict[str, Any] = {"fmt": look.marker, "color": look.colour, "label": calibration}
+            marks |= {"markersize": 4, "linewidth": 1, "xerr": ends.clip(min=0)}
+            axes.errorbar(some["auroc"], places, **marks)
         axes.set_ylim(-1, len(order))
-        _auroc_axes(
-            axes,
-            list(map(title_of, order)),
-            f"{case} ({count_of(int(cells['sets'].max()), 'set')})",
-        )
-    drawn = [regime for regime in COLOURS if regime in set(means["regime"])]
-    looks = {REGIMES[name]: TechniqueLook(COLOURS[name], MARKERS[name], "-") for name in drawn}
+        sets = count_of(int(cells["sets"].max()), "set")
+        _auroc_axes(axes, list(map(title_of, order)), f"{case} ({sets})")
+    drawn = set(means["regime"])
+    looks = {text: look for name, (text, look, _) in REGIMES.items() if name in drawn}
     technique_legend(figure, list(looks), looks)
     caption = (
         "Mean over the sets of each use-case, with 95 % intervals over patients and seeds where "
@@ -145,7 +139,7 @@ def _alarms(rows: pd.DataFrame, label: str, slug: str) -> Iterator[Drawn]:
     for axes, name in zip(panels, sets, strict=True):
         some = alarms[alarms["group"] == name]
         places = [order.index(method) for method in some["method"]]
-        axes.barh(places, some["rejected"], color=COLOURS["none"], height=0.7)
+        axes.barh(places, some["rejected"], color=REGIMES["none"][1].colour, height=0.7)
         axes.axvline(0.05, color="black", linewidth=0.8, linestyle="--")
         axes.set_yticks(range(len(order)), list(map(title_of, order)), fontsize=SMALL)
         axes.set_xlim(0, 1)
