@@ -299,7 +299,7 @@ def worst(comparison: Comparison) -> Table | None:
 
 
 def distance(comparison: Comparison) -> Table | None:
-    rows = comparison.distance
+    rows, there = comparison.distance, comparison.distance["other_n"]
     return table_with(
         f"Whether {comparison.other or 'the other test set'} orders the algorithms alike: "
         "Kendall's τ-b of the means. The interval holds what pairs of algorithms leave open "
@@ -312,9 +312,7 @@ def distance(comparison: Comparison) -> Table | None:
         column_of("algorithms", rows["algorithms"], "integer"),
         column_of("pairs known", rows["known"], "integer"),
         column_of("n", rows["n"], "integer", about="Of the average: of the class with the fewest"),
-        column_of(
-            "n there", rows["other_n"].where(rows["other_n"] > 0).astype("float64"), "integer"
-        ),
+        column_of("n there", there.where(there > 0).astype("float64"), "integer"),
     )
 
 
@@ -343,7 +341,6 @@ def group_tests_frame(comparison: Comparison) -> pd.DataFrame:
 
 
 def group_tests(comparison: Comparison) -> Table | None:
-    """The same, for the centred mean of each algorithm."""
     rows = group_tests_frame(comparison)
     rows = rows[rows["class"] == CENTRED]
     return table_with(

@@ -1,4 +1,4 @@
-"""Detectors by what they read: a state fitted on in-distribution records, and a score by it.
+"""Detectors, grouped by what they read: a state fitted on in-distribution records, and a score.
 
 An installed package adds its own by an entry point of ``detector`` (`extensions.plugins.GROUPS`): a
 function without arguments that gives a `Detector`.
