@@ -130,7 +130,7 @@ def write_report(
     written = write_tables(analysis, out)
     say(f"written: {len(written)} files of tables in {out}, first {out / first}.csv")
     drawn, skipped = draw(analysis, which=figures, resamples=analysis.resamples)
-    _write_figures(drawn, out / "figures")
+    write_figures(drawn, out / "figures")
     if drawn:
         others = f"; {len(skipped)} had nothing to show, the page says why" if skipped else ""
         say(f"written: {count_of(len(drawn), 'figure')} in {out / 'figures'}{others}")
@@ -141,7 +141,7 @@ def write_report(
         tables = [table for table in declared() if table.aggregate]
         aggregate = [titled for titled in drawn if titled.aggregate]
         write_tables(analysis, sent, tables)
-        _write_figures(aggregate, sent / "figures")
+        write_figures(aggregate, sent / "figures")
         write_page(analysis, aggregate, sent, tables=tables)
     return page
 
@@ -154,7 +154,7 @@ def _sent_notes(notes: Sequence[str]) -> list[str]:
     return kept
 
 
-def _write_figures(drawn: Sequence[Titled], folder: Path) -> None:
+def write_figures(drawn: Sequence[Titled], folder: Path) -> None:
     """Write figures, and delete those of an earlier report."""
     display = progress("figures", len(drawn), "figures") if drawn else None
     named = [(titled.name, titled.figure) for titled in drawn]

@@ -23,7 +23,7 @@ import yaml
 from masks import mask_splits, small_card, write_masks
 from scipy.stats import ttest_rel
 
-from benchmd_ray.benchmarks.touchstone import NETWORKS, report_trained, start_settings
+from benchmd_ray.benchmarks.touchstone import NETWORKS, report_rows, start_settings
 from benchmd_ray.data.batches import Worker
 from benchmd_ray.data.cards import dataset_card
 from benchmd_ray.data.catalog import open_catalog
@@ -396,7 +396,7 @@ def test_a_report_has_the_scores_beside_the_mean_masks(reported):
 
 
 def test_a_report_pools_seeds_and_compares_networks(reported, tmp_path):
-    rows = report_trained.frame(reported).set_index(["protocol", "class"])
+    rows = report_rows.networks_frame(reported).set_index(["protocol", "class"])
     assert len(rows) == 6
     singles = reported.rows[reported.rows["evaluation"] == "segmentation"]
     singles = singles.set_index(["protocol", "class", "method", "seed"])["value"].sort_index()
@@ -409,7 +409,7 @@ def test_a_report_pools_seeds_and_compares_networks(reported, tmp_path):
         assert row["difference"] == pytest.approx(seeds.mean() - base)
         assert "no interval" in row["caution"]
     assert sorted(rows["seeds"]) == [1, 1, 1, 2, 2, 2]
-    (pair,) = report_trained.pairs_frame(reported).to_dict("records")
+    (pair,) = report_rows.pairs_frame(reported).to_dict("records")
     first, other = (singles[one, "mean", "", 0] for one in ("custom 1", "custom 2"))
     assert pair["a"] == "monai-unet (custom 1)"
     assert pair["difference"] == pytest.approx(other - first)  # of the seed that both have
@@ -425,7 +425,7 @@ def test_a_report_pools_seeds_and_compares_networks(reported, tmp_path):
     assert "mean mask" in text
     assert "custom: settings other than" in text
     assert tmp_path / "segmentation-networks-pairs.csv" in written
-    (figure,) = report_trained.draw(FigureContext(reported, {}, ()))
+    (figure,) = report_rows.draw_networks(FigureContext(reported, {}, ()))
     assert figure.name == "segmentation-networks-hippocampus-test"
     assert figure.aggregate
 
@@ -438,7 +438,7 @@ def test_differences_are_those_of_the_same_cases():
         {0: measured(table_of({"anterior": each, "posterior": each}), 4000)["test", "", "mean"]}
         for each in (easy + gain, easy)
     )
-    found = report_trained._difference(ours, others)
+    found = report_rows._difference(ours, others)
     expected = ttest_rel(easy + gain, easy)
     low, high = expected.confidence_interval(0.95)
     assert found["difference"] == pytest.approx(gain.mean())
