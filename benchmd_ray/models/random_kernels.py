@@ -37,7 +37,7 @@ DILATIONS = 8
 """Different dilations of an extent, from 1 to the largest that fits, evenly on a logarithmic
 scale."""
 CONVOLUTIONS = {1: functional.conv1d, 2: functional.conv2d, 3: functional.conv3d}
-POSITIONS = {1: 2048, 2: 32, 3: 9}
+POSITIONS = {1: 1024, 2: 32, 3: 9}
 """Outputs of a kernel along each axis, about, by the number of axes: a longer axis is read with a
 stride."""
 BLOCK = 32
