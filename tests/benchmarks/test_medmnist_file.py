@@ -130,7 +130,7 @@ def test_a_dry_run_of_all_datasets_needs_no_file():
     asked = ["medmnist", "tune", "--dry-run", "--gpus", "8", "--cpus", "64", "--tflops", "60"]
     done = CliRunner().invoke(main, [*asked, "--start", "resnet18", "--start", "resnet18-3d"])
     assert done.exit_code == 0, done.output
-    assert "In all: 18 searches one after the other, about " in done.output
+    assert "In total: 18 searches one after the other, about " in done.output
     assert done.output.count("A search: scratch, finetune-full, on ") == 18
     refused = CliRunner().invoke(main, ["medmnist", "tune"])
     assert refused.exit_code == 2

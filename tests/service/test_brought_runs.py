@@ -128,7 +128,7 @@ def test_a_plan_takes_them_for_the_signals_that_they_fit(source, ecg_catalogs, f
         ("cxr", "knn", "scratch"),
         ("ecg", "knn", "scratch"),
     }
-    assert "networks of transformers are supported only for images" in " ".join(plan.notes)
+    assert "networks of transformers are for images" in " ".join(plan.notes)
 
 
 def test_two_folders_of_one_name_are_refused(source, folder, tmp_path):

@@ -522,7 +522,7 @@ def test_a_command_does_not_begin_without_any_of_its_gpus(monkeypatch):
     )
     monkeypatch.setattr(ray, "cluster_resources", lambda: {"CPU": 16.0})
     monkeypatch.setattr(cluster, "NODES_SECONDS", 0.0)
-    with pytest.raises(BenchmdError, match="no node with GPU came within 0 s"):
+    with pytest.raises(BenchmdError, match="no node with GPU was added within 0 s"):
         with cluster._asked_for([{"CPU": 16.0, "GPU": 1.0}]):
             pytest.fail("nothing may begin")
     assert asked[-1] == []
