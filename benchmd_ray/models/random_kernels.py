@@ -31,7 +31,7 @@ from benchmd_ray.settings.definition import EncoderSettings, updated
 
 EXTENTS = {1: (7, 9, 11), 2: (3, 5, 7), 3: (3, 5)}
 """Values of a kernel along each axis, by the number of axes."""
-BIASES = {1: 8, 2: 2, 3: 14}
+BIASES = {1: 8, 2: 2, 3: 2}
 """Biases of each kernel where the settings leave them open, by the number of axes."""
 DILATIONS = 8
 """Different dilations of an extent, from 1 to the largest that fits, evenly on a logarithmic
