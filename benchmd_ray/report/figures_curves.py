@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
 
 import numpy as np
 import numpy.typing as npt
@@ -42,16 +41,12 @@ MOST = 201
 
 def draw_main_curves(report: FigureContext) -> Iterator[Drawn]:
     """ROC and calibration of each study on its first target, or else on its source."""
-    trained = [study for study in report.studies if not study.protocol.startswith("shuffled")]
-    yield from _draw_curves(replace(report, studies=tuple(trained)), slice(1))
+    yield from _draw_curves(report, slice(1))
 
 
 def draw_other_curves(report: FigureContext) -> Iterator[Drawn]:
-    """The same on other datasets and splits, and of shuffled labels."""
-    trained = [study for study in report.studies if not study.protocol.startswith("shuffled")]
-    others = [study for study in report.studies if study not in trained]
-    yield from _draw_curves(replace(report, studies=tuple(trained)), slice(1, None))
-    yield from _draw_curves(replace(report, studies=tuple(others)), slice(None))
+    """The same on other datasets and splits."""
+    yield from _draw_curves(report, slice(1, None))
 
 
 def _draw_curves(report: FigureContext, which: slice) -> Iterator[Drawn]:

@@ -23,6 +23,12 @@ SETTING_LABELS = {
     "finetune-large": "fine-tune\n256 / class",
     "finetune-full": "fine-tune\nall labels",
 }
+LABEL_WORDS = {
+    "full": "all labels",
+    "large": "256 labels per class",
+    "medium": "64 labels per class",
+    "small": "8 labels per class",
+}
 SMALL = 7.5
 """Points of small text; none is below 7."""
 COLUMNS = 2

@@ -13,9 +13,11 @@ import pandas as pd
 
 from benchmd_ray.errors import count_of
 from benchmd_ray.report.figures_parts import FigureContext
-from benchmd_ray.report.frames import BOOTSTRAP
+from benchmd_ray.report.frames import BOOTSTRAP, by_name, with_mode
 from benchmd_ray.scores.comparison import LEVEL
 
+MOST_BASELINES = 2
+"""That a sentence names."""
 GLUE = "\u00a0"
 """A space at which no line is broken."""
 INTERVAL = f"95 % interval by Student's t from a {BOOTSTRAP}"
@@ -153,3 +155,10 @@ def joined(*sentences: str) -> str:
 def listed(names: list[str]) -> str:
     """Names in a sentence: a, b and c."""
     return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
+
+
+def baseline_text(changes: pd.DataFrame) -> str:
+    """What rows are compared with: its name, with the mode where that is another than theirs."""
+    columns = changes[["baseline", "setting"]].drop_duplicates().itertuples(index=False)
+    names = by_name(str(name).removesuffix(with_mode("", setting)) for name, setting in columns)
+    return listed(names) if len(names) <= MOST_BASELINES else "the baseline of each row"

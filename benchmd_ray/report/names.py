@@ -1,0 +1,312 @@
+"""Names of the rows of a report: what made the features, in words, and what tells rows apart.
+
+``MAE``, ``ResNet-18, scratch``, ``MAE on PTB-XL``, ``MAE, tuned``, ``MAE (lr 0.003)``: unique among
+the runs of a modality, source and policy, and the same for all transfer settings of one encoder.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from benchmd_ray.data.cards import cards
+from benchmd_ray.errors import unknown_name
+from benchmd_ray.evaluation.registry import starts
+from benchmd_ray.models.networks import NETWORK, TITLES, TRANSFORMERS
+from benchmd_ray.report.frames import TECHNIQUES, name_rank, with_mode
+from benchmd_ray.report.protocols import base_protocol, pretraining_of, searches_behind
+from benchmd_ray.runs.store import Run
+from benchmd_ray.ssl import HUB, OWN, SCRATCH
+from benchmd_ray.ssl import TECHNIQUES as BUILT_IN
+
+NO_SETTINGS = {"stage", "seed", "technique", "upstream", "upstream_parts"}
+"""Determinants that are not settings."""
+AXES = {"transfer.mode", "transfer.labels", "transfer.shuffle_labels"}
+"""Settings that the key of a result names by itself."""
+DROPS = {"encoder.dropout", "encoder.embedding_dropout"}
+"""Settings of the network that each training chooses anew."""
+MOST_SETTINGS, MOST_LETTERS = 2, 32
+"""Of the settings in a name."""
+MOST_TITLE = 24
+"""Letters of a dataset's title in a name; a longer one gives way to the dataset's plain name."""
+UNSET = "unset"
+Flat = dict[str, str]
+"""Settings in plain text by their dotted name: ``transfer.optimiser.lr``."""
+Group = tuple[str, str, str]
+"""modality, source, policy."""
+
+
+class RowName(NamedTuple):
+    """What tells a row from others of one transfer setting."""
+
+    technique: str
+    """Its name."""
+    protocol: str
+    """``fixed``, ``custom``, ``tuned``, … see `protocols`."""
+
+
+@dataclass(frozen=True)
+class Names:
+    """The rows of runs."""
+
+    of_runs: Mapping[Path, RowName]
+    """By the run's folder, those of pretrainings too."""
+    descriptions: Sequence[Mapping[str, str]]
+    """Rows of the frame ``descriptions``."""
+
+
+@dataclass(frozen=True)
+class _Named:
+    """A run, what its name begins with, and its settings."""
+
+    run: Run
+    upstream: Run | None
+    protocol: str
+    words: str
+    encoder: Flat
+    """Settings of the network and of its pretraining, alike in all transfer settings; empty where
+    a search found those of each transfer setting."""
+    rest: Flat
+
+
+def names_of(runs: Sequence[Run]) -> Names:
+    """Names of runs, and the descriptions of the rows that transfers are pooled to."""
+    by_name = {run.folder.name: run for run in runs}
+    groups: dict[tuple[str, ...], list[Run]] = {}
+    for run in runs:
+        groups.setdefault((*_group(run), str(run.description["kind"])), []).append(run)
+    of_runs: dict[Path, RowName] = {}
+    descriptions: list[Mapping[str, str]] = []
+    for (*_, kind), members in sorted(groups.items()):
+        techniques = technique_words(run.description["technique"] for run in members)
+        networks = _words((run.settings.encoder.network for run in members), TITLES)
+        alike: dict[str, list[_Named]] = {}
+        for run in members:
+            named = _named(run, pretraining_of(run, by_name), techniques, networks)
+            alike.setdefault(named.words, []).append(named)
+        ends = {path: end for same in alike.values() for path, end in _told_apart(same).items()}
+        every = [named for same in alike.values() for named in same]
+        of_runs |= {
+            named.run.folder: RowName(named.words + ends[named.run.folder], named.protocol)
+            for named in every
+        }
+        if kind == "transfer":
+            descriptions += _descriptions(every, of_runs, networks)
+    return Names(of_runs, descriptions)
+
+
+def technique_words(techniques: Iterable[str]) -> dict[str, str]:
+    """Techniques in words: ``hf tiny-vit``; of an import path its end."""
+    names = set(techniques)
+    words = {name: f"hf {name.removeprefix(HUB)}" for name in names if name.startswith(HUB)}
+    return words | _words(names - words.keys(), TECHNIQUES)
+
+
+def require_baseline(name: str, names: Names, runs: Iterable[Run]) -> None:
+    """Refuse a baseline that is neither a row of these runs nor their technique."""
+    rows = {(names.of_runs[run.folder].technique, run.description["setting"]) for run in runs}
+    techniques = {run.description["technique"] for run in runs}
+    if name not in techniques | {row for row, _ in rows} | {with_mode(*row) for row in rows}:
+        raise unknown_name("row to be the baseline", name, {row for row, _ in rows})
+
+
+def _words(names: Iterable[str], titles: Mapping[str, str]) -> dict[str, str]:
+    """Titles of names; of import paths the shortest ending that no other has."""
+    paths = {name: re.split(r"(?<=[.:])", name.removeprefix(OWN)) for name in names}
+    words = {name: titles[name] for name in names if name in titles}
+    taken = Counter(
+        "".join(parts[-length:]) for parts in paths.values() for length in range(1, len(parts) + 1)
+    ) + Counter(titles.values())
+    for name, parts in paths.items():
+        endings = ["".join(parts[-length:]) for length in range(1, len(parts) + 1)]
+        words.setdefault(name, next((end for end in endings if taken[end] == 1), name))
+    return words
+
+
+def _group(run: Run) -> Group:
+    modality, source, policy = (str(run.description[n]) for n in ("modality", "source", "policy"))
+    return modality, source, policy
+
+
+def _named(
+    run: Run, upstream: Run | None, techniques: Mapping[str, str], networks: Mapping[str, str]
+) -> _Named:
+    about = run.description
+    protocol = base_protocol(run, upstream)
+    words = techniques[about["technique"]]
+    network = run.settings.encoder.network
+    if network not in (NETWORK, TRANSFORMERS) and not about["technique"].startswith(OWN):
+        words = f"{networks[network]}, {words}"
+    if upstream is not None and upstream.description["source"] != about["source"]:
+        words += f" on {source_title(upstream.description['source'])}"
+    words += {"tuned": ", tuned", "shuffled": ", shuffled labels"}.get(protocol, "")
+    flat = _flat(about["determinants"])
+    encoder = {name: flat[name] for name in flat if _of_encoder(name)}
+    rest = {name: flat[name] for name in flat.keys() - encoder.keys() - AXES}
+    encoder |= _pretraining(run, protocol, upstream)
+    if protocol == "tuned":
+        encoder, rest = {}, encoder | rest
+    return _Named(run, upstream, protocol, words, encoder, rest)
+
+
+def source_title(sources: str) -> str:
+    """Short titles of the datasets of a source, several of which are joined by ``+``."""
+    names = sources.split("+")
+    titles = [cards()[name].title.partition(" (")[0] if name in cards() else "" for name in names]
+    short = [
+        title if 0 < len(title) <= MOST_TITLE else name
+        for title, name in zip(titles, names, strict=True)
+    ]
+    return " and ".join(short)
+
+
+def _of_encoder(setting: str) -> bool:
+    return setting.startswith(("encoder.", "pretrain.", "network_source")) and setting not in DROPS
+
+
+def _pretraining(run: Run, protocol: str, upstream: Run | None) -> Flat:
+    """Settings of the pretraining; where it is lost, its versions and its folder's name."""
+    name, determinants = run.description.get("upstream"), run.description["determinants"]
+    if name is None:
+        return {}
+    if upstream is None:
+        lost = _flat({"pretraining": {"parts": determinants.get("upstream_parts", {})}})
+        return lost if protocol in starts() else {**lost, "pretraining": str(name)}
+    flat = _flat(upstream.description["determinants"])
+    if flat["catalog"] == _flat(determinants)["catalog"]:
+        del flat["catalog"]
+    return {
+        key if key.startswith("pretrain.") else f"pretraining.{key}": value
+        for key, value in flat.items()
+        if not key.startswith("encoder.")
+    }
+
+
+def _flat(determinants: Mapping[str, Any]) -> Flat:
+    """Settings of nested determinants as plain text; a hash by its first characters."""
+    flat: Flat = {}
+    for name, value in determinants.items():
+        if name in NO_SETTINGS:
+            continue
+        if isinstance(value, Mapping):
+            flat |= {f"{name}.{key}": text for key, text in _flat(value).items()}
+        else:
+            text = value if isinstance(value, str) else json.dumps(value)
+            flat[name] = text[:12] if re.fullmatch("[0-9a-f]{64}", text) else text
+    return flat
+
+
+def _told_apart(alike: Sequence[_Named]) -> dict[Path, str]:
+    """What follows the words of runs whose names begin alike: `` (lr 0.003)``, `` (2)``."""
+    encoders = _qualified([(named.encoder, named) for named in alike], "")
+    ends: dict[Path, list[str]] = {}
+    settings: dict[tuple[str, str], list[_Named]] = {}
+    for named in alike:
+        ends[named.run.folder] = [encoders[_text(named.encoder)]]
+        key = str(named.run.description["setting"]), _text(named.encoder)
+        settings.setdefault(key, []).append(named)
+    for together in settings.values():
+        rests = _qualified([(named.rest, named) for named in together], "settings ")
+        for named in together:
+            ends[named.run.folder].append(rests[_text(named.rest)])
+    texts = {path: ", ".join(filter(None, parts)) for path, parts in ends.items()}
+    return {path: f" ({text})" if text else "" for path, text in texts.items()}
+
+
+def _qualified(variants: Sequence[tuple[Flat, _Named]], number: str) -> dict[str, str]:
+    """Of each distinct set of settings its difference from the others, or its number.
+
+    That of a fixed protocol has neither, and the others are compared with it.
+    """
+    flats = {_text(flat): flat for flat, _ in variants}
+    fixed = {_text(flat) for flat, named in variants if named.protocol in starts()}
+    order = sorted(flats, key=lambda text: (text not in fixed, text))
+    reference = flats[order[0]] if order[0] in fixed else None
+    differing = _differing([*flats.values()])
+    qualifiers: dict[str, str] = {}
+    for place, text in enumerate(order):
+        flat = flats[text]
+        keys = [
+            key
+            for key in differing
+            if reference is None or flat.get(key, UNSET) != reference.get(key, UNSET)
+        ]
+        words = ", ".join(f"{_short(key, differing)} {flat.get(key, UNSET)}" for key in keys)
+        if len(keys) > MOST_SETTINGS or len(words) > MOST_LETTERS:
+            words = f"{number}{place + 1}" if place else ""
+        qualifiers[text] = words
+    return qualifiers
+
+
+def _text(flat: Flat) -> str:
+    return json.dumps(flat, sort_keys=True)
+
+
+def _differing(flats: Sequence[Flat]) -> list[str]:
+    keys = sorted({key for flat in flats for key in flat})
+    return [key for key in keys if len({flat.get(key, UNSET) for flat in flats}) > 1]
+
+
+def _short(key: str, keys: Sequence[str]) -> str:
+    """The last part of a setting's name, with its group where another ends alike."""
+    group, _, last = key.rpartition(".")
+    if group.endswith("parts"):
+        return f"version of {last}"
+    ambiguous = sum(other.rpartition(".")[2] == last for other in keys) > 1
+    return f"{key.partition('.')[0]} {last}" if ambiguous else last
+
+
+def _descriptions(
+    every: Sequence[_Named], of_runs: Mapping[Path, RowName], networks: Mapping[str, str]
+) -> list[Mapping[str, str]]:
+    """What each row of a modality, source and policy is, in whole."""
+    rows: dict[RowName, list[_Named]] = {}
+    for named in every:
+        rows.setdefault(of_runs[named.run.folder], []).append(named)
+    return [
+        {
+            **dict(zip(("modality", "source", "policy"), _group(members[0].run), strict=True)),
+            "technique": row.technique,
+            "technique_id": str(members[0].run.description["technique"]),
+            "network": networks[members[0].run.settings.encoder.network],
+            "pretrained_on": _pretrained_on(members[0]),
+            "protocol": row.protocol,
+            "settings": _said(members, every),
+        }
+        for row, members in sorted(rows.items(), key=lambda item: name_rank(item[0].technique))
+    ]
+
+
+def _pretrained_on(named: _Named) -> str:
+    technique = str(named.run.description["technique"])
+    if technique == SCRATCH or named.run.description.get("upstream") is None:
+        return ""
+    if technique.startswith((HUB, OWN)):
+        return "elsewhere"
+    built_in = BUILT_IN.get(technique)
+    trained = built_in is None or built_in.method is not None
+    about = (named.upstream or named.run).description
+    parts = ["ImageNet"] if built_in is not None and built_in.imagenet else []
+    return ", ".join([*parts, *([source_title(about["source"])] if trained else [])])
+
+
+def _said(members: Sequence[_Named], every: Sequence[_Named]) -> str:
+    """Settings of a row that most others do not have, by transfer setting where they differ."""
+    texts: dict[str, list[str]] = {}
+    for setting, named in {str(n.run.description["setting"]): n for n in members}.items():
+        flats = [n.encoder | n.rest for n in every if n.run.description["setting"] == setting]
+        parts = []
+        for key, value in sorted((named.encoder | named.rest).items()):
+            counts = Counter(flat[key] for flat in flats if key in flat)
+            if [name for name, n in counts.items() if n == max(counts.values())] != [value]:
+                parts.append(f"{key} {value}")
+        texts.setdefault(", ".join(parts), []).append(setting)
+    lines = [f"{', '.join(of)}: {text}" if len(texts) > 1 else text for text, of in texts.items()]
+    searches = {name for n in members for name in searches_behind(n.run, n.upstream)}
+    found = f"found by {', '.join(sorted(searches))}" if members[0].protocol == "tuned" else ""
+    return "; ".join(line.rstrip(": ") for line in filter(None, [found, *lines]))
