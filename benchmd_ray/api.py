@@ -131,9 +131,7 @@ def export_model(
     return export_run(opened, as_folder(out), catalog=place, **programs).folder
 
 
-def read_results(
-    *stores: PathLike, resamples: int = 1000, baseline: str | None = None
-) -> Analysis:
+def read_results(*stores: PathLike, resamples: int = 1000, baseline: str | None = None) -> Analysis:
     """The results of a report as DataFrames, without curves and benchmarks' own tables.
 
     ``rows`` is the long table of score rows: one for every run, split, metric and class. The others

@@ -32,6 +32,7 @@ PART_OF: dict[str, str] = {
     "monai-swinunetr": "segmentation",
 }
 """The part (`parts.PARTS`) of each network that is built in (`encoder.NETWORKS`)."""
+_DIMENSIONS = {"": "", "-1d": "", "-2.5d": " 2.5-D", "-3d": " 3-D", "-acs": " ACS"}
 TITLES = {
     "xresnet1d101": "xResNet1d-101",
     "monai-densenet121": "DenseNet-121",
@@ -44,9 +45,7 @@ TITLES = {
     **{
         f"resnet{layers}{suffix}": f"ResNet-{layers}{title}"
         for layers in (18, 50)
-        for suffix, title in (
-            *(("", ""), ("-1d", ""), ("-2.5d", " 2.5-D"), ("-3d", " 3-D"), ("-acs", " ACS")),
-        )
+        for suffix, title in _DIMENSIONS.items()
     },
 }
 """Networks in words; others are called by their name."""

@@ -111,8 +111,8 @@ def technique_looks(names: Iterable[str]) -> dict[str, TechniqueLook]:
     looks = dict(TECHNIQUE_LOOKS)
     for place, name in enumerate(others):
         round_, at = divmod(place, number)
-        marker = OTHER_LOOKS[(at + round_) % number].marker
-        looks[name] = replace(OTHER_LOOKS[at], marker=marker)
+        shape = OTHER_LOOKS[(at + round_) % number]
+        looks[name] = replace(shape, colour=OTHER_LOOKS[at].colour)
     return looks
 
 

@@ -313,9 +313,11 @@ def other_seeds(pools: Sequence[Pool]) -> list[str]:
         for pool, name in zip(members, row_names([*map(_named, members)]), strict=True):
             seeds.setdefault(pool.seeds, []).append(name)
         if len(seeds) > 1:
+            most = max(seeds, key=lambda numbers: len(seeds[numbers]))
             seed_text = "; ".join(
-                f"{' and '.join(names)}: {', '.join(map(str, numbers))}"
-                for numbers, names in seeds.items()
+                f"{'the others' if numbers == most else ' and '.join(names)}: "
+                f"{', '.join(map(str, numbers))}"
+                for numbers, names in sorted(seeds.items(), key=lambda item: item[0] == most)
             )
             notes.setdefault((place["source"], seed_text), {})[place["labels"]] = None
     return [

@@ -42,9 +42,11 @@ SECTION = "Significance"
 STARS = ((0.001, "***"), (0.01, "**"), (LEVEL, "*"))
 COLOURS = "PuOr"
 """Two ends that colour-blind people tell apart; the numbers carry the sign in grey print."""
-CELL_WIDTH = 0.55
+CELL_WIDTH = 0.45
 """Inches that a cell needs at least."""
 MOST_COLUMNS = 3
+MOST_NUMBERS = 16
+"""Rows of a matrix with numbers in its cells, at most."""
 FEW = 10
 """Of a class with fewer positives the title speaks."""
 AT_LEAST = 0.02
@@ -80,8 +82,13 @@ def draw_matrices(
     title = f"{heading(study, place)}: {_finding(pairs, _rows(here))}"
     columns = min(MOST_COLUMNS, max(1, int(WIDTH / (CELL_WIDTH * (most + 1)))))
     lines = -(-len(labels) // columns)
-    figure = new_figure(title, 1.1 + title_height(title) + lines * (0.9 + 0.36 * (most - 1)))
-    panels = [figure.add_subplot(lines, columns, n + 1) for n in range(len(labels))]
+    heights = [
+        0.9 + 0.36 * max(len(_names(rows)) - 1 for rows in parts[first : first + columns])
+        for first in range(0, len(parts), columns)
+    ]
+    figure = new_figure(title, 1.1 + title_height(title) + sum(heights))
+    grid = figure.add_gridspec(lines, columns, height_ratios=heights)
+    panels = [figure.add_subplot(grid[divmod(n, columns)]) for n in range(len(labels))]
     for axes, name, rows in zip(panels, labels, parts, strict=True):
         _matrix(axes, rows, spread)
         axes.set_title(LABEL_WORDS[name])
@@ -128,10 +135,11 @@ def _matrix(axes: Axes, pairs: pd.DataFrame, spread: float) -> None:
         value = sign * row["difference"]
         shades[down, across] = np.nan if np.isnan(row["p_holm"]) else value
         mark = stars(row)
+        number = signed(value) if len(names) <= MOST_NUMBERS else ""
         axes.text(
             across,
             down,
-            f"{signed(value)}\n{mark or ' '}",
+            f"{number}\n{mark or ' '}",
             ha="center",
             va="center",
             fontsize=7.0,
@@ -143,7 +151,7 @@ def _matrix(axes: Axes, pairs: pd.DataFrame, spread: float) -> None:
         range(len(names) - 1),
         names[:-1],
         fontsize=SMALL,
-        rotation=30,
+        rotation=30 if len(names) <= MOST_COLUMNS * 2 else 60,
         ha="right",
         rotation_mode="anchor",
     )

@@ -178,6 +178,7 @@ def technique_legend(
     looks: Mapping[str, TechniqueLook],
     *,
     lines: bool = False,
+    markers: bool = True,
     extra: Sequence[Line2D] = (),
 ) -> None:
     """Legend below the title."""
@@ -187,7 +188,7 @@ def technique_legend(
             [],
             label=name,
             color=looks[name].colour,
-            marker=looks[name].marker,
+            marker=looks[name].marker if markers else "",
             linestyle=looks[name].line if lines else "none",
             markersize=5.5,
         )

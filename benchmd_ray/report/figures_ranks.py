@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 
 from benchmd_ray.errors import count_of
-from benchmd_ray.report.canvas import TechniqueLook
+from benchmd_ray.report.canvas import TechniqueLook, new_figure
 from benchmd_ray.report.compared import row_names
-from benchmd_ray.report.figures_panels import FAINT, LABEL_WORDS, SMALL, grid, points
+from benchmd_ray.report.figures_panels import FAINT, LABEL_WORDS, SMALL, grid, points, title_height
 from benchmd_ray.report.figures_parts import (
     Drawn,
     FigureContext,
@@ -224,19 +225,17 @@ def draw_ranking(report: FigureContext, study: SourceStudy) -> Drawn:
         return Skipped(name, "fewer than two rows are ranked on the same records")
     title = f"{study.label}: {_stability(ranking)}"
     parts = [
-        (place, labels, rows[rows["labels"] == labels])
-        for place in places_of(study, ranking)
-        for rows in [of_place(ranking, place)]
+        (place, labels, rows)
         for labels in LABELS
-        if labels in set(rows["labels"])
+        for place in places_of(study, ranking)
+        if len(rows := of_place(ranking[ranking["labels"] == labels], place))
     ]
-    most = max(len(rows) for *_, rows in parts)
-    figure, panels = grid(title, len(parts), row=0.16 * most + 0.75)
+    figure, panels = _panels(title, [len(rows) for *_, rows in parts])
     for axes, (place, labels, rows) in zip(panels, parts, strict=True):
         _ranks(axes, rows, report.looks)
         head = f"{place_label(study, place)}, {LABEL_WORDS[labels]}; {_tau(rows.iloc[0])}"
         axes.set_title(head, fontsize=8)
-        axes.set_xlim(0.4, most + 0.6)
+        axes.set_xlim(0.4, len(rows) + 0.6)
         axes.set_xlabel("rank (1 is best)", fontsize=SMALL)
     caption = joined(
         "Rank by mean AUROC among the rows with as many labels. Its interval holds the ranks that "
@@ -246,6 +245,14 @@ def draw_ranking(report: FigureContext, study: SourceStudy) -> Drawn:
         sizes(study.of(mean_auroc(report.analysis.scores))),
     )
     return Titled(name, SECTION, title, caption, figure, aggregate=True)
+
+
+def _panels(title: str, rows: Sequence[int]) -> tuple[Figure, list[Axes]]:
+    """Two panels in a line, which is as high as the one with more rows needs."""
+    heights = [0.16 * max(rows[first : first + 2]) + 0.75 for first in range(0, len(rows), 2)]
+    figure = new_figure(title, sum(heights) + 0.4 + title_height(title))
+    places = figure.add_gridspec(len(heights), 2, height_ratios=heights)
+    return figure, [figure.add_subplot(places[divmod(n, 2)]) for n in range(len(rows))]
 
 
 def _ranks(axes: Axes, rows: pd.DataFrame, looks: Mapping[str, TechniqueLook]) -> None:

@@ -212,9 +212,10 @@ def technique_in(name: str) -> str:
     return match[1] if match else ""
 
 
-def name_rank(name: str) -> tuple[int, str]:
-    """Sort key of the names of rows: by technique, then by name."""
-    return rank_of(tuple(TECHNIQUES.values()), technique_in(name))[0], name
+def name_rank(name: str) -> tuple[int, bool, str]:
+    """Sort key of the names of rows: by technique, first what is called like it."""
+    technique = technique_in(name)
+    return rank_of(tuple(TECHNIQUES.values()), technique)[0], not name.startswith(technique), name
 
 
 def by_name(names: Iterable[str]) -> list[str]:

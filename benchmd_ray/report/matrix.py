@@ -206,7 +206,7 @@ def _ranks(
         contests = len(ranked[list(PLACE)].drop_duplicates())
         for key, ranks in ranked.groupby(["setting", "technique", *WHERE[:3]], sort=False):
             if len(ranks) == contests:
-                setting, technique, *others = map(str, key)  # type: ignore[arg-type]
+                setting, technique, *others = map(str, key)
                 group = others[0], others[1], others[2]
                 yield (methods[setting, technique, group], group), float(ranks["rank"].mean())
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -84,7 +84,7 @@ def names_of(runs: Sequence[Run]) -> Names:
     descriptions: list[Mapping[str, str]] = []
     for (*_, kind), members in sorted(groups.items()):
         techniques = technique_words(run.description["technique"] for run in members)
-        networks = _words((run.settings.encoder.network for run in members), TITLES)
+        networks = _words({run.settings.encoder.network for run in members}, TITLES)
         alike: dict[str, list[_Named]] = {}
         for run in members:
             named = _named(run, pretraining_of(run, by_name), techniques, networks)
@@ -115,7 +115,7 @@ def require_baseline(name: str, names: Names, runs: Iterable[Run]) -> None:
         raise unknown_name("row to be the baseline", name, {row for row, _ in rows})
 
 
-def _words(names: Iterable[str], titles: Mapping[str, str]) -> dict[str, str]:
+def _words(names: Collection[str], titles: Mapping[str, str]) -> dict[str, str]:
     """Titles of names; of import paths the shortest ending that no other has."""
     paths = {name: re.split(r"(?<=[.:])", name.removeprefix(OWN)) for name in names}
     words = {name: titles[name] for name in names if name in titles}
