@@ -83,10 +83,10 @@ def draw_roc(
     )
     classes = classes_of(roc)
     title = f"{heading(study, place)}, {setting}: {_areas(scores, classes)}"
-    figure, columns = _canvas(title, len(classes), 2.6)
-    rows = -(-len(classes) // columns)
     techniques = techniques_of(roc)
     apart = len(techniques) > IN_PANEL or max(map(len, techniques)) > SHORT
+    figure, columns = _canvas(title, len(classes), 2.6, extra=1.2 if apart else 0.4)
+    rows = -(-len(classes) // columns)
     for number, name in enumerate(classes):
         axes = figure.add_subplot(rows, columns, number + 1)
         of_class = roc[roc["class"] == name], scores[scores["class"] == name]

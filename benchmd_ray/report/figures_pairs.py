@@ -13,7 +13,7 @@ from matplotlib.colors import Normalize
 from matplotlib.figure import Figure
 
 from benchmd_ray.report.canvas import WIDTH, new_figure
-from benchmd_ray.report.figures_panels import LABEL_WORDS, SMALL, title_height
+from benchmd_ray.report.figures_panels import LABEL_WORDS, SMALL, title_height, wrapped
 from benchmd_ray.report.figures_parts import (
     Drawn,
     FigureContext,
@@ -149,13 +149,13 @@ def _matrix(axes: Axes, pairs: pd.DataFrame, spread: float) -> None:
     axes.imshow(shades, cmap=COLOURS, vmin=-spread, vmax=spread, aspect="auto")
     axes.set_xticks(
         range(len(names) - 1),
-        names[:-1],
+        wrapped(names[:-1]),
         fontsize=SMALL,
         rotation=30 if len(names) <= MOST_COLUMNS * 2 else 60,
         ha="right",
         rotation_mode="anchor",
     )
-    axes.set_yticks(range(len(names) - 1), names[1:], fontsize=SMALL)
+    axes.set_yticks(range(len(names) - 1), wrapped(names[1:]), fontsize=SMALL)
     axes.tick_params(length=0, pad=2)
     for side in ("left", "bottom"):
         axes.spines[side].set_visible(False)

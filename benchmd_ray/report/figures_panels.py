@@ -31,6 +31,7 @@ LABEL_WORDS = {
 }
 SMALL = 7.5
 """Points of small text; none is below 7."""
+LETTERS_OF_NAME = 34
 COLUMNS = 2
 FAINT = "#D9D9D9"
 CHANCE = 0.5
@@ -56,6 +57,11 @@ def columns_for(settings: Sequence[str]) -> int:
 def title_height(title: str) -> float:
     """Inches that a title takes."""
     return 0.2 * len(textwrap.wrap(title, int(WIDTH * LETTERS), break_on_hyphens=False))
+
+
+def wrapped(names: Sequence[str]) -> list[str]:
+    """Names of rows next to an axis, long ones in two lines."""
+    return [textwrap.fill(name, LETTERS_OF_NAME) for name in names]
 
 
 def dodged(

@@ -13,7 +13,15 @@ from matplotlib.figure import Figure
 from benchmd_ray.errors import count_of
 from benchmd_ray.report.canvas import TechniqueLook, new_figure
 from benchmd_ray.report.compared import row_names
-from benchmd_ray.report.figures_panels import FAINT, LABEL_WORDS, SMALL, grid, points, title_height
+from benchmd_ray.report.figures_panels import (
+    FAINT,
+    LABEL_WORDS,
+    SMALL,
+    grid,
+    points,
+    title_height,
+    wrapped,
+)
 from benchmd_ray.report.figures_parts import (
     Drawn,
     FigureContext,
@@ -263,7 +271,7 @@ def _ranks(axes: Axes, rows: pd.DataFrame, looks: Mapping[str, TechniqueLook]) -
         look = looks[row["technique"]]
         axes.hlines(line, row["low"], row["high"], color=look.colour, linewidth=1.2, zorder=2)
         axes.plot(row["rank"], line, **points(look))
-    axes.set_yticks(range(len(names)), names, fontsize=SMALL)
+    axes.set_yticks(range(len(names)), wrapped(names), fontsize=SMALL)
     axes.set_ylim(len(names) - 0.4, -0.6)
     axes.tick_params(axis="y", length=0)
     axes.grid(axis="x", color=FAINT, linewidth=0.5)

@@ -212,10 +212,11 @@ def technique_in(name: str) -> str:
     return match[1] if match else ""
 
 
-def name_rank(name: str) -> tuple[int, bool, str]:
-    """Sort key of the names of rows: by technique, first what is called like it."""
+def name_rank(name: str) -> tuple[object, ...]:
+    """Sort key of the names of rows: by technique, first what its name says nothing else of."""
     technique = technique_in(name)
-    return rank_of(tuple(TECHNIQUES.values()), technique)[0], not name.startswith(technique), name
+    place, _ = rank_of(tuple(TECHNIQUES.values()), technique)
+    return place, not name.startswith(technique), " on " in name or "(" in name, name
 
 
 def by_name(names: Iterable[str]) -> list[str]:

@@ -172,7 +172,9 @@ def _marks(analysis: Analysis, scores: pd.DataFrame) -> dict[tuple[What, Where],
     for (labels, where), pairs in contests.items():
         names = sorted({name for pair in pairs for name in pair})
         for met in {frozenset(n for n in names if _met(n, name, pairs)) for name in names}:
-            values = {name: rows[name, labels, where] for name in met}
+            values = {n: rows[n, labels, where] for n in met if (n, labels, where) in rows}
+            if not values:
+                continue
             best = max(sorted(values), key=lambda name: values[name][1])
             for name, (what, _) in values.items():
                 differs = pairs.get(frozenset((best, name)), np.nan) < LEVEL
@@ -205,9 +207,9 @@ def _ranks(
         ranked = targets if len(targets) else rows
         contests = len(ranked[list(PLACE)].drop_duplicates())
         for key, ranks in ranked.groupby(["setting", "technique", *WHERE[:3]], sort=False):
-            if len(ranks) == contests:
-                setting, technique, *others = map(str, key)
-                group = others[0], others[1], others[2]
+            setting, technique, *others = map(str, key)
+            group = others[0], others[1], others[2]
+            if len(ranks) == contests and (setting, technique, group) in methods:
                 yield (methods[setting, technique, group], group), float(ranks["rank"].mean())
 
 

@@ -112,7 +112,7 @@ def require_baseline(name: str, names: Names, runs: Iterable[Run]) -> None:
     rows = {(names.of_runs[run.folder].technique, run.description["setting"]) for run in runs}
     techniques = {run.description["technique"] for run in runs}
     if name not in techniques | {row for row, _ in rows} | {with_mode(*row) for row in rows}:
-        raise unknown_name("row to be the baseline", name, {row for row, _ in rows})
+        raise unknown_name("baseline", name, {row for row, _ in rows})
 
 
 def _words(names: Collection[str], titles: Mapping[str, str]) -> dict[str, str]:
@@ -203,37 +203,47 @@ def _flat(determinants: Mapping[str, Any]) -> Flat:
 
 def _told_apart(alike: Sequence[_Named]) -> dict[Path, str]:
     """What follows the words of runs whose names begin alike: `` (lr 0.003)``, `` (2)``."""
-    encoders = _qualified([(named.encoder, named) for named in alike], "")
-    ends: dict[Path, list[str]] = {}
-    settings: dict[tuple[str, str], list[_Named]] = {}
+    fixed = [named for named in alike if named.protocol in starts()]
+    transfers: dict[tuple[str, str], list[_Named]] = {}
     for named in alike:
-        ends[named.run.folder] = [encoders[_text(named.encoder)]]
-        key = str(named.run.description["setting"]), _text(named.encoder)
-        settings.setdefault(key, []).append(named)
-    for together in settings.values():
-        rests = _qualified([(named.rest, named) for named in together], "settings ")
-        for named in together:
-            ends[named.run.folder].append(rests[_text(named.rest)])
-    texts = {path: ", ".join(filter(None, parts)) for path, parts in ends.items()}
-    return {path: f" ({text})" if text else "" for path, text in texts.items()}
+        transfers.setdefault((_setting(named), _text(named.encoder)), []).append(named)
+    differing = _differing([named.encoder for named in alike])
+    for members in transfers.values():
+        differing += _differing([named.rest for named in members])
+    encoders = _qualified(
+        [named.encoder for named in alike], [named.encoder for named in fixed], differing, ""
+    )
+    ends: dict[Path, str] = {}
+    for (setting, encoder), members in transfers.items():
+        usual = [named.rest for named in fixed if _setting(named) == setting]
+        rests = _qualified([named.rest for named in members], usual, differing, "settings ")
+        for named in members:
+            text = ", ".join(filter(None, (encoders[encoder], rests[_text(named.rest)])))
+            ends[named.run.folder] = f" ({text})" if text else ""
+    return ends
 
 
-def _qualified(variants: Sequence[tuple[Flat, _Named]], number: str) -> dict[str, str]:
+def _setting(named: _Named) -> str:
+    return str(named.run.description["setting"])
+
+
+def _qualified(
+    flats: Sequence[Flat], usual: Sequence[Flat], differing: Sequence[str], number: str
+) -> dict[str, str]:
     """Of each distinct set of settings its difference from the others, or its number.
 
-    That of a fixed protocol has neither, and the others are compared with it.
+    Where those of a fixed protocol (``usual``) are one set, the others are compared with it.
     """
-    flats = {_text(flat): flat for flat, _ in variants}
-    fixed = {_text(flat) for flat, named in variants if named.protocol in starts()}
-    order = sorted(flats, key=lambda text: (text not in fixed, text))
-    reference = flats[order[0]] if order[0] in fixed else None
-    differing = _differing([*flats.values()])
+    fixed = {_text(flat) for flat in usual}
+    variants = {_text(flat): flat for flat in flats}
+    order = sorted(variants, key=lambda text: (text not in fixed, text))
+    reference = variants[order[0]] if len(fixed) == 1 and order[0] in fixed else None
     qualifiers: dict[str, str] = {}
     for place, text in enumerate(order):
-        flat = flats[text]
+        flat = variants[text]
         keys = [
             key
-            for key in differing
+            for key in _differing([*variants.values()])
             if reference is None or flat.get(key, UNSET) != reference.get(key, UNSET)
         ]
         words = ", ".join(f"{_short(key, differing)} {flat.get(key, UNSET)}" for key in keys)
@@ -257,7 +267,7 @@ def _short(key: str, keys: Sequence[str]) -> str:
     group, _, last = key.rpartition(".")
     if group.endswith("parts"):
         return f"version of {last}"
-    ambiguous = sum(other.rpartition(".")[2] == last for other in keys) > 1
+    ambiguous = sum(other.rpartition(".")[2] == last for other in set(keys)) > 1
     return f"{key.partition('.')[0]} {last}" if ambiguous else last
 
 
@@ -298,15 +308,19 @@ def _pretrained_on(named: _Named) -> str:
 def _said(members: Sequence[_Named], every: Sequence[_Named]) -> str:
     """Settings of a row that most others do not have, by transfer setting where they differ."""
     texts: dict[str, list[str]] = {}
-    for setting, named in {str(n.run.description["setting"]): n for n in members}.items():
-        flats = [n.encoder | n.rest for n in every if n.run.description["setting"] == setting]
+    for setting, named in {_setting(named): named for named in members}.items():
+        flats = [other.encoder | other.rest for other in every if _setting(other) == setting]
         parts = []
         for key, value in sorted((named.encoder | named.rest).items()):
             counts = Counter(flat[key] for flat in flats if key in flat)
             if [name for name, n in counts.items() if n == max(counts.values())] != [value]:
                 parts.append(f"{key} {value}")
         texts.setdefault(", ".join(parts), []).append(setting)
-    lines = [f"{', '.join(of)}: {text}" if len(texts) > 1 else text for text, of in texts.items()]
-    searches = {name for n in members for name in searches_behind(n.run, n.upstream)}
-    found = f"found by {', '.join(sorted(searches))}" if members[0].protocol == "tuned" else ""
-    return "; ".join(line.rstrip(": ") for line in filter(None, [found, *lines]))
+    lines = [
+        f"{', '.join(settings)}: {text}" if len(texts) > 1 else text
+        for text, settings in texts.items()
+        if text
+    ]
+    searches = {name for named in members for name in searches_behind(named.run, named.upstream)}
+    found = [f"found by {', '.join(sorted(searches))}"] if members[0].protocol == "tuned" else []
+    return "; ".join([*found, *lines])

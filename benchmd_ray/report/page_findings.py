@@ -51,13 +51,13 @@ def facts(analysis: Analysis) -> list[tuple[str, str, str]]:
         "modalities": scores["modality"],
         "sources": scores["source"],
         "targets": targets["dataset"],
-        "techniques": scores["technique"],
+        "rows": scores["technique"],
         "settings": scores["setting"],
         "seeds": ran.loc[ran["kind"] == "transfer", "seed"],
     }
     orders: dict[str, Sequence[str]] = {
         "modalities": analysis.modalities,
-        "techniques": by_name(scores["technique"].unique()),
+        "rows": by_name(scores["technique"].unique()),
         "settings": SETTINGS,
     }
     for label, column in counted.items():
