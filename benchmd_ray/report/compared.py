@@ -291,11 +291,15 @@ def row_names(rows: Sequence[tuple[str, str]]) -> list[str]:
 
 def apart(pools: Sequence[Pool]) -> list[str]:
     """Notes on rows that were scored on different records."""
-    places: dict[tuple[str, ...], dict[str, list[str]]] = {}
+    together: dict[tuple[str, ...], list[Pool]] = {}
     for pool in pools:
         if pool.key["protocol"] not in APART:
-            digests = places.setdefault((*_place(pool.key).values(),), {})
-            digests.setdefault(pool.first.rows_digest, []).append(with_mode(*_named(pool)))
+            together.setdefault((*_place(pool.key).values(),), []).append(pool)
+    places: dict[tuple[str, ...], dict[str, list[str]]] = {}
+    for place, members in together.items():
+        digests = places.setdefault(place, {})
+        for pool, name in zip(members, row_names([*map(_named, members)]), strict=True):
+            digests.setdefault(pool.first.rows_digest, []).append(name)
     return [
         f"{source}, {dataset} ({split}), labels {labels}: "
         f"{' and '.join('; '.join(names) for names in digests.values())} were scored on different "

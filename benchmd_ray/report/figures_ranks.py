@@ -229,15 +229,15 @@ def draw_ranking(report: FigureContext, study: SourceStudy) -> Drawn:
     """Rank of each row on each dataset among those with as many labels, with τ."""
     name = f"ranking-{study.slug}"
     ranking = study.of(report.analysis.ranking).dropna(subset=["rank"])
-    if ranking.empty:
-        return Skipped(name, "fewer than two rows are ranked on the same records")
-    title = f"{study.label}: {_stability(ranking)}"
     parts = [
         (place, labels, rows)
         for labels in LABELS
         for place in places_of(study, ranking)
-        if len(rows := of_place(ranking[ranking["labels"] == labels], place))
+        if len(rows := of_place(ranking[ranking["labels"] == labels], place)) > 1
     ]
+    if not parts:
+        return Skipped(name, "fewer than two rows are ranked on the same records")
+    title = f"{study.label}: {_stability(ranking)}"
     figure, panels = _panels(title, [len(rows) for *_, rows in parts])
     for axes, (place, labels, rows) in zip(panels, parts, strict=True):
         _ranks(axes, rows, report.looks)

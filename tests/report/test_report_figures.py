@@ -63,11 +63,12 @@ from benchmd_ray.report.figures_ranks import (
 from benchmd_ray.report.figures_scores import draw_results
 from benchmd_ray.report.figures_training import draw_training
 from benchmd_ray.report.figures_wording import differences, judged, sizes
-from benchmd_ray.report.frames import KEY
+from benchmd_ray.report.frames import KEY, with_mode
 from benchmd_ray.report.report_figures import draw, figures
 from benchmd_ray.scores.stability import critical_difference
 from benchmd_ray.scores.sums import BINS
 
+PROTOCOLS = ("custom", "tuned", "shuffled", "start ensemble")
 SECTIONS = [
     "Results",
     "Label efficiency",
@@ -179,7 +180,7 @@ def test_a_dataset_with_two_splits_has_a_row_for_each(images):
     assert {"chexpert (test)", "chexpert (validation)", "vindr-cxr"} <= set(labels)
 
 
-def test_the_one_diagram_is_of_the_usual_protocol_and_of_targets():
+def test_the_one_diagram_is_of_targets_and_has_no_shuffled_labels():
     analysis = invented(tuple(SOURCES), techniques=("scratch", "e-Mix", "MAE"), seeds=1)
     shuffled = analysis.scores.assign(protocol="shuffled")
     both = replace(analysis, scores=pd.concat([analysis.scores, shuffled], ignore_index=True))
@@ -336,11 +337,12 @@ def test_axes_of_auroc_reach_down_to_chance(drawn):
 
 def test_significance_shows_differences_with_stars_where_holm_and_interval_agree(drawn, images):
     titled = drawn["significance-cxr-mimic-cxr-chexpert-test"]
-    axes = panel(titled, "fine-tune, all labels")
-    rows = chosen(images.pairs, dataset="chexpert", setting="finetune-full")
+    axes = panel(titled, "8 labels")
+    rows = chosen(images.pairs, dataset="chexpert", labels="small")
     names = list(TECHNIQUE_LOOKS)
     written = {one.get_position(): one.get_text() for one in axes.texts}
     assert len(written) == len(rows) == 15
+    assert len(panel(titled, "all labels").texts) == 66  # of six techniques in two modes
     for _, row in rows.iterrows():
         text = written[names.index(row["a"]), names.index(row["b"]) - 1]
         number, stars = text.split("\n")
@@ -353,7 +355,7 @@ def test_significance_shows_differences_with_stars_where_holm_and_interval_agree
 def test_pairs_of_too_few_patients_have_no_stars_and_no_verdict(images):
     few = replace(images, pairs=without_intervals(images.pairs))
     for titled in only(draw_pairs, few).values():
-        assert "too few patients to test whether techniques differ" in titled.title
+        assert "too few patients to test whether rows differ" in titled.title
         texts = [one.get_text() for axes in titled.figure.axes for one in axes.texts]
         assert len(texts) >= 15
         assert not [text for text in texts if "*" in text]
@@ -374,33 +376,36 @@ def test_the_legend_names_only_stars_that_so_many_tests_can_have(techniques, see
 
 
 def test_a_pair_is_turned_when_the_frame_has_it_the_other_way_round(images):
-    row = {**chosen(images.pairs, dataset="chexpert", setting="linear").iloc[0]}
+    row = {**chosen(images.pairs, dataset="chexpert", labels="full").iloc[0]}
     row |= {"a": "MAE", "b": "scratch", "difference": -0.2, "low": -0.25, "high": -0.15}
     row |= {"p_holm": 0.0004}
     (titled,) = only(draw_pairs, replace(images, pairs=pd.DataFrame([row]))).values()
-    assert "mae over scratch, +0.200\u00a0[0.150,\u00a00.250]" in titled.title
-    assert panel(titled, "linear").texts[0].get_text() == "+0.200\n***"
+    assert "MAE over scratch, +0.200\u00a0[0.150,\u00a00.250]" in titled.title
+    assert panel(titled, "all labels").texts[0].get_text() == "+0.200\n***"
 
 
-def test_ranks_are_the_frame_s_best_on_top_with_tau_below(drawn, images):
-    axes = panel(drawn["ranking-cxr-mimic-cxr"], "chexpert")
-    rows = chosen(images.ranking, dataset="chexpert", technique="MAE")
-    assert line(axes, "MAE").get_ydata() == pytest.approx(rows["rank"])
+def test_ranks_are_the_frame_s_best_on_top_with_tau_in_the_title(drawn, images):
+    titled = drawn["ranking-cxr-mimic-cxr"]
+    assert len(panels(titled)) == 3 * 4  # datasets, numbers of labels
+    axes = panel(titled, "chexpert (test, target), all labels")
+    assert axes.get_title(loc="left").endswith("τ\u00a00.70")
+    rows = chosen(images.ranking, dataset="chexpert", labels="full").sort_values("rank")
+    drawn_ranks = [float(one.get_xdata()[0]) for one in axes.lines if len(one.get_xdata()) == 1]
+    assert drawn_ranks == rows["rank"].tolist()
+    names = [label.get_text() for label in axes.get_yticklabels()]
+    assert names == [*map(with_mode, rows["technique"], rows["setting"])]
     assert axes.get_ylim()[0] > axes.get_ylim()[1]
-    labels = [label.get_text() for label in axes.get_xticklabels()]
-    assert len(labels) == 5
-    assert all(label.endswith("\nτ\u00a00.70") for label in labels)
 
 
 def test_the_title_of_ranks_counts_the_first_that_tests_put_ahead(images):
     ranking = images.ranking
     title = only(draw_rankings, images)["ranking-cxr-mimic-cxr"].title
     ahead = int((ranking["high"] == 1).sum())
-    cells = len(ranking.drop_duplicates(["dataset", "setting"]))
+    cells = len(ranking.drop_duplicates(["dataset", "labels"]))
     assert f"ahead of all others in {ahead}\u00a0of\u00a0{cells}" in title
     few = replace(images, ranking=without_intervals(ranking))
     title = only(draw_rankings, few)["ranking-cxr-mimic-cxr"].title
-    assert "too few patients to test whether techniques differ" in title
+    assert "too few patients to test whether rows differ" in title
 
 
 def test_critical_difference_diagram_is_that_of_the_cells():
@@ -488,7 +493,7 @@ def test_roc_of_one_seed_is_the_frame_s_with_the_area(small):
     area = chosen(
         small.scores, dataset="isruc", technique="MAE", metric="auroc", **{"class": "n2"}
     )["value"].iloc[0]
-    curve = line(axes, f"mae {area:.3f}")
+    curve = line(axes, f"MAE {area:.3f}")
     assert curve.get_xdata() == pytest.approx(rows["fpr"])
     assert curve.get_ydata() == pytest.approx(rows["tpr"])
 
@@ -572,7 +577,7 @@ def test_title_of_pairs_names_patients_rare_classes_and_the_correction(small):
     pairs = small.pairs.assign(difference=0.2, low=0.1, high=0.3, p_holm=0.02)
     title = only(draw_pairs, replace(small, pairs=pairs))[name].title
     assert "(2,100 patients); most" in title
-    assert "p = 0.02 after Holm's correction within each setting (linear)" in title
+    assert "p = 0.02 after Holm's correction over those with as many labels (all labels)" in title
     few = small.scores.assign(patients=21)
     few["positives"] = few["positives"].mask(few["class"] == "n3", 1)
     title = only(draw_pairs, replace(small, pairs=pairs, scores=few))[name].title
@@ -615,7 +620,7 @@ def test_reliability_of_one_seed_is_the_frame_s_few_records_hollow(small):
     rows = rows[rows["count"] > 0]
     assert line(axes, "MAE").get_xdata() == pytest.approx(rows["predicted"])
     assert line(axes, "MAE").get_ydata() == pytest.approx(rows["observed"])
-    assert len(line(axes, "mae, few").get_xdata()) == (rows["count"] < 10).sum() > 0
+    assert len(line(axes, "MAE, few").get_xdata()) == (rows["count"] < 10).sum() > 0
 
 
 def test_training_curves_are_means_over_seeds(drawn, images):
@@ -747,7 +752,7 @@ def test_each_technique_looks_the_same_in_all_figures(drawn):
     for one in drawn.values():
         for axes in one.figure.axes:
             for found in axes.lines:
-                name = str(found.get_label()).split(" ")[0].removesuffix(",")
+                name = str(found.get_label()).removesuffix(", paper").removesuffix(", few")
                 if name in TECHNIQUE_LOOKS and found.get_marker() not in (None, "None", ""):
                     assert found.get_color() == TECHNIQUE_LOOKS[name].colour
                     assert found.get_marker() == TECHNIQUE_LOOKS[name].marker
@@ -828,9 +833,9 @@ def test_one_technique_is_drawn_without_comparisons():
     names = {one.name for one in found}
     assert {"auroc", "gap", "roc-eeg-shhs-isruc-test"} <= names
     reasons = {one.name: one.reason for one in excluded}
-    assert reasons["change"] == "no technique has enough patients to be compared with scratch"
-    assert reasons["ranking-eeg-shhs"] == "fewer than two techniques are ranked on the same rows"
-    assert reasons["significance-eeg-shhs"] == "no two techniques are scored on the same rows"
+    assert reasons["change"] == "no row has enough patients to be compared with a baseline"
+    assert reasons["ranking-eeg-shhs"] == "fewer than two rows are ranked on the same records"
+    assert reasons["significance-eeg-shhs"] == "no two rows are scored on the same records"
     assert "fewer than two fine-tuning settings" in reasons["label-efficiency"]
 
 
@@ -860,29 +865,38 @@ def test_a_value_outside_its_percentile_interval_is_drawn(small):
 # --- studies
 
 
-def test_policies_and_protocols_are_named_only_where_there_are_several(images):
+def test_policies_are_named_only_where_there_are_several(images):
     assert [study.label for study in studies(images.scores, ("cxr",))] == ["cxr, mimic-cxr"]
     other = pd.concat([images.scores, images.scores.assign(policy="released")])
     assert [study.label for study in studies(other, ("cxr",))] == [
         "cxr, mimic-cxr, clean",
         "cxr, mimic-cxr, released",
     ]
-    shuffled = images.scores.assign(protocol="shuffled")
-    assert [study.slug for study in studies(shuffled, ("cxr",))] == ["cxr-mimic-cxr-shuffled"]
 
 
-def test_runs_from_scratch_stand_beside_each_pretraining_of_a_protocol(images):
-    def protocol(row):
-        return "custom 1" if row["technique"] == "scratch" else "custom 1a"
+def test_a_study_has_all_protocols_but_no_shuffled_labels_and_averages(images):
+    scores = [images.scores.assign(protocol=name, technique=name) for name in PROTOCOLS]
+    every = pd.concat([images.scores, *scores], ignore_index=True)
+    (study,) = studies(every, ("cxr",))
+    assert set(study.of(every)["protocol"]) == {"fixed", "custom", "tuned"}
+    found = only(draw_results, replace(images, scores=every)).values()
+    legends = {
+        text.get_text()
+        for one in found
+        for legend in one.figure.legends
+        for text in legend.get_texts()
+    }
+    assert {"custom", "tuned"} <= legends
+    assert not {"shuffled", "start ensemble"} & legends
 
-    scores = images.scores.assign(protocol=images.scores.apply(protocol, axis=1))
-    more = scores[scores["technique"] == "MAE"].assign(protocol="custom 1b")
-    scores = pd.concat([scores, more])
-    found = studies(scores, ("cxr",))
-    assert [study.protocol for study in found] == ["custom 1a", "custom 1b"]
-    assert set(found[1].of(scores)["technique"]) == {"scratch", "MAE"}
-    report = FigureContext(replace(images, scores=scores), technique_looks([]), found)
-    assert report.detail(found[1]) == "finetune-full"
+
+@pytest.mark.slow
+def test_fourteen_rows_are_told_apart_in_all_figures():
+    names = ("scratch", "MAE", *(f"hf encoder-{n}" for n in range(12)))
+    analysis = invented(("eeg",), techniques=names, settings=("linear", "finetune-full"), seeds=1)
+    looks = technique_looks(names)
+    assert len({(look.colour, look.marker) for look in looks.values()}) == len(looks)
+    assert {one.name for one in figures(analysis)} >= {"auroc", "change", "ranking-eeg-shhs"}
 
 
 @pytest.mark.parametrize(
@@ -963,7 +977,7 @@ def test_techniques_that_tie_for_the_lowest_mean_rank_are_all_named():
     found = critical_difference(table, ("scratch", "MAE", "ShED"), ("ptb-xl", "shhs"))
     assert found.mean_ranks[0] == found.mean_ranks[1]
     said = figures_ranks._finding(found, "on targets")
-    assert "lowest mean rank scratch and mae 1.50" in said
+    assert "lowest mean rank scratch and MAE 1.50" in said
 
 
 @pytest.mark.parametrize(
