@@ -6,6 +6,7 @@ the runs of a modality, source and policy, and the same for all transfer setting
 
 from __future__ import annotations
 
+import difflib
 import json
 import re
 from collections import Counter
@@ -15,10 +16,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from benchmd_ray.data.cards import cards
-from benchmd_ray.errors import unknown_name
+from benchmd_ray.errors import BenchmdError, shown
 from benchmd_ray.evaluation.registry import starts
 from benchmd_ray.models.networks import NETWORK, TITLES, TRANSFORMERS
-from benchmd_ray.report.frames import TECHNIQUES, name_rank, with_mode
+from benchmd_ray.report.frames import TECHNIQUES, by_name, name_rank, with_mode
 from benchmd_ray.report.protocols import base_protocol, pretraining_of, searches_behind
 from benchmd_ray.runs.store import Run
 from benchmd_ray.ssl import HUB, OWN, SCRATCH
@@ -109,10 +110,20 @@ def technique_words(techniques: Iterable[str]) -> dict[str, str]:
 
 def require_baseline(name: str, names: Names, runs: Iterable[Run]) -> None:
     """Refuse a baseline that is neither a row of these runs nor their technique."""
-    rows = {(names.of_runs[run.folder].technique, run.description["setting"]) for run in runs}
-    techniques = {run.description["technique"] for run in runs}
-    if name not in techniques | {row for row, _ in rows} | {with_mode(*row) for row in rows}:
-        raise unknown_name("baseline", name, {row for row, _ in rows})
+    pairs = {(names.of_runs[run.folder].technique, run.description["setting"]) for run in runs}
+    rows = by_name(row for row, _ in pairs)
+    valid = [*rows, *(with_mode(*pair) for pair in pairs)]
+    valid += [run.description["technique"] for run in runs]
+    if name in valid:
+        return
+    lower = {text.lower(): text for text in reversed(valid)}
+    near = difflib.get_close_matches(name.lower(), lower, n=1, cutoff=0.5)
+    hint = f" Did you mean {lower[near[0]]!r}?" if near else ""
+    raise BenchmdError(
+        f"no row or technique is called {shown(name)}, which is to be the baseline.{hint} Rows: "
+        f"{', '.join(map(repr, rows))}; add their mode where there are several, such as "
+        f"{with_mode(*min(pairs))!r}."
+    )
 
 
 def _words(names: Collection[str], titles: Mapping[str, str]) -> dict[str, str]:

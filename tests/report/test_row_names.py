@@ -286,7 +286,9 @@ def test_an_unknown_baseline_is_refused_with_the_names_before_anything_is_read(s
     every = [run for together in runs for run in together]
     for name in ("MAE", "MAE, linear", "mae", "scratch"):
         assert set(analyse(every, resamples=5, curves=False, baseline=name).changes["baseline"])
-    with pytest.raises(
-        BenchmdError, match=r"unknown baseline 'MEA'. Did you mean 'MAE'\? .*: MAE, scratch"
-    ):
-        analyse(every, resamples=5, baseline="MEA")
+    expected = r"Did you mean 'MAE'\? Rows: 'scratch', 'MAE'; add their mode .* 'MAE, linear'"
+    for name in ("MEA", "mea", "Mae"):
+        with pytest.raises(BenchmdError, match=f"called '{name}'.*{expected}"):
+            analyse(every, resamples=5, baseline=name)
+    with pytest.raises(BenchmdError, match="Did you mean 'MAE, linear'"):
+        analyse(every, resamples=5, baseline="mae linear")
