@@ -49,11 +49,6 @@ def grid(
     return figure, axes
 
 
-def columns_for(settings: Sequence[str]) -> int:
-    """Columns of panels with an x axis of settings."""
-    return COLUMNS if len(settings) > 2 else 3
-
-
 def title_height(title: str) -> float:
     """Inches that a title takes."""
     return 0.2 * len(textwrap.wrap(title, int(WIDTH * LETTERS), break_on_hyphens=False))

@@ -13,7 +13,7 @@ import pandas as pd
 
 from benchmd_ray.errors import count_of
 from benchmd_ray.report.figures_parts import FigureContext
-from benchmd_ray.report.frames import BOOTSTRAP, by_name, with_mode
+from benchmd_ray.report.frames import BOOTSTRAP, by_name
 from benchmd_ray.scores.comparison import LEVEL
 
 MOST_BASELINES = 2
@@ -158,7 +158,8 @@ def listed(names: list[str]) -> str:
 
 
 def baseline_text(changes: pd.DataFrame) -> str:
-    """What rows are compared with: its name, with the mode where that is another than theirs."""
-    columns = changes[["baseline", "setting"]].drop_duplicates().itertuples(index=False)
-    names = by_name(str(name).removesuffix(with_mode("", setting)) for name, setting in columns)
-    return listed(names) if len(names) <= MOST_BASELINES else "the baseline of each row"
+    """What rows are compared with; with its mode only where that is one for rows of several."""
+    names = set(changes["baseline"])
+    if len(names) > 1 or changes["setting"].nunique() == 1:
+        names = {name.rpartition(", ")[0] for name in names}
+    return listed(by_name(names)) if len(names) <= MOST_BASELINES else "the baseline of each row"

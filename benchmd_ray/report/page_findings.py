@@ -19,7 +19,6 @@ from benchmd_ray.report.frames import (
     VERSIONS,
     by_name,
     dataset_text,
-    technique_in,
     with_mark,
     with_mode,
 )
@@ -31,6 +30,8 @@ from benchmd_ray.scores.support import ALIKE
 if TYPE_CHECKING:
     from benchmd_ray.report.analysis import Analysis
 
+MOST_NAMED = 6
+"""Rows that the first line names, at most."""
 BETTER = ("significantly better", "significantly worse")
 SETTING_WORDS = {
     "knn": "nearest neighbours",
@@ -62,7 +63,7 @@ def facts(analysis: Analysis) -> list[tuple[str, str, str]]:
     }
     for label, column in counted.items():
         names = ordered(column.unique(), orders.get(label, ()))
-        rows.append((label, f"{len(names):,}", _listed(names)))
+        rows.append((label, f"{len(names):,}", _listed(names, "; " if label == "rows" else ", ")))
     versions = [f"{name} {_listed(ran[name].unique())}" for name in VERSIONS[:2] if len(ran)]
     return [
         *rows,
@@ -73,7 +74,7 @@ def facts(analysis: Analysis) -> list[tuple[str, str, str]]:
 def compared(analysis: Analysis) -> str:
     """What was compared on which data, in one line; empty without a classification.
 
-    ``MAE vs scratch on ptb-xl → chapman-shaoxing (ecg): linear probe, 2 seeds.``
+    ``ShED; MAE vs scratch on ptb-xl → chapman-shaoxing (ecg): linear probe, 2 seeds.``
     """
     scores = _trained(mean_auroc(analysis.scores))
     if scores.empty:
@@ -89,10 +90,9 @@ def compared(analysis: Analysis) -> str:
         places.append(f"{text_of(source)}{to} ({text_of(modality)})")
     seeds = int(scores["seeds"].max())
     many = "1 seed" if seeds == 1 else f"up to {seeds} seeds"
-    return (
-        f"{_listed(others or techniques)}{versus} on {'; '.join(places)}: "
-        f"{listed(settings)}, {many}."
-    )
+    named = others or techniques
+    subject = _listed(named, "; ") if len(named) <= MOST_NAMED else f"{len(named)} rows"
+    return f"{subject}{versus} on {'; '.join(places)}: {listed(settings)}, {many}."
 
 
 def headlines(analysis: Analysis) -> list[tuple[str, str]]:
@@ -209,8 +209,8 @@ def _kinds(ran: pd.DataFrame) -> str:
     return ", ".join(f"{counts[kind]} {kind}" for kind in sorted(counts.index))
 
 
-def _listed(names: Iterable[object]) -> str:
-    return ", ".join(text_of(name) for name in names)
+def _listed(names: Iterable[object], between: str = ", ") -> str:
+    return between.join(text_of(name) for name in names)
 
 
 def _trained(frame: pd.DataFrame) -> pd.DataFrame:
@@ -271,12 +271,9 @@ def _changes(changes: pd.DataFrame) -> list[str]:
 
 def _against_baseline(changes: pd.DataFrame, where: str = "") -> str:
     names = changes["technique"].unique()
-    pretrained = not any(technique_in(name) == SCRATCH for name in names)
+    base = text_of(baseline_text(changes))
     subject = f"{text_of(names[0])} was" if len(names) == 1 else "the others were"
-    if pretrained and len(names) > 1 and technique_in(baseline_text(changes)) == SCRATCH:
-        subject = "pretraining was"
-    against = f"AUROC against {text_of(baseline_text(changes))}{where}"
-    return f"{against}: {judged(changes, 'value', *BETTER, subject=subject)}"
+    return f"AUROC against {base}{where}: {judged(changes, 'value', *BETTER, subject=subject)}"
 
 
 def difference_text(row: pd.Series, interval: pd.Series, value: str) -> str:

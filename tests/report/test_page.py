@@ -410,7 +410,7 @@ def test_findings_on_changes_are_counted_from_the_frame(analysis):
     clear = changes[changes["p"] < 0.05]
     up, down = (clear["value"] > 0).sum(), (clear["value"] < 0).sum()
     counts = f"better in {up} of {len(changes)} comparisons and significantly worse in {down}"
-    assert f"pretraining was significantly {counts}" in text
+    assert f"the others were significantly {counts}" in text
     open_ = told(replace(analysis, changes=changes.assign(p=0.4)))["Against the baseline"]
     assert f"{len(changes)} comparisons showed no difference (p < 0.05)" in open_
     best = changes.sort_values("value").iloc[-1]
