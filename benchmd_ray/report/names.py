@@ -19,7 +19,7 @@ from benchmd_ray.data.cards import cards
 from benchmd_ray.errors import BenchmdError, shown
 from benchmd_ray.evaluation.registry import starts
 from benchmd_ray.models.networks import NETWORK, TITLES, TRANSFORMERS
-from benchmd_ray.report.frames import TECHNIQUES, by_name, name_rank, with_mode
+from benchmd_ray.report.frames import KERNELS, TECHNIQUES, by_name, name_rank, with_mode
 from benchmd_ray.report.protocols import base_protocol, pretraining_of, searches_behind
 from benchmd_ray.runs.store import Run
 from benchmd_ray.ssl import HUB, OWN, SCRATCH
@@ -150,11 +150,12 @@ def _named(
     about = run.description
     protocol = base_protocol(run, upstream)
     words = techniques[about["technique"]]
-    network = run.settings.encoder.network
-    if network not in (NETWORK, TRANSFORMERS) and not about["technique"].startswith(OWN):
+    network, is_brought = run.settings.encoder.network, about["technique"].startswith((HUB, OWN))
+    if network not in (NETWORK, TRANSFORMERS) and not is_brought:
         words = f"{networks[network]}, {words}"
-    if upstream is not None and upstream.description["source"] != about["source"]:
-        words += f" on {source_title(upstream.description['source'])}"
+    source = about["source"] if upstream is None else str(upstream.description["source"])
+    if source != about["source"] and not is_brought:
+        words += f" on {source_title(source)}"
     words += {"tuned": ", tuned", "shuffled": ", shuffled labels"}.get(protocol, "")
     flat = _flat(about["determinants"])
     encoder = {name: flat[name] for name in flat if _of_encoder(name)}
@@ -188,13 +189,12 @@ def _pretraining(run: Run, protocol: str, upstream: Run | None) -> Flat:
     if upstream is None:
         lost = _flat({"pretraining": {"parts": determinants.get("upstream_parts", {})}})
         return lost if protocol in starts() else {**lost, "pretraining": str(name)}
-    flat = _flat(upstream.description["determinants"])
-    if flat["catalog"] == _flat(determinants)["catalog"]:
-        del flat["catalog"]
+    above = upstream.description["determinants"]
+    same = "catalog" if above["catalog"] == determinants["catalog"] else "encoder."
     return {
         key if key.startswith("pretrain.") else f"pretraining.{key}": value
-        for key, value in flat.items()
-        if not key.startswith("encoder.")
+        for key, value in _flat(above).items()
+        if not key.startswith(("encoder.", same))
     }
 
 
@@ -229,7 +229,10 @@ def _told_apart(alike: Sequence[_Named]) -> dict[Path, str]:
         usual = [named.rest for named in fixed if _setting(named) == setting]
         rests = _qualified([named.rest for named in members], usual, differing, "settings ")
         for named in members:
-            text = ", ".join(filter(None, (encoders[encoder], rests[_text(named.rest)])))
+            protocols = {other.protocol for other in members if other.rest == named.rest}
+            is_marked = len(protocols) > 1 and named.protocol not in starts()
+            mark = f"protocol {named.protocol}" if is_marked else ""
+            text = ", ".join(filter(None, (encoders[encoder], rests[_text(named.rest)], mark)))
             ends[named.run.folder] = f" ({text})" if text else ""
     return ends
 
@@ -249,12 +252,12 @@ def _qualified(
     variants = {_text(flat): flat for flat in flats}
     order = sorted(variants, key=lambda text: (text not in fixed, text))
     reference = variants[order[0]] if len(fixed) == 1 and order[0] in fixed else None
-    qualifiers: dict[str, str] = {}
+    candidates, qualifiers = _differing([*variants.values()]), dict[str, str]()
     for place, text in enumerate(order):
         flat = variants[text]
         keys = [
             key
-            for key in _differing([*variants.values()])
+            for key in candidates
             if reference is None or flat.get(key, UNSET) != reference.get(key, UNSET)
         ]
         words = ", ".join(f"{_short(key, differing)} {flat.get(key, UNSET)}" for key in keys)
@@ -305,7 +308,7 @@ def _descriptions(
 
 def _pretrained_on(named: _Named) -> str:
     technique = str(named.run.description["technique"])
-    if technique == SCRATCH or named.run.description.get("upstream") is None:
+    if technique in (SCRATCH, KERNELS) or named.run.description.get("upstream") is None:
         return ""
     if technique.startswith((HUB, OWN)):
         return "elsewhere"
@@ -324,7 +327,8 @@ def _said(members: Sequence[_Named], every: Sequence[_Named]) -> str:
         parts = []
         for key, value in sorted((named.encoder | named.rest).items()):
             counts = Counter(flat[key] for flat in flats if key in flat)
-            if [name for name, n in counts.items() if n == max(counts.values())] != [value]:
+            usual = [text for text, n in counts.items() if n == max(counts.values())]
+            if usual != [value]:
                 parts.append(f"{key} {value}")
         texts.setdefault(", ".join(parts), []).append(setting)
     lines = [

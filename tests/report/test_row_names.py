@@ -113,6 +113,14 @@ def test_without_a_fixed_row_all_are_qualified(store):
     assert names(*runs) == ["scratch (lr 0.001)", "scratch (lr 1e-05)"]
 
 
+def test_rows_that_only_their_protocol_tells_apart_have_two_names(store):
+    """As of a run whose file states no protocol."""
+    assert names(made(store, fixed=True), made(store, seed=1)) == [
+        "scratch",
+        "scratch (protocol custom)",
+    ]
+
+
 def test_many_or_long_differences_are_numbered(store):
     many = {"encoder": {"depth": 3, "width": 32, "heads": 2}}
     long = {"transfer": {"augmentation": {"flip": 0.123456789, "lead_dropout": 0.987654321}}}
