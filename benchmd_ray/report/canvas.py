@@ -124,7 +124,7 @@ def styled() -> AbstractContextManager[None]:
 def new_figure(title: str, height: float, *, width: float = WIDTH) -> Figure:
     # Letters are a little wider in a PNG than where the layout is found.
     """An empty figure with its title, of a size in inches."""
-    figure = Figure(figsize=(width, height), layout=ConstrainedLayoutEngine(w_pad=0.1))
+    figure = Figure(figsize=(width, height), layout=ConstrainedLayoutEngine(w_pad=0.15))
     lines = textwrap.fill(title, int(width * LETTERS), break_on_hyphens=False)
     figure.suptitle(lines, x=0.01, ha="left", fontsize=11, fontweight="bold")
     return figure

@@ -31,7 +31,7 @@ LABEL_WORDS = {
 }
 SMALL = 7.5
 """Points of small text; none is below 7."""
-LETTERS_OF_NAME = 34
+LETTERS_OF_NAME = 36
 COLUMNS = 2
 FAINT = "#D9D9D9"
 CHANCE = 0.5
@@ -56,7 +56,7 @@ def title_height(title: str) -> float:
 
 def wrapped(names: Sequence[str]) -> list[str]:
     """Names of rows next to an axis, long ones in two lines."""
-    return [textwrap.fill(name, LETTERS_OF_NAME) for name in names]
+    return [textwrap.fill(name, LETTERS_OF_NAME, break_on_hyphens=False) for name in names]
 
 
 def dodged(

@@ -242,7 +242,7 @@ def draw_ranking(report: FigureContext, study: SourceStudy) -> Drawn:
     for axes, (place, labels, rows) in zip(panels, parts, strict=True):
         _ranks(axes, rows, report.looks)
         head = f"{place_label(study, place)}, {LABEL_WORDS[labels]}; {_tau(rows.iloc[0])}"
-        axes.set_title(head, fontsize=8)
+        axes.set_title(head, fontsize=8, x=-0.3)
         axes.set_xlim(0.4, len(rows) + 0.6)
         axes.set_xlabel("rank (1 is best)", fontsize=SMALL)
     caption = joined(
@@ -257,7 +257,7 @@ def draw_ranking(report: FigureContext, study: SourceStudy) -> Drawn:
 
 def _panels(title: str, rows: Sequence[int]) -> tuple[Figure, list[Axes]]:
     """Two panels in a line, which is as high as the one with more rows needs."""
-    heights = [0.16 * max(rows[first : first + 2]) + 0.75 for first in range(0, len(rows), 2)]
+    heights = [0.2 * max(rows[first : first + 2]) + 0.75 for first in range(0, len(rows), 2)]
     figure = new_figure(title, sum(heights) + 0.4 + title_height(title))
     places = figure.add_gridspec(len(heights), 2, height_ratios=heights)
     return figure, [figure.add_subplot(places[divmod(n, 2)]) for n in range(len(rows))]
@@ -271,7 +271,7 @@ def _ranks(axes: Axes, rows: pd.DataFrame, looks: Mapping[str, TechniqueLook]) -
         look = looks[row["technique"]]
         axes.hlines(line, row["low"], row["high"], color=look.colour, linewidth=1.2, zorder=2)
         axes.plot(row["rank"], line, **points(look))
-    axes.set_yticks(range(len(names)), wrapped(names), fontsize=SMALL)
+    axes.set_yticks(range(len(names)), wrapped(names), fontsize=7.0, linespacing=0.9)
     axes.set_ylim(len(names) - 0.4, -0.6)
     axes.tick_params(axis="y", length=0)
     axes.grid(axis="x", color=FAINT, linewidth=0.5)
