@@ -21,7 +21,6 @@ from benchmd_ray.report.compared import (
     gap_rows,
     other_seeds,
     shared_patients,
-    subgroup_rows,
 )
 from benchmd_ray.report.frames import FRAMES, frame, place
 from benchmd_ray.report.names import Names, names_of, require_baseline
@@ -37,6 +36,7 @@ from benchmd_ray.report.rows import (
     with_predictions,
 )
 from benchmd_ray.report.scored import Scored, measured, read_scored
+from benchmd_ray.report.subgroup_frames import subgroup_rows
 from benchmd_ray.report.training_frames import of_pools, older_parts, ran_rows, training_rows
 from benchmd_ray.report.tuning_frames import (
     TunedPair,

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 from itertools import combinations
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import pandas as pd
 
 from benchmd_ray.errors import count_of
 from benchmd_ray.report.frames import (
@@ -34,7 +32,6 @@ from benchmd_ray.scores.seeds import (
     unpaired_difference,
 )
 from benchmd_ray.scores.stability import ranking_stability
-from benchmd_ray.scores.subgroups import age_band, by_subgroup
 from benchmd_ray.scores.support import ALIKE, caution
 
 Row = dict[str, Any]
@@ -239,15 +236,16 @@ def contest_rows(pools: Sequence[Pool]) -> Mapping[str, list[Row]]:
     """Rows of the frames ``pairs`` (Holm's correction within a place) and ``ranking``, in AUROC."""
     rows: dict[str, list[Row]] = {"pairs": [], "ranking": []}
     for place, members in contests(pools):
-        names = row_names([_named(pool) for pool in members])
-        pairs = list(combinations(zip(names, members, strict=True), 2))
+        named = dict(zip(row_names([*map(_named, members)]), members, strict=True))
+        pairs = list(combinations(named, 2))
+        pools_of_pairs = [(named[a], named[b]) for a, b in pairs]
         with ThreadPoolExecutor(THREADS) as threads:
-            differences = list(
-                threads.map(lambda pair: difference(pair[1][1], pair[0][1], "auroc"), pairs)
-            )
-        least = [LEAST_EXCHANGE_P if _by_exchange(a, b) else 0.0 for (_, a), (_, b) in pairs]
+            differences = [
+                *threads.map(lambda pair: difference(pair[1], pair[0], "auroc"), pools_of_pairs)
+            ]
+        least = [LEAST_EXCHANGE_P if _by_exchange(*pair) else 0.0 for pair in pools_of_pairs]
         corrected = holm([change.p for change in differences], least).tolist()
-        for ((a, _), (b, _)), change, p in zip(pairs, differences, corrected, strict=True):
+        for (a, b), change, p in zip(pairs, differences, corrected, strict=True):
             row = dict(vars(change))
             if np.isnan(p) and not np.isnan(change.p):  # settled before it was seen, see `holm`
                 reason = f"no {EXCHANGES:,} exchanges can be significant among so many tests"
@@ -255,8 +253,7 @@ def contest_rows(pools: Sequence[Pool]) -> Mapping[str, list[Row]]:
             value = {"difference": row.pop("value")}
             rows["pairs"].append({**place, "a": a, "b": b, **value, **row, "p_holm": p})
         if not np.isnan([pool.value("auroc") for pool in members]).any():
-            p_of_pairs = {(a, b): p for ((a, _), (b, _)), p in zip(pairs, corrected, strict=True)}
-            rows["ranking"] += _ranking(place, dict(zip(names, members, strict=True)), p_of_pairs)
+            rows["ranking"] += _ranking(place, named, dict(zip(pairs, corrected, strict=True)))
     return rows
 
 
@@ -354,77 +351,3 @@ def _ranking(
             "tau": np.nan if basis.no_interval else stability.tau,
             "caution": caution(interval=untested, τ=basis.no_interval),
         }
-
-
-SUBGROUP_FRAMES = ("subgroups", "subgroup_pairs", "excluded")
-VARIABLES = ("age", "sex", "site", "device", "view")
-"""Columns of metadata whose groups are compared; age in bands of ten years."""
-
-
-def subgroup_rows(pools: Sequence[Pool], resamples: int) -> Mapping[str, list[Row]]:
-    """Rows of the frames ``subgroups``, ``subgroup_pairs`` and ``excluded``."""
-    rows: dict[str, list[Row]] = {name: [] for name in SUBGROUP_FRAMES}
-    with ThreadPoolExecutor(THREADS) as threads:
-        for frames in threads.map(partial(_subgroups_of_pool, resamples=resamples), pools):
-            for name, part in frames.items():
-                rows[name] += part
-    return rows
-
-
-def labels_of(units: pd.DataFrame, variable: str) -> list[str | None]:
-    """Group of each unit by a variable; None where the source does not state it."""
-    if variable == "age":
-        return [age_band(None if pd.isna(years) else float(years)) for years in units["age"]]
-    return [None if pd.isna(value) else str(value) for value in units[variable]]
-
-
-def _subgroups_of_pool(pool: Pool, resamples: int) -> Mapping[str, list[Row]]:
-    rows: dict[str, list[Row]] = {name: [] for name in SUBGROUP_FRAMES}
-    for variable in VARIABLES:
-        labels = labels_of(pool.first.units, variable)
-        if any(label is not None for label in labels):
-            for name, part in _of_variable(pool, variable, labels, resamples).items():
-                rows[name] += [{**pool.key, "variable": variable, **row} for row in part]
-    return rows
-
-
-def _of_variable(
-    pool: Pool, variable: str, labels: Sequence[str | None], resamples: int
-) -> Mapping[str, list[Row]]:
-    first = pool.first
-    groups_found = by_subgroup(
-        first.targets,
-        [member.scores for member in pool.members],
-        first.groups,
-        labels,
-        first.task,
-        variable=variable,
-        resamples=resamples,
-    )
-    return {
-        "subgroups": [
-            {
-                "group": group.name,
-                "records": group.rows,
-                "patients": group.patients,
-                "value": group.value,
-                "low": group.low,
-                "high": group.high,
-                "p": groups_found.p,
-                "caution": group.caution,
-            }
-            for group in groups_found.groups
-        ],
-        "subgroup_pairs": [
-            {
-                "a": pair.a,
-                "b": pair.b,
-                "difference": difference["value"],
-                **{name: difference[name] for name in ("low", "high", "p", "caution")},
-                "p_holm": pair.p_holm,
-            }
-            for pair in groups_found.pairs
-            for difference in [vars(pair.difference)]
-        ],
-        "excluded": [{"group": name, "patients": count} for name, count in groups_found.excluded],
-    }
