@@ -5,8 +5,11 @@ from __future__ import annotations
 import shutil
 
 import pytest
+from click.testing import CliRunner
 from stores import make_pretraining, make_transfer, predict_all
 
+from benchmd_ray import read_results
+from benchmd_ray.cli import main
 from benchmd_ray.errors import BenchmdError
 from benchmd_ray.report.analysis import analyse
 from benchmd_ray.report.frames import by_name, technique_in, with_mark, with_mode
@@ -300,3 +303,22 @@ def test_an_unknown_baseline_is_refused_with_the_names_before_anything_is_read(s
             analyse(every, resamples=5, baseline=name)
     with pytest.raises(BenchmdError, match="Did you mean 'MAE, linear'"):
         analyse(every, resamples=5, baseline="mae linear")
+
+
+def test_the_command_and_the_interface_take_a_baseline_and_write_nothing_with_an_unknown_one(store):
+    for run in (made(store), made(store, "mae", pretraining={})):
+        predict_all(run[-1], {"ptb-xl": {"validation": 80}})
+    out = store.parent / "report"
+    command = ["report", str(store), "--out", str(out), "--resamples", "5", "--figures", "none"]
+    refused = CliRunner().invoke(main, [*command, "--baseline", "MEA"])
+    assert refused.exit_code == 1
+    assert "Did you mean 'MAE'?" in refused.output
+    assert not out.exists()
+    result = CliRunner().invoke(main, [*command, "--baseline", "MAE"])
+    assert result.exit_code == 0, result.output
+    table = (out / "changes.md").read_text("utf-8")
+    assert "baseline MAE, linear" in table
+    assert "AUROC against MAE" in (out / "report.html").read_text("utf-8")
+    changes = read_results(store, resamples=5, baseline="mae").changes
+    assert set(changes["baseline"]) == {"MAE, linear"}
+    assert "| mae |" in (out / "descriptions.md").read_text("utf-8")
