@@ -153,7 +153,7 @@ def _named(
     network, is_brought = run.settings.encoder.network, about["technique"].startswith((HUB, OWN))
     if network not in (NETWORK, TRANSFORMERS) and not is_brought:
         words = f"{networks[network]}, {words}"
-    source = about["source"] if upstream is None else str(upstream.description["source"])
+    source = _pretraining_source(run, upstream)
     if source != about["source"] and not is_brought:
         words += f" on {source_title(source)}"
     words += {"tuned": ", tuned", "shuffled": ", shuffled labels"}.get(protocol, "")
@@ -164,6 +164,18 @@ def _named(
     if protocol == "tuned":
         encoder, rest = {}, encoder | rest
     return _Named(run, upstream, protocol, words, encoder, rest)
+
+
+def _pretraining_source(run: Run, upstream: Run | None) -> str:
+    """What an encoder was pretrained on; where that is lost what the run states, or its source."""
+    if upstream is not None:
+        return str(upstream.description["source"])
+    stated = run.description.get("pretrained_on")
+    members = stated if isinstance(stated, list) else []
+    names = [
+        str(seen["dataset"]) for seen in members if isinstance(seen, dict) and "dataset" in seen
+    ]
+    return "+".join(names) or str(run.description["source"])
 
 
 def source_title(sources: str) -> str:
@@ -314,9 +326,9 @@ def _pretrained_on(named: _Named) -> str:
         return "elsewhere"
     built_in = BUILT_IN.get(technique)
     trained = built_in is None or built_in.method is not None
-    about = (named.upstream or named.run).description
     parts = ["ImageNet"] if built_in is not None and built_in.imagenet else []
-    return ", ".join([*parts, *([source_title(about["source"])] if trained else [])])
+    source = source_title(_pretraining_source(named.run, named.upstream))
+    return ", ".join([*parts, *([source] if trained else [])])
 
 
 def _said(members: Sequence[_Named], every: Sequence[_Named]) -> str:

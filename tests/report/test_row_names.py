@@ -175,6 +175,15 @@ def test_pretrainings_that_are_gone_are_not_taken_for_each_other(store):
     assert sorted(names(*(run[1:] for run in runs))) == ["MAE", "MAE (2)"]
 
 
+def test_of_a_pretraining_that_is_gone_the_run_says_what_it_was_on(store):
+    seen = [{"dataset": "georgia"}, {"dataset": "chapman-shaoxing"}]
+    for stated, expected in ((seen, "MAE on georgia and Chapman-Shaoxing"), (7, "MAE")):
+        upstream, run = made(store, "mae", pretraining={})
+        run.description["pretrained_on"] = stated
+        shutil.rmtree(upstream.folder)
+        assert names([run]) == [expected]
+
+
 def test_versions_of_pretrainings_are_told_apart(store):
     pretrained = [make_pretraining(store, "mae", parts={"mae": version}) for version in (1, 2)]
     runs = [[upstream, make_transfer(store, "mae", upstream=upstream)] for upstream in pretrained]
