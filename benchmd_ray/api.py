@@ -131,27 +131,32 @@ def export_model(
     return export_run(opened, as_folder(out), catalog=place, **programs).folder
 
 
-def read_results(*stores: PathLike, resamples: int = 1000) -> Analysis:
+def read_results(*stores: PathLike, resamples: int = 1000, baseline: str | None = None) -> Analysis:
     """The results of a report as DataFrames, without curves and benchmarks' own tables.
 
     ``rows`` is the long table of score rows: one for every run, split, metric and class. The others
     are made of it: ``scores`` (seeds pooled), ``gaps``, ``changes``, ``pairs``, ``ranking``,
     ``subgroups`` with ``subgroup_pairs`` and ``excluded``, ``tuned``; ``searches``, ``training``
-    and ``ran`` are of searches and runs. ``notes`` is what a reader must know.
+    and ``ran`` are of searches and runs, and ``descriptions`` says what each row is. ``notes`` is
+    what a reader must know.
 
     Args:
         stores: Stores of runs, or folders of single runs.
         resamples: Of the patients, for the intervals.
+        baseline: Row or technique that others are compared with in ``changes``, such as ``MAE`` or
+            ``MAE, linear``; None: training from scratch.
     """
     from benchmd_ray.report.analysis import analyse_stores
 
-    return analyse_stores([as_store(each) for each in stores], resamples=resamples, curves=False)
+    paths = [as_store(each) for each in stores]
+    return analyse_stores(paths, resamples=resamples, curves=False, baseline=baseline)
 
 
 def write_report(
     *stores: PathLike,
     out: PathLike = "report",
     resamples: int = 1000,
+    baseline: str | None = None,
     figures: Literal["main", "all", "none"] = "main",
     say: Say = echo,
 ) -> Path:
@@ -161,6 +166,7 @@ def write_report(
         stores: Stores of runs, or folders of single runs.
         out: The folder.
         resamples: Of the patients, for the intervals.
+        baseline: As for `read_results`.
         figures: Which are drawn.
         say: Takes the notes, and a line for each kind of what is written.
     """
@@ -168,7 +174,8 @@ def write_report(
     from benchmd_ray.report.analysis import analyse_stores
 
     paths = [as_store(each) for each in stores]
-    analysis = analyse_stores(paths, resamples=resamples, curves=figures != "none")
+    curves = figures != "none"
+    analysis = analyse_stores(paths, resamples=resamples, curves=curves, baseline=baseline)
     for note in analysis.notes:
         say(note)
     return write.write_report(analysis, as_folder(out), figures, say)

@@ -15,6 +15,8 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -58,7 +60,7 @@ def kernels(signals: Array, signal: Any, width: int, seed: int) -> Callable[[Arr
 def rocket(name: str, signals: Array, width: int, seed: int) -> Callable[[Array], Array]:
     """aeon's, fitted to all signals; from signals to features."""
     try:
-        from aeon.transformations.collection import convolution_based
+        convolution_based = import_module("aeon.transformations.collection.convolution_based")
     except ImportError as error:
         raise SystemExit("aeon is not installed here: pip install aeon.") from error
     # MultiRocket counts kernels of 4 features each, on the signal and on its differences.
@@ -108,7 +110,7 @@ def main(arguments: list[str] | None = None) -> None:
                 transform = rocket(name, signals, settings.features, seed)
             fitting.setdefault(name, []).append(time.perf_counter() - start)
             features = transform(signals)
-            tasks[name], widths[name] = (lambda f=transform: f(signals)), features.shape[1]
+            tasks[name], widths[name] = partial(transform, signals), features.shape[1]
             value = held_out_auroc(features, targets, patients, catalog.task.kind)
             scores.setdefault(name, []).append(value)
             print(f"{name}, seed {seed}: {value:.4f}", file=sys.stderr)

@@ -38,6 +38,12 @@ RESAMPLES = click.option(
 )
 @RESAMPLES
 @click.option(
+    "--baseline",
+    metavar="NAME",
+    help="Row or technique that others are compared with, such as 'MAE', 'MAE, linear' or mae; "
+    "without it training from scratch.",
+)
+@click.option(
     "--figures",
     type=click.Choice(["main", "all", "none"]),
     default="main",
@@ -53,6 +59,7 @@ def report(
     *,
     out: Path,
     resamples: int,
+    baseline: str | None,
     figures: Which,
     follow: bool,
     dashboard: Dashboard,
@@ -67,15 +74,16 @@ def report(
     \b
     benchmd report runs
     benchmd report runs --out report --figures all
+    benchmd report runs --baseline imagenet
     benchmd report runs --follow                     # a page that stays open in a browser
     """
     if follow:
         if dashboard.mode != "off":
             raise click.UsageError("a report with --follow is not sent: omit --wandb.")
         if as_json:
-            raise click.UsageError("a report with --follow never ends: omit --json.")
-        _follow(list(paths), out, resamples=resamples, figures=figures)
-    wanted: dict[str, Any] = {"resamples": resamples, "figures": figures}
+            raise click.UsageError("a report that follows never ends: leave --json out.")
+        _follow(list(paths), out, resamples=resamples, figures=figures, baseline=baseline)
+    wanted: dict[str, Any] = {"resamples": resamples, "figures": figures, "baseline": baseline}
     if dashboard.mode == "off":
         print_report(list(paths), out, **wanted, as_json=as_json)
         return
@@ -94,6 +102,7 @@ def print_report(
     out: Path,
     *,
     resamples: int = 1000,
+    baseline: str | None = None,
     figures: Which = "main",
     as_json: bool = False,
     brief: bool = False,
@@ -106,10 +115,11 @@ def print_report(
     Args:
         paths: Runs, and stores of runs and searches.
         out: The folder.
-        resamples: Resamples of the patients, for the intervals.
-        figures: Figures to draw.
-        as_json: Print only JSON, with the main table, the notes and the path of the page.
-        brief: Print only the number of notes.
+        resamples: Of the patients, for the intervals.
+        baseline: Row or technique that others are compared with.
+        figures: Which are drawn.
+        as_json: Print the main table, the notes and where the page is as JSON, and nothing else.
+        brief: Print how many notes there are, not the notes.
         sent: Folder for the part of the report that may be sent to W&B.
 
     Returns:
@@ -121,7 +131,8 @@ def print_report(
     from benchmd_ray.report.tables import main_table
     from benchmd_ray.report.write import write_report
 
-    analysis = analyse_stores(paths, resamples=resamples, curves=figures != "none")
+    curves = figures != "none"
+    analysis = analyse_stores(paths, resamples=resamples, curves=curves, baseline=baseline)
     matrix, main, warning = matrix_of(analysis), main_table(analysis), synthetic(analysis.rows)
     write = partial(write_report, analysis, out, figures, sent=sent)
     if as_json:
@@ -144,7 +155,9 @@ def print_report(
     return bool(warning)
 
 
-def _follow(paths: list[Path], out: Path, *, resamples: int, figures: Which) -> NoReturn:
+def _follow(
+    paths: list[Path], out: Path, *, resamples: int, figures: Which, baseline: str | None
+) -> NoReturn:
     from benchmd_ray.errors import BenchmdError
     from benchmd_ray.report.analysis import analyse_stores
     from benchmd_ray.report.write import write_report
@@ -157,7 +170,9 @@ def _follow(paths: list[Path], out: Path, *, resamples: int, figures: Which) -> 
                 state = state_of(paths)
                 if state != seen:
                     seen, curves = state, figures != "none"
-                    analysis = analyse_stores(paths, resamples=resamples, curves=curves)
+                    analysis = analyse_stores(
+                        paths, resamples=resamples, curves=curves, baseline=baseline
+                    )
                     echo(time.strftime("%H:%M:%S"))
                     write_report(analysis, out, figures, echo, refresh=FOLLOW_SECONDS)
             except (BenchmdError, FileNotFoundError) as error:  # missing, or just being written

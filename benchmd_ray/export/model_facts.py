@@ -12,6 +12,7 @@ from benchmd_ray.errors import BenchmdError
 from benchmd_ray.report.columns import cautions, column_of, interval_of, metric_title, sizes
 from benchmd_ray.report.formats import markdown
 from benchmd_ray.report.frames import dataset_text, frame, place
+from benchmd_ray.report.names import names_of
 from benchmd_ray.report.notes import notes, synthetic
 from benchmd_ray.report.protocols import base_protocol, pretraining_of, searches_behind
 from benchmd_ray.report.rows import key_of, score_rows
@@ -169,10 +170,10 @@ def scores_of(run: Run) -> pd.DataFrame:
     read = read_scored(run)
     if read.skipped:
         raise BenchmdError(read.skipped[0].removeprefix("Skipped: "))
-    protocol = base_protocol(run, pretraining_of(run, {}))
-    ordered = sorted(read.scored, key=lambda item: place(key_of(item, protocol)))
+    row = names_of([run]).of_runs[run.folder]
+    ordered = sorted(read.scored, key=lambda item: place(key_of(item, row)))
     scored = measured(ordered, tuple(METRICS), RESAMPLES)
-    return frame("rows", (row for item in scored for row in score_rows(item, protocol)))
+    return frame("rows", (score_row for item in scored for score_row in score_rows(item, row)))
 
 
 def score_sections(run: Run) -> str:

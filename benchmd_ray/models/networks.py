@@ -34,7 +34,24 @@ PART_OF: dict[str, str] = {
     "monai-unetr": "segmentation",
     "monai-swinunetr": "segmentation",
 }
-"""Code part (`parts.PARTS`) of each built-in network (`encoder.NETWORKS`)."""
+"""The part (`parts.PARTS`) of each network that is built in (`encoder.NETWORKS`)."""
+_DIMENSIONS = {"": "", "-1d": "", "-2.5d": " 2.5-D", "-3d": " 3-D", "-acs": " ACS"}
+TITLES = {
+    "xresnet1d101": "xResNet1d-101",
+    "monai-densenet121": "DenseNet-121",
+    "monai-efficientnet-b0": "EfficientNet-B0",
+    "monai-seresnet50": "SE-ResNet-50",
+    "monai-unet": "U-Net",
+    "monai-segresnet": "SegResNet",
+    "monai-unetr": "UNETR",
+    "monai-swinunetr": "Swin UNETR",
+    **{
+        f"resnet{layers}{suffix}": f"ResNet-{layers}{title}"
+        for layers in (18, 50)
+        for suffix, title in _DIMENSIONS.items()
+    },
+}
+"""Networks in words; others are called by their name."""
 SEGMENTING = tuple(name for name, part in PART_OF.items() if part == "segmentation")
 """Networks that return maps instead of features."""
 

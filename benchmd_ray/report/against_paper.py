@@ -13,7 +13,7 @@ from benchmd_ray.evaluation.registry import benchmarks
 from benchmd_ray.report.analysis import SourceResults, blocks
 from benchmd_ray.report.columns import cautions, column_of, interval_of, key_columns, table_of
 from benchmd_ray.report.frames import KEY
-from benchmd_ray.report.protocols import protocols
+from benchmd_ray.report.names import names_of
 from benchmd_ray.report.rows import beside, with_predictions
 from benchmd_ray.report.table import Table, shown
 from benchmd_ray.runs.store import Run
@@ -41,8 +41,8 @@ def against_paper(runs: Sequence[Run], *, resamples: int = 1000) -> pd.DataFrame
     Raises:
         BenchmdError: No run is finished and has predictions, or predictions cannot be read.
     """
-    with_predictions(runs)  # raises before anything is read
-    named = protocols(runs)
+    with_predictions(runs)  # refused before anything is read
+    named = names_of(runs)
     rows = [row for block in blocks(runs, named, ("auroc",), resamples) for row in _rows(block)]
     return pd.DataFrame(
         {name: pd.Series([row[name] for row in rows], dtype=kind) for name, kind in COLUMNS.items()}

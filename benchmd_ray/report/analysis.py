@@ -21,12 +21,11 @@ from benchmd_ray.report.compared import (
     gap_rows,
     other_seeds,
     shared_patients,
-    subgroup_rows,
 )
 from benchmd_ray.report.frames import FRAMES, frame, place
+from benchmd_ray.report.names import Names, names_of, require_baseline
 from benchmd_ray.report.notes import notes
 from benchmd_ray.report.pools import Pool, pools
-from benchmd_ray.report.protocols import Protocols, protocols
 from benchmd_ray.report.rows import (
     Row,
     beside,
@@ -37,6 +36,7 @@ from benchmd_ray.report.rows import (
     with_predictions,
 )
 from benchmd_ray.report.scored import Scored, measured, read_scored
+from benchmd_ray.report.subgroup_frames import subgroup_rows
 from benchmd_ray.report.training_frames import of_pools, older_parts, ran_rows, training_rows
 from benchmd_ray.report.tuning_frames import (
     TunedPair,
@@ -132,11 +132,13 @@ class Analysis:
     gaps: pd.DataFrame = field(default_factory=partial(frame, "gaps", ()))
     """In distribution (the source's validation split) minus another dataset, for each metric."""
     changes: pd.DataFrame = field(default_factory=partial(frame, "changes", ()))
-    """Each technique minus scratch on the same records, for each metric."""
+    """Each row minus its baseline on the same records, for each metric."""
     pairs: pd.DataFrame = field(default_factory=partial(frame, "pairs", ()))
-    """Pairs of techniques on the same records: AUROC of b minus that of a."""
+    """Pairs of rows on the same records with as many labels: AUROC of b minus that of a."""
     ranking: pd.DataFrame = field(default_factory=partial(frame, "ranking", ()))
-    """Rank of each technique among those on the same records, and the stability of the ranking."""
+    """Rank of each row among those on the same records, and what the ranking is worth."""
+    descriptions: pd.DataFrame = field(default_factory=partial(frame, "descriptions", ()))
+    """What each row is: technique, network, pretraining, and settings that most do not have."""
     subgroups: pd.DataFrame = field(default_factory=partial(frame, "subgroups", ()))
     """AUROC of groups of patients and devices."""
     subgroup_pairs: pd.DataFrame = field(default_factory=partial(frame, "subgroup_pairs", ()))
@@ -179,7 +181,7 @@ class SourceResults:
         """Score rows of the individual runs."""
         for pool in self.pools:
             for member in pool.members:
-                yield from score_rows(member, pool.key["protocol"])
+                yield from score_rows(member, pool.row)
 
 
 def paper(pool: Pool) -> float:
@@ -199,6 +201,7 @@ def analyse(
     skipped: Sequence[str] = (),
     resamples: int = 1000,
     curves: bool = True,
+    baseline: str | None = None,
 ) -> Analysis:
     """Compute all frames of a report.
 
@@ -208,30 +211,36 @@ def analyse(
         skipped: Notes on files of the stores that could not be read.
         resamples: Bootstrap resamples of patients.
         curves: Whether to fill ``roc`` and ``calibration``, which only figures need.
+        baseline: Name of the row, or technique, that others are compared with in ``changes``;
+            without one, training from scratch (`compared.baseline_of`).
 
     Raises:
-        BenchmdError: No run is finished and has predictions, or predictions cannot be read.
+        BenchmdError: No run is finished and has predictions, predictions cannot be read, or no row
+            is called like the baseline.
     """
-    with_predictions(runs)  # refused before anything is read
-    named = protocols(runs)
-    lines = [*skipped, *unfinished(runs), *older_parts(runs), *named.notes]
+    usable, named = with_predictions(runs), names_of(runs)  # refused before anything is read
+    if baseline is not None:
+        require_baseline(baseline, named, usable)
+    lines = [*skipped, *unfinished(runs), *older_parts(runs)]
     rows: dict[str, list[pd.DataFrame]] = {name: [frame(name, ())] for name in FRAMES}
     for block in blocks(runs, named, tuple(METRICS), resamples):
         lines += block.notes
         pairs = tuned_pairs(block.pools, searches, runs)
         averages, skipped_too = ensembles(pairs, tuple(METRICS), resamples)
         lines += skipped_too
-        for name, part in _frames_of(block, averages, resamples, curves=curves).items():
+        frames_of_block = _frames_of(block, averages, resamples, curves=curves, baseline=baseline)
+        for name, part in frames_of_block.items():
             rows[name].append(part)
         rows["tuned"].append(frame("tuned", tuned_rows([*pairs, *averages], paper)))
-    others, skipped_too = other_rows(runs, named.names, resamples)
+    others, skipped_too = other_rows(runs, named.of_runs, resamples)
     rows["rows"].append(others)
     brought, skipped_rows = brought_rows(set(pd.concat(rows["rows"])["dataset"]))
     rows["rows"].append(brought)
     lines += [*skipped_too, *skipped_rows]
     rows["searches"].append(frame("searches", search_rows(searches)))
-    rows["training"].append(frame("training", training_rows(runs)))
-    rows["ran"].append(frame("ran", ran_rows(runs, named.names)))
+    rows["training"].append(frame("training", training_rows(runs, named.of_runs)))
+    rows["ran"].append(frame("ran", ran_rows(runs, named.of_runs)))
+    rows["descriptions"].append(frame("descriptions", named.descriptions))
     frames = {name: pd.concat(parts, ignore_index=True) for name, parts in rows.items()}
     lines += tuning_notes(frames["tuned"], searches)
     kinds = sorted((run.modality for run in runs), key=lambda kind: kind.order)
@@ -245,8 +254,10 @@ def analyse(
     )
 
 
-def analyse_stores(paths: Sequence[Path], *, resamples: int, curves: bool) -> Analysis:
-    """Analyse all runs and searches of these paths; files that cannot be read are noted.
+def analyse_stores(
+    paths: Sequence[Path], *, resamples: int, curves: bool, baseline: str | None = None
+) -> Analysis:
+    """The analysis of all runs and searches of these paths; what cannot be read is noted.
 
     Raises:
         BenchmdError: As `analyse` does, or a path has no run.
@@ -258,11 +269,12 @@ def analyse_stores(paths: Sequence[Path], *, resamples: int, curves: bool) -> An
         skipped=[*stored.notes, *searched.notes],
         resamples=resamples,
         curves=curves,
+        baseline=baseline,
     )
 
 
 def blocks(
-    all_runs: Sequence[Run], named: Protocols, metrics: Sequence[str], resamples: int
+    all_runs: Sequence[Run], named: Names, metrics: Sequence[str], resamples: int
 ) -> Iterator[SourceResults]:
     """Measured and pooled results, source by source, with progress.
 
@@ -283,7 +295,7 @@ def blocks(
             skipped += [note for part in read for note in part.skipped]
             done += len(some)
             display.update(done)
-        pooled, lines = pools(scored, named.names)
+        pooled, lines = pools(scored, named.of_runs)
         lines = [*skipped, *lines, *apart(pooled), *other_seeds(pooled), *shared_patients(pooled)]
         lines += of_pools(pooled, all_runs)
         yield SourceResults(pooled, lines)
@@ -299,7 +311,12 @@ def _by_source(runs: Sequence[Run]) -> list[list[Run]]:
 
 
 def _frames_of(
-    block: SourceResults, averages: Sequence[TunedPair], resamples: int, *, curves: bool
+    block: SourceResults,
+    averages: Sequence[TunedPair],
+    resamples: int,
+    *,
+    curves: bool,
+    baseline: str | None,
 ) -> dict[str, pd.DataFrame]:
     """The frames of one block without those of training; ensembles have only scores."""
     block_pools, metrics = block.pools, tuple(METRICS)
@@ -310,7 +327,7 @@ def _frames_of(
         "rows": frame("rows", block.rows),
         "scores": frame("scores", pooled_rows(sorted(whole, key=lambda p: place(p.key)), metrics)),
         "gaps": frame("gaps", gap_rows(block_pools, metrics)),
-        "changes": frame("changes", change_rows(block_pools, metrics)),
+        "changes": frame("changes", change_rows(block_pools, metrics, baseline)),
         **{name: frame(name, rows) for name, rows in several.items()},
         "roc": roc_frame(drawn),
         "calibration": calibration_frame(drawn),

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import AbstractContextManager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
@@ -85,11 +85,11 @@ class TechniqueLook:
 
 TECHNIQUE_LOOKS = {
     "scratch": TechniqueLook(BLACK, "o", "-"),
-    "e-mix": TechniqueLook("#E69F00", "s", "--"),
-    "shed": TechniqueLook("#56B4E9", "^", "-."),
-    "mae": TechniqueLook("#0072B2", "D", (0, (1.0, 1.2))),
-    "imagenet": TechniqueLook("#D55E00", "v", (0, (6.0, 1.5, 1.0, 1.5, 1.0, 1.5))),
-    "imagenet+mae": TechniqueLook("#009E73", "P", (0, (8.0, 2.5))),
+    "e-Mix": TechniqueLook("#E69F00", "s", "--"),
+    "ShED": TechniqueLook("#56B4E9", "^", "-."),
+    "MAE": TechniqueLook("#0072B2", "D", (0, (1.0, 1.2))),
+    "ImageNet": TechniqueLook("#D55E00", "v", (0, (6.0, 1.5, 1.0, 1.5, 1.0, 1.5))),
+    "ImageNet, then MAE": TechniqueLook("#009E73", "P", (0, (8.0, 2.5))),
 }
 OTHER_LOOKS = (
     TechniqueLook("#CC79A7", "X", (0, (3.0, 1.0))),
@@ -98,15 +98,22 @@ OTHER_LOOKS = (
     TechniqueLook("#882255", "<", (0, (10.0, 2.0, 2.0, 2.0))),
     TechniqueLook("#999933", ">", (0, (2.0, 2.0))),
     TechniqueLook("#44AA99", "h", (0, (5.0, 1.0))),
+    TechniqueLook("#AA4499", "H", (0, (3.0, 1.0, 1.0, 1.0))),
+    TechniqueLook("#661100", "d", (0, (1.0, 1.0, 3.0, 1.0))),
+    TechniqueLook("#332288", "8", (0, (7.0, 1.0))),
 )
-"""Looks of techniques that no benchmark declares, in the order of their names."""
+"""Of other rows, in the order of their names; further ones mix colours and markers."""
 
 
 def technique_looks(names: Iterable[str]) -> dict[str, TechniqueLook]:
-    """Look of each technique of a report; those of the benchmark look the same in every report."""
-    others = sorted(set(names) - set(TECHNIQUE_LOOKS))
-    added = {name: OTHER_LOOKS[i % len(OTHER_LOOKS)] for i, name in enumerate(others)}
-    return {**TECHNIQUE_LOOKS, **added}
+    """Look of each of a report's rows; the benchmark's look the same in every report."""
+    others, number = sorted(set(names) - set(TECHNIQUE_LOOKS)), len(OTHER_LOOKS)
+    looks = dict(TECHNIQUE_LOOKS)
+    for place, name in enumerate(others):
+        round_, at = divmod(place, number)
+        shape = OTHER_LOOKS[(at + round_) % number]
+        looks[name] = replace(shape, colour=OTHER_LOOKS[at].colour)
+    return looks
 
 
 def styled() -> AbstractContextManager[None]:
@@ -117,7 +124,7 @@ def styled() -> AbstractContextManager[None]:
 def new_figure(title: str, height: float, *, width: float = WIDTH) -> Figure:
     # Letters are a little wider in a PNG than in the layout.
     """An empty figure with its title, of a size in inches."""
-    figure = Figure(figsize=(width, height), layout=ConstrainedLayoutEngine(w_pad=0.1))
+    figure = Figure(figsize=(width, height), layout=ConstrainedLayoutEngine(w_pad=0.15))
     lines = textwrap.fill(title, int(width * LETTERS), break_on_hyphens=False)
     figure.suptitle(lines, x=0.01, ha="left", fontsize=11, fontweight="bold")
     return figure

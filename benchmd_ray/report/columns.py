@@ -7,13 +7,18 @@ from typing import Any
 
 import pandas as pd
 
-from benchmd_ray.report.frames import BOOTSTRAP, SETTINGS, TECHNIQUES, dataset_text
+from benchmd_ray.report.frames import BOOTSTRAP, LABELS, SETTINGS, by_name, dataset_text
 from benchmd_ray.report.table import Column, Table, constant, text_of
 from benchmd_ray.scores.comparison import LEVEL
 from benchmd_ray.scores.metrics import METRICS
 
-ORDERS = {"setting": SETTINGS, "technique": TECHNIQUES, "a": TECHNIQUES, "b": TECHNIQUES}
-FILTERED = ("modality", "trained on", "dataset", "setting", "technique", "protocol", "variable")
+ORDERS = {"setting": SETTINGS, "labels": LABELS}
+NAMES = ("technique", "a", "b", "baseline")
+"""Columns with names of rows."""
+FILTERED = (
+    *("modality", "trained on", "dataset", "setting", "labels", "technique", "protocol"),
+    "variable",
+)
 ABOUT = {
     "AUROC [95 %]": "One against the rest, mean over the classes that could be scored; interval "
     f"from a {BOOTSTRAP}, pooled over seeds",
@@ -21,7 +26,7 @@ ABOUT = {
     "paper": "Published AUROC where comparable; see the notes",
     "ours − paper": "Difference from the published number",
     "p": "Two-sided; for AUROC with one seed a permutation test within patients, else Student's t",
-    "p (Holm)": "p after Holm's correction within one dataset and setting",
+    "p (Holm)": "p after Holm's correction over the pairs of one dataset with as many labels",
     "p (DeLong)": "Two-sided test of the difference in mean AUROC by DeLong's covariance",
     "p (groups)": "Welch's test that AUROC is equal in all groups",
     "a − b [95 %]": "Over the classes that both groups can score",
@@ -90,7 +95,7 @@ def key_columns(rows: pd.DataFrame) -> tuple[Column, ...]:
             parts = (rows[name] for name in ("source", "dataset", "role", "split"))
             names = [dataset_text(*row) for row in zip(*parts, strict=True)]
         columns.append(column_of("dataset", names, "text"))
-    others = ("setting", "technique", "policy", "protocol")
+    others = ("labels", "setting", "technique", "policy", "protocol")
     return (*columns, *(column_of(name, rows[name], "text") for name in others if name in rows))
 
 
@@ -167,12 +172,9 @@ def falling(metrics: Iterable[str]) -> list[bool]:
 
 
 def column_of(title: str, values: Any, kind: Any, **options: Any) -> Column:
-    """A column whose description, filter and order follow from its title."""
-    defaults = {
-        "about": ABOUT.get(title, ""),
-        "filtered": title in FILTERED,
-        "order": ORDERS.get(title, ()),
-    }
+    """A column; description, filter and order follow from its title."""
+    order = tuple(by_name(map(str, values))) if title in NAMES else ORDERS.get(title, ())
+    defaults = {"about": ABOUT.get(title, ""), "filtered": title in FILTERED, "order": order}
     return Column(title, list(values), kind, **{**defaults, **options})
 
 

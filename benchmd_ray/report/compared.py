@@ -1,21 +1,28 @@
-"""Frames of comparisons: gaps between datasets, changes, pairs, rankings, subgroups."""
+"""Frames that compare: gaps between datasets, changes against a baseline, pairs, rankings."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 from itertools import combinations
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import pandas as pd
 
 from benchmd_ray.errors import count_of
-from benchmd_ray.report.frames import PLACE, SPLITS
+from benchmd_ray.report.frames import (
+    KERNELS,
+    PLACE,
+    SCRATCH,
+    SETTINGS,
+    SPLITS,
+    mode_and_labels,
+    rank_of,
+    with_mode,
+)
 from benchmd_ray.report.pools import Pool
-from benchmd_ray.report.protocols import comparable_with, letters_of, same_transfer
+from benchmd_ray.report.protocols import APART
 from benchmd_ray.report.scored import THREADS
 from benchmd_ray.scores.comparison import EXCHANGES, LEAST_EXCHANGE_P, delong, exchange_p, holm
 from benchmd_ray.scores.seeds import (
@@ -25,11 +32,8 @@ from benchmd_ray.scores.seeds import (
     unpaired_difference,
 )
 from benchmd_ray.scores.stability import ranking_stability
-from benchmd_ray.scores.subgroups import age_band, by_subgroup
 from benchmd_ray.scores.support import ALIKE, caution
 
-SCRATCH = "scratch"
-"""The technique that the others are compared with."""
 Row = dict[str, Any]
 Floats = npt.NDArray[np.float64]
 
@@ -40,7 +44,7 @@ def gap_rows(pools: Sequence[Pool], metrics: Sequence[str]) -> list[Row]:
     Means are over the classes that can be scored on both; a dataset with a ``test`` split is
     represented by it. Holm's correction is over the datasets of a technique and setting.
     """
-    names = ("modality", "source", "policy", "setting", "technique", "protocol")
+    names = ("modality", "source", "policy", "setting", "technique")
     home = {
         tuple(pool.key[name] for name in names): pool
         for pool in pools
@@ -123,22 +127,63 @@ def _one_split(pools: Sequence[Pool]) -> list[Pool]:
     return [pool for pool in pools if any(pool is last for last in best.values())]
 
 
-def change_rows(pools: Sequence[Pool], metrics: Sequence[str]) -> Iterator[Row]:
-    """Each technique minus scratch on the same records."""
-    for together in _together(pools):
-        base = [pool for pool in together if pool.key["technique"] == SCRATCH]
+def change_rows(
+    pools: Sequence[Pool], metrics: Sequence[str], baseline: str | None
+) -> Iterator[Row]:
+    """Each row minus its baseline, the one of this name if there is one (`baseline_of`)."""
+    for _, together in contests(pools):
         for pool in together:
-            for scratch in base:
-                if pool is scratch or not _base_of(scratch, [pool]):
-                    continue
-                for metric in metrics:
-                    change = difference(pool, scratch, metric)
-                    yield {
-                        **pool.key,
-                        "metric": metric,
-                        **vars(change),
-                        "p_delong": p_delong(scratch, pool) if metric == "auroc" else np.nan,
-                    }
+            base = baseline_of(pool, together, baseline)
+            if base is None or base is pool:
+                continue
+            for metric in metrics:
+                yield {
+                    **pool.key,
+                    "metric": metric,
+                    "baseline": with_mode(base.key["technique"], base.key["setting"]),
+                    **vars(difference(pool, base, metric)),
+                    "p_delong": p_delong(base, pool) if metric == "auroc" else np.nan,
+                }
+
+
+def baseline_of(pool: Pool, together: Sequence[Pool], name: str | None) -> Pool | None:
+    """What a row is compared with among those on its records; itself where it is the baseline.
+
+    A ``name`` is that of a row, with or without its mode, or a technique. Without one, training
+    from scratch that was not tuned, else tuned, else random kernels. Of several the one with the
+    same mode, then network, then settings of the transfer; of other modes, linear before others.
+    """
+    if name is None:
+        scratch = [other for other in together if _technique(other) == SCRATCH]
+        chosen = [other for other in scratch if other.key["protocol"] != "tuned"] or scratch
+        chosen = chosen or [other for other in together if _technique(other) == KERNELS]
+    else:
+        chosen = [
+            other
+            for other in together
+            if name in (other.key["technique"], with_mode(*_named(other)))
+        ] or [other for other in together if _technique(other) == name]
+    ours = pool.first.run.settings
+
+    def unlike(other: Pool) -> tuple[object, ...]:
+        theirs, mode = other.first.run.settings, other.key["setting"]
+        return (
+            mode != pool.key["setting"],
+            ours.encoder.network != theirs.encoder.network,
+            ours.transfer != theirs.transfer,
+            mode_and_labels(mode)[0] != "linear",
+            rank_of(SETTINGS, mode),
+        )
+
+    return min(chosen, key=unlike, default=None)
+
+
+def _technique(pool: Pool) -> str:
+    return str(pool.first.run.description["technique"])
+
+
+def _named(pool: Pool) -> tuple[str, str]:
+    return pool.key["technique"], pool.key["setting"]
 
 
 def difference(a: Pool, b: Pool, metric: str) -> Difference:
@@ -191,12 +236,16 @@ def contest_rows(pools: Sequence[Pool]) -> Mapping[str, list[Row]]:
     """Rows of the AUROC frames ``pairs`` (Holm's correction within a place) and ``ranking``."""
     rows: dict[str, list[Row]] = {"pairs": [], "ranking": []}
     for place, members in contests(pools):
-        pairs = list(combinations(members, 2))
-        differences = [difference(b, a, "auroc") for a, b in pairs]
-        least = [LEAST_EXCHANGE_P if _by_exchange(a, b) else 0.0 for a, b in pairs]
+        named = dict(zip(row_names([*map(_named, members)]), members, strict=True))
+        pairs = list(combinations(named, 2))
+        pools_of_pairs = [(named[a], named[b]) for a, b in pairs]
+        with ThreadPoolExecutor(THREADS) as threads:
+            differences = [
+                *threads.map(lambda pair: difference(pair[1], pair[0], "auroc"), pools_of_pairs)
+            ]
+        least = [LEAST_EXCHANGE_P if _by_exchange(*pair) else 0.0 for pair in pools_of_pairs]
         corrected = holm([change.p for change in differences], least).tolist()
-        names = [(a.key["technique"], b.key["technique"]) for a, b in pairs]
-        for (a, b), change, p in zip(names, differences, corrected, strict=True):
+        for (a, b), change, p in zip(pairs, differences, corrected, strict=True):
             row = dict(vars(change))
             if np.isnan(p) and not np.isnan(change.p):  # see `holm`
                 reason = f"{EXCHANGES:,} exchanges cannot reach significance among so many tests"
@@ -204,104 +253,97 @@ def contest_rows(pools: Sequence[Pool]) -> Mapping[str, list[Row]]:
             value = {"difference": row.pop("value")}
             rows["pairs"].append({**place, "a": a, "b": b, **value, **row, "p_holm": p})
         if not np.isnan([pool.value("auroc") for pool in members]).any():
-            rows["ranking"] += _ranking(place, members, dict(zip(names, corrected, strict=True)))
+            rows["ranking"] += _ranking(place, named, dict(zip(pairs, corrected, strict=True)))
     return rows
 
 
 def contests(pools: Sequence[Pool]) -> Iterator[tuple[Mapping[str, str], list[Pool]]]:
-    """Places where several techniques are scored on the same records, and their pools.
+    """Places where several rows meet, and these: on the same records, with as many labels.
 
-    Each letter of a protocol (settings of the pretraining) is a separate place; techniques without
-    a letter belong to all of them. ``fixed`` results of scratch are also compared with ``custom``
-    results that differ only in their pretraining.
+    Whatever made the features and however they were used; only shuffled labels stay apart.
     """
-    for together in _together(pools):
-        protocols = sorted({pool.key["protocol"] for pool in together})
-        for protocol in letters_of(protocols):
-            members = [p for p in together if comparable_with(p.key["protocol"], protocol)]
-            if all(pool.key["technique"] != SCRATCH for pool in members):
-                scratch = [pool for pool in together if pool.key["technique"] == SCRATCH]
-                members = [*(pool for pool in scratch if _base_of(pool, members)), *members]
-            if len(members) > 1:
-                place = {name: members[0].key[name] for name in PLACE}
-                yield place | {"protocol": protocol}, members
-
-
-def _together(pools: Sequence[Pool]) -> list[list[Pool]]:
-    """Groups of pools on the same records that differ only by technique and protocol."""
     places: dict[tuple[str, ...], list[Pool]] = {}
-    names = [name for name in PLACE if name != "protocol"]
     for pool in pools:
-        key = (*(pool.key[name] for name in names), pool.first.rows_digest)
-        places.setdefault(key, []).append(pool)
-    return list(places.values())
+        if pool.key["protocol"] not in APART:
+            place = _place(pool.key)
+            places.setdefault((*place.values(), pool.first.rows_digest), []).append(pool)
+    for members in places.values():
+        if len(members) > 1:
+            yield _place(members[0].key), members
+
+
+def _place(key: Mapping[str, str]) -> dict[str, str]:
+    labels = mode_and_labels(key["setting"])[1]
+    return {name: labels if name == "labels" else key[name] for name in PLACE}
+
+
+def row_names(rows: Sequence[tuple[str, str]]) -> list[str]:
+    """Names of the rows of a place, each of a name and setting: with the mode if there are several.
+
+    ``MAE, linear`` and ``MAE, fine-tuning``, or only ``MAE``.
+    """
+    several = len({mode_and_labels(setting)[0] for _, setting in rows}) > 1
+    return [with_mode(name, setting) if several else name for name, setting in rows]
 
 
 def apart(pools: Sequence[Pool]) -> list[str]:
-    """Notes on techniques that were scored on different records."""
-    places: dict[str, dict[str, list[str]]] = {}
+    """Notes on rows that were scored on different records."""
+    together: dict[tuple[str, ...], list[Pool]] = {}
     for pool in pools:
-        digests = places.setdefault(_place(pool.key), {})
-        digests.setdefault(pool.first.rows_digest, []).append(pool.key["technique"])
+        if pool.key["protocol"] not in APART:
+            together.setdefault((*_place(pool.key).values(),), []).append(pool)
+    places: dict[tuple[str, ...], dict[str, list[str]]] = {}
+    for place, members in together.items():
+        digests = places.setdefault(place, {})
+        for pool, name in zip(members, row_names([*map(_named, members)]), strict=True):
+            digests.setdefault(pool.first.rows_digest, []).append(name)
     return [
-        f"{where}: {' and '.join(', '.join(names) for names in digests.values())} were scored on "
-        "different records or labels and are not compared. Evaluate the runs again with one "
-        "catalog."
-        for where, digests in places.items()
+        f"{source}, {dataset} ({split}), labels {labels}: "
+        f"{' and '.join('; '.join(names) for names in digests.values())} were scored on different "
+        "records or labels and are not compared. Evaluate the runs again with one catalog."
+        for (_, source, dataset, _, split, _, labels), digests in places.items()
         if len(digests) > 1
     ]
 
 
 def other_seeds(pools: Sequence[Pool]) -> list[str]:
-    """Notes on techniques that were run with different seeds."""
-    notes: dict[tuple[str, str, str], list[str]] = {}
+    """Notes on rows that were run with different seeds."""
+    notes: dict[tuple[str, str], dict[str, None]] = {}
     for place, members in contests(pools):
         seeds: dict[tuple[int, ...], list[str]] = {}
-        for pool in members:
-            seeds.setdefault(pool.seeds, []).append(pool.key["technique"])
+        for pool, name in zip(members, row_names([*map(_named, members)]), strict=True):
+            seeds.setdefault(pool.seeds, []).append(name)
         if len(seeds) > 1:
+            most = max(seeds, key=lambda numbers: len(seeds[numbers]))
             seed_text = "; ".join(
-                f"{', '.join(names)}: {', '.join(map(str, numbers))}"
-                for numbers, names in seeds.items()
+                f"{'the others' if numbers == most else ' and '.join(names)}: "
+                f"{', '.join(map(str, numbers))}"
+                for numbers, names in sorted(seeds.items(), key=lambda item: item[0] == most)
             )
-            settings = notes.setdefault((place["source"], place["protocol"], seed_text), [])
-            settings += [place["setting"]] if place["setting"] not in settings else []
+            notes.setdefault((place["source"], seed_text), {})[place["labels"]] = None
     return [
-        f"{source}, {protocol}, {', '.join(settings)}: the techniques have different seeds "
-        f"({seed_text}). If two techniques have different seeds, the interval and p of their "
-        f"difference do not cover seeds."
-        for (source, protocol, seed_text), settings in notes.items()
+        f"{source}, labels {', '.join(labels)}: the rows have different seeds ({seed_text}). "
+        "Between two with different seeds, the interval and p of the difference do not cover seeds."
+        for (source, seed_text), labels in notes.items()
     ]
 
 
-def _place(key: Mapping[str, str]) -> str:
-    return (
-        f"{key['source']}, {key['dataset']} ({key['split']}), {key['setting']}, {key['protocol']}"
-    )
-
-
-def _base_of(scratch: Pool, others: Sequence[Pool]) -> bool:
-    """Whether other results differ from these of scratch only by their pretraining."""
-    return all(
-        comparable_with(scratch.key["protocol"], other.key["protocol"])
-        or same_transfer(scratch.first.run, other.first.run)
-        for other in others
-    )
-
-
 def _ranking(
-    place: Mapping[str, str], members: Sequence[Pool], p: Mapping[tuple[str, str], float]
+    place: Mapping[str, str], members: Mapping[str, Pool], p: Mapping[tuple[str, str], float]
 ) -> Iterator[Row]:
-    """Rows of the ranking of techniques, best first, from the Holm-corrected p of each pair."""
-    values = {pool.key["technique"]: pool.value("auroc") for pool in members}
-    drawn = {pool.key["technique"]: pool.resampled("auroc") for pool in members}
-    stability, basis = ranking_stability(values, drawn, p), members[0].basis("auroc")
+    """Rows of the ranking, best first, from the p of each pair after Holm."""
+    values = {name: pool.value("auroc") for name, pool in members.items()}
+    drawn = {name: pool.resampled("auroc") for name, pool in members.items()}
+    stability = ranking_stability(values, drawn, p)
+    basis = next(iter(members.values())).basis("auroc")
     why = basis.no_test or basis.no_interval or basis.rough or ALIKE
-    for technique in stability.order:
-        rank, low, high = stability.rank[technique]
+    for name in stability.order:
+        rank, low, high = stability.rank[name]
         untested = why if np.isnan(low) else ""
+        technique, setting = _named(members[name])
         yield {
             **place,
+            "setting": setting,
             "technique": technique,
             "rank": rank,
             "low": low,
@@ -309,77 +351,3 @@ def _ranking(
             "tau": np.nan if basis.no_interval else stability.tau,
             "caution": caution(interval=untested, τ=basis.no_interval),
         }
-
-
-SUBGROUP_FRAMES = ("subgroups", "subgroup_pairs", "excluded")
-VARIABLES = ("age", "sex", "site", "device", "view")
-"""Metadata columns whose groups are compared; ages are in bands of ten years."""
-
-
-def subgroup_rows(pools: Sequence[Pool], resamples: int) -> Mapping[str, list[Row]]:
-    """Rows of the frames ``subgroups``, ``subgroup_pairs`` and ``excluded``."""
-    rows: dict[str, list[Row]] = {name: [] for name in SUBGROUP_FRAMES}
-    with ThreadPoolExecutor(THREADS) as threads:
-        for frames in threads.map(partial(_subgroups_of_pool, resamples=resamples), pools):
-            for name, part in frames.items():
-                rows[name] += part
-    return rows
-
-
-def labels_of(units: pd.DataFrame, variable: str) -> list[str | None]:
-    """Group of each unit by a variable; None where the source does not state it."""
-    if variable == "age":
-        return [age_band(None if pd.isna(years) else float(years)) for years in units["age"]]
-    return [None if pd.isna(value) else str(value) for value in units[variable]]
-
-
-def _subgroups_of_pool(pool: Pool, resamples: int) -> Mapping[str, list[Row]]:
-    rows: dict[str, list[Row]] = {name: [] for name in SUBGROUP_FRAMES}
-    for variable in VARIABLES:
-        labels = labels_of(pool.first.units, variable)
-        if any(label is not None for label in labels):
-            for name, part in _of_variable(pool, variable, labels, resamples).items():
-                rows[name] += [{**pool.key, "variable": variable, **row} for row in part]
-    return rows
-
-
-def _of_variable(
-    pool: Pool, variable: str, labels: Sequence[str | None], resamples: int
-) -> Mapping[str, list[Row]]:
-    first = pool.first
-    groups_found = by_subgroup(
-        first.targets,
-        [member.scores for member in pool.members],
-        first.groups,
-        labels,
-        first.task,
-        variable=variable,
-        resamples=resamples,
-    )
-    return {
-        "subgroups": [
-            {
-                "group": group.name,
-                "records": group.rows,
-                "patients": group.patients,
-                "value": group.value,
-                "low": group.low,
-                "high": group.high,
-                "p": groups_found.p,
-                "caution": group.caution,
-            }
-            for group in groups_found.groups
-        ],
-        "subgroup_pairs": [
-            {
-                "a": pair.a,
-                "b": pair.b,
-                "difference": difference["value"],
-                **{name: difference[name] for name in ("low", "high", "p", "caution")},
-                "p_holm": pair.p_holm,
-            }
-            for pair in groups_found.pairs
-            for difference in [vars(pair.difference)]
-        ],
-        "excluded": [{"group": name, "patients": count} for name, count in groups_found.excluded],
-    }

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
 
 import numpy as np
 import numpy.typing as npt
@@ -32,6 +31,8 @@ from benchmd_ray.scores.sums import BINS
 from benchmd_ray.scores.support import ROUGH_IN_CLASS
 
 SECTION = "ROC and calibration"
+IN_PANEL, SHORT = 6, 20
+"""Curves and letters of a name that a legend within a panel has at most."""
 FEW = 10
 """Records below which a bin is drawn hollow, as its share is uncertain."""
 Draw = Callable[[FigureContext, SourceStudy, tuple[str, str], str], Titled]
@@ -41,17 +42,13 @@ MOST = 201
 
 
 def draw_main_curves(report: FigureContext) -> Iterator[Drawn]:
-    """ROC and calibration of each study on its first target; without targets, on its source."""
-    trained = [study for study in report.studies if not study.protocol.startswith("shuffled")]
-    yield from _draw_curves(replace(report, studies=tuple(trained)), slice(1))
+    """ROC and calibration of each study on its first target, or else on its source."""
+    yield from _draw_curves(report, slice(1))
 
 
 def draw_other_curves(report: FigureContext) -> Iterator[Drawn]:
-    """ROC and calibration on other datasets and splits, and with shuffled labels."""
-    trained = [study for study in report.studies if not study.protocol.startswith("shuffled")]
-    others = [study for study in report.studies if study not in trained]
-    yield from _draw_curves(replace(report, studies=tuple(trained)), slice(1, None))
-    yield from _draw_curves(replace(report, studies=tuple(others)), slice(None))
+    """The same on other datasets and splits."""
+    yield from _draw_curves(report, slice(1, None))
 
 
 def _draw_curves(report: FigureContext, which: slice) -> Iterator[Drawn]:
@@ -86,19 +83,24 @@ def draw_roc(
     )
     classes = classes_of(roc)
     title = f"{heading(study, place)}, {setting}: {_areas(scores, classes)}"
-    figure, columns = _canvas(title, len(classes), 2.6)
+    techniques = techniques_of(roc)
+    apart = len(techniques) > IN_PANEL or max(map(len, techniques)) > SHORT
+    figure, columns = _canvas(title, len(classes), 2.6, extra=1.2 if apart else 0.4)
     rows = -(-len(classes) // columns)
     for number, name in enumerate(classes):
         axes = figure.add_subplot(rows, columns, number + 1)
-        _roc_panel(axes, roc[roc["class"] == name], scores[scores["class"] == name], report.looks)
+        of_class = roc[roc["class"] == name], scores[scores["class"] == name]
+        _roc_panel(axes, *of_class, report.looks, legend=not apart)
         axes.set_title(_class_title(name, scores), fontsize=8)
         if number % columns == 0:
             axes.set_ylabel("true positive rate")
         axes.set_xlabel("false positive rate", fontsize=SMALL)
+    if apart:
+        technique_legend(figure, techniques, report.looks, lines=True, markers=False)
     several = roc["seed"].nunique() > 1
+    where = "the tables have" if apart else "the legends have"
     caption = joined(
-        "One class against all others; the legends give the area under the curve, as in the "
-        "tables.",
+        f"One class against all others; {where} the area under each curve.",
         "Curves: mean of the seeds' curves at right angles to the diagonal, so that the area under "
         "one is the mean of the seeds' areas."
         if several
@@ -207,6 +209,8 @@ def _roc_panel(
     curves: pd.DataFrame,
     scores: pd.DataFrame,
     looks: Mapping[str, TechniqueLook],
+    *,
+    legend: bool,
 ) -> None:
     areas = scores.set_index("technique")["value"]
     for technique in techniques_of(curves):
@@ -219,6 +223,8 @@ def _roc_panel(
     axes.set_aspect("equal")
     axes.set_xticks([0, 0.5, 1])
     axes.set_yticks([0, 0.5, 1])
+    if not legend:
+        return
     axes.legend(
         loc="lower right",
         fontsize=7.0,

@@ -1,4 +1,4 @@
-"""Forest plots: differences to scratch and gaps to targets, a row for each dataset."""
+"""Forest plots: differences to the baseline and gaps to targets, a row for each dataset."""
 
 from __future__ import annotations
 
@@ -29,6 +29,7 @@ from benchmd_ray.report.figures_parts import (
     techniques_of,
 )
 from benchmd_ray.report.figures_wording import (
+    baseline_text,
     by_chance,
     caveat,
     differences,
@@ -39,7 +40,6 @@ from benchmd_ray.report.figures_wording import (
 )
 
 SECTION = "Results"
-BASELINE = "scratch"
 HOLLOW = "Filled points: the test of that difference has p < 0.05; hollow: no difference is shown."
 ROW, TECHNIQUE = 0.14, 0.14
 """Inches of a row, and for each technique in it."""
@@ -64,20 +64,21 @@ def draw_forests_by_setting(report: FigureContext) -> Iterator[Drawn]:
 def draw_changes(
     report: FigureContext, studies: tuple[SourceStudy, ...], every: bool, name: str
 ) -> Drawn:
-    """Difference of each technique to scratch on each dataset, in every setting or only one."""
+    """Difference of each row to its baseline on each dataset, in ``every`` setting or one."""
     changes = judged(of_metric(report.analysis.changes))
     parts = _parts(report, changes, studies, every)
     if not parts:
-        return Skipped(name, f"no technique has enough patients to be compared with {BASELINE}")
+        return Skipped(name, "no row has enough patients to be compared with a baseline")
+    base = baseline_text(pd.concat([rows for _, _, rows in parts]))
     return _forest(
         report,
         parts,
         every,
         name,
-        what=f"Change over {BASELINE}",
+        what=f"Change over {base}",
         names=("gains", "losses"),
-        axis=f"AUROC − {BASELINE}'s",
-        said=f"AUROC of a technique minus {BASELINE}'s on the same rows, {how_drawn(report)}.",
+        axis=f"AUROC − that of {base}",
+        said=f"AUROC of a row minus that of {base} on the same records, {how_drawn(report)}.",
     )
 
 

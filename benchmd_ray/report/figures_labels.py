@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
+import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 
@@ -14,6 +16,7 @@ from benchmd_ray.report.figures_panels import (
     auroc_limits,
     chance_line,
     chance_mark,
+    dodge,
     grid,
     technique_legend,
 )
@@ -44,6 +47,8 @@ LABELS = {
 }
 """Position on the axis (base-2 logarithm of labels per class) and name; "all" is set apart."""
 BREAK = 9.0
+BANDS = 6
+"""Curves with bands, at most; of more, intervals are lines."""
 Place = tuple[str, str]
 """Dataset and split."""
 
@@ -95,10 +100,9 @@ def draw_curves(
         chance_line(axes)
     technique_legend(figure, techniques, report.looks, lines=True, extra=[chance_mark()])
     caption = joined(
-        f"Fine-tuned encoders; mean AUROC over classes, bands: {how_drawn(report)}. A class with "
-        f"fewer labelled records uses all of them; 'all' is to the right of the grey bar, since "
-        f"the number of labels differs from class to class. Whether intervals overlap is not a "
-        f"test.",
+        f"Fine-tuned encoders; mean AUROC over classes with its {how_drawn(report)}. A class with "
+        "fewer labelled records gives all that it has; all labels stand right of the grey bar, "
+        "since their number differs from class to class. Whether intervals overlap is not a test.",
         sizes(scores),
     )
     return Titled(name, SECTION, title, caption, figure, aggregate=True)
@@ -108,13 +112,16 @@ def _curves(
     axes: Axes, frame: pd.DataFrame, techniques: Sequence[str], looks: Mapping[str, TechniqueLook]
 ) -> None:
     settings = [s for s in LABELS if s in set(frame["setting"])]
-    for technique in techniques:
+    for number, technique in enumerate(techniques):
         rows = frame[frame["technique"] == technique].set_index("setting")
         rows = rows.loc[[s for s in settings if s in rows.index]]
-        x, look = [LABELS[s][0] for s in rows.index], looks[technique]
-        axes.fill_between(
-            x, rows["low"], rows["high"], color=look.colour, alpha=0.13, linewidth=0, zorder=1
-        )
+        x, look = np.array([LABELS[s][0] for s in rows.index]), looks[technique]
+        if len(techniques) > BANDS:
+            x = x + 0.5 * dodge(number, len(techniques))
+            axes.vlines(x, rows["low"], rows["high"], color=look.colour, linewidth=0.8, zorder=2)
+        else:
+            band: dict[str, Any] = {"color": look.colour, "alpha": 0.13, "linewidth": 0}
+            axes.fill_between(x, rows["low"], rows["high"], zorder=1, **band)
         axes.plot(
             x,
             rows["value"],

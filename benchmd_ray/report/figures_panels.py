@@ -23,8 +23,15 @@ SETTING_LABELS = {
     "finetune-large": "fine-tune\n256 / class",
     "finetune-full": "fine-tune\nall labels",
 }
+LABEL_WORDS = {
+    "full": "all labels",
+    "large": "256 labels per class",
+    "medium": "64 labels per class",
+    "small": "8 labels per class",
+}
 SMALL = 7.5
-"""Size of small text in points, at least 7."""
+"""Points of small text; none is below 7."""
+LETTERS_OF_NAME = 36
 COLUMNS = 2
 FAINT = "#D9D9D9"
 CHANCE = 0.5
@@ -42,14 +49,14 @@ def grid(
     return figure, axes
 
 
-def columns_for(settings: Sequence[str]) -> int:
-    """Columns of panels with an x axis of settings."""
-    return COLUMNS if len(settings) > 2 else 3
-
-
 def title_height(title: str) -> float:
     """Height of a title in inches."""
     return 0.2 * len(textwrap.wrap(title, int(WIDTH * LETTERS), break_on_hyphens=False))
+
+
+def wrapped(names: Sequence[str]) -> list[str]:
+    """Names of rows next to an axis, long ones in two lines."""
+    return [textwrap.fill(name, LETTERS_OF_NAME, break_on_hyphens=False) for name in names]
 
 
 def dodged(
@@ -172,6 +179,7 @@ def technique_legend(
     looks: Mapping[str, TechniqueLook],
     *,
     lines: bool = False,
+    markers: bool = True,
     extra: Sequence[Line2D] = (),
 ) -> None:
     """Legend below the title."""
@@ -181,7 +189,7 @@ def technique_legend(
             [],
             label=name,
             color=looks[name].colour,
-            marker=looks[name].marker,
+            marker=looks[name].marker if markers else "",
             linestyle=looks[name].line if lines else "none",
             markersize=5.5,
         )

@@ -11,20 +11,18 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from benchmd_ray.data.splits import TARGET_SPLIT
-from benchmd_ray.evaluation.registry import usual_start
 from benchmd_ray.report.canvas import TechniqueLook
-from benchmd_ray.report.frames import SETTINGS, TECHNIQUES, rank_of
-from benchmd_ray.report.protocols import comparable_with, letters_of
+from benchmd_ray.report.frames import LABELS, SETTINGS, by_name, mode_and_labels, rank_of
+from benchmd_ray.report.protocols import APART
 
 if TYPE_CHECKING:
     from benchmd_ray.report.analysis import Analysis
 
 TOGETHER = 8
-"""Most studies in one figure."""
-STUDY = ("modality", "source", "policy", "protocol")
-MOST_LABELS = ("full", "large", "medium", "small")
+"""Studies in one figure, at most."""
+STUDY = ("modality", "source", "policy")
 MOST_TRAINED = ("finetune", "linear", "knn")
-"""Labels and modes of transfer settings, the most first."""
+"""Modes of transfer, the most first."""
 OVER_TARGETS = tuple("setting technique value low high paper tested differs caution".split())
 """Columns of `over_targets`."""
 
@@ -62,30 +60,26 @@ Drawn = Titled | Skipped
 
 @dataclass(frozen=True)
 class SourceStudy:
-    """Runs that were trained in the same way on one source; a figure's largest unit."""
+    """What a figure shows at most: the runs of one source and policy."""
 
     modality: str
     source: str
     policy: str
-    protocol: str
     label: str
-    """Short name, with the policy if the report has several, and the protocol if it is not
-    ``fixed``.
-    """
+    """Short: names the policy where the report holds several."""
 
     @property
     def slug(self) -> str:
         return self.label.replace(", ", "-").replace(" ", "-")
 
     def of(self, frame: pd.DataFrame) -> pd.DataFrame:
-        """Rows of this study; if its protocol has a letter, also those from scratch."""
+        """Rows of this study, without shuffled labels and averages over runs."""
         here = np.ones(len(frame), bool)
-        for column in ("modality", "source", "policy"):
+        for column in STUDY:
             if column in frame:
                 here &= (frame[column] == getattr(self, column)).to_numpy(bool)
         if "protocol" in frame:
-            fit = {name for name in set(frame["protocol"]) if comparable_with(name, self.protocol)}
-            here &= frame["protocol"].isin(list(fit)).to_numpy(bool)
+            here &= ~frame["protocol"].isin(APART).to_numpy(bool)
         return frame[here]
 
 
@@ -130,26 +124,10 @@ def studies(scores: pd.DataFrame, modalities: Sequence[str]) -> tuple[SourceStud
     """The studies of a report, in the order of the modalities and then by name."""
     if scores.empty:
         return ()
-    protocols: dict[tuple[str, str, str], list[str]] = {}
-    rows = {tuple(map(str, row)) for row in scores[list(STUDY)].to_numpy()}
-    for kind, source, policy, protocol in sorted(rows):
-        protocols.setdefault((kind, source, policy), []).append(protocol)
-    keys = [(*key, name) for key, names in protocols.items() for name in letters_of(names)]
-    keys.sort(key=lambda key: (modalities.index(key[0]), key))
-    several = len({policy for _, _, policy, _ in keys}) > 1
-    return tuple(
-        SourceStudy(
-            *key,
-            ", ".join(
-                part
-                for part, named in zip(
-                    key, (True, True, several, key[3] != usual_start()), strict=True
-                )
-                if named
-            ),
-        )
-        for key in keys
-    )
+    keys = sorted({(str(m), str(s), str(p)) for m, s, p in scores[list(STUDY)].to_numpy()})
+    keys.sort(key=lambda key: modalities.index(key[0]))
+    several = len({policy for _, _, policy in keys}) > 1
+    return tuple(SourceStudy(*key, ", ".join(key if several else key[:2])) for key in keys)
 
 
 def ordered(names: Iterable[str], order: Sequence[str]) -> list[str]:
@@ -159,8 +137,8 @@ def ordered(names: Iterable[str], order: Sequence[str]) -> list[str]:
 
 
 def techniques_of(frame: pd.DataFrame) -> list[str]:
-    """Techniques in the benchmark's order."""
-    return ordered(frame["technique"], TECHNIQUES)
+    """Names of rows in the benchmark's order."""
+    return by_name(frame["technique"])
 
 
 def settings_of(frame: pd.DataFrame) -> list[str]:
@@ -170,8 +148,8 @@ def settings_of(frame: pd.DataFrame) -> list[str]:
 
 def _by_labels(setting: str) -> tuple[int, int]:
     """Sort key of settings: most labels first, then most that is trained."""
-    mode, _, labels = setting.partition("-")
-    return rank_of(MOST_LABELS, labels or "full")[0], rank_of(MOST_TRAINED, mode)[0]
+    mode, labels = mode_and_labels(setting)
+    return rank_of(LABELS, labels)[0], rank_of(MOST_TRAINED, mode)[0]
 
 
 def mean_auroc(scores: pd.DataFrame) -> pd.DataFrame:

@@ -2,23 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import replace
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 
 from benchmd_ray.errors import count_of
-from benchmd_ray.evaluation.registry import usual_start
-from benchmd_ray.report.canvas import TechniqueLook
+from benchmd_ray.report.canvas import TechniqueLook, new_figure
+from benchmd_ray.report.compared import row_names
 from benchmd_ray.report.figures_panels import (
-    SETTING_LABELS,
-    columns_for,
-    dodged,
+    FAINT,
+    LABEL_WORDS,
+    SMALL,
     grid,
-    technique_legend,
+    points,
+    title_height,
+    wrapped,
 )
 from benchmd_ray.report.figures_parts import (
     Drawn,
@@ -32,10 +34,10 @@ from benchmd_ray.report.figures_parts import (
     on_targets,
     place_label,
     places_of,
-    settings_of,
     techniques_of,
 )
 from benchmd_ray.report.figures_wording import GLUE, joined, listed, p_value, sizes
+from benchmd_ray.report.frames import LABELS
 from benchmd_ray.scores.comparison import LEVEL
 from benchmd_ray.scores.stability import CriticalDifference, critical_difference
 
@@ -50,9 +52,8 @@ DEPENDENT = (
 
 
 def draw_main_difference(report: FigureContext) -> Iterator[Drawn]:
-    """Draw one diagram of at least three techniques on enough sources, for targets if any."""
-    usual = [study for study in report.studies if study.protocol.split()[0] == usual_start()]
-    diagrams = list(draw_critical_differences(replace(report, studies=tuple(usual)), least=THREE))
+    """A diagram of at least three techniques on enough sources, on targets if there are any."""
+    diagrams = list(draw_critical_differences(report, least=THREE))
     drawn = [figure for figure in diagrams if isinstance(figure, Titled)]
     drawn.sort(
         key=lambda diagram_drawn: (
@@ -68,20 +69,14 @@ def draw_critical_differences(report: FigureContext, least: int = 0) -> Iterator
 
     With ``least``, only diagrams of at least so many techniques that can show a difference.
     """
-    bases = list(dict.fromkeys(study.protocol.split()[0] for study in report.studies))
-    for base in bases:
-        chosen: dict[tuple[str, str], SourceStudy] = {}
-        for study in report.studies:
-            if study.protocol.split()[0] == base:
-                chosen.setdefault((study.modality, study.source), study)
-        end = "" if base == usual_start() else f"-{base}"
-        for at, choose in (("in distribution", in_distribution), ("on targets", on_targets)):
-            tables = {
-                study: choose(study.of(mean_auroc(report.analysis.scores)))
-                for study in chosen.values()
-            }
-            name = f"critical-difference-{at.split()[-1]}{end}"
-            yield from _of_tables(report, tables, at, name, least)
+    chosen: dict[tuple[str, str], SourceStudy] = {}
+    for study in report.studies:
+        chosen.setdefault((study.modality, study.source), study)
+    for at, choose in (("in distribution", in_distribution), ("on targets", on_targets)):
+        tables = {
+            study: choose(study.of(mean_auroc(report.analysis.scores))) for study in chosen.values()
+        }
+        yield from _of_tables(report, tables, at, f"critical-difference-{at.split()[-1]}", least)
 
 
 def _of_tables(
@@ -231,46 +226,55 @@ def draw_rankings(report: FigureContext) -> Iterator[Drawn]:
 
 
 def draw_ranking(report: FigureContext, study: SourceStudy) -> Drawn:
-    """Draw the rank of each technique on each dataset and setting, with τ."""
+    """Rank of each row on each dataset among those with as many labels, with τ."""
     name = f"ranking-{study.slug}"
     ranking = study.of(report.analysis.ranking).dropna(subset=["rank"])
-    techniques = techniques_of(ranking)
-    if len(techniques) < 2:
-        return Skipped(name, "fewer than two techniques are ranked on the same rows")
+    parts = [
+        (place, labels, rows)
+        for labels in LABELS
+        for place in places_of(study, ranking)
+        if len(rows := of_place(ranking[ranking["labels"] == labels], place)) > 1
+    ]
+    if not parts:
+        return Skipped(name, "fewer than two rows are ranked on the same records")
     title = f"{study.label}: {_stability(ranking)}"
-    places, settings = places_of(study, ranking), settings_of(ranking)
-    figure, panels = grid(title, len(places), columns=columns_for(settings), row=2.5)
-    for axes, place in zip(panels, places, strict=True):
-        rows = of_place(ranking, place)
-        dodged(
-            axes,
-            rows.rename(columns={"rank": "value"}),
-            at=settings,
-            column="setting",
-            techniques=techniques,
-            looks=report.looks,
-        )
-        axes.set_title(place_label(study, place))
-        axes.set_xticks(range(len(settings)), [_tick(s, rows) for s in settings], fontsize=7.0)
-        axes.tick_params(axis="x", length=0)
-        axes.set_ylim(len(techniques) + 0.4, 0.6)
-        axes.set_yticks(range(1, len(techniques) + 1))
-        axes.set_ylabel("rank (1 is best)")
-    technique_legend(figure, techniques, report.looks)
+    figure, panels = _panels(title, [len(rows) for *_, rows in parts])
+    for axes, (place, labels, rows) in zip(panels, parts, strict=True):
+        _ranks(axes, rows, report.looks)
+        head = f"{place_label(study, place)}, {LABEL_WORDS[labels]}; {_tau(rows.iloc[0])}"
+        axes.set_title(head, fontsize=8, x=-0.3)
+        axes.set_xlim(0.4, len(rows) + 0.6)
+        axes.set_xlabel("rank (1 is best)", fontsize=SMALL)
     caption = joined(
-        "Rank by mean AUROC. Its interval holds the ranks that no test of two techniques rules out "
-        "(Holm-adjusted over all pairs of a dataset and setting); no interval: too few patients "
-        "for a test. τ: mean Kendall's τ-b of the rankings of resampled patients with "
-        "that of all; 1 is the same order, 0 no relation.",
+        "Rank by mean AUROC among the rows with as many labels. Its interval holds the ranks that "
+        "no test of two rows, adjusted by Holm for all pairs of a dataset and number of labels, "
+        "rules out; without one, too few patients are scored for a test. τ: mean Kendall's τ-b of "
+        "the rankings of resampled patients with that of all; 1 is the same order, 0 no relation.",
         sizes(study.of(mean_auroc(report.analysis.scores))),
     )
     return Titled(name, SECTION, title, caption, figure, aggregate=True)
 
 
-def _tick(setting: str, rows: pd.DataFrame) -> str:
-    label = SETTING_LABELS.get(setting, setting)
-    first = rows[rows["setting"] == setting]
-    return f"{label}\n{_tau(first.iloc[0])}" if len(first) else label
+def _panels(title: str, rows: Sequence[int]) -> tuple[Figure, list[Axes]]:
+    """Two panels in a line, which is as high as the one with more rows needs."""
+    heights = [0.2 * max(rows[first : first + 2]) + 0.75 for first in range(0, len(rows), 2)]
+    figure = new_figure(title, sum(heights) + 0.4 + title_height(title))
+    places = figure.add_gridspec(len(heights), 2, height_ratios=heights)
+    return figure, [figure.add_subplot(places[divmod(n, 2)]) for n in range(len(rows))]
+
+
+def _ranks(axes: Axes, rows: pd.DataFrame, looks: Mapping[str, TechniqueLook]) -> None:
+    """A line for each row, the best on top."""
+    rows = rows.sort_values("rank", kind="stable")
+    names = row_names([*zip(rows["technique"], rows["setting"], strict=True)])
+    for line, (_, row) in enumerate(rows.iterrows()):
+        look = looks[row["technique"]]
+        axes.hlines(line, row["low"], row["high"], color=look.colour, linewidth=1.2, zorder=2)
+        axes.plot(row["rank"], line, **points(look))
+    axes.set_yticks(range(len(names)), wrapped(names), fontsize=7.0, linespacing=0.9)
+    axes.set_ylim(len(names) - 0.4, -0.6)
+    axes.tick_params(axis="y", length=0)
+    axes.grid(axis="x", color=FAINT, linewidth=0.5)
 
 
 def _tau(row: pd.Series) -> str:
@@ -279,13 +283,13 @@ def _tau(row: pd.Series) -> str:
 
 def _stability(ranking: pd.DataFrame) -> str:
     """The most and least stable ranking, and how often the first place is significant."""
-    cells = ranking.drop_duplicates(["dataset", "split", "setting"])
+    cells = ranking.drop_duplicates(["dataset", "split", "labels"])
     tested = cells["low"].notna().sum()
     certain = ranking[ranking["high"] == 1]
     count = f"{len(certain)}{GLUE}of{GLUE}{tested}"
-    first = f"tests put one technique ahead of all others in {count}"
+    first = f"tests put one row ahead of all others in {count}"
     if not tested:
-        first = "too few patients to test whether techniques differ"
+        first = "too few patients to test whether rows differ"
     usable = cells.dropna(subset=["tau"])
     if usable.empty:
         return f"no ranking has a τ; {first}"
@@ -296,4 +300,4 @@ def _stability(ranking: pd.DataFrame) -> str:
 
 
 def _cell(row: pd.Series) -> str:
-    return f"{row['dataset']}, {row['setting']}"
+    return f"{row['dataset']}, {LABEL_WORDS[row['labels']]}"

@@ -31,6 +31,7 @@ from benchmd_ray.report.figures_parts import (
     techniques_of,
 )
 from benchmd_ray.report.figures_wording import joined, plain
+from benchmd_ray.report.protocols import APART
 
 SECTION = "Training"
 POINTS = 50
@@ -111,9 +112,8 @@ def draw_transfer(report: FigureContext, study: SourceStudy, frame: pd.DataFrame
 
 def _placed(report: FigureContext) -> pd.DataFrame:
     ran = report.analysis.ran[["run", "policy", "protocol"]].drop_duplicates("run")
-    return report.analysis.training.merge(ran, on="run", how="inner").dropna(
-        subset=["value", *STUDY]
-    )
+    rows = report.analysis.training.merge(ran, on="run", how="inner")
+    return rows[~rows["protocol"].isin(APART)].dropna(subset=["value", *STUDY])
 
 
 def _lines(

@@ -13,9 +13,11 @@ import pandas as pd
 
 from benchmd_ray.errors import count_of
 from benchmd_ray.report.figures_parts import FigureContext
-from benchmd_ray.report.frames import BOOTSTRAP
+from benchmd_ray.report.frames import BOOTSTRAP, by_name
 from benchmd_ray.scores.comparison import LEVEL
 
+MOST_BASELINES = 2
+"""That a sentence names."""
 GLUE = "\u00a0"
 """A space at which no line is broken."""
 INTERVAL = f"95 % interval by Student's t from a {BOOTSTRAP}"
@@ -153,3 +155,11 @@ def joined(*sentences: str) -> str:
 def listed(names: list[str]) -> str:
     """Names in a sentence: a, b and c."""
     return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
+
+
+def baseline_text(changes: pd.DataFrame) -> str:
+    """What rows are compared with; with its mode only where that is one for rows of several."""
+    names = set(changes["baseline"])
+    if len(names) > 1 or changes["setting"].nunique() == 1:
+        names = {name.rpartition(", ")[0] for name in names}
+    return listed(by_name(names)) if len(names) <= MOST_BASELINES else "the baseline of each row"

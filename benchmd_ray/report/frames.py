@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import pandas as pd
 
-from benchmd_ray.evaluation.registry import starts
+from benchmd_ray.evaluation.registry import starts, usual_start
 
 KEY = (
     "modality",
@@ -20,9 +21,9 @@ KEY = (
     "technique",
     "protocol",
 )
-"""Key of a result: runs with the same key differ only by seed."""
-PLACE = tuple(name for name in KEY if name != "technique")
-"""Place of a comparison: techniques are scored on the same rows there."""
+"""What names a result; runs that share it differ only by their seeds."""
+PLACE = ("modality", "source", "dataset", "role", "split", "policy", "labels")
+"""Where rows are compared: ``labels`` is how many were trained on, whatever the transfer's mode."""
 OF_RUN = ("modality", "source", "technique", "setting")
 BOOTSTRAP = "bootstrap over patients"
 """How tables, figures and notes describe the bootstrap."""
@@ -75,6 +76,7 @@ FRAMES: dict[str, dict[str, str]] = {
     },
     "changes": {
         **_text(*KEY, "metric"),
+        **_text("baseline"),
         **_real("value", "low", "high", "p", "p_delong"),
         **_text("caution"),
     },
@@ -84,7 +86,7 @@ FRAMES: dict[str, dict[str, str]] = {
         **_text("caution"),
     },
     "ranking": {
-        **_text(*PLACE, "technique"),
+        **_text(*PLACE, "setting", "technique"),
         **_real("rank", "low", "high", "tau"),
         **_text("caution"),
     },
@@ -123,6 +125,10 @@ FRAMES: dict[str, dict[str, str]] = {
         **_whole("workers"),
         **_text("catalog", "parts", "benchmd_ray", "torch", "deepspeed", "ray", "numpy", "pyarrow"),
     },
+    "descriptions": _text(
+        *("modality", "source", "policy", "technique", "technique_id", "network"),
+        *("pretrained_on", "protocol", "settings"),
+    ),
     "searches": {
         **_text("search", "modality", "source", "policy", "technique", "setting", "network"),
         **_text("sampler", "stopping", "choosing", "objectives"),
@@ -149,18 +155,20 @@ FRAMES: dict[str, dict[str, str]] = {
 }
 """Columns of each frame and their types, in order.
 
-``rows`` is the long table of scores, a line for every run, split, metric and class; ``scores`` is
-pooled over seeds. Frames with rows per result begin with `KEY`. ``class`` is ``mean`` or the name
-of a class; ``scored`` is what ``records`` counts, such as scans; ``effective`` is the effective
-number of patients, for a class that on its rarer side; ``paper`` is the published AUROC if
-comparable, ``unlike`` says why not otherwise; ``run`` is empty for rows without a run; ``method``
-is what was scored if not the network, such as a detector, and ``regime`` its calibration;
-``use_case`` and ``group`` select the scored records; ``caution`` says why an interval or a p is
-missing, or why the interval is rough. Empty frames have their columns too. In ``searches``,
-``evaluations`` is the number for a trial that is not stopped and ``evaluated`` the number in total;
-``chosen`` is 0 if the start is kept; ``start_value`` and ``chosen_value`` are over fresh
-evaluations, the latter corrected for selection, or else the values of the trials; ``difference`` is
-that between chosen trial and start, or the largest of a finalist if the start is kept.
+``technique`` is the name of a row (`names`): technique, network, and what else tells it apart.
+``rows`` is the long table of scores, a line for every run, split, metric and class; ``scores`` has
+the seeds pooled. `KEY` comes first where a frame has one row or more of each result. ``class`` is
+``mean`` or the name of a class; ``scored`` is what ``records`` counts, such as scans; ``effective``
+are effective patients, of a class those on its rarer side; ``paper`` is a published AUROC that may
+be compared and ``unlike`` says why one may not; ``run`` is empty where no run made a row;
+``method`` is what a score is of where the network is not, such as a detector, ``regime`` how that
+was calibrated, ``use_case`` and ``group`` which records it is of; ``caution`` says why an interval
+or a p is missing, or why the interval is rough. A frame without
+rows has its columns all the same. Of ``searches``, ``evaluations`` are those of a trial that goes
+to the end and ``evaluated`` all that were done; ``chosen`` is 0 where a search keeps its start;
+``start_value`` and ``chosen_value`` are over fresh evaluations, the second corrected for having
+been chosen, and without these the values of the trials; ``difference`` to the start is that of
+the chosen trial, or of the finalist with the largest where the start is kept.
 """
 TUNING = ("searches", "tuned")
 """Frames that are empty without a search."""
@@ -179,9 +187,60 @@ def frame(name: str, rows: Iterable[Mapping[str, Any]]) -> pd.DataFrame:
     )
 
 
-TECHNIQUES = ("scratch", "e-mix", "shed", "mae", "imagenet", "imagenet+mae")
+TECHNIQUES = {
+    "scratch": "scratch",
+    "e-mix": "e-Mix",
+    "shed": "ShED",
+    "mae": "MAE",
+    "imagenet": "ImageNet",
+    "imagenet+mae": "ImageNet, then MAE",
+    "random-kernels": "random kernels",
+}
+"""Techniques in words, in the order of tables."""
+SCRATCH, KERNELS = "scratch", "random-kernels"
+MODES = {"knn": "k-NN", "linear": "linear", "finetune": "fine-tuning"}
+LABELS = ("full", "large", "medium", "small")
 SETTINGS = ("knn", "linear", "finetune-small", "finetune-medium", "finetune-large", "finetune-full")
 SPLITS = ("validation", "test")
+_WORDS = "|".join(sorted(map(re.escape, TECHNIQUES.values()), key=len, reverse=True))
+_TECHNIQUE = re.compile(rf"(?:^|, )({_WORDS})(?= on |, | \(|$)")
+
+
+def technique_in(name: str) -> str:
+    """The technique in the name of a row: ``MAE`` of ``ResNet-18, MAE on PTB-XL (lr 0.003)``."""
+    match = _TECHNIQUE.search(name)
+    return match[1] if match else ""
+
+
+def name_rank(name: str) -> tuple[object, ...]:
+    """Sort key of the names of rows: by technique, first what its name says nothing else of."""
+    technique = technique_in(name)
+    place, _ = rank_of(tuple(TECHNIQUES.values()), technique)
+    return place, not name.startswith(technique), " on " in name or "(" in name, name
+
+
+def by_name(names: Iterable[str]) -> list[str]:
+    """Distinct names of rows in the order of tables."""
+    return sorted(set(names), key=name_rank)
+
+
+def mode_and_labels(setting: str) -> tuple[str, str]:
+    """``("finetune", "small")`` of ``finetune-small``, ``("linear", "full")`` of ``linear``."""
+    mode, _, labels = setting.partition("-")
+    return mode, labels or "full"
+
+
+def with_mode(name: str, setting: str) -> str:
+    """A row's name with its mode of transfer: ``MAE, fine-tuning``."""
+    mode, _ = mode_and_labels(setting)
+    return f"{name}, {MODES.get(mode, mode)}"
+
+
+def with_mark(name: str, protocol: str) -> str:
+    """A row's name with its protocol unless it is the usual one: ``MAE (custom)``."""
+    if protocol == usual_start() or f", {protocol}" in name:
+        return name
+    return f"{name[:-1]}, {protocol})" if name.endswith(")") else f"{name} ({protocol})"
 
 
 def rank_of(names: Sequence[str], name: str) -> tuple[int, str]:
@@ -199,7 +258,7 @@ def place(key: Mapping[str, str]) -> tuple[object, ...]:
         key["policy"],
         rank_of(SPLITS, key["split"]),
         rank_of(SETTINGS, key["setting"]),
-        rank_of(TECHNIQUES, key["technique"]),
+        name_rank(key["technique"]),
         rank_of(tuple(starts()), key["protocol"]),
     )
 

@@ -1,7 +1,7 @@
-"""The first table of a report: AUROC of each technique on each dataset, with the best marked.
+"""The first table of a report: AUROC of each row on each dataset, and the best ones.
 
-The best technique has the highest AUROC on the same records within a setting and protocol; a
-technique is "alike" if it does not differ from it significantly after Holm's correction.
+Of the rows on the same records with as many labels the highest is the best; those that no test
+after Holm's correction (`frames` ``pairs``) tells from it are alike.
 """
 
 from __future__ import annotations
@@ -18,13 +18,22 @@ from markupsafe import Markup
 
 from benchmd_ray.data.provenance import together
 from benchmd_ray.errors import count_of
-from benchmd_ray.evaluation.registry import usual_start
 from benchmd_ray.report.document import render
 from benchmd_ray.report.figures_parts import mean_auroc
 from benchmd_ray.report.formats import aligned, latex_text, markdown
-from benchmd_ray.report.frames import SETTINGS, TECHNIQUES, dataset_text, rank_of
+from benchmd_ray.report.frames import (
+    LABELS,
+    PLACE,
+    SETTINGS,
+    dataset_text,
+    mode_and_labels,
+    name_rank,
+    rank_of,
+    with_mark,
+    with_mode,
+)
 from benchmd_ray.report.notes import synthetic
-from benchmd_ray.report.protocols import base_of, is_ensemble
+from benchmd_ray.report.protocols import APART
 from benchmd_ray.report.table import DASH, Kind, shown
 from benchmd_ray.scores.comparison import LEVEL
 
@@ -43,13 +52,13 @@ What = tuple[str, str, str]
 """setting, protocol, technique."""
 Group = tuple[str, str, str]
 """modality, source, policy: columns that belong together."""
-PLACE = ("modality", "source", "policy", "dataset", "role", "split")
+WHERE = ("modality", "source", "policy", "dataset", "role", "split")
 METHOD = ("setting", "protocol", "technique")
 
 
 @dataclass(frozen=True)
 class Cell:
-    """A technique on a dataset."""
+    """A row on a dataset."""
 
     value: float
     low: float
@@ -85,18 +94,12 @@ class Matrix:
 
     @cached_property
     def methods(self) -> list[What]:
-        """The rows by setting, with published numbers below ours."""
+        """The rows: setting by setting, most labels first, published numbers below ours."""
 
         def order(what: What) -> tuple[object, ...]:
             setting, protocol, technique = what
-            base = protocol if protocol != PAPER else usual_start()
-            return (
-                *rank_of(SETTINGS, setting),
-                base != usual_start(),
-                base,
-                *rank_of(TECHNIQUES, technique),
-                protocol == PAPER,
-            )
+            labels = rank_of(LABELS, mode_and_labels(setting)[1])
+            return labels, rank_of(SETTINGS, setting), name_rank(technique), protocol == PAPER
 
         return sorted(dict.fromkeys(what for what, _ in self.cells), key=order)
 
@@ -106,7 +109,7 @@ class Matrix:
         rows = [
             {
                 **dict(zip(METHOD, what, strict=True)),
-                **dict(zip(PLACE, where, strict=True)),
+                **dict(zip(WHERE, where, strict=True)),
                 **vars(self.cells[what, where]),
                 "provenance": "" if what[1] == PAPER else self.provenance.get(where, ""),
                 "gap": self.gaps.get((what, group), np.nan),
@@ -123,9 +126,7 @@ class Matrix:
 def matrix_of(analysis: Analysis) -> Matrix | None:
     """The matrix of an analysis; None without a classification."""
     scores = mean_auroc(analysis.scores)
-    protocols = scores["protocol"].astype(str)
-    apart = protocols.map(is_ensemble).astype(bool) | protocols.str.startswith("shuffled")
-    scores = scores[~apart].dropna(subset="value")
+    scores = scores[~scores["protocol"].isin(APART)].dropna(subset="value")
     if scores.empty:
         return None
     marks, cells = _marks(analysis, scores), {}
@@ -137,12 +138,12 @@ def matrix_of(analysis: Analysis) -> Matrix | None:
             published = (what[0], PAPER, what[2])
             cells[published, where] = Cell(row["paper"], np.nan, np.nan, 0)
     rows = analysis.rows[analysis.rows["run"] != ""]
-    rows = rows[[*PLACE, "provenance"]].drop_duplicates()
+    rows = rows[[*WHERE, "provenance"]].drop_duplicates()
     stated: dict[Where, str] = {}
     for row in rows.to_dict("records"):
         where = _where(row)
         stated[where] = together(row["provenance"], stated.get(where, row["provenance"]))
-    gaps, ranks = dict(_gaps(analysis)), dict(_ranks(analysis))
+    gaps, ranks = dict(_gaps(analysis)), dict(_ranks(analysis, cells))
     return Matrix(cells, gaps, ranks, stated, synthetic(analysis.rows))
 
 
@@ -152,50 +153,64 @@ def _what(row: Mapping[Any, Any]) -> What:
 
 
 def _where(row: Mapping[Any, Any]) -> Where:
-    modality, source, policy, dataset, role, split = (str(row[name]) for name in PLACE)
+    modality, source, policy, dataset, role, split = (str(row[name]) for name in WHERE)
     return modality, source, policy, dataset, role, split
 
 
 def _marks(analysis: Analysis, scores: pd.DataFrame) -> dict[tuple[What, Where], Mark]:
-    """Mark the best technique of each comparison, and those that are not significantly worse."""
-    values = {(_what(row), _where(row)): row["value"] for row in scores.to_dict("records")}
-    contests: dict[tuple[str, str, Where], dict[frozenset[str], float]] = {}
+    """The best row of each contest, and those that are not significantly worse."""
+    rows: dict[tuple[str, str, Where], tuple[What, float]] = {}
+    for row in scores.to_dict("records"):
+        what, where, labels = _what(row), _where(row), mode_and_labels(row["setting"])[1]
+        for name in (what[2], with_mode(what[2], what[0])):
+            rows[name, labels, where] = what, row["value"]
+    contests: dict[tuple[str, Where], dict[frozenset[str], float]] = {}
     for row in analysis.pairs.to_dict("records"):
-        place = (str(row["setting"]), str(row["protocol"]), _where(row))
+        place = str(row["labels"]), _where(row)
         contests.setdefault(place, {})[frozenset((row["a"], row["b"]))] = row["p_holm"]
     marks: dict[tuple[What, Where], Mark] = {}
-    for (setting, protocol, where), pairs in contests.items():
+    for (labels, where), pairs in contests.items():
         names = sorted({name for pair in pairs for name in pair})
-        scored = {name: values.get(((setting, protocol, name), where), np.nan) for name in names}
-        finite = {name: value for name, value in scored.items() if np.isfinite(value)}
-        if len(finite) < 2:
-            continue
-        best = max(finite, key=lambda name: finite[name])
-        for name in finite:
-            differs = pairs.get(frozenset((best, name)), np.nan) < LEVEL
-            mark: Mark = "best" if name == best else "" if differs else "alike"
-            marks[(setting, protocol, name), where] = mark
+        for met in {frozenset(n for n in names if _met(n, name, pairs)) for name in names}:
+            values = {n: rows[n, labels, where] for n in met if (n, labels, where) in rows}
+            if not values:
+                continue
+            best = max(sorted(values), key=lambda name: values[name][1])
+            for name, (what, _) in values.items():
+                differs = pairs.get(frozenset((best, name)), np.nan) < LEVEL
+                marks[what, where] = "best" if name == best else "" if differs else "alike"
     return marks
+
+
+def _met(name: str, other: str, pairs: Mapping[frozenset[str], float]) -> bool:
+    """Whether two rows are the same or were compared, which those on other records are not."""
+    return name == other or frozenset((name, other)) in pairs
 
 
 def _gaps(analysis: Analysis) -> Iterator[tuple[tuple[What, Group], float]]:
     """Mean gap of the methods that have a gap for each of their targets."""
     gaps = analysis.gaps[analysis.gaps["metric"] == "auroc"]
-    for key, rows in gaps.groupby([*METHOD, *PLACE[:3]], sort=False):
+    for key, rows in gaps.groupby([*METHOD, *WHERE[:3]], sort=False):
         values = rows["gap"].to_numpy(float)
         if np.isfinite(values).all():
             yield _split(key), float(values.mean())
 
 
-def _ranks(analysis: Analysis) -> Iterator[tuple[tuple[What, Group], float]]:
-    """Mean rank of the methods that are in all comparisons of their setting and protocol."""
-    for _, rows in analysis.ranking.groupby(["setting", "protocol", *PLACE[:3]], sort=False):
+def _ranks(
+    analysis: Analysis, cells: Mapping[tuple[What, Where], Cell]
+) -> Iterator[tuple[tuple[What, Group], float]]:
+    """Mean rank of rows that take part in all contests of a source with as many labels."""
+    names = [*WHERE[:3], "labels"]
+    methods = {(what[0], what[2], where[:3]): what for what, where in cells if what[1] != PAPER}
+    for _, rows in analysis.ranking.groupby(names, sort=False):
         targets = rows[rows["role"] == "target"]
         ranked = targets if len(targets) else rows
         contests = len(ranked[list(PLACE)].drop_duplicates())
-        for key, ranks in ranked.groupby([*METHOD, *PLACE[:3]], sort=False):
-            if len(ranks) == contests:
-                yield _split(key), float(ranks["rank"].mean())
+        for key, ranks in ranked.groupby(["setting", "technique", *WHERE[:3]], sort=False):
+            setting, technique, *others = map(str, key)
+            group = others[0], others[1], others[2]
+            if len(ranks) == contests and (setting, technique, group) in methods:
+                yield (methods[setting, technique, group], group), float(ranks["rank"].mean())
 
 
 def _split(key: Any) -> tuple[What, Group]:
@@ -257,29 +272,28 @@ def written(matrix: Matrix) -> Written:
 
 
 def method_text(what: What) -> str:
-    """``mae (tuned)``: the protocol is shown unless it is the usual one."""
-    return what[2] if what[1] == usual_start() else f"{what[2]} ({what[1]})"
+    """``MAE (custom)``: a protocol is named unless it is the usual one."""
+    return with_mark(what[2], what[1])
 
 
 CAPTION = "AUROC, mean over classes, seeds pooled."
 MARKED = (
-    "Bold: highest of the techniques on the same records with one setting; "
+    "Bold: highest of all rows on the same records with as many labels, whatever the transfer; "
     f"{ALIKE}: not significantly different from it (p ≥ {LEVEL} after Holm's correction, or too "
     "few patients for a test)."
 )
-TUNED = "Tuned rows do not compete with the others."
 SUMMED = {
     "gap": "Gap: in distribution minus target, mean over the targets.",
-    "rank": "Rank: mean over the targets, or without targets over all datasets; 1 is the best.",
+    "rank": "Rank: among the rows with as many labels, mean over the targets, or over all datasets "
+    "without one; 1 is the best.",
 }
 
 
 def caption_of(text: Written) -> str:
     """Caption on the cells and the summary columns."""
     marked = any(cell.mark for _, cells in text.rows for cell in cells)
-    tuned = marked and any(base_of(what[1]) == "tuned" for what, _ in text.rows)
     sums = [SUMMED[name] for name in text.sums]
-    sentences = [CAPTION, MARKED if marked else "", TUNED if tuned else "", *sums, text.warning]
+    sentences = [CAPTION, MARKED if marked else "", *sums, text.warning]
     return " ".join(filter(None, sentences))
 
 

@@ -19,7 +19,7 @@ def notes(rows: pd.DataFrame) -> list[str]:
     ours = runs[runs["evaluation"] == CLASSIFIED.evaluation]
     aurocs = ours[(ours["class"] == "mean") & (ours["metric"] == "auroc")]
     is_source = aurocs["role"] == "source"
-    protocols = runs["protocol"].str.split(" ").str[0]
+    protocols = runs["protocol"]
     lines = [*_notes_on_seeds(runs), *_notes_on_paper(aurocs)]
     if len(aurocs):
         lines.insert(

@@ -25,7 +25,7 @@ from benchmd_ray.report.notes import synthetic
 from benchmd_ray.report.page_findings import compared, facts, findings, headlines
 from benchmd_ray.report.page_tuning import tuning_sentences
 from benchmd_ray.report.table import text_of
-from benchmd_ray.report.tables import Declared, declared
+from benchmd_ray.report.tables import DESCRIPTIONS, Declared, declared
 from benchmd_ray.scores.metrics import METRICS
 from benchmd_ray.scores.support import INTERVAL_PATIENTS, ROUGH_IN_CLASS, TEST_PATIENTS
 
@@ -106,7 +106,7 @@ def _parts(
 ) -> list[Section]:
     drawn = figure_parts(figures)
     tables, absent = _table_parts(analysis, drawn, chosen)
-    late = [tables.pop(head) for head in (TUNING, RUNS) if head in tables]
+    late = [tables.pop(head) for head in (TUNING, RUNS, DESCRIPTIONS) if head in tables]
     glance, summary = _glance(analysis, chosen), _summary(analysis)
     parts = [("summary", "Summary", summary)]
     if glance:
@@ -161,6 +161,8 @@ def _table_parts(
         if heading == TUNING:
             content = listed_notes(tuning_sentences(analysis)) + content
             content += drawn.pop(TUNING, Markup())
+        if heading == DESCRIPTIONS:
+            content = Markup("<details><summary>Show</summary>{}</details>").format(content)
         sections[heading] = (slug(heading), heading, content)
     return sections, absent
 
@@ -240,30 +242,32 @@ METHODS: tuple[tuple[str, str], ...] = (
         "row says how many.",
     ),
     (
-        "Technique − scratch, b − a",
-        "The difference between two techniques on the same records, "
-        "with the same resamples of patients for both. With the same seeds on both sides it is "
-        "taken seed by seed; otherwise between the means, and the interval does not cover seeds. ▲ "
-        "and ▼ "
+        "Row − baseline, b − a",
+        "The difference between two rows on the same records with as many labels, whatever made "
+        "their features. The baseline of a row, unless one is named, is training from scratch with "
+        "the same mode, network and settings of the transfer, else another training from scratch, "
+        "else random kernels. "
+        "Each resample of patients is used for both; with the same seeds on both sides seed by "
+        "seed, otherwise between the means, and then the interval does not cover seeds. ▲ and ▼ "
         "mark p below 0.05; for pairs after Holm's correction, elsewhere not corrected for the "
         "number of tests.",
     ),
     (
         "p",
-        "Two-sided p of no difference. For AUROC with one seed on both sides: a permutation "
-        "test that exchanges the two techniques within patients (Bandos et al. 2005). Its level is "
-        "right with rare classes too, so there can be a p without an interval. Otherwise, except "
+        "Two-sided, for no difference. For AUROC with one seed on both sides: a permutation "
+        "test that exchanges the two rows within patients (Bandos et al. 2005). It keeps "
+        "its level with rare classes, so there can be a p without an interval. Otherwise, except "
         "for gaps and subgroups, Student's t from the interval's standard error.",
     ),
     (
         "p (DeLong)",
-        "A second test of the difference in AUROC, mean over classes, by DeLong's covariance "
-        "(1988) over all classes, clustered by patient (Obuchowski 1997), with Student's t. Given "
-        "only if both techniques have one seed and the difference has an interval.",
+        "A second test of the difference in AUROC, mean over classes, by the covariance of DeLong "
+        "et al. (1988) of all classes, clustered by patient (Obuchowski 1997), with Student's t. "
+        "Only where both rows have one seed and the difference has an interval.",
     ),
     (
         "p (Holm)",
-        "p of the pairs of techniques within one dataset and setting, or of the gaps of one "
+        "p of the pairs of rows on one dataset with as many labels, or of the gaps of one "
         "technique and setting to all targets, corrected by Holm's method: "
         "the chance of any false difference among them stays below the level.",
     ),
@@ -271,7 +275,7 @@ METHODS: tuple[tuple[str, str], ...] = (
         "Rank and Kendall's τ",
         "1 is the highest AUROC, ties averaged. The interval of a rank has "
         "the ranks that no test of a pair, after Holm's correction, rules out (Mogstad et al. "
-        "2024). In each resample of patients the techniques are ranked again; τ is the mean τ-b "
+        "2024). In each resample of patients the rows are ranked again; τ is the mean τ-b "
         "between that ranking and the ranking of all patients. It is descriptive and has no "
         "interval.",
     ),
@@ -315,7 +319,14 @@ WORDS: tuple[tuple[str, str], ...] = (
         "finetune-large, finetune-full: all weights, with 8, 64, 256 labels per class, or all. "
         "knn: no training; the nearest training records by the encoder's features vote.",
     ),
-    ("technique", "How the encoder was pretrained; scratch: no pretraining."),
+    ("labels", "How many were trained on: full (all), or large, medium, small, per class."),
+    (
+        "technique",
+        "The name of a row: how the encoder was pretrained (scratch: no pretraining), on which "
+        "data where it is other than the source, its network where it is not the transformer, and "
+        "the settings that tell it from rows of that name. The table of what the rows are has "
+        "the rest.",
+    ),
     (
         "policy",
         "Rules for labels and splits: clean (no patient in two splits of a dataset) or released "
@@ -325,8 +336,7 @@ WORDS: tuple[tuple[str, str], ...] = (
         "protocol",
         "{starts} "
         "tuned: those that a search found. tuned ensemble, start ensemble: averages of seeds. "
-        "custom: others. shuffled: trained on shuffled labels, a sanity check. A number or letter "
-        "distinguishes several settings; the notes list them.",
+        "custom: others. shuffled: trained on shuffled labels, a sanity check.",
     ),
     (
         "records, patients, positives",

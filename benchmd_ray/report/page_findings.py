@@ -9,20 +9,29 @@ import numpy as np
 import pandas as pd
 
 from benchmd_ray.errors import count_of
-from benchmd_ray.evaluation.registry import usual_start
-from benchmd_ray.report.compared import SCRATCH
 from benchmd_ray.report.figures_parts import mean_auroc, of_metric, ordered
-from benchmd_ray.report.figures_wording import listed
-from benchmd_ray.report.frames import KEY, PLACE, SETTINGS, TECHNIQUES, VERSIONS, dataset_text
-from benchmd_ray.report.protocols import is_ensemble
+from benchmd_ray.report.figures_wording import baseline_text, listed
+from benchmd_ray.report.frames import (
+    KEY,
+    PLACE,
+    SCRATCH,
+    SETTINGS,
+    VERSIONS,
+    by_name,
+    dataset_text,
+    with_mark,
+    with_mode,
+)
+from benchmd_ray.report.protocols import APART, ENSEMBLES
 from benchmd_ray.report.table import Kind, shown, text_of
 from benchmd_ray.scores.comparison import EXCHANGES, LEVEL
 from benchmd_ray.scores.support import ALIKE
-from benchmd_ray.settings.definition import EncoderSettings
 
 if TYPE_CHECKING:
     from benchmd_ray.report.analysis import Analysis
 
+MOST_NAMED = 6
+"""Rows that the first line names, at most."""
 BETTER = ("significantly better", "significantly worse")
 SETTING_WORDS = {
     "knn": "nearest neighbours",
@@ -43,18 +52,18 @@ def facts(analysis: Analysis) -> list[tuple[str, str, str]]:
         "modalities": scores["modality"],
         "sources": scores["source"],
         "targets": targets["dataset"],
-        "techniques": scores["technique"],
+        "rows": scores["technique"],
         "settings": scores["setting"],
         "seeds": ran.loc[ran["kind"] == "transfer", "seed"],
     }
     orders: dict[str, Sequence[str]] = {
         "modalities": analysis.modalities,
-        "techniques": TECHNIQUES,
+        "rows": by_name(scores["technique"].unique()),
         "settings": SETTINGS,
     }
     for label, column in counted.items():
         names = ordered(column.unique(), orders.get(label, ()))
-        rows.append((label, f"{len(names):,}", _listed(names)))
+        rows.append((label, f"{len(names):,}", _listed(names, "; " if label == "rows" else ", ")))
     versions = [f"{name} {_listed(ran[name].unique())}" for name in VERSIONS[:2] if len(ran)]
     return [
         *rows,
@@ -65,12 +74,12 @@ def facts(analysis: Analysis) -> list[tuple[str, str, str]]:
 def compared(analysis: Analysis) -> str:
     """One line on what was compared on which data; empty without a classification.
 
-    ``mae vs scratch on ptb-xl → chapman-shaoxing (ecg): linear probe, 2 seeds.``
+    ``ShED; MAE vs scratch on ptb-xl → chapman-shaoxing (ecg): linear probe, 2 seeds.``
     """
-    scores = _single(_trained(mean_auroc(analysis.scores)))
+    scores = _trained(mean_auroc(analysis.scores))
     if scores.empty:
         return ""
-    techniques = ordered(scores["technique"].unique(), TECHNIQUES)
+    techniques = by_name(scores["technique"].unique())
     others = [name for name in techniques if name != SCRATCH]
     versus = f" vs {SCRATCH}" if others and len(others) < len(techniques) else ""
     settings = [SETTING_WORDS.get(s, s) for s in ordered(scores["setting"].unique(), SETTINGS)]
@@ -81,49 +90,44 @@ def compared(analysis: Analysis) -> str:
         places.append(f"{text_of(source)}{to} ({text_of(modality)})")
     seeds = int(scores["seeds"].max())
     many = "1 seed" if seeds == 1 else f"up to {seeds} seeds"
-    networks = sorted({*analysis.ran.loc[analysis.ran["kind"] == "transfer", "network"]})
-    default = networks in ([], [EncoderSettings().network])
-    encoder = "" if default else f", {' or '.join(networks)}"
-    return (
-        f"{_listed(others or techniques)}{versus} on {'; '.join(places)}: "
-        f"{listed(settings)}{encoder}, {many}."
-    )
+    named = others or techniques
+    subject = _listed(named, "; ") if len(named) <= MOST_NAMED else f"{len(named)} rows"
+    return f"{subject}{versus} on {'; '.join(places)}: {listed(settings)}, {many}."
 
 
 def headlines(analysis: Analysis) -> list[tuple[str, str]]:
     """At most three sentences backed by tests, each with its table."""
     targets = analysis.changes[analysis.changes["role"] == "target"]
-    changes = _trained(of_metric(targets if len(targets) else analysis.changes))
-    changes = changes.dropna(subset="value")
+    changes = of_metric(targets if len(targets) else analysis.changes).dropna(subset="value")
     where = " on targets" if len(targets) else ""
     lines = []
     if len(changes):
-        lines.append((_against_scratch(changes, where), "changes"))
+        lines.append((_against_baseline(changes, where), "changes"))
     tuned = analysis.tuned.dropna(subset="difference")
-    tuned = tuned[~tuned["protocol"].map(is_ensemble).astype(bool)]
+    tuned = tuned[~tuned["protocol"].isin(ENSEMBLES)]
     if (tuned["role"] == "target").any():
         tuned = tuned[tuned["role"] == "target"]
     if len(tuned):
         where = "targets" if (tuned["role"] == "target").all() else "the source's own splits"
         verdict = judged(tuned, "difference", *BETTER, subject="tuned settings were")
         lines.append((f"AUROC against the start of the search on {where}: {verdict}", "tuned"))
-    lines += [(sentence, "ranking") for sentence in _ranking(_trained(analysis.ranking))[:1]]
+    lines += [(sentence, "ranking") for sentence in _ranking(analysis.ranking)[:1]]
     lines += [(sentence, "gaps") for sentence in _gaps(_trained(of_metric(analysis.gaps)))[:1]]
     return lines[:3]
 
 
 def findings(analysis: Analysis) -> list[tuple[str, list[str]]]:
     """Findings by topic; results of shuffled labels only in the last."""
-    scores = _single(mean_auroc(analysis.scores))
+    scores = mean_auroc(analysis.scores)
     trained = _trained(scores)
     topics = [
         ("Best results", _best(trained)),
-        ("On targets", _leaders(_trained(analysis.ranking))),
-        ("Against scratch", _changes(_trained(of_metric(analysis.changes)))),
-        ("Pairs of techniques", _pairs(_trained(analysis.pairs))),
-        ("Ranking", _ranking(_trained(analysis.ranking))),
+        ("On targets", _leaders(analysis.ranking)),
+        ("Against the baseline", _changes(of_metric(analysis.changes))),
+        ("Pairs", _pairs(analysis.pairs)),
+        ("Ranking", _ranking(analysis.ranking)),
         ("Shift to targets", _gaps(_trained(of_metric(analysis.gaps)))),
-        ("The paper", _paper(scores)),
+        ("The paper", _paper(trained)),
         ("Seeds", _seeds(trained)),
         ("Subgroups", _subgroups(_trained(analysis.subgroups))),
         ("Sanity check", _shuffled(scores)),
@@ -205,16 +209,13 @@ def _kinds(ran: pd.DataFrame) -> str:
     return ", ".join(f"{counts[kind]} {kind}" for kind in sorted(counts.index))
 
 
-def _listed(names: Iterable[object]) -> str:
-    return ", ".join(text_of(name) for name in names)
-
-
-def _single(scores: pd.DataFrame) -> pd.DataFrame:
-    return scores[~scores["protocol"].map(is_ensemble).astype(bool)]
+def _listed(names: Iterable[object], between: str = ", ") -> str:
+    return between.join(text_of(name) for name in names)
 
 
 def _trained(frame: pd.DataFrame) -> pd.DataFrame:
-    return frame[~frame["protocol"].astype(str).str.startswith("shuffled")]
+    """Rows that are compared: without shuffled labels and ensembles."""
+    return frame[~frame["protocol"].isin(APART)]
 
 
 def _best(scores: pd.DataFrame) -> list[str]:
@@ -225,13 +226,12 @@ def _best(scores: pd.DataFrame) -> list[str]:
         ["modality", "source"], sort=False
     ):
         best = largest(rows, "value")
-        protocol = best["protocol"]
-        named = "" if protocol == usual_start() else f" ({text_of(protocol)})"
         seeds = best["seeds"]
         lines.append(
             f"{text_of(source)} ({text_of(modality)}, validation split): AUROC "
-            f"{interval_text(best, 'value')} by {text_of(best['technique'])}, "
-            f"{text_of(best['setting'])}{named}, "
+            f"{interval_text(best, 'value')} by "
+            f"{text_of(with_mark(best['technique'], best['protocol']))}, "
+            f"{text_of(best['setting'])}, "
             f"{'1 seed' if seeds == 1 else f'mean of {seeds} seeds'}."
         )
     return lines
@@ -243,15 +243,16 @@ def largest(rows: pd.DataFrame, column: str, sign: int = 1) -> pd.Series:
 
 
 def _leaders(ranking: pd.DataFrame) -> list[str]:
-    """Sentence on how often each technique has the highest AUROC on a target."""
+    """How often each row has the highest AUROC on a target."""
     targets = ranking[ranking["role"] == "target"].dropna(subset="rank")
     contests = [rows for _, rows in targets.groupby(list(PLACE))]
     if not contests:
         return []
-    leads = pd.Series([largest(rows, "rank", -1)["technique"] for rows in contests])
+    first = [largest(rows, "rank", -1) for rows in contests]
+    leads = pd.Series([with_mode(row["technique"], row["setting"]) for row in first])
     counts = ", ".join(f"{text_of(name)} {n}" for name, n in leads.value_counts().items())
     return [
-        f"Highest AUROC in {count_of(len(contests), 'comparison')} (target × setting): {counts}. "
+        f"Highest AUROC in {count_of(len(contests), 'comparison')} (target × labels): {counts}. "
         "These are point estimates; their intervals may overlap."
     ]
 
@@ -259,8 +260,8 @@ def _leaders(ranking: pd.DataFrame) -> list[str]:
 def _changes(changes: pd.DataFrame) -> list[str]:
     changes = changes.dropna(subset="value")
     if changes.empty:
-        return ["Nothing was compared with training from scratch on the same records."]
-    lines = [_against_scratch(changes)]
+        return ["Nothing was compared with a baseline on the same records."]
+    lines = [_against_baseline(changes)]
     for name, sign in (("gain", 1), ("loss", -1)):
         row = largest(changes, "value", sign)
         if sign * row["value"] > 0:
@@ -268,10 +269,11 @@ def _changes(changes: pd.DataFrame) -> list[str]:
     return lines
 
 
-def _against_scratch(changes: pd.DataFrame, where: str = "") -> str:
-    techniques = changes["technique"].unique()
-    subject = f"{text_of(techniques[0])} was" if len(techniques) == 1 else "pretraining was"
-    return f"AUROC against scratch{where}: {judged(changes, 'value', *BETTER, subject=subject)}"
+def _against_baseline(changes: pd.DataFrame, where: str = "") -> str:
+    names = changes["technique"].unique()
+    base = text_of(baseline_text(changes))
+    subject = f"{text_of(names[0])} was" if len(names) == 1 else "the others were"
+    return f"AUROC against {base}{where}: {judged(changes, 'value', *BETTER, subject=subject)}"
 
 
 def difference_text(row: pd.Series, interval: pd.Series, value: str) -> str:
@@ -286,7 +288,7 @@ def _pairs(pairs: pd.DataFrame) -> list[str]:
     pairs = pairs.dropna(subset="difference")
     if pairs.empty:
         return []
-    corrected = " after Holm's correction within each dataset and setting"
+    corrected = " after Holm's correction over those of a dataset with as many labels"
     better = ("b was significantly better than a", "a better than b")
     return [f"Pairs a, b: {judged(pairs, 'difference', *better, p='p_holm', corrected=corrected)}"]
 
@@ -303,7 +305,7 @@ def _ranking(ranking: pd.DataFrame) -> list[str]:
     )
     if ranking["high"].notna().any():
         line += (
-            " One technique was significantly ahead of all others in "
+            " One row was significantly ahead of all others in "
             f"{(ranking['high'] == 1).sum()} of {count_of(len(taus), 'comparison')}."
         )
     return [line]
@@ -379,7 +381,7 @@ def _subgroups(subgroups: pd.DataFrame) -> list[str]:
 
 
 def _shuffled(scores: pd.DataFrame) -> list[str]:
-    values = scores[scores["protocol"].astype(str).str.startswith("shuffled")]["value"].dropna()
+    values = scores.loc[scores["protocol"] == "shuffled", "value"].dropna()
     if values.empty:
         return []
     low, high = shown(values.min(), "number"), shown(values.max(), "number")

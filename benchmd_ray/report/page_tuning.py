@@ -9,7 +9,7 @@ import pandas as pd
 from benchmd_ray.errors import count_of
 from benchmd_ray.report.columns import part
 from benchmd_ray.report.page_findings import BETTER, difference_text, judged, largest
-from benchmd_ray.report.protocols import is_ensemble
+from benchmd_ray.report.protocols import ENSEMBLES
 from benchmd_ray.report.table import shown
 from benchmd_ray.report.tuning_frames import FRESH, HIGHEST
 from benchmd_ray.tuning.records import RULE, limits_of
@@ -22,7 +22,7 @@ def tuning_sentences(analysis: Analysis) -> list[str]:
     """Sentences on the results and cost of searches, and on whether tuned settings are better."""
     lines = _searched(analysis.searches)
     tuned = analysis.tuned.dropna(subset="difference")
-    averages = tuned["protocol"].map(is_ensemble).astype(bool)
+    averages = tuned["protocol"].isin(ENSEMBLES)
     targets = tuned["role"] == "target"
     for subject, protocol in (("tuned settings were", ~averages), ("the ensemble was", averages)):
         for where, split in (("the source's own splits", ~targets), ("targets", targets)):

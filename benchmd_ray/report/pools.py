@@ -12,6 +12,7 @@ import numpy.typing as npt
 
 from benchmd_ray.modality.tasks import EXCLUSIVE, UNKNOWN
 from benchmd_ray.report.frames import KEY, place
+from benchmd_ray.report.names import RowName
 from benchmd_ray.report.rows import key_of
 from benchmd_ray.report.scored import Scored
 from benchmd_ray.scores.seeds import Pooled, pooled_seeds
@@ -32,6 +33,10 @@ class Pool:
     members: tuple[Scored, ...]
     averaged: tuple[Scored, ...] = ()
     """Results of the individual runs that an ensemble averages."""
+
+    @property
+    def row(self) -> RowName:
+        return RowName(self.key["technique"], self.key["protocol"])
 
     @property
     def runs(self) -> tuple[Scored, ...]:
@@ -84,9 +89,9 @@ class Pool:
         return replace(self, members=tuple(_over(member, classes) for member in self.members))
 
     def where(self) -> str:
-        """Description of the result for messages."""
-        names = ("source", "dataset", "split", "policy", "setting", "technique", "protocol")
-        return " ".join(self.key[name] for name in names)
+        """Its place for messages."""
+        names = ("source", "dataset", "split", "policy", "setting", "technique")
+        return ", ".join(self.key[name] for name in names)
 
 
 def _over(result: Scored, classes: Collection[str]) -> Scored:
@@ -106,14 +111,14 @@ def _over(result: Scored, classes: Collection[str]) -> Scored:
     return replace(result, targets=targets, values=values, resampled=resampled)
 
 
-def pools(results: Sequence[Scored], protocol: Mapping[Path, str]) -> tuple[list[Pool], list[str]]:
-    """Pool results over seeds, in display order; with notes on what was excluded.
+def pools(results: Sequence[Scored], names: Mapping[Path, RowName]) -> tuple[list[Pool], list[str]]:
+    """Results pooled over seeds in display order, and notes on what was excluded.
 
-    ``protocol`` has the protocol of each run, by folder.
+    ``names`` has the row of each run, by folder.
     """
     together: dict[tuple[str, ...], list[Scored]] = {}
     for result in results:
-        key = key_of(result, protocol[result.run.folder])
+        key = key_of(result, names[result.run.folder])
         together.setdefault(tuple(key.values()), []).append(result)
     pooled, notes = [], []
     for values, members in together.items():

@@ -1,7 +1,7 @@
 """The figures of a report, deterministic for an analysis.
 
-A technique has the same look in all figures (`canvas.TECHNIQUE_LOOKS`). Ensembles of runs
-(`ensembles`) are only in tables. Titles state the result; captions explain marks and intervals.
+A row has the same look in all figures (`canvas.TECHNIQUE_LOOKS`). Averages over runs (`ensembles`)
+and shuffled labels are only in tables. Titles say what is shown; captions what marks are.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from benchmd_ray.report.figures_scores import draw_results
 from benchmd_ray.report.figures_training import draw_training
 from benchmd_ray.report.figures_tuning import draw_searches, draw_settings
 from benchmd_ray.report.notes import synthetic
-from benchmd_ray.report.protocols import is_ensemble
+from benchmd_ray.report.protocols import APART
 
 if TYPE_CHECKING:
     from benchmd_ray.report.analysis import Analysis
@@ -79,13 +79,10 @@ def draw(
     """
     if which == "none":
         return [], []
-    names = {
-        str(name)
-        for table in (analysis.scores, analysis.training)
-        for name in table["technique"].unique()
-    }
-    single = analysis.scores[~analysis.scores["protocol"].map(is_ensemble).astype(bool)]
-    all_studies = studies(single, analysis.modalities)
+    named = (analysis.scores, analysis.training)
+    names = {str(name) for table in named for name in table["technique"].unique()}
+    compared = analysis.scores[~analysis.scores["protocol"].isin(APART)]
+    all_studies = studies(compared, analysis.modalities)
     report = FigureContext(analysis, technique_looks(names), all_studies, resamples)
     of_benchmarks = [
         named_by(benchmark.figures) for benchmark in benchmarks().values() if benchmark.figures

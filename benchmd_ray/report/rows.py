@@ -19,6 +19,7 @@ from benchmd_ray.data.provenance import together
 from benchmd_ray.errors import BenchmdError, count_of, first_line
 from benchmd_ray.evaluation.registry import benchmarks, evaluations, published_for
 from benchmd_ray.report.frames import FRAMES, frame
+from benchmd_ray.report.names import RowName
 from benchmd_ray.report.scored import Scored
 from benchmd_ray.runs.files import predictions_of
 from benchmd_ray.runs.predictions import CLASSIFIED, read_predictions
@@ -57,7 +58,7 @@ def beside(result: Scored, protocol: str) -> Beside | None:
     return Beside(value, published.source, unlike)
 
 
-def key_of(result: Scored, protocol: str) -> dict[str, str]:
+def key_of(result: Scored, row: RowName) -> dict[str, str]:
     """The key of a result, by the columns of `frames.KEY`."""
     about, run = result.about, result.run.description
     return {
@@ -68,19 +69,18 @@ def key_of(result: Scored, protocol: str) -> dict[str, str]:
         "split": result.split,
         "policy": about["policy"],
         "setting": run["setting"],
-        "technique": run["technique"],
-        "protocol": protocol,
+        **row._asdict(),
     }
 
 
-def score_rows(result: Scored, protocol: str) -> Iterator[Row]:
-    """Rows of a measured result: each metric over all classes (``mean``) and per class."""
-    near = beside(result, protocol)
+def score_rows(result: Scored, row: RowName) -> Iterator[Row]:
+    """Rows of a measured result: each metric over all classes (``mean``) and of each class."""
+    near = beside(result, row.protocol)
     published = near is not None and near.unlike is None
     shared = {
         "evaluation": CLASSIFIED.evaluation,
         **dict.fromkeys(("method", "regime", "use_case", "group"), ""),
-        **key_of(result, protocol),
+        **key_of(result, row),
         "seed": result.run.description["seed"],
         "records": len(result.targets),
         "scored": result.predicted.scored,
@@ -112,7 +112,7 @@ def score_rows(result: Scored, protocol: str) -> Iterator[Row]:
 
 
 def other_rows(
-    runs: Sequence[Run], protocol: Mapping[Path, str], resamples: int
+    runs: Sequence[Run], names: Mapping[Path, RowName], resamples: int
 ) -> tuple[pd.DataFrame, list[str]]:
     """Rows of all evaluations except classification, and notes on what was skipped."""
     parts, notes, known_evaluations = [frame("rows", ())], [], evaluations()
@@ -130,7 +130,7 @@ def other_rows(
                 if evaluation is None or evaluation.scores is None:
                     raise BenchmdError(f"{path}: no benchmark here has the evaluation {name}.")
                 predictions = read_predictions(path, evaluation.form)
-                shared = _said(run, predictions.description) | {"protocol": protocol[run.folder]}
+                shared = _said(run, predictions.description) | names[run.folder]._asdict()
                 scores = partial(evaluation.scores, predictions, resamples)
                 parts.append(_rows_of(f"the evaluation {name} of {path}", scores, shared))
             except BenchmdError as error:
@@ -174,7 +174,7 @@ def _said(run: Run, about: Mapping[str, str]) -> dict[str, object]:
     description = run.description
     return {
         **{name: about[name] for name in ("evaluation", "modality", "dataset", "role", "policy")},
-        **{name: description[name] for name in ("source", "setting", "technique", "seed")},
+        **{name: description[name] for name in ("source", "setting", "seed")},
         **_of_catalog(run, about["dataset"], about),
         "run": run.folder.name,
     }

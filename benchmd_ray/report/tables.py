@@ -34,6 +34,8 @@ from benchmd_ray.scores.support import INTERVAL_PATIENTS
 if TYPE_CHECKING:
     from benchmd_ray.report.analysis import Analysis
 
+DESCRIPTIONS = "What the rows are"
+"""Heading of the descriptions."""
 KEEPS = "keeps the start"
 """Text for a search that kept its start."""
 Make = Callable[[Any], Table | None]
@@ -198,23 +200,24 @@ def gaps(analysis: Analysis) -> Table | None:
 
 
 def changes(analysis: Analysis) -> Table | None:
-    """Techniques against training from scratch."""
+    """Rows against their baseline."""
     rows, lower = analysis.changes, falling(analysis.changes["metric"])
     return keyed_table(
-        "Each technique minus training from scratch, on the same records.",
+        "Each row minus its baseline, on the same records with as many labels.",
         rows,
         metric_column(rows, required=False),
-        interval_of("technique − scratch [95 %]", rows, "value", "change", p="p", worse=lower),
+        column_of("baseline", rows["baseline"], "text"),
+        interval_of("row − baseline [95 %]", rows, "value", "change", p="p", worse=lower),
         column_of("p", rows["p"], "p"),
         column_of("p (DeLong)", rows["p_delong"], "p"),
     )
 
 
 def pairs(analysis: Analysis) -> Table | None:
-    """Techniques against each other."""
+    """Rows against each other."""
     rows = analysis.pairs
     return keyed_table(
-        "Difference in AUROC between two techniques on the same records.",
+        "Difference in AUROC between two rows on the same records with as many labels.",
         rows,
         *(column_of(name, rows[name], "text", filtered=True) for name in ("a", "b")),
         interval_of("b − a [95 %]", rows, "difference", "change", p="p_holm"),
@@ -226,7 +229,7 @@ def pairs(analysis: Analysis) -> Table | None:
 def ranking(analysis: Analysis) -> Table | None:
     rows = analysis.ranking
     return keyed_table(
-        "Rank of each technique by AUROC, 1 is best.",
+        "Rank of each row by AUROC among those with as many labels, 1 is best.",
         rows,
         interval_of("rank [95 %]", rows, "rank", digits=1),
         column_of("Kendall's τ", rows["tau"], "number", digits=2),
@@ -282,6 +285,23 @@ def ran(analysis: Analysis) -> Table | None:
         *columns_of(rows, "text", "catalog", "parts", *VERSIONS),
     )
     return table_of("Runs of this report.", columns, rows)
+
+
+def descriptions(analysis: Analysis) -> Table | None:
+    """What each row is, in whole."""
+    rows = analysis.descriptions
+    columns = (
+        column_of("modality", rows["modality"], "text"),
+        column_of("trained on", rows["source"], "text"),
+        column_of("technique", rows["technique"], "text", filtered=False),
+        column_of("technique id", rows["technique_id"], "text"),
+        column_of("network", rows["network"], "text"),
+        column_of("pretrained on", [name or None for name in rows["pretrained_on"]], "text"),
+        *columns_of(rows, "text", "policy", "protocol"),
+        column_of("settings", [text or None for text in rows["settings"]], "text"),
+    )
+    caption = "What each row is, with the settings that most others do not have."
+    return table_of(caption, columns, rows)
 
 
 def tuned(analysis: Analysis) -> Table | None:
@@ -358,24 +378,24 @@ TABLES = aggregates(
     ),
     Declared.both(
         "changes",
-        "Against training from scratch",
+        "Against the baseline",
         lambda a: a.changes,
         changes,
-        "No technique was scored on the same records as training from scratch.",
+        "No row was scored on the same records as a baseline.",
     ),
     Declared.both(
         "pairs",
-        "Techniques in pairs",
+        "Pairs",
         lambda a: a.pairs,
         pairs,
-        "No two techniques were scored on the same records.",
+        "No two rows were scored on the same records with as many labels.",
     ),
     Declared.both(
         "ranking",
-        "Ranking of techniques",
+        "Ranking",
         lambda a: a.ranking,
         ranking,
-        "No two techniques were scored on the same records.",
+        "No two rows were scored on the same records with as many labels.",
     ),
     Declared.both(
         "subgroups",
@@ -390,6 +410,7 @@ TABLES = aggregates(
     Declared.both("searches", "Tuning", lambda a: a.searches, searches),
     Declared("runs", "Runs", lambda a: a.ran, ran, nothing="No runs."),
     Declared("scores", "Runs", lambda a: a.rows),
+    Declared.both("descriptions", DESCRIPTIONS, lambda a: a.descriptions, descriptions),
 )
 """The tables of every report, in order; those neither shown nor printed are CSV only."""
 

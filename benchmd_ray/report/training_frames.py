@@ -8,7 +8,8 @@ from typing import Any
 
 from benchmd_ray.cluster.hardware import Hardware, from_json
 from benchmd_ray.extensions.parts import older
-from benchmd_ray.report.frames import OF_RUN, VERSIONS
+from benchmd_ray.report.frames import OF_RUN, VERSIONS, mode_and_labels
+from benchmd_ray.report.names import RowName
 from benchmd_ray.report.pools import Pool
 from benchmd_ray.report.protocols import pretraining_of
 from benchmd_ray.report.scored import Scored
@@ -16,9 +17,9 @@ from benchmd_ray.runs.history import read_metrics, seconds_worked, trained_by
 from benchmd_ray.runs.store import Run
 
 COLUMNS = {"hardware": "model", "instructions": "instructions", "threads": "threads"}
-"""Hardware columns of the table of runs, with the field of `Hardware` that they show."""
-MEETING = ("modality", "source", "dataset", "split", "policy", "setting")
-"""Columns shared by results that are pooled over seeds or compared with each other."""
+"""Columns of the table of runs, with the field of `Hardware` that each shows."""
+MEETING = ("modality", "source", "dataset", "split", "policy")
+"""What results share that are pooled over seeds or compared with each other."""
 
 
 def hardware_columns(run: Run) -> dict[str, str | None]:
@@ -35,7 +36,8 @@ def of_pools(pools: Sequence[Pool], runs: Sequence[Run]) -> list[str]:
     """The note on the results of one source, see `different_hardware`."""
     meeting: dict[tuple[str, ...], list[Scored]] = {}
     for pool in pools:
-        meeting.setdefault(tuple(pool.key[name] for name in MEETING), []).extend(pool.members)
+        key = *(pool.key[name] for name in MEETING), mode_and_labels(pool.key["setting"])[1]
+        meeting.setdefault(key, []).extend(pool.members)
     return different_hardware(pools[0].key["source"], meeting.values(), runs) if pools else []
 
 
@@ -82,7 +84,7 @@ LINES = 500
 NAMES = ("loss", "validation_auroc", "validation_dsc", "lr")
 
 
-def training_rows(runs: Sequence[Run]) -> Iterator[Row]:
+def training_rows(runs: Sequence[Run], names: Mapping[Path, RowName]) -> Iterator[Row]:
     """Loss, source validation score and learning rate over steps (pretraining) or epochs."""
     for run in runs:
         about = run.description
@@ -94,6 +96,7 @@ def training_rows(runs: Sequence[Run]) -> Iterator[Row]:
                         "run": run.folder.name,
                         "kind": about["kind"],
                         **{key: about[key] for key in OF_RUN},
+                        "technique": names[run.folder].technique,
                         "seed": about["seed"],
                         "done": line["done"],
                         "unit": unit,
@@ -108,15 +111,15 @@ def thinned(lines: Sequence[Row]) -> list[Row]:
     return [lines[i] for i in range((len(lines) - 1) % step, len(lines), step)] if lines else []
 
 
-def ran_rows(runs: Sequence[Run], protocols: Mapping[Path, str]) -> Iterator[Row]:
+def ran_rows(runs: Sequence[Run], names: Mapping[Path, RowName]) -> Iterator[Row]:
     """One row per run, finished or not."""
     for run in runs:
         about = run.description
         yield {
             "run": run.folder.name,
             **{key: about[key] for key in ("kind", "modality", "source", "policy")},
-            **{key: about[key] for key in ("technique", "setting", "seed")},
-            "protocol": protocols[run.folder],
+            **{key: about[key] for key in ("setting", "seed")},
+            **names[run.folder]._asdict(),
             "network": run.settings.encoder.network,
             "finished": run.finished,
             "seconds": _seconds(run),

@@ -1,7 +1,7 @@
 """Frames of tuning: searches, and tuned settings compared with their start.
 
-The counterpart of a tuned result was scored on the same records with the same key except for the
-protocol; its settings of encoder, transfer and pretraining are those of the search's first trial.
+The counterpart of a tuned result has the same technique and transfer setting, the same records, and
+the settings of the search's first trial for encoder, transfer and pretraining.
 """
 
 from __future__ import annotations
@@ -18,14 +18,9 @@ import pyarrow.compute as pc
 from benchmd_ray.errors import BenchmdError, count_of
 from benchmd_ray.report.compared import difference, p_delong
 from benchmd_ray.report.frames import KEY
+from benchmd_ray.report.names import technique_words
 from benchmd_ray.report.pools import Pool
-from benchmd_ray.report.protocols import (
-    ensembles_of,
-    is_ensemble,
-    is_tuned,
-    pretraining_of,
-    searches_behind,
-)
+from benchmd_ray.report.protocols import ENSEMBLES, pretraining_of, searches_behind
 from benchmd_ray.report.scored import Scored, measured, of_predictions
 from benchmd_ray.report.table import shown
 from benchmd_ray.runs.predictions import Predictions, predictions_path, read_predictions
@@ -74,7 +69,7 @@ def search_rows(records: Sequence[SearchRecord]) -> Iterator[Row]:
         yield {
             "search": record.name,
             **{name: _listed(record, name) for name in ("modality", "source", "policy")},
-            "technique": record.technique,
+            "technique": technique_words([record.technique])[record.technique],
             "setting": record.setting,
             "network": networks(record),
             "sampler": record.sampler,
@@ -128,7 +123,7 @@ def tuned_pairs(
     runs_by_name = {run.folder.name: run for run in runs}
     pairs = []
     for pool in pools:
-        if is_tuned(pool.key["protocol"]):
+        if pool.key["protocol"] == "tuned":
             run = pool.first.run
             search = searches_behind(run, pretraining_of(run, runs_by_name))[0]
             record = named.get(search)
@@ -166,7 +161,7 @@ def tuning_notes(tuned: pd.DataFrame, records: Sequence[SearchRecord]) -> list[s
             notes.append(
                 f"{record.name}: no trial beat the start, so nothing is tuned: {_kept(record)}."
             )
-    averages = tuned["protocol"].map(is_ensemble).astype(bool)
+    averages = tuned["protocol"].isin(ENSEMBLES)
     notes += _ensemble_notes(tuned[averages], tuned[~averages])
     lost = tuned[~averages & tuned["start_protocol"].isna()]
     unknown = sorted(set(lost["search"]) - {record.name for record in records})
@@ -230,12 +225,13 @@ def _start(
     first = record.start(*(pool.key[name] for name in ("modality", "source", "policy")))
     if first is None:
         return None
-    names = [name for name in KEY if name != "protocol"]
+    names = [name for name in KEY if name not in ("technique", "protocol")]
     fit = [
         other
         for other in pools
         if other is not pool
         and all(other.key[name] == pool.key[name] for name in names)
+        and other.first.run.description["technique"] == pool.first.run.description["technique"]
         and other.first.rows_digest == pool.first.rows_digest
         and _same(other.first.run, pool.first.run)
         and _has(other.first.run, pretraining_of(other.first.run, runs_by_name), first)
@@ -325,7 +321,7 @@ def ensembles(
         numbered = [pool for pool in chosen if pool.seeds != _seeds_of_runs(pool)]
         if numbered:
             notes.append(
-                f"Skipped: the average of {numbered[0].key['protocol']} on "
+                f"Skipped: the average of {numbered[0].key['technique']} on "
                 f"{numbered[0].key['dataset']}, as a seed has several pretrainings."
             )
             continue
@@ -338,13 +334,18 @@ def ensembles(
         except BenchmdError as error:
             notes.append(f"Skipped: {error}")
             continue
-        names = ensembles_of(pair.tuned.key["protocol"])[: len(chosen)]
         tuned, *start = (
-            Pool({**pool.key, "protocol": name}, (0,), (result,), members)
-            for pool, name, result, members in zip(chosen, names, done, runs, strict=True)
+            Pool(_ensemble_key(pair.tuned, protocol), (0,), (result,), members)
+            for protocol, result, members in zip(ENSEMBLES, done, runs, strict=False)
         )
         averages.append(replace(pair, tuned=tuned, start=start[0] if start else None))
     return averages, notes
+
+
+def _ensemble_key(tuned: Pool, protocol: str) -> dict[str, str]:
+    """Of an average for a tuned row: ``MAE, tuned`` becomes ``MAE, tuned ensemble``."""
+    name = tuned.key["technique"].replace(", tuned", f", {protocol}", 1)
+    return {**tuned.key, "technique": name, "protocol": protocol}
 
 
 def _seeds_of_runs(pool: Pool) -> tuple[int, ...]:

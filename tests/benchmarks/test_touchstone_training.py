@@ -396,22 +396,23 @@ def test_a_report_has_the_scores_beside_the_mean_masks(reported):
 
 
 def test_a_report_pools_seeds_and_compares_networks(reported, tmp_path):
-    rows = report_rows.networks_frame(reported).set_index(["protocol", "class"])
+    rows = report_rows.networks_frame(reported).set_index(["technique", "class"])
     assert len(rows) == 6
     singles = reported.rows[reported.rows["evaluation"] == "segmentation"]
-    singles = singles.set_index(["protocol", "class", "method", "seed"])["value"].sort_index()
-    for (protocol, name), row in rows.iterrows():
-        seeds = singles[protocol, name, ""]
+    singles = singles.set_index(["technique", "class", "method", "seed"])["value"].sort_index()
+    for (technique, name), row in rows.iterrows():
+        seeds = singles[technique, name, ""]
         assert row["seeds"] == len(seeds)
         assert row["value"] == pytest.approx(seeds.mean())
-        base = singles[protocol, name, BASELINE].iloc[0]
+        base = singles[technique, name, BASELINE].iloc[0]
         assert row["baseline"] == pytest.approx(base)
         assert row["difference"] == pytest.approx(seeds.mean() - base)
         assert "no interval" in row["caution"]
     assert sorted(rows["seeds"]) == [1, 1, 1, 2, 2, 2]
     (pair,) = report_rows.pairs_frame(reported).to_dict("records")
-    first, other = (singles[one, "mean", "", 0] for one in ("custom 1", "custom 2"))
-    assert pair["a"] == "monai-unet (custom 1)"
+    names = [pair[end].removesuffix(", custom)") + ")" for end in ("a", "b")]
+    assert all(name.startswith("U-Net, scratch (") for name in names)
+    first, other = (singles[name, "mean", "", 0] for name in names)
     assert pair["difference"] == pytest.approx(other - first)  # of the seed that both have
     written = write_tables(reported, tmp_path)
     assert main_table(reported).name == "segmentation-networks-means"

@@ -107,7 +107,7 @@ def test_a_run_is_named_by_the_versions_of_the_parts_that_it_uses(
     assert names() == before
 
 
-def test_results_of_two_versions_are_two_protocols_and_the_note_says_so(tmp_path):
+def test_results_of_two_versions_are_two_rows_and_their_names_say_so(tmp_path):
     now = PARTS["transfer"].version
     made = [
         make_transfer(tmp_path, seed=seed, parts={"transfer": version})
@@ -117,8 +117,8 @@ def test_results_of_two_versions_are_two_protocols_and_the_note_says_so(tmp_path
         predict_all(run, {"ptb-xl": {"validation": 80}})
     analysis = analyse(made, resamples=20)
     assert set(analysis.scores["seeds"]) == {1}
-    assert sorted(set(analysis.scores["protocol"])) == ["fixed 1", "fixed 2"]
-    assert [n for n in analysis.notes if "fixed 2: with parts.transfer=7" in n]
+    names = {f"scratch (version of transfer {version})" for version in (now, 7)}
+    assert set(analysis.scores["technique"]) == names
     (note,) = [n for n in analysis.notes if n.startswith("Made by version ")]
     assert note.startswith(f"Made by version transfer 7, now {now}: {made[1].folder.name}.")
     assert analysis.ran["parts"].tolist() == [f"transfer {now}", "transfer 7"]
@@ -135,7 +135,7 @@ def test_transfers_from_pretrainings_of_two_versions_are_not_pooled(tmp_path):
         predict_all(made[-1], {"ptb-xl": {"validation": 80}})
     analysis = analyse(made, resamples=20)
     assert set(analysis.scores["seeds"]) == {1}
-    assert [note for note in analysis.notes if "pretrained with parts.mae=2" in note]
+    assert "MAE (version of mae 2)" in set(analysis.scores["technique"])
 
 
 def test_versions_are_of_parts_alone_and_others_than_now_are_named():

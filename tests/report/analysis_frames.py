@@ -10,7 +10,16 @@ import pandas as pd
 from kinds import CLASSES
 
 from benchmd_ray.report.analysis import Analysis
-from benchmd_ray.report.frames import FRAMES, KEY, PLACE, VERSIONS, frame
+from benchmd_ray.report.compared import row_names
+from benchmd_ray.report.frames import (
+    FRAMES,
+    KEY,
+    PLACE,
+    VERSIONS,
+    frame,
+    mode_and_labels,
+    with_mode,
+)
 
 SETTINGS = ("linear", "finetune-small", "finetune-medium", "finetune-large", "finetune-full")
 SOURCES = {
@@ -22,8 +31,8 @@ SOURCES = {
     "fundus": ("messidor-2", ("aptos-2019", "jinchi")),
     "ldct": ("lidc-idri", ("lndb",)),
 }
-SIGNALS = ("scratch", "e-mix", "shed", "mae")
-IMAGES = (*SIGNALS, "imagenet", "imagenet+mae")
+SIGNALS = ("scratch", "e-Mix", "ShED", "MAE")
+IMAGES = (*SIGNALS, "ImageNet", "ImageNet, then MAE")
 VARIABLES = {
     "age": tuple(f"{n}–{n + 9}" for n in range(10, 90, 10)),
     "sex": ("female", "male"),
@@ -47,6 +56,7 @@ class Invented:
             self.study(kind)
 
     def study(self, kind):
+        self.met = {}
         source, targets = SOURCES[kind]
         names = self.techniques or techniques_of(kind)
         for setting in self.settings:
@@ -70,6 +80,8 @@ class Invented:
                     ours = values
             for technique in names:
                 self.training(kind, source, technique, setting)
+        for place, met in self.met.items():
+            self.comparisons(dict(zip(PLACE, place, strict=True)), met)
 
     def place(self, place, names):
         width = self.rng.uniform(0.01, 0.04)
@@ -88,14 +100,19 @@ class Invented:
                 change = value - values["scratch"]
                 self.add(
                     "changes", key, metric="auroc", value=change, p=0.01, p_delong=0.02,
+                    baseline=with_mode("scratch", key["setting"]),
                     low=change - width, high=change + width, caution="",
                 )  # fmt: skip
-        self.comparisons(place, values, width)
+        labels = {
+            n: mode_and_labels(place["setting"])[1] if n == "labels" else place[n] for n in PLACE
+        }
+        met = self.met.setdefault(tuple(labels.values()), {})
+        met |= {(name, place["setting"]): (value, width) for name, value in values.items()}
         return values
 
     def scores(self, key, value, width):
         classes = CLASSES[key["modality"]]
-        paper = value + self.rng.normal(0, 0.03) if key["technique"] != "e-mix" else np.nan
+        paper = value + self.rng.normal(0, 0.03) if key["technique"] != "e-Mix" else np.nan
         shared = {"seeds": self.seeds, "seed_values": (value,) * self.seeds, "sd": 0.01}
         shared |= {"records": 2400, "patients": 2100, "positives": 300, "runs": "one"}
         shared["scored"] = "scans" if key["modality"] == "ldct" else "records"
@@ -143,20 +160,21 @@ class Invented:
                         **{"class": name},
                     )  # fmt: skip
 
-    def comparisons(self, place, values, width):
-        order = sorted(values, key=lambda name: -values[name])
-        for a, b in combinations(values, 2):
-            gap = values[b] - values[a]
+    def comparisons(self, place, met):
+        values = dict(zip(row_names([*met]), met.values(), strict=True))
+        order = sorted(met, key=lambda row: -met[row][0])
+        for (a, (first, width)), (b, (second, _)) in combinations(values.items(), 2):
+            gap = second - first
             p = float(np.exp(-((gap / width) ** 2) * 2))
             self.rows["pairs"].append(
                 {**place, "a": a, "b": b, "difference": gap, "low": gap - width,
                  "high": gap + width, "p": p, "p_holm": min(1.0, 3 * p), "caution": ""}
             )  # fmt: skip
-        for name in values:
-            rank = order.index(name) + 1
+        for name, setting in met:
+            rank = order.index((name, setting)) + 1
             self.add(
-                "ranking", {**place, "technique": name}, rank=rank, low=max(1, rank - 1),
-                high=min(len(values), rank + 1), tau=0.7, caution="",
+                "ranking", {**place, "technique": name, "setting": setting}, rank=rank,
+                low=max(1, rank - 1), high=min(len(values), rank + 1), tau=0.7, caution="",
             )  # fmt: skip
 
     def gaps(self, place, ours, values):
@@ -174,7 +192,7 @@ class Invented:
     def training(self, kind, source, technique, setting):
         shared = {"modality": kind, "source": source, "technique": technique}
         for seed in range(self.seeds):
-            if technique not in ("scratch", "imagenet") and setting == self.settings[0]:
+            if technique not in ("scratch", "ImageNet") and setting == self.settings[0]:
                 run = f"p-{kind}-{technique}-{seed}"
                 self.ran(run, "pretrain", shared, "", seed)
                 for done in range(1000, 100_001, 1000):

@@ -31,9 +31,9 @@ from stores import (
 
 from benchmd_ray.files.integrity import line
 from benchmd_ray.report.analysis import POINTS, Analysis, analyse
-from benchmd_ray.report.frames import FRAMES, KEY, TUNING
+from benchmd_ray.report.frames import FRAMES, KEY, PLACE, TUNING, mode_and_labels
 from benchmd_ray.runs.predictions import read_predictions
-from benchmd_ray.scores.comparison import delong, exchange_p
+from benchmd_ray.scores.comparison import LEAST_EXCHANGE_P, delong, exchange_p, holm
 from benchmd_ray.scores.metrics import METRICS
 
 ECG = MODALITIES["ecg"].task
@@ -101,9 +101,8 @@ def test_keys_are_unique(report_analysis):
     }
     for name, columns in more.items():
         assert not getattr(report_analysis, name).duplicated([*KEY, *columns]).any(), name
-    place = [name for name in KEY if name != "technique"]
-    assert not report_analysis.pairs.duplicated([*place, "a", "b"]).any()
-    assert not report_analysis.ranking.duplicated([*place, "technique"]).any()
+    assert not report_analysis.pairs.duplicated([*PLACE, "a", "b"]).any()
+    assert not report_analysis.ranking.duplicated([*PLACE, "setting", "technique"]).any()
 
 
 def test_values_of_each_seed_are_scikit_learns(report_analysis, predicted):
@@ -126,7 +125,7 @@ def test_values_of_each_seed_are_scikit_learns(report_analysis, predicted):
             expected.setdefault(name, []).append(float(value))
     for name, values in expected.items():
         row = one(
-            report_analysis.scores, **ECG_KEY, technique="shed", metric=name, **{"class": "mean"}
+            report_analysis.scores, **ECG_KEY, technique="ShED", metric=name, **{"class": "mean"}
         )
         assert row["seed_values"] == pytest.approx(values), name
         assert row["value"] == pytest.approx(np.mean(values))
@@ -143,7 +142,7 @@ def test_values_of_multi_label_classes_leave_out_unknown_targets(report_analysis
     for index, name in enumerate(CLASSES["cxr"]):
         known = target[:, index] >= 0
         t, s = target[known, index], score[known, index]
-        chosen = CXR_KEY | {"technique": "imagenet", "class": name}
+        chosen = CXR_KEY | {"technique": "ImageNet", "class": name}
         row = one(report_analysis.scores, metric="auroc", **chosen)
         assert row["value"] == pytest.approx(roc_auc_score(t, s))
         assert (row["positives"], row["records"], row["patients"]) == (t.sum(), 160, 80)
@@ -184,7 +183,7 @@ def test_a_change_is_drawn_on_the_same_resamples_of_the_patients(report_analysis
         slow_auroc(target[rows_], better[rows_]) - slow_auroc(target[rows_], base[rows_])
         for rows_ in slow_draws(rows["group_id"].to_numpy(), RESAMPLES)
     ]
-    row = one(report_analysis.changes, **CXR_KEY, technique="imagenet", metric="auroc")
+    row = one(report_analysis.changes, **CXR_KEY, technique="ImageNet", metric="auroc")
     assert row["value"] == pytest.approx(slow_auroc(target, better) - slow_auroc(target, base))
     names = rows["group_id"].to_numpy()
     counts = np.array([
@@ -198,23 +197,28 @@ def test_a_change_is_drawn_on_the_same_resamples_of_the_patients(report_analysis
     assert row["p"] == exchange_p(target, base, better, names)
     assert row["p"] < 0.01
     assert row["p_delong"] == pytest.approx(delong(target, base, better, names).p)
-    pair = one(report_analysis.pairs, **CXR_KEY, a="scratch", b="imagenet")
+    contest = report_analysis.pairs.query("dataset == 'chexpert' and labels == 'full'")
+    pair = one(contest, a="scratch, linear", b="ImageNet, linear")
     assert tuple(pair[["difference", "low", "high", "p"]]) == pytest.approx(
         tuple(row[["value", "low", "high", "p"]])
     )
-    assert pair["p_holm"] == pytest.approx(3 * row["p"])  # the smallest of three pairs
+    assert len(contest) == 15  # three techniques in two modes
+    corrected = holm(contest["p"], [LEAST_EXCHANGE_P] * 15)
+    assert contest["p_holm"].tolist() == pytest.approx(corrected)
+    other = one(contest, a="scratch, linear", b="ImageNet, fine-tuning")
+    assert other["difference"] > pair["difference"]
 
 
 def test_a_change_over_seeds_is_the_difference_of_their_means(report_analysis):
     scores, changes = report_analysis.scores, report_analysis.changes
     mean = scores[scores["class"] == "mean"].set_index([*KEY, "metric"])["value"]
-    assert set(changes["technique"]) == {"e-mix", "shed", "mae", "imagenet", "imagenet+mae"}
+    assert set(changes["technique"]) == {"e-Mix", "ShED", "MAE", "ImageNet", "ImageNet, then MAE"}
     for row in changes.itertuples(index=False):
         key = (*(getattr(row, name) for name in KEY), row.metric)
         base = list(key)
         base[KEY.index("technique")] = "scratch"
         assert row.value == pytest.approx(mean[key] - mean[tuple(base)])
-        if row.metric != "auroc" or row.technique in ("shed", "mae"):  # two seeds
+        if row.metric != "auroc" or row.technique in ("ShED", "MAE"):  # two seeds
             assert np.isnan(row.p_delong)
         if row.metric in ("auprc", "calibration_error"):
             assert np.isnan([row.low, row.high, row.p]).all()
@@ -227,16 +231,18 @@ def test_a_change_over_seeds_is_the_difference_of_their_means(report_analysis):
 
 
 def test_seeds_that_differ_between_techniques_are_named(report_analysis):
-    (note,) = [note for note in report_analysis.notes if "different seeds" in note]
-    assert note.startswith("ptb-xl, fixed, linear, finetune-small: ")
-    assert "(scratch, shed, mae: 0, 1; e-mix: 0)" in note
+    full, small = [note for note in report_analysis.notes if "different seeds" in note]
+    assert full.startswith("ptb-xl, labels full: ")
+    assert "(scratch (lr 0.001) and e-Mix: 0; the others: 0, 1)" in full
+    assert small.startswith("ptb-xl, labels small: ")
+    assert "(e-Mix: 0; the others: 0, 1)" in small
 
 
 def test_gaps_are_the_sources_validation_minus_the_target(report_analysis):
     scores, gaps = report_analysis.scores, report_analysis.gaps
     mean = scores[scores["class"] == "mean"]
     assert len(gaps) == len(mean[mean["role"] == "target"])
-    for row in gaps[gaps["technique"].isin(["shed", "imagenet"])].itertuples(index=False):
+    for row in gaps[gaps["technique"].isin(["ShED", "ImageNet"])].itertuples(index=False):
         same = {
             name: getattr(row, name)
             for name in ("source", "setting", "technique", "protocol", "metric")
@@ -261,22 +267,26 @@ def test_gaps_are_the_sources_validation_minus_the_target(report_analysis):
 
 
 def test_ranks_follow_the_values(report_analysis):
+    """Of all rows with as many labels, whatever the mode and protocol, but shuffled labels."""
     scores, ranking = report_analysis.scores, report_analysis.ranking
     auroc = scores[(scores["metric"] == "auroc") & (scores["class"] == "mean")]
-    place = [name for name in KEY if name != "technique"]
-    for key, ranked in ranking.groupby(place):
-        own = auroc[(auroc[place] == list(key)).all(axis=1)].set_index("technique")["value"]
+    auroc = auroc[auroc["protocol"] != "shuffled"]
+    auroc = auroc.assign(labels=[mode_and_labels(setting)[1] for setting in auroc["setting"]])
+    row = ["setting", "technique"]
+    for key, ranked in ranking.groupby(list(PLACE)):
+        own = auroc[(auroc[list(PLACE)] == list(key)).all(axis=1)].set_index(row)["value"]
         expected = own.rank(ascending=False)
-        assert ranked.set_index("technique")["rank"].to_dict() == expected.to_dict()
+        assert ranked.set_index(row)["rank"].to_dict() == expected.to_dict()
         assert (ranked["low"] <= ranked["rank"]).all()
         assert (ranked["rank"] <= ranked["high"]).all()
         assert ranked["tau"].between(-1, 1).all()
-    assert set(ranking["protocol"]) == {"fixed"}  # where one technique is alone, nothing is ranked
+    assert "scratch (lr 0.001)" in set(ranking["technique"])
+    assert not ranking["technique"].str.contains("shuffled").any()
 
 
 def test_subgroups_are_scored_by_themselves(report_analysis, predicted):
     target, score, rows = rows_of(predicted, **CHEXPERT, technique="imagenet")
-    chosen = CXR_KEY | {"technique": "imagenet"}
+    chosen = CXR_KEY | {"technique": "ImageNet"}
     for name in ("female", "male"):
         inside = (rows["sex"] == name).to_numpy()
         row = one(report_analysis.subgroups, **chosen, variable="sex", group=name)
@@ -306,7 +316,7 @@ def test_subgroups_over_seeds_are_the_mean_over_seeds(report_analysis, predicted
         target, score, rows = rows_of(predicted, **GEORGIA, technique="shed", seed=seed)
         inside = (rows["sex"] == "male").to_numpy()
         values.append(slow_auroc(target[inside], score[inside]))
-    row = one(report_analysis.subgroups, **ECG_KEY, technique="shed", variable="sex", group="male")
+    row = one(report_analysis.subgroups, **ECG_KEY, technique="ShED", variable="sex", group="male")
     assert row["value"] == pytest.approx(np.mean(values))
     assert row["low"] < row["value"] < row["high"]
 
@@ -316,7 +326,7 @@ def test_roc_curves_hold_their_area(report_analysis, predicted):
     assert curves.groupby([*KEY, "class", "seed"]).size().max() <= POINTS
     target, score, _ = rows_of(predicted, **GEORGIA, technique="mae", seed=1)
     for index, name in enumerate(ECG.classes):
-        chosen = (curves["technique"] == "mae") & (curves["seed"] == 1) & (curves["class"] == name)
+        chosen = (curves["technique"] == "MAE") & (curves["seed"] == 1) & (curves["class"] == name)
         for column, value in ECG_KEY.items():
             chosen &= curves[column] == value
         fpr, tpr, _ = roc_curve(target[:, index], score[:, index])
@@ -343,7 +353,7 @@ def test_long_roc_curves_are_thinned_along_the_curve(tmp_path):
 
 def test_calibration_bins_hold_all_rows_and_the_calibration_error(report_analysis):
     bins, scores = report_analysis.calibration, report_analysis.scores
-    same = {**CXR_KEY, "technique": "imagenet", "class": "edema"}
+    same = {**CXR_KEY, "technique": "ImageNet", "class": "edema"}
     held = bins
     for name, value in same.items():
         held = held[held[name] == value]
@@ -360,7 +370,7 @@ def test_training_is_read_from_the_metrics(report_analysis):
     pretrained = training[training["kind"] == "pretrain"]
     assert set(pretrained["unit"]) == {"steps"}
     assert set(training.loc[training["kind"] == "transfer", "unit"]) == {"epochs"}
-    run = pretrained[(pretrained["technique"] == "shed") & (pretrained["seed"] == 1)]
+    run = pretrained[(pretrained["technique"] == "ShED") & (pretrained["seed"] == 1)]
     loss = run[run["name"] == "loss"]
     assert loss["done"].tolist() == list(range(20, 401, 20))
     assert loss["value"].tolist() == pytest.approx([2 / (1 + d) for d in range(20, 401, 20)])

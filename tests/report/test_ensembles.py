@@ -28,14 +28,7 @@ from benchmd_ray.report.analysis import Analysis, analyse
 from benchmd_ray.report.page import page
 from benchmd_ray.report.page_findings import findings
 from benchmd_ray.report.page_tuning import tuning_sentences
-from benchmd_ray.report.protocols import (
-    base_of,
-    comparable_with,
-    ensembles_of,
-    is_ensemble,
-    is_tuned,
-    letters_of,
-)
+from benchmd_ray.report.protocols import ENSEMBLES
 from benchmd_ray.report.report_figures import draw
 from benchmd_ray.report.scored import read_scored
 from benchmd_ray.report.table import plain
@@ -181,7 +174,7 @@ def test_predictions_of_other_records_are_not_averaged(tmp_path):
     with pytest.raises(BenchmdError, match="predictions of different records of georgia"):
         averaged([one for run in found for one in read_scored(run).scored])
     analysis = reported(tmp_path, resamples=5)
-    assert not analysis.scores["protocol"].map(is_ensemble).any()
+    assert not analysis.scores["protocol"].isin(ENSEMBLES).any()
     assert any("are not averaged. Evaluate the runs again" in note for note in analysis.notes)
 
 
@@ -226,19 +219,23 @@ def test_a_search_that_keeps_its_start_has_no_ensembles(tmp_path):
     assert set(analysis.scores["protocol"]) == {"fixed"}
 
 
-def test_ensembles_of_two_searches_have_the_numbers_of_their_tuned_runs(tmp_path):
+def test_ensembles_of_two_searches_have_the_names_of_their_tuned_runs(tmp_path):
     made_store(tmp_path)
     other = search_name("tune-again")
     make_search(tmp_path, other, technique="scratch")
     for seed in (0, 1, 2):
         tuned_run(tmp_path, seed, search=other, value=5e-3)
     analysis = reported(tmp_path, resamples=5)
-    found = analysis.tuned.set_index("protocol")
-    assert set(found.index) == {f"tuned{how} {n}" for how in ("", " ensemble") for n in (1, 2)}
-    for number in (1, 2):
-        ensemble = found.loc[f"tuned ensemble {number}"]
-        assert ensemble["start_protocol"] == f"start ensemble {number}"
-        assert ensemble["search"] == found.loc[f"tuned {number}", "search"]
+    found = analysis.tuned.set_index("technique")
+    ends = {SEARCH: " (lr 0.003)", other: " (lr 0.005)"}
+    assert found["search"].to_dict() == {
+        f"scratch, {mark}{end}": search
+        for search, end in ends.items()
+        for mark in ("tuned", "tuned ensemble")
+    }
+    assert set(found["start_protocol"]) == {"fixed", "start ensemble"}
+    names = set(analysis.scores["technique"])
+    assert {f"scratch, start ensemble{end}" for end in ends.values()} < names
 
 
 # --- where it is, and where it is not
@@ -275,7 +272,7 @@ def test_seeds_below_several_pretrainings_make_no_ensemble(tmp_path):
             held = {"validation": (people(100, 0), truth, made)}
             write_predictions(run, "ptb-xl", held, role="source")
     analysis = reported(tmp_path, resamples=20)
-    assert not analysis.scores["protocol"].map(is_ensemble).any()
+    assert not analysis.scores["protocol"].isin(ENSEMBLES).any()
     assert any("as a seed has several pretrainings" in note for note in analysis.notes)
 
 
@@ -298,13 +295,18 @@ def test_ensembles_enter_no_comparison_of_techniques_and_no_row_of_a_run(tmp_pat
                     write_predictions(own, data, held, role="target" if number else "source")
     analysis = reported(tmp_path, resamples=20)
     whole = analysis.scores[analysis.scores["class"] == "mean"]
-    averages = whole["protocol"].map(is_ensemble)
-    assert set(whole[averages]["technique"]) == {"mae", "scratch"}
-    for name in ("rows", "gaps", "changes", "pairs", "ranking", "subgroups", "roc", "calibration"):
-        held = getattr(analysis, name)
-        assert set(held["protocol"]) == {"fixed", "tuned"}, name
+    averages = whole["protocol"].isin(ENSEMBLES)
+    assert set(whole[averages]["technique"]) == {
+        f"{name}, {protocol}" for name in ("MAE", "scratch") for protocol in ENSEMBLES
+    }
+    for name in ("rows", "gaps", "changes", "ranking", "subgroups", "roc", "calibration"):
+        techniques = getattr(analysis, name)["technique"]
+        assert "MAE, tuned" in set(techniques)
+        assert not techniques.str.contains("ensemble").any(), name
+    pairs = {*analysis.pairs["a"], *analysis.pairs["b"]}
+    assert pairs == {"scratch", "scratch, tuned", "MAE", "MAE, tuned"}
     drawn, skipped = draw(Analysis(scores=analysis.scores, modalities=analysis.modalities))
-    assert "critical-difference-targets-tuned" in {one.name for one in drawn}
+    assert "critical-difference-targets" in {one.name for one in drawn}
     assert not [one.name for one in (*drawn, *skipped) if "ensemble" in one.name]
     assert "ensemble" not in str(findings(analysis))
 
@@ -358,28 +360,3 @@ def test_the_table_of_medmnist_has_start_tuned_and_both_ensembles(tmp_path):
     assert methods["start ensemble"] == methods["fixed"]
     shown, _ = plain(next(t for t in medmnist.TABLES if t.name == "medmnist").printed(analysis))
     assert {"start ensemble", "tuned ensemble"} <= set(shown["protocol"])
-
-
-# --- names
-
-
-@pytest.mark.parametrize("mark", ["", " 1", " a", " za", " zz", " 2b", " 12zc"])
-def test_protocols_are_told_apart_with_every_mark(mark):
-    assert ensembles_of(f"tuned{mark}") == (f"tuned ensemble{mark}", f"start ensemble{mark}")
-    for base, tuned, ensemble in (
-        ("tuned ensemble", True, True),
-        ("start ensemble", False, True),
-        ("tuned", True, False),
-        ("custom", False, False),
-        ("fixed", False, False),
-    ):
-        name = f"{base}{mark}"
-        assert (base_of(name), is_tuned(name), is_ensemble(name)) == (base, tuned, ensemble)
-        others = {"tuned", "tuned ensemble", "start ensemble"} - {base}
-        assert not [other for other in others if comparable_with(name, f"{other}{mark}")]
-
-
-def test_an_ensemble_is_no_letter():
-    assert not comparable_with("tuned", "tuned ensemble")
-    assert letters_of(["tuned", "tuned ensemble"]) == ["tuned", "tuned ensemble"]
-    assert letters_of(["custom 1", "custom 1a"]) == ["custom 1a"]

@@ -85,10 +85,12 @@ def test_compared_techniques_on_different_hardware_are_noted(tmp_path):
 def test_a_setting_is_compared_with_others_of_its_kind_and_no_other_source(tmp_path):
     linear = transferred(tmp_path)
     tuned = transferred(tmp_path, trained=OTHER, changes=FASTER, fixed=False)
-    finetuned = transferred(tmp_path, trained=OTHER, setting="finetune-full")
+    finetuned = transferred(tmp_path, trained=OTHER, setting="finetune-small")
     cxr = transferred(tmp_path, trained=OTHER, source="another")
     assert noted(linear, finetuned, cxr) == []
     assert noted(linear, tuned) == [note("trained", HARDWARE, OTHER)]
+    as_many = transferred(tmp_path, trained=OTHER, setting="finetune-full")
+    assert noted(linear, as_many) == [note("trained", HARDWARE, OTHER)]
 
 
 def test_sessions_of_one_run_on_different_hardware_are_noted(tmp_path):

@@ -70,7 +70,7 @@ def test_techniques_on_other_records_are_not_compared_and_named(tmp_path, fault)
     assert not len(analysis.changes)
     assert not len(analysis.pairs)
     (note,) = [note for note in analysis.notes if "not compared" in note]
-    assert note.startswith("ptb-xl, georgia (test), linear, fixed: scratch and shed were scored")
+    assert note.startswith("ptb-xl, georgia (test), labels full: scratch and ShED were scored")
 
 
 def test_the_order_of_rows_in_a_file_does_not_matter(tmp_path):
@@ -111,28 +111,98 @@ def test_pretrainings_of_several_seeds_below_one_transfer_seed_are_pooled(tmp_pa
     assert any("have several pretrainings each" in note for note in analysis.notes)
 
 
-@pytest.mark.parametrize(("lr", "compared"), [(None, True), (1e-3, False)])
-def test_another_pretraining_alone_is_compared_with_scratch_of_the_fixed_protocol(
-    tmp_path, lr, compared
-):
-    changes = None if lr is None else {"transfer": {"optimiser": {"lr": lr}}}
-    made = [make_transfer(tmp_path)]
-    for technique in ("shed", "mae"):
-        upstream = make_pretraining(
-            tmp_path, technique, changes={"pretrain": {"steps": 9}}, fixed=False
+def test_rows_are_compared_whatever_made_their_features(tmp_path):
+    """Another pretraining, network, protocol and mode, but not fewer labels or shuffled ones."""
+
+    def run(technique="scratch", changes=None, steps=None, **about):
+        upstream = None
+        if steps is not None:
+            pretrain = {"pretrain": {"steps": steps}}
+            upstream = make_pretraining(tmp_path, technique, changes=pretrain, fixed=False)
+        return make_transfer(
+            tmp_path, technique, upstream=upstream, changes=changes, fixed=False, **about
         )
-        made.append(
-            make_transfer(tmp_path, technique, upstream=upstream, changes=changes, fixed=False)
-        )
-    for run in made:
-        predict_all(run, {"ptb-xl": {"validation": 80}})
+
+    made = [
+        make_transfer(tmp_path),
+        run("mae", steps=9),
+        run("mae", steps=10),
+        run("shed", {"transfer": {"optimiser": {"lr": 1e-3}}}, 9),
+        run(changes={"encoder": {"network": "resnet18-1d"}}),
+        run(changes={"tuned": "tune-ecg", "transfer": {"epochs": 7}}),
+        run("mae", steps=9, setting="finetune-full"),
+        run("mae", steps=9, setting="finetune-small"),
+        run(changes={"transfer": {"shuffle_labels": True}}),
+    ]
+    for each in made:
+        predict_all(each, {"ptb-xl": {"validation": 80}})
     analysis = analyse(made, resamples=20)
-    assert set(analysis.changes["technique"]) == ({"shed", "mae"} if compared else set())
-    assert len(analysis.pairs) == (3 if compared else 1)
-    assert set(analysis.ranking["technique"]) - {"shed", "mae"} == (
-        {"scratch"} if compared else set()
-    )
-    assert set(analysis.pairs["protocol"]) == set(analysis.ranking["protocol"]) == {"custom"}
+    linear = ("scratch", "ResNet-18, scratch", "scratch, tuned", "MAE (steps 9)", "MAE (steps 10)")
+    names = {f"{name}, linear" for name in (*linear, "ShED")} | {"MAE (steps 9), fine-tuning"}
+    assert {*analysis.pairs["a"], *analysis.pairs["b"]} == names
+    assert len(analysis.pairs) == len(names) * (len(names) - 1) / 2
+    assert set(analysis.pairs["labels"]) == {"full"}
+    assert len(analysis.ranking) == len(names)
+    base = analysis.changes.set_index(["technique", "setting"])["baseline"].to_dict()
+    assert base == {
+        ("MAE (steps 9)", "linear"): "scratch, linear",
+        ("MAE (steps 10)", "linear"): "scratch, linear",
+        ("ShED", "linear"): "scratch, linear",
+        ("scratch, tuned", "linear"): "scratch, linear",
+        ("MAE (steps 9)", "finetune-full"): "scratch, linear",
+    }
+
+
+def changes_of(*made, **chosen):
+    for run in made:
+        predict_all(run, {"ptb-xl": {"validation": 80}}, skill=1.0)
+    changes = analyse(made, resamples=5, curves=False, **chosen).changes
+    keys = zip(changes["technique"], changes["setting"], strict=True)
+    return dict(zip(keys, changes["baseline"], strict=True))
+
+
+def test_the_baseline_is_scratch_of_the_same_mode_network_and_settings(tmp_path):
+    faster = {"transfer": {"optimiser": {"lr": 1e-3}}}
+    resnet = {"encoder": {"network": "resnet18-1d"}}
+    made = [make_transfer(tmp_path, changes=c, fixed=False) for c in (None, faster, resnet)]
+    made.append(make_transfer(tmp_path, setting="finetune-full", fixed=False))
+    made += [make_transfer(tmp_path, "mae", changes=c, fixed=False) for c in (faster, resnet)]
+    made.append(make_transfer(tmp_path, "mae", setting="finetune-full", fixed=False))
+    assert changes_of(*made) == {
+        ("MAE", "linear"): "scratch (lr 0.001), linear",
+        ("ResNet-18, MAE", "linear"): "ResNet-18, scratch, linear",
+        ("MAE", "finetune-full"): "scratch, fine-tuning",
+    }
+
+
+def test_without_scratch_the_baseline_is_random_kernels(tmp_path):
+    names = ("random-kernels", "mae")
+    made = [make_transfer(tmp_path, name, fixed=False) for name in names]
+    made.append(make_transfer(tmp_path, "mae", setting="finetune-full", fixed=False))
+    assert changes_of(*made) == {
+        ("MAE", "linear"): "random kernels, linear",
+        ("MAE", "finetune-full"): "random kernels, linear",
+    }
+    assert changes_of(*made[1:]) == {}
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("MAE", {"linear": "MAE, linear", "finetune-full": "MAE, fine-tuning"}),
+        ("mae", {"linear": "MAE, linear", "finetune-full": "MAE, fine-tuning"}),
+        ("MAE, linear", {"linear": "MAE, linear", "finetune-full": "MAE, linear"}),
+    ],
+)
+def test_a_baseline_is_named_by_row_by_row_and_mode_or_by_technique(tmp_path, name, expected):
+    made = [
+        make_transfer(tmp_path, technique, setting=setting, fixed=False)
+        for technique in ("scratch", "mae")
+        for setting in ("linear", "finetune-full")
+    ]
+    baselines = changes_of(*made, baseline=name)
+    assert {s: base for (row, s), base in baselines.items() if row == "scratch"} == expected
+    assert (("MAE", "finetune-full") in baselines) == (name == "MAE, linear")
 
 
 def test_one_patient_gives_values_without_intervals(tmp_path):

@@ -21,8 +21,8 @@ from benchmd_ray.report import tables
 from benchmd_ray.report.analysis import Analysis, analyse, blocks
 from benchmd_ray.report.formats import aligned
 from benchmd_ray.report.frames import frame
+from benchmd_ray.report.names import names_of
 from benchmd_ray.report.notes import notes
-from benchmd_ray.report.protocols import protocols
 from benchmd_ray.report.rows import unfinished
 from benchmd_ray.report.table import Column, Table, plain, shown
 from benchmd_ray.report.tables import declared
@@ -81,7 +81,7 @@ def make_run(
 
 def rows_of(*made):
     """Score rows of AUROC."""
-    named = protocols(made)
+    named = names_of(made)
     found = blocks(made, named, ("auroc",), 100)
     return frame("rows", (row for block in found for row in block.rows))
 
@@ -269,7 +269,7 @@ def test_tables_are_written_as_csv_markdown_and_latex(tmp_path):
     other, *_ = make_run(tmp_path / "runs", technique="scratch", seed=1)
     analysis = analyse([run, other], resamples=20)
     whole = analysis.rows[(analysis.rows["metric"] == "auroc") & (analysis.rows["class"] == "mean")]
-    assert whole["technique"].tolist() == ["scratch", "shed"]
+    assert whole["technique"].tolist() == ["scratch", "ShED"]
     paths = write_tables(analysis, tmp_path / "out")
     assert [path.name for path in paths[:4]] == ["main.csv", "main.md", "main.tex", "auroc.csv"]
     assert {path.name for path in paths} == {path.name for path in (tmp_path / "out").iterdir()}
@@ -284,7 +284,7 @@ def test_tables_are_written_as_csv_markdown_and_latex(tmp_path):
     lines = (tmp_path / "out" / "auroc.md").read_text("utf-8")
     assert "In all rows: modality ecg, dataset georgia, setting linear, policy clean" in lines
     assert "Trained on ptb-xl (ecg)." in lines
-    assert [lines.count(f"\n| {name} |") for name in ("scratch", "shed")] == [1, 1]
+    assert [lines.count(f"\n| {name} |") for name in ("scratch", "ShED")] == [1, 1]
     assert all(f"\n- {note}\n" in lines for note in analysis.notes)
     printed = (tmp_path / "out" / "auroc.tex").read_text("utf-8")
     assert "In all rows: modality ecg, dataset georgia, setting linear, policy clean" in printed
@@ -328,7 +328,7 @@ def test_lists_without_a_display_are_written_as_data(report_analysis, tmp_path):
 AGGREGATE = {
     *("auroc", "metrics", "auroc_per_class", "gaps", "changes", "pairs", "ranking", "subgroups"),
     *("subgroup_pairs", "subgroups_excluded", "tuned", "searches", "runs", "scores"),
-    *("segmentation", "segmentation-networks", "segmentation-networks-means"),
+    *("descriptions", "segmentation", "segmentation-networks", "segmentation-networks-means"),
     *("segmentation-networks-pairs", "medmnist", "medmnist_averages"),
     *("detectors", "detectors_means", "detectors_sets", "detectors_compared"),
     *("detectors_pretraining", "detectors_shifted", "detectors_controls", "detectors_tuned"),
@@ -372,17 +372,17 @@ def test_seeds_are_one_row_with_their_mean_and_spread(report_analysis):
     shown, rows = shown_rows(report_analysis), report_analysis.rows
     row = shown[
         (shown["dataset"] == "georgia")
-        & (shown["technique"] == "shed")
+        & (shown["technique"] == "ShED")
         & (shown["setting"] == "linear")
     ].squeeze()
     values = rows.query(
-        "dataset == 'georgia' and technique == 'shed' and setting == 'linear' "
+        "dataset == 'georgia' and technique == 'ShED' and setting == 'linear' "
         "and metric == 'auroc' and `class` == 'mean'"
     )["value"]
     assert (row["seeds"], len(values)) == ("2", 2)
     assert row["sd"] == f"{np.std(values, ddof=1):.3f}"
     assert row["AUROC [95 %]"].startswith(f"{np.mean(values):.3f} [")
-    assert shown.loc[shown["technique"] == "e-mix", "sd"].unique().tolist() == ["–"]
+    assert shown.loc[shown["technique"] == "e-Mix", "sd"].unique().tolist() == ["–"]
     assert any(note.startswith("seeds: runs that differ") for note in report_analysis.notes)
 
 
@@ -438,7 +438,7 @@ def test_text_columns_line_up(tmp_path):
     run, *_ = make_run(tmp_path)
     lines = aligned(shown_rows(analyse([run], resamples=20)))
     start = lines[0].index("technique")
-    assert lines[2][start:].startswith("shed")
+    assert lines[2][start:].startswith("ShED")
 
 
 def test_runs_without_predictions_are_refused(tmp_path):

@@ -43,10 +43,10 @@ from benchmd_ray.report import tables
 from benchmd_ray.report.analysis import Analysis, analyse
 from benchmd_ray.report.canvas import styled
 from benchmd_ray.report.figures_settings import labels_of
+from benchmd_ray.report.names import names_of
 from benchmd_ray.report.page import page
 from benchmd_ray.report.page_findings import headlines
 from benchmd_ray.report.page_tuning import tuning_sentences
-from benchmd_ray.report.protocols import protocols
 from benchmd_ray.report.report_figures import draw
 from benchmd_ray.report.table import plain
 from benchmd_ray.report.tuning_frames import networks
@@ -178,16 +178,17 @@ def test_the_paper_and_the_cost_stand_beside_a_start_of_the_fixed_protocol(made,
 
 def test_tuned_rows_stand_beside_the_others_of_their_technique(analysis):
     shown, _ = plain(tables.results(analysis))
-    rows = shown[(shown["dataset"] == "georgia") & (shown["technique"] == "mae")]
-    assert rows["protocol"].tolist() == ["fixed", "custom", "tuned"]
-    assert "–" in rows["paper"].tolist()[-1]
+    rows = shown[(shown["dataset"] == "georgia") & shown["technique"].str.startswith("MAE")]
+    assert rows["technique"].tolist() == ["MAE", "MAE, tuned", "MAE (lr 1e-05)"]
+    assert rows["protocol"].tolist() == ["fixed", "tuned", "custom"]
+    assert "–" in rows["paper"].tolist()[1]
     assert len(set(rows.index)) == 3
     assert np.ptp(rows.index) == 2
 
 
 def test_the_start_is_found_among_several_customs_and_seeds_are_paired(tmp_path):
     store = tmp_path / "runs"
-    start = updated(Settings(), lr(1e-5))  # the last of the numbers, with the last letter
+    start = updated(Settings(), lr(1e-5))  # one of several customs
     make_search(store, start=start)
     for seed in (0, 1):
         upstream = make_pretraining(store, "mae", seed=seed)
@@ -203,7 +204,7 @@ def test_the_start_is_found_among_several_customs_and_seeds_are_paired(tmp_path)
     found = runs([store])
     analysis = analyse(found, searches=searches([store]), resamples=20)
     row = row_of(analysis, "ptb-xl", protocol="tuned")
-    named = protocols(found).names
+    named = names_of(found).of_runs
     expected = {
         named[run.folder]
         for run in found
@@ -215,7 +216,12 @@ def test_the_start_is_found_among_several_customs_and_seeds_are_paired(tmp_path)
             if other.folder.name == run.description["upstream"]
         )
     }
-    assert {row["start_protocol"]} == expected
+    assert {name.protocol for name in expected} == {row["start_protocol"]} == {"custom"}
+    (started,) = expected
+    scores = analysis.scores.query("metric == 'auroc' and `class` == 'mean'")
+    scores = scores.set_index("technique")["value"]
+    assert row["start"] == scores[started.technique]
+    assert (scores == row["start"]).sum() == 1
     assert row["seeds"] == 2
     assert np.isnan(row["paper"])
     assert np.isnan(row["p_delong"])
@@ -236,16 +242,18 @@ def test_a_tuned_pretraining_makes_its_transfers_tuned_and_scratch_its_base(tmp_
     assert (row["protocol"], row["start_protocol"], row["search"]) == ("tuned", "fixed", name)
     changes = analysis.changes[analysis.changes["metric"] == "auroc"]
     assert set(changes["protocol"]) == {"fixed", "tuned"}
-    assert set(analysis.pairs["b"]) == {"mae"}, "tuned mae meets scratch, never fixed mae"
+    assert {*analysis.pairs["a"], *analysis.pairs["b"]} == {"scratch", "MAE", "MAE, tuned"}
 
 
-def test_what_is_tuned_is_not_compared_with_what_is_not(analysis):
-    assert set(analysis.changes["protocol"]) == {"fixed"}
-    assert set(analysis.pairs["protocol"]) == {"fixed"}
+def test_what_is_tuned_is_compared_with_what_is_not_and_keeps_its_mark(analysis):
+    changes = analysis.changes.drop_duplicates("technique").set_index("technique")["protocol"]
+    assert changes.to_dict() == {"MAE": "fixed", "MAE, tuned": "tuned", "MAE (lr 1e-05)": "custom"}
+    assert "MAE, tuned" in {*analysis.pairs["a"], *analysis.pairs["b"]}
 
 
-def test_the_notes_name_the_search(analysis):
-    assert f"ecg, ptb-xl (clean), linear: tuned: settings found by {NAME}." in analysis.notes
+def test_the_descriptions_and_notes_name_the_search(analysis):
+    settings = analysis.descriptions.set_index("technique")["settings"]
+    assert settings["MAE, tuned"].startswith(f"found by {NAME}; transfer.optimiser.lr 0.003")
     assert any(note.startswith("tuned: settings that a search found") for note in analysis.notes)
     assert any("highest value: it is the best of many" in note for note in analysis.notes)
     assert not any("Fresh evaluations" in note for note in analysis.notes)

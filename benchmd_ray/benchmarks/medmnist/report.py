@@ -28,7 +28,7 @@ from benchmd_ray.report.analysis import Analysis
 from benchmd_ray.report.columns import column_of, columns_of, interval_of, part
 from benchmd_ray.report.formats import csv_text
 from benchmd_ray.report.frames import KEY
-from benchmd_ray.report.protocols import ENSEMBLES, base_of, is_tuned
+from benchmd_ray.report.protocols import ENSEMBLES
 from benchmd_ray.report.scored import Scored, read_scored
 from benchmd_ray.report.table import Table, constant
 from benchmd_ray.report.tables import Declared, aggregates
@@ -46,7 +46,7 @@ SCORES = {"auroc": "auc", "accuracy": "acc"}
 """Metrics of score rows by MedMNIST's names."""
 ENDS = {"": "value", "_low": "low", "_high": "high", "_sd": "sd"}
 """Columns of score rows by the ends of the names of ours."""
-NAMED = ["dataset", "file", "method", "setting", "protocol"]
+NAMED = ["dataset", "file", "method", "technique", "setting", "protocol"]
 """What runs that differ only by their seeds share."""
 FOUND = "tuned network"
 """Method of averages over tuned settings: a search may find another network for each dataset."""
@@ -99,7 +99,7 @@ def run_frame(analysis: Analysis) -> pd.DataFrame:
         results.append(
             {
                 **_named(str(dataset), run),
-                **scores[["setting", "protocol", "seed"]].iloc[0],
+                **scores[["technique", "setting", "protocol", "seed"]].iloc[0],
                 **_pooled(scores, ("",)),
                 "unscored": _unscored(scores),
                 "run": name,
@@ -121,9 +121,12 @@ def compared(analysis: Analysis) -> pd.DataFrame:
     for _, rows in ours.groupby([*KEY], sort=False):
         first = rows.iloc[0]
         named = _named(first["dataset"], runs[first["runs"].split("; ")[0]])
-        pooled.append({**named, **first[["setting", "protocol", "seeds"]], **_pooled(rows)})
+        row = first[["technique", "setting", "protocol", "seeds"]]
+        pooled.append({**named, **row, **_pooled(rows)})
     columns = [*NAMED, "seeds", *(f"{n}{end}" for n in SCORES.values() for end in ENDS)]
-    theirs = _published_on(ours["dataset"]).assign(file="", setting="", protocol=PUBLISHED)
+    theirs = _published_on(ours["dataset"]).assign(
+        file="", technique="", setting="", protocol=PUBLISHED
+    )
     frame = pd.DataFrame([*pooled, *theirs.to_dict("records")], columns=columns)
     order = list(dict.fromkeys(published()["dataset"]))
     frame = frame.sort_values("auc", ascending=False, kind="stable")
@@ -169,13 +172,11 @@ def _method(run: Run) -> str:
 def averages(both: pd.DataFrame) -> pd.DataFrame:
     """Mean AUC and ACC of each method that has one result on each dataset.
 
-    2-D and 3-D datasets apart, as in the paper's tables 5 and 6. Numbers and letters of protocols,
-    which tell runs of one dataset apart, are ignored. NaN where a dataset has no AUC.
+    2-D and 3-D datasets apart, as in the paper's tables 5 and 6. NaN where a dataset has no AUC.
     """
-    protocol = both["protocol"].map(base_of)
-    method = both["method"].where(~both["protocol"].map(is_tuned).astype(bool), FOUND)
+    method = both["method"].where(~both["protocol"].isin(["tuned", ENSEMBLES[0]]), FOUND)
     images = np.where(both["dataset"].str.endswith("3d"), "3-D", "2-D")
-    whole = both.assign(images=images, protocol=protocol, method=method)
+    whole = both.assign(images=images, method=method)
     rows = []
     for dimensions, together in whole.groupby("images"):
         count = together["dataset"].nunique()
@@ -193,7 +194,7 @@ def _table(analysis: Analysis) -> Table | None:
     both = compared(analysis)
     columns = (
         column_of("dataset", _marked(both, "dataset"), "text"),
-        *columns_of(both, "text", "method", "setting", "protocol"),
+        *columns_of(both, "text", *NAMED[2:]),
         *(
             column
             for name in SCORES.values()

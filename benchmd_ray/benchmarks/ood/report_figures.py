@@ -15,6 +15,7 @@ from benchmd_ray.benchmarks.ood.report import HEADING, title_of
 from benchmd_ray.benchmarks.ood.report_rows import CASES, STUDY, StudiedNetwork, frame, networks
 from benchmd_ray.benchmarks.ood.table import ALL, IN, about
 from benchmd_ray.errors import count_of
+from benchmd_ray.files.atomic import slug as slug_of
 from benchmd_ray.report.canvas import TechniqueLook
 from benchmd_ray.report.figures_panels import FAINT, SMALL, grid, technique_legend
 from benchmd_ray.report.figures_parts import Drawn, FigureContext, Titled, techniques_of
@@ -46,7 +47,7 @@ def draw(report: FigureContext) -> Iterator[Drawn]:
 
 def _slug(names: Mapping[str, str]) -> str:
     parts = ("source", "policy", "technique", "setting", "protocol", "evaluation")
-    return "-".join(names[name] for name in parts).replace(" ", "-")
+    return slug_of(*(names[name] for name in parts))
 
 
 def _dots(rows: pd.DataFrame, label: str, slug: str) -> Iterator[Drawn]:
@@ -232,8 +233,10 @@ def _pretrainings(rows: pd.DataFrame, report: FigureContext) -> Iterator[Drawn]:
             "where there are enough patients; one detector, which was not chosen by its results. "
             "Differences are tested in the table of pretrainings."
         )
-        name = "-".join(("detectors-pretraining", *map(str, key[1:]))).replace(" ", "-")
-        yield Titled(name, HEADING, title, caption, figure, aggregate=True)
+        slug = slug_of(*key[1:])
+        yield Titled(
+            f"detectors-pretraining-{slug}", HEADING, title, caption, figure, aggregate=True
+        )
 
 
 TOPICS = (draw,)

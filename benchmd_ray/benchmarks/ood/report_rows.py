@@ -17,12 +17,12 @@ from benchmd_ray.benchmarks.ood.sets import FEWEST
 from benchmd_ray.benchmarks.ood.table import ALL, about
 from benchmd_ray.errors import BenchmdError
 from benchmd_ray.report.analysis import Analysis
-from benchmd_ray.report.protocols import comparable_with
+from benchmd_ray.report.frames import SCRATCH, name_rank, technique_in
+from benchmd_ray.report.protocols import APART
 from benchmd_ray.runs.files import predictions_of
 from benchmd_ray.runs.predictions import Predictions, read_predictions
 from benchmd_ray.scores.comparison import holm
 from benchmd_ray.scores.seeds import difference_over_seeds, pooled_seeds
-from benchmd_ray.ssl import SCRATCH
 
 STUDY = ("modality", "source", "policy", "setting", "technique", "protocol", "evaluation")
 """What names a network and how it was asked; runs that share it differ by their seeds."""
@@ -228,21 +228,25 @@ def compared(analysis: Analysis) -> pd.DataFrame:
 
 
 def _alike(network: StudiedNetwork, other: StudiedNetwork) -> bool:
-    """Whether two networks differ by their technique only."""
+    """Whether two networks differ by what made them only."""
     names = [name for name in STUDY if name not in ("technique", "protocol")]
-    same = network.also == other.also and all(network.names[n] == other.names[n] for n in names)
-    return same and comparable_with(network.names["protocol"], other.names["protocol"])
+    same = all(network.names[name] == other.names[name] for name in names)
+    return same and network.also == other.also
+
+
+def _from_scratch(network: StudiedNetwork) -> bool:
+    return technique_in(network.names["technique"]) == SCRATCH
 
 
 def techniques(analysis: Analysis) -> pd.DataFrame:
     """Each pretraining minus scratch, of the same detector on the same records."""
     rows = []
-    every = networks(analysis)
+    every = [one for one in networks(analysis) if one.names["protocol"] not in APART]
+    every.sort(key=lambda network: name_rank(network.names["technique"]))
     for network in every:
-        place = {name: network.names[name] for name in STUDY if name != "technique"}
-        bases = [other for other in every if other.names["technique"] == SCRATCH]
-        base = next((other for other in bases if _alike(other, network)), None)
-        if base is None or network.names["technique"] == SCRATCH:
+        scratch = (other for other in every if _from_scratch(other) and _alike(other, network))
+        base = next(scratch, None)
+        if base is None or _from_scratch(network):
             continue
         ours, theirs = _by_seed(network), _by_seed(base)
         for key, results in ours.items():
@@ -252,8 +256,8 @@ def techniques(analysis: Analysis) -> pd.DataFrame:
             if key in network.together:  # one result of all seeds
                 pair = tuple({0: next(iter(seeds.values()))} for seeds in pair)  # type: ignore[assignment]
             if (difference := _difference(*pair)) is not None:
-                names = {**place, "technique": network.names["technique"]}
-                rows.append({**names, **dict(zip(WHERE, key, strict=True)), **difference})
+                where = dict(zip(WHERE, key, strict=True))
+                rows.append({**network.names, **where, **difference})
     return _with_holm(rows)
 
 

@@ -29,7 +29,7 @@ from benchmd_ray.report.analysis import Analysis
 from benchmd_ray.report.columns import column_of, columns_of, interval_of, keyed_table, part
 from benchmd_ray.report.figures_panels import grid
 from benchmd_ray.report.figures_parts import Drawn, FigureContext, Titled
-from benchmd_ray.report.frames import KEY
+from benchmd_ray.report.frames import KEY, with_mark
 from benchmd_ray.report.table import Column, Table
 from benchmd_ray.report.tables import Declared, aggregates
 from benchmd_ray.runs.predictions import predictions_path, read_predictions
@@ -199,7 +199,7 @@ def pairs_frame(analysis: Analysis) -> pd.DataFrame:
 
 
 def _title(network: Trained) -> str:
-    return f"{network.network} ({network.key['protocol']})"
+    return with_mark(network.key["technique"], network.key["protocol"])
 
 
 def _means(analysis: Analysis) -> pd.DataFrame:
@@ -250,7 +250,7 @@ def draw_networks(report: FigureContext) -> Iterator[Drawn]:
         if not np.isnan(best["baseline"]):
             title += f", {best['baseline']:.3f} by the mean mask"
         mean = group[group["class"] == MEAN]
-        labels = [f"{n} ({p})" for n, p in zip(mean["network"], mean["protocol"], strict=True)]
+        labels = [*map(with_mark, mean["technique"], mean["protocol"])]
         figure, panels = grid(title, len(names), columns=3, row=0.24 * len(labels) + 0.7)
         for axes, name in zip(panels, names, strict=True):
             cells = group[group["class"] == name]
