@@ -224,7 +224,7 @@ def build(
 
 
 def pretrain(
-    catalog: Place,
+    catalog: Place | Sequence[Place],
     technique: str,
     store: PathLike = "runs",
     *,
@@ -235,7 +235,7 @@ def pretrain(
     """Pretrain an encoder on a source's training split, without labels, unless it is done.
 
     Args:
-        catalog: Of the source.
+        catalog: Of the source, or several of one signal that it is pretrained on together.
         technique: ``e-mix``, ``shed``, ``mae``; for images also ``imagenet``, ``imagenet+mae``; or
             ``package.module:name`` of your own.
         store: Of all runs.
@@ -248,10 +248,10 @@ def pretrain(
     """
     from benchmd_ray.service.execute import base_settings, pretrain_run
 
-    place = as_location(catalog)
-    changed = _changed(base_settings(place, technique), settings)
+    places = [as_location(each) for each in several(catalog)]
+    changed = _changed(base_settings(places, technique), settings)
     used: dict[str, Any] = {"address": address, "weights": folder_or_none(weights)}
-    return pretrain_run(technique, place, as_store(store), changed, **used)
+    return pretrain_run(technique, places, as_store(store), changed, **used)
 
 
 def transfer(
@@ -268,7 +268,8 @@ def transfer(
     Args:
         catalog: Of the source.
         store: Of all runs.
-        upstream: A pretraining run, or its folder; or an encoder that was trained elsewhere:
+        upstream: A pretraining run on this catalog or another one of such signals, its folder, or
+            one that `export_model` wrote; or an encoder that was trained elsewhere:
             ``hf:FOLDER`` of transformers, or ``package.module:function`` that makes one, which
             `allow` names. None starts from random weights.
         targets: Catalogs that are scored without training on them.

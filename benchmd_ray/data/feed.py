@@ -10,19 +10,34 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from benchmd_ray.data.batches import Columns, Feed, Odds, ResidentFeed, Rows, Worker
+from benchmd_ray.data.batches import (
+    Columns,
+    Feed,
+    JoinedSignals,
+    Odds,
+    ResidentFeed,
+    Rows,
+    Worker,
+)
 from benchmd_ray.data.catalog import Catalog
 from benchmd_ray.data.normalise import Statistics, normaliser
+from benchmd_ray.data.pooled import Pool
 from benchmd_ray.data.records import decode_signals
 from benchmd_ray.data.resident import resident_signals, split_table
 from benchmd_ray.data.sizes import row_bytes, shuffle_rows, streams
-from benchmd_ray.data.streaming import COLUMNS, StreamingFeed, columns_of
+from benchmd_ray.data.streaming import COLUMNS, UNLABELLED, StreamingFeed, columns_of
 from benchmd_ray.errors import BenchmdError
 from benchmd_ray.settings.definition import Settings
 
 
 def read_columns(catalog: Catalog, split: str) -> Columns:
-    """What the rows of a split hold in addition to their signals, in row order."""
+    """What the rows of a split hold in addition to their signals, in row order.
+
+    Those of a `Pool` have no targets.
+    """
+    if isinstance(catalog, Pool):
+        tables = [split_table(member, own, UNLABELLED) for member, own in catalog.parts]
+        return Columns.joined([columns_of(table, None) for table in tables])
     return columns_of(split_table(catalog, split, COLUMNS), catalog.card.target)
 
 
@@ -123,8 +138,13 @@ def resident_feed(
         odds: Of each of the rows, see `ResidentFeed`.
     """
     catalog.require_split(split)
+    signals = (
+        JoinedSignals([resident_signals(member, own) for member, own in catalog.parts])
+        if isinstance(catalog, Pool)
+        else resident_signals(catalog, split)
+    )
     return ResidentFeed(
-        resident_signals(catalog, split),
+        signals,
         read_columns(catalog, split) if columns is None else columns,
         normaliser(catalog.signal, statistics, worker.device if worker else None),
         seed=seed,

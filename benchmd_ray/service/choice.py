@@ -56,6 +56,8 @@ class Choice:
     also: tuple[Location, ...] = ()
     """Catalogs that evaluations read and nothing is trained on, such as out-of-distribution ones;
     evaluations that read others read those of ``catalogs``, too."""
+    pretrain_on: tuple[Location, ...] = ()
+    """Catalogs that are pretrained on, together as one, instead of each source's own."""
     modalities: tuple[str, ...] = ()
     techniques: tuple[str, ...] = ()
     settings: tuple[str, ...] = ()

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from benchmd_ray.cluster.connection import connected, require_shared
 from benchmd_ray.data.batches import Worker
 from benchmd_ray.data.catalog import Catalog, open_catalog
+from benchmd_ray.data.pooled import open_pretraining
 from benchmd_ray.data.sizes import streams
 from benchmd_ray.errors import BenchmdError
 from benchmd_ray.evaluation.evaluation import Asked, Evaluation, usual_evaluation
@@ -25,6 +27,7 @@ from benchmd_ray.runs.store import Run, open_run, read_run, require_weights, sco
 from benchmd_ray.service.naming import finished_upstream, pretraining, transferring
 from benchmd_ray.service.resolved import ResolvedRun, resolve_settings
 from benchmd_ray.service.scored import is_scored, open_also
+from benchmd_ray.service.unseen import keep_seen, read_seen, require_unseen, write_seen
 from benchmd_ray.settings.definition import EncoderSettings, Settings
 from benchmd_ray.ssl import SCRATCH, technique_named
 from benchmd_ray.ssl.brought import own_encoder, start_weights
@@ -38,16 +41,23 @@ from benchmd_ray.training.weights import START, export_model, write_weights
 
 
 def base_settings(
-    catalog: Location, technique: str, encoder: EncoderSettings | None = None
+    catalog: Location | Sequence[Location],
+    technique: str,
+    encoder: EncoderSettings | None = None,
 ) -> Settings:
-    """The fixed protocol for a catalog's modality and a technique, or another encoder."""
-    base = benchmark().starts[0].settings(open_catalog(catalog).card.modality, technique, "")
+    """The fixed protocol for a catalog's modality and a technique, or another encoder.
+
+    Of several catalogs that are pretrained on it is that of the first by name.
+    """
+    several = isinstance(catalog, Sequence)
+    opened = open_pretraining(catalog) if several else open_catalog(catalog)
+    base = benchmark().starts[0].settings(opened.card.modality, technique, "")
     return replace(base, encoder=encoder or base.encoder)
 
 
 def pretrain_run(
     technique: str,
-    catalog: Location,
+    catalog: Location | Sequence[Location],
     store: Path,
     settings: Settings,
     *,
@@ -55,7 +65,7 @@ def pretrain_run(
     weights: Path | None = None,
     within: bool = False,
 ) -> Run:
-    """Pretrain, unless it is done.
+    """Pretrain, unless it is done; on several catalogs as one, see `data.pooled`.
 
     With `within` this is a Ray task that has what the run needs: it works in this process, unless
     there are several workers.
@@ -68,8 +78,9 @@ def pretrain_run(
         raise BenchmdError(
             f"the technique {technique} does not start from ImageNet weights: leave them out."
         )
-    catalog, store = catalog.resolve(), store.resolve()  # workers have folders of their own
-    source = open_catalog(catalog)
+    store = store.resolve()  # workers have folders of their own
+    paths = catalog if isinstance(catalog, Sequence) else (catalog,)
+    source = open_pretraining([path.resolve() for path in paths])
     start = start_weights(technique, weights, source.signal, settings.encoder)
     with _place(settings, address, within=within) as (settings, on_cluster):
         resolved = pretraining(technique, source, settings, start)
@@ -96,6 +107,8 @@ def pretrain_resolved(
         start = start or _start_of(resolved, weights)
         with working(run, execution.device, execution.keep):
             _pretrain(resolved, run.folder, start, on_cluster)
+            if "pretrained_on" in run.description:
+                write_seen(run.folder, resolved.source)
     return run
 
 
@@ -184,12 +197,16 @@ def transfer_resolved(resolved: ResolvedRun, store: Path, *, on_cluster: bool) -
     settings, source = resolved.settings, resolved.source
     if not on_cluster:
         choose_device(settings.execution.device)  # refused before a run's folder is made
+    if resolved.upstream is not None:
+        _require_unseen(resolved.description, resolved.upstream.folder, source)
     check = partial(_require_ready, resolved, store)
     run = open_run(store, resolved.name, resolved.description, check)
     if not run.finished:
         if resolved.upstream is not None:
             require_weights(resolved.upstream)
         with working(run, settings.execution.device, settings.execution.keep):
+            if resolved.upstream is not None and _others(resolved.description):
+                keep_seen(resolved.upstream.folder, run.folder)  # which may go
             launch(resolved.job(run.folder), on_ray=on_cluster, catalog=source)
     _evaluate(run, source, usual_evaluation(source.task), settings, on_cluster=on_cluster)
     return run
@@ -201,6 +218,21 @@ def _require_ready(resolved: ResolvedRun, store: Path) -> None:
     job = resolved.job(store)
     assert isinstance(job, TransferJob)
     require_transferable(job, resolved.source)
+
+
+def _require_unseen(about: Mapping[str, Any], folder: Path, catalog: Catalog) -> None:
+    """Refuse to score patients that the pretraining of a transfer saw; see `service.unseen`.
+
+    The folder is the pretraining's, or that of a transfer from it.
+    """
+    if others := _others(about):
+        require_unseen(others, read_seen(folder), catalog)
+
+
+def _others(about: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """What the pretraining of a transfer saw of other catalogs than its source's."""
+    own = about["determinants"]["catalog"]
+    return [entry for entry in about.get("pretrained_on", ()) if entry["catalog"] != own]
 
 
 def evaluate_run(
@@ -279,6 +311,7 @@ def _evaluate(
         _require_trained_on(run, opened)
     if is_scored(run, opened, evaluation, also, whole=True):
         return path
+    _require_unseen(run.description, run.folder, opened)
     for catalog in (opened, *also):
         for split in catalog.evaluation_splits:
             catalog.require_split(split)

@@ -32,7 +32,12 @@ from benchmd_ray.service.learning import search_kind
 from benchmd_ray.service.naming import file_name, transfer_parts
 from benchmd_ray.service.plan import Item, Plan
 from benchmd_ray.service.resolved import resolve_settings
-from benchmd_ray.settings.definition import EncoderSettings, Settings, as_dict
+from benchmd_ray.settings.definition import (
+    EncoderSettings,
+    Settings,
+    TransferSettings,
+    as_dict,
+)
 from benchmd_ray.ssl import SCRATCH, method_source, technique_named
 from benchmd_ray.tuning.limits import Budget
 from benchmd_ray.tuning.method import Method
@@ -103,6 +108,9 @@ class SearchPlan:
         """What decides the search but its budget, which may be extended."""
         parts = ("encoder", "pretrain", "transfer", "seed")
         starts = [as_dict(settings) for settings in self.starts]
+        for start in starts:
+            if start["transfer"]["normalisation"] == TransferSettings().normalisation:
+                del start["transfer"]["normalisation"]  # names of before it could be set
         return {
             "technique": self.technique,
             "method_source": None if self.technique == SCRATCH else method_source(self.technique),

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import ClassVar
 
 from benchmd_ray.data.catalog import open_catalog
+from benchmd_ray.data.pooled import open_pretraining
 from benchmd_ray.evaluation.evaluation import CLASSIFICATION, Evaluation
 from benchmd_ray.modality.signals import Signal
 from benchmd_ray.models.imagenet import StartWeights
@@ -42,7 +43,7 @@ class Request:
     weights: Path | None = None
     """File of ImageNet weights; None takes the hub's, which are downloaded once."""
     also: tuple[Location, ...] = ()
-    """Other catalogs that an evaluation reads."""
+    """Other catalogs that an evaluation reads, or that are pretrained on as well."""
     resolved: ResolvedRun | None = None
     """The run, where it was resolved before."""
 
@@ -118,7 +119,8 @@ class _OfEncoder:
         return Progress(run, run.finished, resolved)
 
     def _resolved(self, request: Request) -> ResolvedRun:
-        catalog, settings = open_catalog(request.catalog.resolve()), request.settings
+        catalog = open_pretraining([p.resolve() for p in (request.catalog, *request.also)])
+        settings = request.settings
         start = _weights(request.technique, request.weights, catalog.signal, settings.encoder)
         return pretraining(request.technique, catalog, settings, start)
 

@@ -271,6 +271,9 @@ class TransferSettings:
     what is evaluated, kept and exported; 0: the weights themselves."""
     neighbours: Count = 20
     """Nearest neighbours: how many training records vote, or all where there are fewer."""
+    normalisation: Literal["catalog", "pretraining"] = "catalog"
+    """Whose training statistics normalise the signals, where these need any: those of the catalog,
+    or those that a pretraining on other catalogs was given."""
     shuffle_labels: bool = False
     """Permute the training labels among the records: a sanity check that must score 0.5."""
 

@@ -26,6 +26,12 @@ class PretrainJob:
     until: int | None = None
     """Stop after this step of ``pretrain.steps``, with a checkpoint and the exported weights; the
     same job with a later one, or None, resumes from there as if it had never stopped."""
+    more: tuple[Location, ...] = ()
+    """Other catalogs that it is pretrained on as well, see `data.pooled`."""
+
+    @property
+    def catalogs(self) -> tuple[Location, ...]:
+        return (self.catalog, *self.more)
 
     @property
     def last(self) -> int:

@@ -56,6 +56,8 @@ class ModelForm(TypedDict):
     """None without a head."""
     statistics: dict[str, Any] | None
     augmentation: dict[str, Any]
+    normalisation: NotRequired[str]
+    """Of a transfer, whose statistics these are: its ``catalog``'s, or its ``pretraining``'s."""
     nearest: NotRequired[Count]
     """How many neighbours vote, where they are the head."""
     weights: str
@@ -71,6 +73,7 @@ def export_model(
     task: Task | None = None,
     augmentation: AugmentationSettings | None = None,
     nearest: int | None = None,
+    normalisation: str | None = None,
 ) -> None:
     """Write float32 weights with their architecture and how their input is made.
 
@@ -84,6 +87,7 @@ def export_model(
         "statistics": statistics,
         "augmentation": as_dict(augmentation or AugmentationSettings()),
         **({} if nearest is None else {"nearest": nearest}),
+        **({} if normalisation is None else {"normalisation": normalisation}),
         "weights": write_weights(folder / MODEL, weights),
     }
     write_hashed_json(folder / DESCRIPTION, description)
