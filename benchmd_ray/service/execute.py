@@ -24,6 +24,7 @@ from benchmd_ray.files.integrity import remove_hashed, write_hash
 from benchmd_ray.models.imagenet import StartWeights
 from benchmd_ray.runs.predictions import predictions_path
 from benchmd_ray.runs.store import Run, open_run, read_run, require_weights, scoring, working
+from benchmd_ray.service.imported import import_exported, trained_of
 from benchmd_ray.service.naming import finished_upstream, pretraining, transferring
 from benchmd_ray.service.resolved import ResolvedRun, resolve_settings
 from benchmd_ray.service.scored import is_scored, open_also
@@ -37,7 +38,7 @@ from benchmd_ray.training.jobs import PretrainJob, TransferJob
 from benchmd_ray.training.launch import launch
 from benchmd_ray.training.pretrain import require_pretrainable
 from benchmd_ray.training.transfer import require_transferable
-from benchmd_ray.training.weights import START, export_model, write_weights
+from benchmd_ray.training.weights import START, export_model, is_exported, write_weights
 
 
 def base_settings(
@@ -49,8 +50,7 @@ def base_settings(
 
     Of several catalogs that are pretrained on it is that of the first by name.
     """
-    several = isinstance(catalog, Sequence)
-    opened = open_pretraining(catalog) if several else open_catalog(catalog)
+    opened = open_pretraining(catalog) if isinstance(catalog, Sequence) else open_catalog(catalog)
     base = benchmark().starts[0].settings(opened.card.modality, technique, "")
     return replace(base, encoder=encoder or base.encoder)
 
@@ -147,6 +147,8 @@ def transfer_settings(catalog: Location, upstream: Path | str | None) -> Setting
     """The fixed protocol for a transfer; `upstream` as in `transfer_run`."""
     if isinstance(upstream, str):
         return base_settings(catalog, upstream, own_encoder(upstream))
+    if upstream is not None and is_exported(upstream):
+        return base_settings(catalog, str(trained_of(upstream)["technique"]))
     technique = SCRATCH if upstream is None else str(read_run(upstream).description["technique"])
     return base_settings(catalog, technique)
 
@@ -168,8 +170,9 @@ def transfer_run(
         store: Folder of all runs.
         settings: The encoder's architecture is the upstream's, where there is one; its dropout is
             that of these settings (the technique's, where they have the default).
-        upstream: Folder of a finished pretraining run, or the name of a technique that takes an
-            encoder from elsewhere (`ssl.brought`); None starts from scratch.
+        upstream: Folder of a finished pretraining run, one that `export` wrote, or the name of a
+            technique that takes an encoder from elsewhere (`ssl.brought`); None starts from
+            scratch.
         targets: Their catalogs.
         address: Ray cluster to work on; None works embedded.
         within: As in `pretrain_run`.
@@ -180,6 +183,8 @@ def transfer_run(
         upstream = pretrain_run(
             upstream, catalog, store, settings, address=address, within=within
         ).folder
+    elif upstream is not None and is_exported(upstream):
+        upstream = import_exported(upstream.resolve(), store, source).folder
     pretrained = None if upstream is None else finished_upstream(upstream.resolve(), source)
     opened = [open_catalog(target.resolve()) for target in targets]
     for target in opened:

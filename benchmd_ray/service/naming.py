@@ -136,6 +136,7 @@ def seen_by_pretraining(source: Catalog) -> list[dict[str, Any]]:
             "dataset": member.dataset,
             "policy": member.manifest["policy"],
             "catalog": member.digest,
+            "provenance": member.provenance,
             **{
                 name: sum(
                     int(member.manifest["splits"][split].get(name, 0))
@@ -151,13 +152,13 @@ def seen_by_pretraining(source: Catalog) -> list[dict[str, Any]]:
 def pretrained_on(pretrained: Run) -> list[dict[str, Any]]:
     """What a pretraining saw of which datasets; without counts if it did not record them."""
     about = pretrained.description
+    if "pretrained_on" in about:
+        recorded: list[dict[str, Any]] = about["pretrained_on"]
+        return recorded
     if "pretrain" not in about["determinants"]:  # its weights were taken as they are
         return []
     stated = {"dataset": about["source"], "policy": about["policy"]}
-    recorded: list[dict[str, Any]] = about.get("pretrained_on") or [
-        {**stated, "catalog": about["determinants"]["catalog"]}
-    ]
-    return recorded
+    return [{**stated, "catalog": about["determinants"]["catalog"]}]
 
 
 def _settled(settings: Settings, source: Catalog, pretrained: Run | None) -> Settings:
@@ -237,6 +238,8 @@ def _description(
     decisive = [{name: everything[name] for name in settings_among(determinants)}]
     if pretrained is not None:  # both follow one start, or the transfer follows none
         decisive.append(settings_among(pretrained.description["determinants"]))
+    elsewhere = {entry["catalog"] for entry in about.get("pretrained_on", ())} - {source.digest}
+    follows = about["kind"] == "pretrain" or not elsewhere
     # The run may be evaluated on another machine: where it ran is recorded, not set.
     device = everything["execution"]["device"]
     everything["execution"]["device"] = "auto"
@@ -251,7 +254,9 @@ def _description(
         "options": source.options,
         "policy": source.manifest["policy"],
         "seed": settings.seed,
-        "protocol": protocol_of(source.card.modality, about["technique"], *decisive),
+        "protocol": protocol_of(source.card.modality, about["technique"], *decisive)
+        if follows
+        else "",
         "settings": everything,
         "determinants": determinants,
         "versions": package_versions(),

@@ -11,6 +11,7 @@ from typing import Any
 from benchmd_ray.data.catalog import Catalog, open_catalog
 from benchmd_ray.data.inner import seen_splits, splits_seen
 from benchmd_ray.data.origins import of_one_origin
+from benchmd_ray.data.pooled import digests, members_of, open_pretraining
 from benchmd_ray.errors import BenchmdError, unknown_name
 from benchmd_ray.evaluation.registry import built_in_space
 from benchmd_ray.extensions.parts import versions_of
@@ -97,6 +98,8 @@ class SearchPlan:
     method: Method
     portfolio: tuple[PortfolioSettings, ...] = ()
     """What is tried right after the start."""
+    pretrained_on: tuple[str, ...] = ()
+    """Digests of the catalogs that all trials' pretraining is on, if not the source's own."""
 
     @property
     def stage(self) -> Stage:
@@ -123,6 +126,7 @@ class SearchPlan:
             "space": self.space.as_dict(),
             "method": vars(self.method),
             "portfolio": [asdict(settings) for settings in self.portfolio],
+            **({"pretrained_on": self.pretrained_on} if self.pretrained_on else {}),
         }
 
     @property
@@ -203,9 +207,10 @@ def started(tuning: Tuning, plan: SearchPlan) -> Choice:
 
 
 def of_sources(plan: Plan, search: SearchPlan) -> list[Item]:
-    """Items of a plan that belong to a search's sources."""
+    """Items of a plan that belong to a search's sources, and the pretrainings that they need."""
     names = {source.name for source in search.sources}
-    return [item for item in plan.items if item.source in names]
+    needed = {item.after for item in plan.items if item.source in names}
+    return [item for item in plan.items if item.source in names or item.name in needed]
 
 
 def inner_digest(catalogs: Inner) -> str:
@@ -322,7 +327,29 @@ def _planned(
             "better than the start: take --choose highest, which tests nothing, or more data."
         )
     method = replace(tuning.method, evaluations=tuning.evaluations or usual_evaluations(patients))
-    return SearchPlan(technique, setting, tuple(group), tuple(starts), space, method)
+    elsewhere = _pretrained_on(tuning.choice, technique, setting)
+    return SearchPlan(
+        technique,
+        setting,
+        tuple(group),
+        tuple(starts),
+        space,
+        method,
+        pretrained_on=elsewhere,
+    )
+
+
+def _pretrained_on(choice: Choice, technique: str, setting: str) -> tuple[str, ...]:
+    """Digests of the catalogs of --pretrain-on, of a technique that is pretrained on them."""
+    if not choice.pretrain_on or technique == SCRATCH or _trains_nothing(technique):
+        return ()
+    if setting == PRETRAIN:
+        raise BenchmdError(
+            "a search of pretrain trains on folds of its source: leave --pretrain-on out, or "
+            "search a transfer setting such as linear."
+        )
+    catalog = open_pretraining([path.resolve() for path in choice.pretrain_on])
+    return tuple(sorted(digests(members_of(catalog))))
 
 
 def _tried_first(

@@ -258,7 +258,11 @@ def require_programs(folder: Path) -> None:
 
 def is_exported(folder: Path) -> bool:
     """Whether a folder is of a model that was exported from its store."""
-    return (folder / CONFIG).is_file() and not (folder / RUN).exists()
+    path = folder / CONFIG
+    if not path.is_file() or (folder / RUN).exists():
+        return False
+    with path.open("rb") as file:  # transformers calls its file so, too
+        return b'"model_type"' not in file.read(2**20)
 
 
 def _description_of(folder: Path) -> Path:
