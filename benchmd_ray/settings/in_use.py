@@ -25,6 +25,7 @@ FINE_TUNING = (
 AUGMENTATION = "transfer.augmentation."
 """How the names of settings begin that it does not read either, and that not all signals have."""
 NEIGHBOURS = "transfer.neighbours"
+NORMALISATION = "transfer.normalisation"
 STEPS = ("drops", "drop_factor")
 """Settings of an optimiser that only the schedule steps reads."""
 
@@ -49,6 +50,8 @@ def _is_read(name: str, values: Mapping[str, object], technique: str) -> bool:
     mode = values.get("transfer.mode")
     if finetunes(name):
         return mode == "finetune"
+    if name == NORMALISATION:  # the catalog's needs no mention
+        return values[name] != "catalog"
     if name == NEIGHBOURS:
         return mode == "knn"
     if field in STEPS and group.endswith(".optimiser"):
