@@ -306,6 +306,7 @@ def tune(
     seeds: Sequence[int] = (0,),
     fix: str | Sequence[str] = (),
     space: PathLike | None = None,
+    pretrain_on: Place | Sequence[Place] = (),
     settings: Values | None = None,
     bench: str = "benchmd",
     start: str = "",
@@ -331,6 +332,7 @@ def tune(
         seeds: Of the runs after the search; the first is that of the search.
         fix: Settings that are not searched.
         space: YAML file of your own search space.
+        pretrain_on: Catalogs that are pretrained on, as one, instead of the source's own.
         settings: What the start differs in from the fixed protocol, by group.
         bench: Name of the benchmark whose starts are taken.
         start: What settings begin with; empty for the benchmark's usual one.
@@ -355,6 +357,7 @@ def tune(
     budget = (trials, hours, device_hours)
     choice = Choice(
         catalogs=tuple(as_location(each) for each in several(catalogs)),
+        pretrain_on=tuple(as_location(each) for each in several(pretrain_on)),
         techniques=(technique,),
         seeds=tuple(seeds),
         assignments=assignments(settings),

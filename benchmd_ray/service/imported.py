@@ -114,7 +114,9 @@ def _description(
     }
     seen = [dict(entry) for entry in trained.get("pretrained_on", [])]
     trained_on_it = "pretrain" in stated and "pretrained_on" not in trained
-    if (trained["kind"] == "transfer" or trained_on_it) and own["catalog"] not in [entry["catalog"] for entry in seen]:
+    if (trained["kind"] == "transfer" or trained_on_it) and own["catalog"] not in [
+        entry["catalog"] for entry in seen
+    ]:
         seen.append(own)
     return {
         "kind": "pretrain",

@@ -19,6 +19,7 @@ from benchmd_ray.data.catalog import open_catalog
 from benchmd_ray.data.records import Record
 from benchmd_ray.errors import BenchmdError
 from benchmd_ray.export.model import export_run
+from benchmd_ray.runs.places import store_folder
 from benchmd_ray.runs.predictions import predictions_path, read_predictions
 from benchmd_ray.runs.store import read_run
 from benchmd_ray.service.choice import Choice
@@ -26,7 +27,13 @@ from benchmd_ray.service.execute import evaluate_run, pretrain_run, transfer_run
 from benchmd_ray.service.plan import make_plan
 from benchmd_ray.service.schedule import run_plan
 from benchmd_ray.service.searches import Tuning, planned_searches
+from benchmd_ray.service.unseen import SEEN
 from benchmd_ray.settings.definition import ENCODERS, Settings, updated
+from benchmd_ray.storage.bucket import open_bucket
+from benchmd_ray.storage.location import location
+from benchmd_ray.training.jobs import PretrainJob
+from benchmd_ray.training.launch import launch
+from benchmd_ray.training.reporter import SilentReporter, read_metrics
 from benchmd_ray.training.weights import model_description
 
 SMALL = updated(
@@ -341,3 +348,54 @@ def test_commands_take_several_catalogs(paths, upstream, store, tmp_path):
     assert result.exit_code == 0, result.output
     first = json.loads(result.stdout)["items"][0]
     assert first["name"] == "cpsc/clean/mae/seed-0/pretrain"
+
+
+def test_a_killed_pretraining_on_several_resumes_as_if_it_had_not_stopped(
+    upstream, paths, tmp_path
+):
+    catalogs = [paths["cpsc"], paths["georgia"]]
+    jobs = {until: tmp_path / str(until) for until in (2, None)}
+    for until, folder in jobs.items():
+        folder.mkdir()
+        stops = (2, None) if until else (None,)
+        for stop in stops:
+            job = PretrainJob(SMALL, "mae", catalogs[0], folder, stop, tuple(catalogs[1:]))
+            launch(job, reporter=SilentReporter())
+    weights = [load_file(folder / "model.safetensors") for folder in jobs.values()]
+    own = load_file(upstream.folder / "model.safetensors")
+    assert all(torch.equal(own[name], each[name]) for each in weights for name in own)
+
+
+@pytest.mark.ray
+@pytest.mark.slow
+@pytest.mark.parametrize("feed", ["resident", "streaming"])
+def test_two_workers_pretrain_on_several_as_one_does(paths, tmp_path, ray_cluster, feed):
+    catalogs, losses = [paths["cpsc"], paths["georgia"]], []
+    for workers in (1, 2):
+        execution = {"workers": workers, "log_every": 1, "feed": feed}
+        settings = updated(SMALL, {"execution": execution})
+        run = pretrain_run("mae", catalogs, tmp_path / str(workers), settings)
+        losses.append([line["loss"] for line in read_metrics(run.folder)])
+    assert np.isfinite(losses).all()
+    if feed == "resident":  # a stream's order is the workers'
+        assert losses[0] == pytest.approx(losses[1], rel=1e-4)
+
+
+def test_stores_and_catalogs_on_s3_serve_as_folders_do(upstream, paths, s3, tmp_path, monkeypatch):
+    bucket = open_bucket(f"{s3}/catalogs")
+    for name in ("cpsc", "georgia"):
+        for path in sorted(paths[name].rglob("*")):
+            if path.is_file():
+                bucket.write(f"{name}/{path.relative_to(paths[name])}", path.read_bytes())
+    there = [location(f"{s3}/catalogs/{name}") for name in ("georgia", "cpsc")]
+    monkeypatch.setenv("BENCHMD_CACHE", str(tmp_path / "a"))
+    run = pretrain_run("mae", there, store_folder(f"{s3}/runs"), SMALL)
+    assert run.folder.name == upstream.folder.name
+    assert run.model_sha256 == upstream.model_sha256
+    monkeypatch.setenv("BENCHMD_CACHE", str(tmp_path / "b"))
+    store = store_folder(f"{s3}/runs")
+    before = read_run(store / run.folder.name)
+    done = transfer_run(paths["ptb-xl"], store, SMALL, upstream=before.folder)
+    assert (done.folder / SEEN).is_file()
+    with pytest.raises(BenchmdError, match="pretraining on georgia saw"):
+        evaluate_run(done, paths["georgia"], SMALL)
