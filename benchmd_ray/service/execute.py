@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -28,7 +27,7 @@ from benchmd_ray.service.imported import import_exported, trained_of
 from benchmd_ray.service.naming import finished_upstream, pretraining, transferring
 from benchmd_ray.service.resolved import ResolvedRun, resolve_settings
 from benchmd_ray.service.scored import is_scored, open_also
-from benchmd_ray.service.unseen import keep_seen, read_seen, require_unseen, write_seen
+from benchmd_ray.service.unseen import keep_seen, require_unseen, seen_elsewhere, write_seen
 from benchmd_ray.settings.definition import EncoderSettings, Settings
 from benchmd_ray.ssl import SCRATCH, technique_named
 from benchmd_ray.ssl.brought import own_encoder, start_weights
@@ -191,6 +190,9 @@ def transfer_run(
         _require_target(target, source)
     with _place(settings, address, within=within) as (settings, on_cluster):
         resolved = transferring(source, settings, pretrained)
+        for target in opened:
+            if pretrained is not None:  # before anything is trained
+                require_unseen(resolved.description, pretrained.folder, target)
         run = transfer_resolved(resolved, store, on_cluster=on_cluster)
         for target in opened:
             _evaluate(run, target, usual_evaluation(source.task), settings, on_cluster=on_cluster)
@@ -203,14 +205,14 @@ def transfer_resolved(resolved: ResolvedRun, store: Path, *, on_cluster: bool) -
     if not on_cluster:
         choose_device(settings.execution.device)  # refused before a run's folder is made
     if resolved.upstream is not None:
-        _require_unseen(resolved.description, resolved.upstream.folder, source)
+        require_unseen(resolved.description, resolved.upstream.folder, source)
     check = partial(_require_ready, resolved, store)
     run = open_run(store, resolved.name, resolved.description, check)
     if not run.finished:
         if resolved.upstream is not None:
             require_weights(resolved.upstream)
         with working(run, settings.execution.device, settings.execution.keep):
-            if resolved.upstream is not None and _others(resolved.description):
+            if resolved.upstream is not None and seen_elsewhere(resolved.description):
                 keep_seen(resolved.upstream.folder, run.folder)  # which may go
             launch(resolved.job(run.folder), on_ray=on_cluster, catalog=source)
     _evaluate(run, source, usual_evaluation(source.task), settings, on_cluster=on_cluster)
@@ -223,21 +225,6 @@ def _require_ready(resolved: ResolvedRun, store: Path) -> None:
     job = resolved.job(store)
     assert isinstance(job, TransferJob)
     require_transferable(job, resolved.source)
-
-
-def _require_unseen(about: Mapping[str, Any], folder: Path, catalog: Catalog) -> None:
-    """Refuse to score patients that the pretraining of a transfer saw; see `service.unseen`.
-
-    The folder is the pretraining's, or that of a transfer from it.
-    """
-    if others := _others(about):
-        require_unseen(others, read_seen(folder), catalog)
-
-
-def _others(about: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    """What the pretraining of a transfer saw of other catalogs than its source's."""
-    own = about["determinants"]["catalog"]
-    return [entry for entry in about.get("pretrained_on", ()) if entry["catalog"] != own]
 
 
 def evaluate_run(
@@ -316,7 +303,7 @@ def _evaluate(
         _require_trained_on(run, opened)
     if is_scored(run, opened, evaluation, also, whole=True):
         return path
-    _require_unseen(run.description, run.folder, opened)
+    require_unseen(run.description, run.folder, opened)
     for catalog in (opened, *also):
         for split in catalog.evaluation_splits:
             catalog.require_split(split)

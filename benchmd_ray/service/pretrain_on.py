@@ -11,7 +11,7 @@ from benchmd_ray.errors import BenchmdError
 from benchmd_ray.modality.signals import misfits
 from benchmd_ray.service.choice import Choice, technique_settings
 from benchmd_ray.service.datasets import PlannedDataset, for_pretraining
-from benchmd_ray.service.unseen import require_unseen, seen_of
+from benchmd_ray.service.unseen import require_disjoint, seen_of
 from benchmd_ray.settings.definition import Settings
 from benchmd_ray.ssl import SCRATCH, technique_named
 from benchmd_ray.ssl.brought import technique_label
@@ -57,7 +57,7 @@ class Pretraining:
             if dataset.role == "target" and dataset.digest in pretraining.digests:
                 notes.append(f"{dataset.name}: not scored, it is pretrained on.")
             else:
-                pretraining._require_unseen(dataset)
+                pretraining._require_disjoint(dataset)
         return pretraining
 
     @property
@@ -86,7 +86,7 @@ class Pretraining:
         """Settings of its own signals' modality."""
         return technique_settings(choice, self.whole.kind, technique)[0]
 
-    def _require_unseen(self, dataset: PlannedDataset) -> None:
+    def _require_disjoint(self, dataset: PlannedDataset) -> None:
         """Compare patients where records may be of one origin; a run compares all."""
         alike = [
             member
@@ -99,4 +99,4 @@ class Pretraining:
                 continue
             catalog = open_catalog(member.catalog)
             entry = {"dataset": member.name, "catalog": member.digest}
-            require_unseen([entry], seen_of(catalog), open_catalog(dataset.catalog))
+            require_disjoint([entry], seen_of(catalog), open_catalog(dataset.catalog))

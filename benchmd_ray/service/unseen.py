@@ -63,7 +63,25 @@ def keep_seen(pretraining: Path, transfer: Path) -> None:
         write_hashed_json(transfer / SEEN, {"patients": patients}, of=transfer)
 
 
-def require_unseen(
+def seen_elsewhere(about: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """What the pretraining of a transfer saw of other catalogs than its source's.
+
+    ``about`` is the transfer's ``run.json``.
+    """
+    own = about["determinants"]["catalog"]
+    return [entry for entry in about.get("pretrained_on", ()) if entry["catalog"] != own]
+
+
+def require_unseen(about: Mapping[str, Any], folder: Path, catalog: Catalog) -> None:
+    """Refuse to score with a transfer what its pretraining saw; see `require_disjoint`.
+
+    The folder is the pretraining's, or that of a transfer from it.
+    """
+    if entries := seen_elsewhere(about):
+        require_disjoint(entries, read_seen(folder), catalog)
+
+
+def require_disjoint(
     pretrained_on: Iterable[Mapping[str, Any]], seen: Seen, catalog: Catalog
 ) -> None:
     """Refuse to score a catalog of whose patients a pretraining saw some, or may have.

@@ -27,6 +27,8 @@ from benchmd_ray.service.execute import evaluate_run, pretrain_run, transfer_run
 from benchmd_ray.service.plan import make_plan
 from benchmd_ray.service.schedule import run_plan
 from benchmd_ray.service.searches import Tuning, planned_searches
+from benchmd_ray.service.simulate import Resources
+from benchmd_ray.service.tune_dry_run import estimate_searches
 from benchmd_ray.service.unseen import SEEN
 from benchmd_ray.settings.definition import ENCODERS, Settings, updated
 from benchmd_ray.storage.bucket import open_bucket
@@ -124,6 +126,11 @@ def test_a_transfer_starts_from_a_pretraining_on_other_datasets(upstream, paths,
     assert read_predictions(predictions_path(run.folder, "chapman-shaoxing")).splits == ["test"]
     with pytest.raises(BenchmdError, match=r"pretraining on georgia saw \d+ of the \d+ patients"):
         evaluate_run(run, paths["georgia"], SMALL)
+    longer, seen = updated(SMALL, {"transfer": {"epochs": 4}}), (paths["georgia"],)
+    before = sorted(store.iterdir())
+    with pytest.raises(BenchmdError, match="pretraining on georgia saw"):
+        transfer_run(paths["ptb-xl"], store, longer, upstream=upstream.folder, targets=seen)
+    assert sorted(store.iterdir()) == before
 
 
 def test_normalisation_is_the_catalogs_or_the_pretrainings(pair, tmp_path):
@@ -325,6 +332,10 @@ def test_a_search_is_named_by_what_it_is_pretrained_on(paths):
         )
     ]
     assert made[1] == made[2] != made[0]
+    searched = choice(paths, "georgia", "cpsc", techniques=("mae",), settings=())
+    tuning = Tuning(replace(searched, overrides=({"execution": {"device": "cpu"}},)))
+    (estimate,) = estimate_searches([tuning], paths["cpsc"], Resources(2, 0), tflops=1.0)
+    assert any("Shared by all trials" in line for line in estimate.takes)
     searched = Tuning(
         choice(paths, "cpsc", techniques=("mae",), assignments=assigned), searched=("pretrain",)
     )
@@ -373,7 +384,8 @@ def test_two_workers_pretrain_on_several_as_one_does(paths, tmp_path, ray_cluste
     catalogs, losses = [paths["cpsc"], paths["georgia"]], []
     for workers in (1, 2):
         execution = {"workers": workers, "log_every": 1, "feed": feed}
-        settings = updated(SMALL, {"execution": execution})
+        rested = {"dropout": 0.0, "embedding_dropout": 0.0}  # which workers draw apart
+        settings = updated(SMALL, {"execution": execution, "encoder": rested})
         run = pretrain_run("mae", catalogs, tmp_path / str(workers), settings)
         losses.append([line["loss"] for line in read_metrics(run.folder)])
     assert np.isfinite(losses).all()
