@@ -247,6 +247,8 @@ def misfits(encoder: Signal, signal: Signal) -> list[str]:
     if encoder.input_shape != signal.input_shape:
         sizes = [" × ".join(map(str, kind.input_shape)) for kind in (signal, encoder)]
         faults.append(f"its size is {sizes[0]}, expected {sizes[1]}")
+    if encoder.patch[:-2] != signal.patch[:-2]:  # those along y and x are the pretraining's
+        faults.append(f"its patches have {signal.patch[0]} slices, expected {encoder.patch[0]}")
     if encoder.unit != signal.unit:
         faults.append(f"its unit is {signal.unit}, expected {encoder.unit}")
     ways = [(kind.normaliser, dict(kind.parameters)) for kind in (signal, encoder)]

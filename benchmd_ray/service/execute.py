@@ -303,7 +303,8 @@ def _evaluate(
         _require_trained_on(run, opened)
     if is_scored(run, opened, evaluation, also, whole=True):
         return path
-    require_unseen(run.description, run.folder, opened)
+    for catalog in (opened, *also):
+        require_unseen(run.description, run.folder, catalog)
     for catalog in (opened, *also):
         for split in catalog.evaluation_splits:
             catalog.require_split(split)

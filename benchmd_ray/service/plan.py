@@ -186,7 +186,11 @@ def _drafts(choice: Choice, chosen: Found, notes: list[str]) -> list[_Draft]:
                 fitting[name] = settings
             else:
                 unfit.setdefault(f"{name}: skipped, {reason}", []).append(source.modality)
-        others = (*(d for d in datasets if d.policy == source.policy), *chosen.also)
+        others = [
+            d
+            for d in (*(d for d in datasets if d.policy == source.policy), *chosen.also)
+            if pretraining is None or d.role == "source" or d.digest not in pretraining.digests
+        ]
         drafts += _drafts_of_source(
             choice, source, targets, others, techniques=fitting, pretraining=pretraining
         )

@@ -73,10 +73,11 @@ def upstream(paths, store):
     return pretrain_run("mae", [paths["georgia"], paths["cpsc"]], store, SMALL)
 
 
-def images(name, seed, splits, folder, patients="p"):
+def images(name, seed, splits, folder, patients="p", **changes):
     """A catalog of noise of a MedMNIST dataset; patients are numbered over all splits."""
     card, drawn, parts, number = dataset_card(name), np.random.default_rng(seed), {}, 0
-    signal = replace(card.signal, normaliser="source-statistics", parameters={})
+    changes = {"normaliser": "source-statistics", "parameters": {}, **changes}
+    signal = replace(card.signal, **changes)
     card = replace(card, modality=replace(card.modality, signal=signal))
     for split, rows in splits.items():
         records = []
@@ -162,6 +163,15 @@ def test_normalisation_is_the_catalogs_or_the_pretrainings(pair, tmp_path):
     assert own.settings.transfer.normalisation == "catalog"
     assert "normalisation" not in own.description["determinants"]["transfer"]
     assert own.folder == transfer_run(first, tmp_path, SMALL, upstream=before.folder).folder
+
+
+def test_patches_are_those_of_the_pretraining(pair, tmp_path):
+    splits = {"train": 12, "validation": 8, "test": 8}
+    other = images("pneumoniamnist", 4, splits, tmp_path / "pneumoniamnist", patch=(14, 14))
+    before = pretrain_run("mae", pair[0], tmp_path / "runs", SMALL)
+    run = transfer_run(other, tmp_path / "runs", SMALL, upstream=before.folder)
+    assert open_catalog(other).signal.patch != open_catalog(pair[0]).signal.patch
+    assert run.settings.encoder.patch_size == open_catalog(pair[0]).signal.patch[-1]
 
 
 def test_predictions_use_the_normalisation_that_was_trained_with(pair, tmp_path):
