@@ -231,7 +231,7 @@ def build(
 
 
 def pretrain(
-    catalog: Place,
+    catalog: Place | Sequence[Place],
     technique: str,
     store: PathLike = "runs",
     *,
@@ -242,7 +242,7 @@ def pretrain(
     """Pretrain an encoder on a source's training split, without labels, unless it is done.
 
     Args:
-        catalog: Of the source.
+        catalog: Of the source, or several of one signal that it is pretrained on together.
         technique: ``e-mix``, ``shed``, ``mae``; for images also ``imagenet``, ``imagenet+mae``; or
             ``package.module:name`` of your own.
         store: Of all runs.
@@ -255,10 +255,10 @@ def pretrain(
     """
     from benchmd_ray.service.execute import base_settings, pretrain_run
 
-    place = as_location(catalog)
-    changed = _changed(base_settings(place, technique), settings)
+    places = [as_location(each) for each in several(catalog)]
+    changed = _changed(base_settings(places, technique), settings)
     used: dict[str, Any] = {"address": address, "weights": folder_or_none(weights)}
-    return pretrain_run(technique, place, as_store(store), changed, **used)
+    return pretrain_run(technique, places, as_store(store), changed, **used)
 
 
 def transfer(
@@ -275,7 +275,8 @@ def transfer(
     Args:
         catalog: Of the source.
         store: Of all runs.
-        upstream: A pretraining run, or its folder; or an encoder that was trained elsewhere:
+        upstream: A pretraining run on this catalog or another one of such signals, its folder, or
+            one that `export_model` wrote; or an encoder that was trained elsewhere:
             ``hf:FOLDER`` of transformers, or ``package.module:function`` that makes one, which
             `allow` names. None starts from random weights.
         targets: Catalogs that are scored without training on them.
@@ -312,6 +313,7 @@ def tune(
     seeds: Sequence[int] = (0,),
     fix: str | Sequence[str] = (),
     space: PathLike | None = None,
+    pretrain_on: Place | Sequence[Place] = (),
     settings: Values | None = None,
     bench: str = "benchmd",
     start: str = "",
@@ -337,6 +339,7 @@ def tune(
         seeds: Of the runs after the search; the first is that of the search.
         fix: Settings that are not searched.
         space: YAML file of your own search space.
+        pretrain_on: Catalogs that are pretrained on, as one, instead of the source's own.
         settings: What the start differs in from the fixed protocol, by group.
         bench: Name of the benchmark whose starts are taken.
         start: What settings begin with; empty for the benchmark's usual one.
@@ -361,6 +364,7 @@ def tune(
     budget = (trials, hours, device_hours)
     choice = Choice(
         catalogs=tuple(as_location(each) for each in several(catalogs)),
+        pretrain_on=tuple(as_location(each) for each in several(pretrain_on)),
         techniques=(technique,),
         seeds=tuple(seeds),
         assignments=assignments(settings),

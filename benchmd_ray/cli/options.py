@@ -226,6 +226,14 @@ MODALITY = click.option(
 POLICY = click.option(
     "--policy", "policies", multiple=True, help="Only catalogs built with this policy (repeatable)."
 )
+PRETRAIN_ON = click.option(
+    "--pretrain-on",
+    type=CATALOG,
+    multiple=True,
+    metavar="PATH",
+    help="Pretrain on this catalog, of a source or a target, instead of each source's own "
+    "(repeatable: one pretraining on all of them, which must have the same signals).",
+)
 WEIGHTS = click.option(
     "--weights", type=FILE, help="File of ImageNet weights. Default: downloaded when needed."
 )
@@ -299,6 +307,7 @@ def chosen(options: Mapping[str, Any], **more: Any) -> Choice:
     from benchmd_ray.service.choice import Choice
 
     names = ("catalogs", "modalities", "techniques", "seeds", "policies", "weights", "start")
+    more.setdefault("pretrain_on", options.get("pretrain_on", ()))
     return Choice(
         **{name: options[name] for name in names},
         **more,

@@ -17,6 +17,7 @@ from benchmd_ray.cli.options import (
     JSON,
     MODALITY,
     POLICY,
+    PRETRAIN_ON,
     START,
     TFLOPS,
     WEIGHTS,
@@ -50,6 +51,7 @@ if TYPE_CHECKING:
     metavar="PATH",
     help="Catalogs for evaluation only, such as those of `--bench ood` (repeatable).",
 )
+@PRETRAIN_ON
 @MODALITY
 @click.option(
     "--technique",
@@ -107,6 +109,8 @@ def run(*, store: Path, **options: Any) -> None:
     benchmd run --catalog catalogs --dry-run --items     # what these catalogs allow
     benchmd run --catalog catalogs --technique scratch --technique mae \\
         --setting linear --seed 0 --seed 1 --seed 2
+    benchmd run --pretrain-on catalogs/georgia --pretrain-on catalogs/chapman-shaoxing \\
+        --catalog catalogs/ptb-xl --technique scratch --technique mae
     benchmd run --catalog catalogs --bench medmnist --start resnet18 --seed 0 --seed 1 --seed 2
     """
     from benchmd_ray.evaluation.registry import asked_name

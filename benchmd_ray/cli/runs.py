@@ -25,7 +25,14 @@ if TYPE_CHECKING:
 
 
 @main.command()
-@click.option("--catalog", "path", type=CATALOG, required=True, help="Catalog of the source.")
+@click.option(
+    "--catalog",
+    "paths",
+    type=CATALOG,
+    multiple=True,
+    required=True,
+    help="Catalog to pretrain on (repeatable: one pretraining on all, of the same signals).",
+)
 @click.option(
     "--technique",
     required=True,
@@ -42,7 +49,7 @@ if TYPE_CHECKING:
 @execution_options
 def pretrain(
     *,
-    path: Location,
+    paths: tuple[Location, ...],
     technique: str,
     weights: Path | None,
     store: Path,
@@ -50,13 +57,15 @@ def pretrain(
     assignments: tuple[str, ...],
     address: str | None,
 ) -> None:
-    """Pretrain an encoder on the source's training split, without labels.
+    """Pretrain an encoder on a source's training split, without labels.
 
-    Prints the run's folder.
+    Several catalogs are pretrained on as one; of a target all records are read, and it is then
+    not scored by what starts from the encoder. Prints the run's folder.
 
     \b
     benchmd pretrain --catalog catalogs/ptb-xl --technique mae
     benchmd pretrain --catalog catalogs/ptb-xl --technique mae --set execution.workers=8
+    benchmd pretrain --catalog catalogs/georgia --catalog catalogs/cpsc --technique mae
     benchmd pretrain --catalog catalogs/mimic-cxr --technique imagenet \\
         --weights model.safetensors
     """
@@ -67,9 +76,9 @@ def pretrain(
     from benchmd_ray.ssl.brought import own_encoder
 
     technique_named(technique)
-    base = base_settings(path, technique, own_encoder(technique))
+    base = base_settings(paths, technique, own_encoder(technique))
     settings = load_settings(settings_file, assignments, base)
-    run = pretrain_run(technique, path, store, settings, address=address, weights=weights)
+    run = pretrain_run(technique, paths, store, settings, address=address, weights=weights)
     if file := run.description.get("weights"):
         skipped = ", ".join(file["skipped"]) or "nothing"
         echo(f"from {file['file']}, without: {skipped}", err=True)
@@ -83,7 +92,8 @@ def pretrain(
     "upstream",
     type=UPSTREAM,
     metavar="RUN",
-    help="Folder of a pretraining run; an external encoder: hf:FOLDER (a transformers model) or "
+    help="Folder of a pretraining run, on this catalog or another one of such signals, or one that "
+    "`benchmd export` wrote; an external encoder: hf:FOLDER (a transformers model) or "
     "module:function (your own); or random-kernels. Default: from scratch.",
 )
 @click.option(

@@ -19,6 +19,7 @@ from benchmd_ray.cli.options import (
     HELD,
     MODALITY,
     POLICY,
+    PRETRAIN_ON,
     START,
     STORE,
     TFLOPS,
@@ -49,6 +50,7 @@ if TYPE_CHECKING:
     help="A catalog, or a folder of catalogs, also on S3 (repeatable). Targets are evaluated "
     "after the search.",
 )
+@PRETRAIN_ON
 @MODALITY
 @click.option(
     "--technique",

@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import itertools
 from collections import deque
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar
@@ -149,12 +149,29 @@ def share(rows: Rows, worker: Worker) -> Rows:
     return padded[worker.rank * length : (worker.rank + 1) * length]
 
 
+class JoinedSignals:
+    """Arrays of signals as the rows of one; of those that are mapped only what is asked is read."""
+
+    def __init__(self, parts: Sequence[npt.NDArray[np.generic]]) -> None:
+        self._parts, self.dtype = parts, parts[0].dtype
+        self._starts = np.cumsum([0, *(len(part) for part in parts)])
+        self.shape = (int(self._starts[-1]), *parts[0].shape[1:])
+
+    def __getitem__(self, index: Rows | slice) -> npt.NDArray[np.generic]:
+        rows = np.arange(self.shape[0])[index]
+        result = np.empty((len(rows), *self.shape[1:]), self.dtype)
+        for part, start in zip(self._parts, self._starts, strict=False):
+            inside = (rows >= start) & (rows < start + len(part))
+            result[inside] = part[rows[inside] - start]
+        return result
+
+
 class ResidentFeed:
     """A split, or some of its rows, in memory or on the GPU."""
 
     def __init__(
         self,
-        signals: npt.NDArray[np.generic],
+        signals: npt.NDArray[np.generic] | JoinedSignals,
         columns: Columns,
         normalise: Normalise,
         *,
@@ -240,7 +257,9 @@ class ResidentFeed:
         return ahead(batches) if on_host else batches
 
 
-def _to_device(signals: npt.NDArray[np.generic], rows: Rows, device: torch.device) -> torch.Tensor:
+def _to_device(
+    signals: npt.NDArray[np.generic] | JoinedSignals, rows: Rows, device: torch.device
+) -> torch.Tensor:
     """Copy rows in pieces, so that the host never holds a second copy of them all."""
     kind = {"int16": torch.int16, "uint8": torch.uint8}[signals.dtype.name]
     result = torch.empty((len(rows), *signals.shape[1:]), dtype=kind, device=device)

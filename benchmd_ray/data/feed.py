@@ -10,19 +10,40 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from benchmd_ray.data.batches import Columns, Feed, Odds, ResidentFeed, Rows, Worker
+from benchmd_ray.data.batches import (
+    Columns,
+    Feed,
+    JoinedSignals,
+    Odds,
+    ResidentFeed,
+    Rows,
+    Worker,
+)
 from benchmd_ray.data.catalog import Catalog
 from benchmd_ray.data.normalise import Statistics, normaliser
+from benchmd_ray.data.pooled import Pool
 from benchmd_ray.data.records import decode_signals
 from benchmd_ray.data.resident import resident_signals, split_table
 from benchmd_ray.data.sizes import row_bytes, shuffle_rows, streams
-from benchmd_ray.data.streaming import COLUMNS, StreamingFeed, columns_of
+from benchmd_ray.data.streaming import COLUMNS, UNLABELLED, StreamingFeed, columns_of
 from benchmd_ray.errors import BenchmdError
 from benchmd_ray.settings.definition import Settings
 
 
 def read_columns(catalog: Catalog, split: str) -> Columns:
-    """What the rows of a split hold in addition to their signals, in row order."""
+    """What the rows of a split hold in addition to their signals, in row order.
+
+    Those of a `Pool` have no targets.
+    """
+    if isinstance(catalog, Pool):
+        tables = [split_table(member, own, UNLABELLED) for member, own in catalog.parts]
+        parts = [columns_of(table, None) for table in tables]
+        return Columns(
+            *(
+                np.concatenate([getattr(part, name) for part in parts])
+                for name in ("targets", "scales", "sizes")
+            )
+        )
     return columns_of(split_table(catalog, split, COLUMNS), catalog.card.target)
 
 
@@ -96,8 +117,13 @@ def resident_feed(
 ) -> ResidentFeed:
     """The feed of a split held whole, or of some of its rows (`subset`)."""
     catalog.require_split(split)
+    signals = (
+        JoinedSignals([resident_signals(member, own) for member, own in catalog.parts])
+        if isinstance(catalog, Pool)
+        else resident_signals(catalog, split)
+    )
     return ResidentFeed(
-        resident_signals(catalog, split),
+        signals,
         read_columns(catalog, split),
         normaliser(catalog.signal, statistics, worker.device if worker else None),
         seed=seed,

@@ -28,6 +28,7 @@ from benchmd_ray.data.batches import (
 )
 from benchmd_ray.data.catalog import Catalog, Shard
 from benchmd_ray.data.normalise import Statistics, normaliser
+from benchmd_ray.data.pooled import Pool
 from benchmd_ray.data.records import decode_signals, targets_of
 from benchmd_ray.data.sizes import row_bytes
 from benchmd_ray.errors import BenchmdError
@@ -37,17 +38,21 @@ from benchmd_ray.modality.tasks import Target
 T = TypeVar("T")
 READ_BYTES = 32 * 2**20
 """Signal bytes that a stream takes at a time."""
-COLUMNS = ["target", "scale", "valid_size"]
+UNLABELLED = ["scale", "valid_size"]
+COLUMNS = ["target", *UNLABELLED]
 NAMES = ("record_id", "group_id", "unit_id")
 PIECE = 256
 """Rows that a stream takes, and that leave its buffer at an epoch's end, at a time, at most."""
 
 
-def columns_of(table: pa.Table, target: Target) -> Columns:
-    """What a split holds in addition to its signals, from a table with `COLUMNS`."""
+def columns_of(table: pa.Table, target: Target | None) -> Columns:
+    """What a split holds in addition to its signals, from a table with `COLUMNS`.
+
+    Without a target from one with `UNLABELLED`: targets (rows, 0).
+    """
     sizes = table["valid_size"].combine_chunks().flatten().to_numpy(zero_copy_only=False)
     return Columns(
-        targets_of(table["target"], target),
+        targets_of(table["target"], target) if target else np.zeros((len(table), 0), np.int8),
         np.array(table["scale"], np.float32),
         np.array(sizes, np.int32).reshape(len(table), -1),
     )
@@ -96,6 +101,7 @@ class StreamingFeed:
         """
         catalog.require_split(split)
         self._catalog, self._seed = catalog, seed
+        self._target = None if isinstance(catalog, Pool) else catalog.card.target
         self._worker = worker or Worker()
         self._shuffle_rows = shuffle_rows
         self.normalise = normaliser(catalog.signal, statistics, self._worker.device)
@@ -122,11 +128,12 @@ class StreamingFeed:
         rows = np.concatenate([np.arange(self._starts[i], self._starts[i + 1]) for i in numbers])
         read = 0
         size = max(1, min(PIECE, READ_BYTES // row_bytes(self._catalog)))
-        for table in _stream([self._shards[i] for i in numbers], size):
+        columns = ("signal", *(COLUMNS if self._target else UNLABELLED))
+        for table in _stream([self._shards[i] for i in numbers], size, columns):
             signals = decode_signals(table["signal"], self._catalog.signal)
             own_rows = rows[read : read + len(signals)]
-            columns = columns_of(table, self._catalog.card.target)
-            yield _Block(own_rows, signals, columns.targets, columns.scales, columns.sizes)
+            labels = columns_of(table, self._target)
+            yield _Block(own_rows, signals, labels.targets, labels.scales, labels.sizes)
             read += len(signals)
         if read != len(rows):
             raise BenchmdError(
@@ -225,10 +232,10 @@ class StreamingFeed:
             yield _pad(batch, last, length)
 
 
-def _stream(shards: list[Shard], size: int) -> Iterator[pa.Table]:
+def _stream(shards: list[Shard], size: int, columns: Sequence[str]) -> Iterator[pa.Table]:
     """Rows of shards in their order, ``size`` at a time, read by tasks of Ray Data."""
     numbers = ray_data().range(len(shards), override_num_blocks=len(shards))
-    dataset = numbers.map_batches(partial(row_groups, shards), batch_size=None)
+    dataset = numbers.map_batches(partial(row_groups, shards, columns=columns), batch_size=None)
     try:
         yield from dataset.iter_batches(batch_size=size, batch_format="pyarrow")
     except BenchmdError as error:  # of a task, in Ray's wrapping
@@ -236,7 +243,7 @@ def _stream(shards: list[Shard], size: int) -> Iterator[pa.Table]:
 
 
 def row_groups(
-    shards: list[Shard], numbers: dict[str, Rows], columns: Sequence[str] = ("signal", *COLUMNS)
+    shards: list[Shard], numbers: dict[str, Rows], columns: Sequence[str]
 ) -> Iterator[pa.Table]:
     """Row groups of the shards of these numbers."""
     for number in numbers["id"]:

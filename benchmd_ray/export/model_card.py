@@ -82,7 +82,8 @@ def model_card(
     scores = score_sections(run)
     about = run.description
     origin = origin_of(run)
-    source = {about["source"]: str(about["provenance"])}
+    source = {about["source"]: str(about["provenance"])} if "+" not in about["source"] else {}
+    source |= {name: of for name, of in _pretrained_on(run).items() if name not in source}
     datasets = source | {k: v for k, v in provenances(run).items() if k not in source}
     signal, segments = run.modality.signal, run.modality.task.segments
     sections = {
@@ -132,10 +133,12 @@ def _lead(run: Run, output: str, origin: Origin) -> str:
     data = PROVENANCES[about["provenance"]].format(
         title=_plain(name), records=_records(source, *about["raw"])
     )
+    others = [name for name in _pretrained_on(run) if name not in source.split("+")]
     named = replace(origin, name=_plain(origin.name), sha256=_plain(origin.sha256))
     lines = [
         f"This model turns {_plain(about['modality'])} signals into {output}.",
         named.sentences(data),
+        *([f"Its encoder was pretrained on {_plain(', '.join(others))}."] if others else []),
         "It is for research and **not for diagnosis**.\n",
     ]
     return "\n".join(lines)
@@ -204,7 +207,7 @@ def _data(run: Run, datasets: Mapping[str, str], origin: Origin) -> str:
         rows.append(
             {
                 "dataset": text_of(name),
-                "used for": origin.use if name == run.description["source"] else "scores",
+                "used for": _used_for(run, name, origin),
                 "records": provenance,
                 "licence": _stated(card, "licence"),
                 "access": _stated(card, "access"),
@@ -220,6 +223,18 @@ def _data(run: Run, datasets: Mapping[str, str], origin: Origin) -> str:
         f"for the terms {weights}of the training data, which also apply to derived models."
     )
     return "\n\n".join([markdown(pd.DataFrame(rows)), terms, "\n".join(dict.fromkeys(citations))])
+
+
+def _pretrained_on(run: Run) -> dict[str, str]:
+    """Provenance of the datasets that a pretraining saw, by name."""
+    entries = run.description.get("pretrained_on", ())
+    return {str(e["dataset"]): str(e.get("provenance", "not stated")) for e in entries}
+
+
+def _used_for(run: Run, dataset: str, origin: Origin) -> str:
+    if dataset == run.description["source"]:
+        return origin.use
+    return "pretraining" if dataset in _pretrained_on(run) else "scores"
 
 
 def _card_of(dataset: str) -> DatasetCard | None:

@@ -62,6 +62,7 @@ PARTS: Mapping[str, Part] = {
             "data/streaming.py",
         ),
     ),
+    "pool": Part(1, ("data/pooled.py",)),
     "optimisation": Part(
         2,
         (

@@ -62,6 +62,8 @@ PARAMETERS: dict[str, type] = {
     "none": Plain,
 }
 """Types of parameters by name of the normaliser in `benchmd_ray.data.normalise`."""
+BY_STATISTICS = ("source-statistics", "source-mean")
+"""Those that need statistics of a training split."""
 MAX_VALUES = 2**28
 """Most values of a stored signal: half a gigabyte of int16."""
 LOWEST_RATE = 1e-3
@@ -162,6 +164,11 @@ class Signal:
         return self.axes == ("channel", "y", "x")
 
     @property
+    def by_statistics(self) -> bool:
+        """Whether its normaliser needs statistics of a training split."""
+        return self.normaliser in BY_STATISTICS
+
+    @property
     def tokens(self) -> int:
         """Number of patches, without CLS."""
         return math.prod(s // p for s, p in zip(self.input_shape[1:], self.patch, strict=True))
@@ -221,6 +228,46 @@ def differing_in(signal: Signal, other: Signal) -> str:
         return ""
     names = [f.name for f in fields(Signal) if getattr(signal, f.name) != getattr(other, f.name)]
     return f" with another {', '.join(names)}" if names else ""
+
+
+def misfits(encoder: Signal, signal: Signal) -> list[str]:
+    """Why an encoder that was trained on one signal cannot take another; empty if it can.
+
+    Their names, stored type and stored size may differ: the encoder sees what is normalised.
+    """
+    if encoder.axes != signal.axes:
+        return [f"its axes are {', '.join(signal.axes)}, expected {', '.join(encoder.axes)}"]
+    faults = []
+    missing = [name for name in encoder.channels if name not in signal.channels]
+    if signal.channels and missing:
+        faults.append(f"its channels lack {', '.join(missing)}")
+    elif encoder.channels != signal.channels:
+        names = [", ".join(kind.channels) or "without names" for kind in (signal, encoder)]
+        faults.append(f"its channels are {names[0]}, expected {names[1]}, in this order")
+    if encoder.rate != signal.rate:
+        faults.append(f"its rate is {signal.rate:g} Hz, expected {encoder.rate:g} Hz")
+    if encoder.input_shape != signal.input_shape:
+        sizes = [" × ".join(map(str, kind.input_shape)) for kind in (signal, encoder)]
+        faults.append(f"its size is {sizes[0]}, expected {sizes[1]}")
+    if encoder.patch[:-2] != signal.patch[:-2]:  # those along y and x are the pretraining's
+        faults.append(f"its patches have {signal.patch[0]} slices, expected {encoder.patch[0]}")
+    if encoder.unit != signal.unit:
+        faults.append(f"its unit is {signal.unit}, expected {encoder.unit}")
+    ways = [(kind.normaliser, dict(kind.parameters)) for kind in (signal, encoder)]
+    if ways[0] != ways[1]:
+        texts = [" ".join([name, *(f"{k}={v}" for k, v in of.items())]) for name, of in ways]
+        faults.append(f"it is normalised by {texts[0]}, expected {texts[1]}")
+    return faults
+
+
+def require_signal(upstream: object, encoder: Signal, signal: Signal, catalog: object) -> None:
+    """Refuse a catalog whose signal the encoder of ``upstream`` cannot take, see `misfits`."""
+    if faults := misfits(encoder, signal):
+        raise BenchmdError(
+            f"{upstream} was pretrained on the signal {encoder.name}, and {signal.name} of the "
+            f"catalog {catalog} does not fit: {'; '.join(faults)}. Name a pretraining on such "
+            "signals, or build a catalog with the signals of the pretraining."
+        )
 
 
 def _divisors_near(extent: int, size: int) -> str:

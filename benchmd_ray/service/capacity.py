@@ -6,6 +6,7 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
 from benchmd_ray.data.catalog import open_catalog
+from benchmd_ray.data.pooled import open_pretraining
 from benchmd_ray.data.sizes import streams
 from benchmd_ray.errors import BenchmdError, count_of
 from benchmd_ray.service.plan import Item
@@ -122,7 +123,12 @@ def _streams(item: Item) -> bool:
     if item.catalog is None:
         return False
     try:
-        catalog = open_catalog(item.catalog)
+        pretrains = item.kind == "pretrain"
+        catalog = (
+            open_pretraining((item.catalog, *item.also))
+            if pretrains
+            else open_catalog(item.catalog)
+        )
     except BenchmdError:
         return False
     splits = {"train", "validation", *catalog.evaluation_splits}

@@ -65,6 +65,8 @@ class Choice:
     """Catalogs only for evaluations, such as out-of-distribution ones, never for training.
     Evaluations that read further catalogs also read those of ``catalogs``.
     """
+    pretrain_on: tuple[Location, ...] = ()
+    """Catalogs that are pretrained on, together as one, instead of each source's own."""
     modalities: tuple[str, ...] = ()
     techniques: tuple[str, ...] = ()
     settings: tuple[str, ...] = ()

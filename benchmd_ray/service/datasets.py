@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from benchmd_ray.data.cards import DatasetCard, dataset_card
 from benchmd_ray.data.catalog import MANIFEST, Catalog, open_catalog
 from benchmd_ray.data.manifest_form import SHARDS
+from benchmd_ray.data.pooled import members_of, open_pretraining
 from benchmd_ray.errors import BenchmdError
 from benchmd_ray.evaluation.evaluation import Evaluation
 from benchmd_ray.modality.modalities import Modality
@@ -93,6 +94,29 @@ def from_catalogs(paths: Iterable[Location]) -> Found:
             )
         datasets[key] = dataset
     return Found(tuple(sorted(datasets.values(), key=_order)), tuple(notes))
+
+
+def for_pretraining(paths: Sequence[Location]) -> tuple[PlannedDataset, ...]:
+    """What is pretrained on, as one dataset without labels, and the catalogs that it is of.
+
+    Raises:
+        BenchmdError: A catalog cannot be read, or two cannot be pretrained on together.
+    """
+    catalog = open_pretraining([path.resolve() for path in paths])
+    members = [_of_catalog(member) for member in members_of(catalog)]
+    if len(members) == 1 and members[0].role == "source":
+        return members[0], *members
+    rows = {"train": catalog.rows("train")}
+    whole = replace(
+        members[0],
+        name=catalog.dataset,
+        policy=str(catalog.manifest["policy"]),
+        rows=rows,
+        scored=(),
+        positives=(),
+        digest=catalog.digest,
+    )
+    return whole, *members
 
 
 def read_also(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -14,6 +14,7 @@ import torch
 from benchmd_ray.cluster.connection import connected, require_shared
 from benchmd_ray.data.batches import Worker
 from benchmd_ray.data.catalog import Catalog, open_catalog
+from benchmd_ray.data.pooled import open_pretraining
 from benchmd_ray.data.sizes import streams
 from benchmd_ray.errors import BenchmdError
 from benchmd_ray.evaluation.evaluation import Asked, Evaluation, usual_evaluation
@@ -22,9 +23,11 @@ from benchmd_ray.files.integrity import remove_hashed, write_hash
 from benchmd_ray.models.imagenet import StartWeights
 from benchmd_ray.runs.predictions import predictions_path
 from benchmd_ray.runs.store import Run, open_run, read_run, require_weights, scoring, working
+from benchmd_ray.service.imported import import_exported, trained_of
 from benchmd_ray.service.naming import finished_upstream, pretraining, transferring
 from benchmd_ray.service.resolved import ResolvedRun, resolve_settings
 from benchmd_ray.service.scored import is_scored, open_also
+from benchmd_ray.service.unseen import keep_seen, require_unseen, seen_elsewhere, write_seen
 from benchmd_ray.settings.definition import EncoderSettings, Settings
 from benchmd_ray.ssl import SCRATCH, technique_named, with_solver
 from benchmd_ray.ssl.brought import own_encoder, start_weights
@@ -34,20 +37,26 @@ from benchmd_ray.training.jobs import PretrainJob, TransferJob
 from benchmd_ray.training.launch import launch
 from benchmd_ray.training.pretrain import require_pretrainable
 from benchmd_ray.training.transfer import require_transferable
-from benchmd_ray.training.weights import START, export_model, write_weights
+from benchmd_ray.training.weights import START, export_model, is_exported, write_weights
 
 
 def base_settings(
-    catalog: Location, technique: str, encoder: EncoderSettings | None = None
+    catalog: Location | Sequence[Location],
+    technique: str,
+    encoder: EncoderSettings | None = None,
 ) -> Settings:
-    """Fixed-protocol settings for a catalog's modality and a technique, or another encoder."""
-    base = benchmark().starts[0].settings(open_catalog(catalog).card.modality, technique, "")
+    """Fixed-protocol settings for a catalog's modality and a technique, or another encoder.
+
+    For several catalogs that are pretrained on, those of the first by name.
+    """
+    opened = open_pretraining(catalog) if isinstance(catalog, Sequence) else open_catalog(catalog)
+    base = benchmark().starts[0].settings(opened.card.modality, technique, "")
     return with_solver(replace(base, encoder=encoder or base.encoder), technique)
 
 
 def pretrain_run(
     technique: str,
-    catalog: Location,
+    catalog: Location | Sequence[Location],
     store: Path,
     settings: Settings,
     *,
@@ -55,7 +64,7 @@ def pretrain_run(
     weights: Path | None = None,
     within: bool = False,
 ) -> Run:
-    """Pretrain, unless it is done.
+    """Pretrain, unless it is done; on several catalogs as one, see `data.pooled`.
 
     With `within` this process is a Ray task with the run's resources: it trains here unless there
     are several workers.
@@ -68,8 +77,9 @@ def pretrain_run(
         raise BenchmdError(
             f"the technique {technique} does not start from ImageNet weights: omit them."
         )
-    catalog, store = catalog.resolve(), store.resolve()  # each worker has its own folder
-    source = open_catalog(catalog)
+    store = store.resolve()  # workers have folders of their own
+    paths = catalog if isinstance(catalog, Sequence) else (catalog,)
+    source = open_pretraining([path.resolve() for path in paths])
     start = start_weights(technique, weights, source.signal, settings.encoder)
     with _place(settings, address, within=within) as (settings, on_cluster):
         resolved = pretraining(technique, source, settings, start)
@@ -96,6 +106,8 @@ def pretrain_resolved(
         start = start or _start_of(resolved, weights)
         with working(run, execution.device, execution.keep):
             _pretrain(resolved, run.folder, start, on_cluster)
+            if "pretrained_on" in run.description:
+                write_seen(run.folder, resolved.source)
     return run
 
 
@@ -134,6 +146,8 @@ def transfer_settings(catalog: Location, upstream: Path | str | None) -> Setting
     """Settings of the fixed protocol for a transfer; `upstream` as in `transfer_run`."""
     if isinstance(upstream, str):
         return base_settings(catalog, upstream, own_encoder(upstream))
+    if upstream is not None and is_exported(upstream):
+        return base_settings(catalog, str(trained_of(upstream)["technique"]))
     technique = SCRATCH if upstream is None else str(read_run(upstream).description["technique"])
     return base_settings(catalog, technique)
 
@@ -155,8 +169,8 @@ def transfer_run(
         store: Folder of all runs.
         settings: With an upstream its encoder architecture is used. Dropout is taken from these
             settings, or from the technique if they have the default.
-        upstream: Folder of a finished pretraining run, or name of a technique with an external
-            encoder (`ssl.brought`); None starts from scratch.
+        upstream: Folder of a finished pretraining run, one that `export` wrote, or the name of a
+            technique with an external encoder (`ssl.brought`); None starts from scratch.
         targets: Catalogs of the targets.
         address: Ray cluster to work on; None works embedded.
         within: As in `pretrain_run`.
@@ -167,12 +181,17 @@ def transfer_run(
         upstream = pretrain_run(
             upstream, catalog, store, settings, address=address, within=within
         ).folder
+    elif upstream is not None and is_exported(upstream):
+        upstream = import_exported(upstream.resolve(), store, source).folder
     pretrained = None if upstream is None else finished_upstream(upstream.resolve(), source)
     opened = [open_catalog(target.resolve()) for target in targets]
     for target in opened:
         _require_target(target, source)
     with _place(settings, address, within=within) as (settings, on_cluster):
         resolved = transferring(source, settings, pretrained)
+        for target in opened:
+            if pretrained is not None:  # before anything is trained
+                require_unseen(resolved.description, pretrained.folder, target)
         run = transfer_resolved(resolved, store, on_cluster=on_cluster)
         for target in opened:
             _evaluate(run, target, usual_evaluation(source.task), settings, on_cluster=on_cluster)
@@ -184,12 +203,16 @@ def transfer_resolved(resolved: ResolvedRun, store: Path, *, on_cluster: bool) -
     settings, source = resolved.settings, resolved.source
     if not on_cluster:
         choose_device(settings.execution.device)  # raises before a run's folder is made
+    if resolved.upstream is not None:
+        require_unseen(resolved.description, resolved.upstream.folder, source)
     check = partial(_require_ready, resolved, store)
     run = open_run(store, resolved.name, resolved.description, check)
     if not run.finished:
         if resolved.upstream is not None:
             require_weights(resolved.upstream)
         with working(run, settings.execution.device, settings.execution.keep):
+            if resolved.upstream is not None and seen_elsewhere(resolved.description):
+                keep_seen(resolved.upstream.folder, run.folder)  # which may go
             launch(resolved.job(run.folder), on_ray=on_cluster, catalog=source)
     _evaluate(run, source, usual_evaluation(source.task), settings, on_cluster=on_cluster)
     return run
@@ -278,6 +301,8 @@ def _evaluate(
         _require_trained_on(run, opened)
     if is_scored(run, opened, evaluation, also, whole=True):
         return path
+    for catalog in (opened, *also):
+        require_unseen(run.description, run.folder, catalog)
     for catalog in (opened, *also):
         for split in catalog.evaluation_splits:
             catalog.require_split(split)

@@ -8,10 +8,12 @@ from pathlib import Path
 from typing import Any
 
 from benchmd_ray.data.catalog import Catalog
+from benchmd_ray.data.pooled import Pool, digests, members_of, splits_of
 from benchmd_ray.data.sizes import shuffle_rows, streams
 from benchmd_ray.errors import BenchmdError
 from benchmd_ray.evaluation.registry import protocol_of, settings_among
 from benchmd_ray.extensions.parts import EVERY, package_versions, versions_of
+from benchmd_ray.modality.signals import require_signal
 from benchmd_ray.models.imagenet import StartWeights
 from benchmd_ray.models.networks import network_part, network_source
 from benchmd_ray.runs.store import Run, read_run
@@ -22,6 +24,7 @@ from benchmd_ray.settings.definition import (
     EncoderSettings,
     ExecutionSettings,
     Settings,
+    TransferSettings,
     as_dict,
     updated,
 )
@@ -40,8 +43,10 @@ def pretraining(
         encoder = _adopted(settings.encoder, start.encoder, technique, whose)
         settings = replace(settings, encoder=encoder)
     determinants = _determinants(settings, source, "pretrain") | {"technique": label}
+    if len(members_of(source)) > 1:
+        determinants["catalogs"] = sorted(digests(members_of(source)))
     method = technique_named(technique).method
-    used = {*EVERY, "pretraining", str(method)}
+    used = {*EVERY, "pretraining", str(method), *(["pool"] if isinstance(source, Pool) else [])}
     if start is not None:
         determinants["weights"] = start.sha256
     if technique_named(technique).imagenet:
@@ -54,7 +59,10 @@ def pretraining(
         if technique_named(technique).network is not None:  # drawn, and fitted to records
             kept.append("seed")
             used |= {"feed", "normalisation"}
+            about["pretrained_on"] = seen_by_pretraining(source)
         determinants = {name: determinants[name] for name in kept if name in determinants}
+    else:
+        about["pretrained_on"] = seen_by_pretraining(source)
     determinants["parts"] = versions_of({*used, network_part(settings.encoder.network)})
     if start is not None:
         about["weights"] = {"file": start.file, "skipped": start.skipped}
@@ -70,33 +78,38 @@ def transferring(source: Catalog, settings: Settings, pretrained: Run | None) ->
         encoder = updated(EncoderSettings(), pretrained.description["settings"]["encoder"])
         encoder = _adopted(settings.encoder, encoder, technique, pretrained.folder.name)
         settings = replace(settings, encoder=encoder)
+    settings = _settled(settings, source, pretrained)
     determinants = _determinants(settings, source, "transfer") | {
         "upstream": None if pretrained is None else pretrained.model_sha256,
         "parts": versions_of(transfer_parts(settings)),
     }
     stated, mode = determinants["transfer"], settings.transfer.mode
+    if settings.transfer.normalisation == TransferSettings().normalisation:
+        del stated["normalisation"]  # names of before it could be set
     if mode != "knn":
         del stated["neighbours"]
     if mode != "linear" or settings.transfer.solver == "adamw":
         del stated["solver"]
     else:  # solved, not trained by steps
-        read = ("mode", "labels", "shuffle_labels", "solver")
-        determinants["transfer"] = {name: stated[name] for name in read}
+        read = ("mode", "labels", "shuffle_labels", "solver", "normalisation")
+        determinants["transfer"] = {name: stated[name] for name in read if name in stated}
     if mode == "knn":  # nothing is trained
-        read = ("mode", "labels", "neighbours", "shuffle_labels")
-        determinants["transfer"] = {name: stated[name] for name in read}
+        read = ("mode", "labels", "neighbours", "shuffle_labels", "normalisation")
+        determinants["transfer"] = {name: stated[name] for name in read if name in stated}
         whole = settings.transfer.labels == "full" and not settings.transfer.shuffle_labels
         if pretrained is not None and whole:  # nor is anything random
             del determinants["seed"]
     if pretrained is not None:  # distinguishes runs even if the pretraining cannot be read
         determinants["upstream_parts"] = pretrained.description["determinants"].get("parts", {})
     setting = settings.transfer.setting
-    about = {
+    about: dict[str, Any] = {
         "kind": "transfer",
         "technique": technique,
         "setting": setting,
         "upstream": None if pretrained is None else pretrained.folder.name,
     }
+    if pretrained is not None:
+        about["pretrained_on"] = pretrained_on(pretrained)
     description = _description(settings, source, about, determinants, pretrained=pretrained)
     name = f"transfer-{source.signal.name}-{file_name(technique)}-{setting}"
     return ResolvedRun(settings, technique, source, pretrained, name, description)
@@ -117,20 +130,59 @@ def transfer_parts(settings: Settings) -> set[str]:
 
 
 def finished_upstream(folder: Path, source: Catalog) -> Run:
-    """Open a finished pretraining run on this very catalog; others may have seen test patients."""
+    """A finished pretraining run whose encoder takes the signals of a catalog."""
     run = read_run(folder)
     if run.description["kind"] != "pretrain" or not run.finished:
         raise BenchmdError(
             f"{folder} is not a finished pretraining run: name one that `benchmd pretrain` printed."
         )
-    if run.description["determinants"]["catalog"] != source.digest:
-        trained_on = f"{run.description['source']}, policy {run.description['policy']}"
-        raise BenchmdError(
-            f"{folder} was pretrained on another catalog ({trained_on}) than {source.path} "
-            f"({source.dataset}, policy {source.manifest['policy']}), and may have seen its "
-            "validation or test patients: pretrain on this catalog."
-        )
+    require_signal(folder, run.modality.signal, source.signal, source.path)
     return run
+
+
+def seen_by_pretraining(source: Catalog) -> list[dict[str, Any]]:
+    """What an encoder sees of each dataset that it is pretrained on."""
+    return [
+        {
+            "dataset": member.dataset,
+            "policy": member.manifest["policy"],
+            "catalog": member.digest,
+            "provenance": member.provenance,
+            **{
+                name: sum(
+                    int(member.manifest["splits"][split].get(name, 0))
+                    for split in splits_of(member)
+                )
+                for name in ("records", "patients")
+            },
+        }
+        for member in members_of(source)
+    ]
+
+
+def pretrained_on(pretrained: Run) -> list[dict[str, Any]]:
+    """What a pretraining saw of which datasets; without counts if it did not record them."""
+    about = pretrained.description
+    if "pretrained_on" in about:
+        recorded: list[dict[str, Any]] = about["pretrained_on"]
+        return recorded
+    if "pretrain" not in about["determinants"]:  # its weights were taken as they are
+        return []
+    stated = {"dataset": about["source"], "policy": about["policy"]}
+    return [{**stated, "catalog": about["determinants"]["catalog"]}]
+
+
+def _settled(settings: Settings, source: Catalog, pretrained: Run | None) -> Settings:
+    """Settings of a transfer whose patches and normalisation are stated by what has an effect."""
+    transfer = settings.transfer
+    if pretrained is None or pretrained.description["determinants"]["catalog"] == source.digest:
+        return replace(settings, transfer=replace(transfer, normalisation="catalog"))
+    if not source.signal.by_statistics:
+        settings = replace(settings, transfer=replace(transfer, normalisation="catalog"))
+    encoder, signal = settings.encoder, pretrained.modality.signal
+    if not encoder.patch_size and signal.patch != source.signal.patch:
+        encoder = replace(encoder, patch_size=signal.patch[-1])
+    return replace(settings, encoder=encoder)
 
 
 def _adopted(
@@ -197,6 +249,8 @@ def _description(
     decisive = [{name: everything[name] for name in settings_among(determinants)}]
     if pretrained is not None:  # both have the same start, or the transfer has none
         decisive.append(settings_among(pretrained.description["determinants"]))
+    elsewhere = {entry["catalog"] for entry in about.get("pretrained_on", ())} - {source.digest}
+    follows = about["kind"] == "pretrain" or not elsewhere
     # The run may be evaluated on another machine, so the device is only recorded in the history.
     device = everything["execution"]["device"]
     everything["execution"]["device"] = "auto"
@@ -211,7 +265,9 @@ def _description(
         "options": source.options,
         "policy": source.manifest["policy"],
         "seed": settings.seed,
-        "protocol": protocol_of(source.card.modality, about["technique"], *decisive),
+        "protocol": protocol_of(source.card.modality, about["technique"], *decisive)
+        if follows
+        else "",
         "settings": everything,
         "determinants": determinants,
         "versions": package_versions(),

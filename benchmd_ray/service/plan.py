@@ -21,6 +21,7 @@ from benchmd_ray.service.choice import (
 from benchmd_ray.service.cost import Inputs, Workload
 from benchmd_ray.service.datasets import Found, PlannedDataset, read_also
 from benchmd_ray.service.estimate import Estimator, measured_runs
+from benchmd_ray.service.pretrain_on import Pretraining
 from benchmd_ray.service.resolved import ResolvedRun, resolve_settings
 from benchmd_ray.service.steps import Evaluate, Step, pretrain_step, transfer_step
 from benchmd_ray.settings.definition import Settings
@@ -167,13 +168,17 @@ def _drafts(choice: Choice, chosen: Found, notes: list[str]) -> list[_Draft]:
     """All items, dependencies first: source by source, seed by seed, technique by technique."""
     drafts: list[_Draft] = []
     datasets = chosen.datasets
+    pretraining = Pretraining.of(choice, datasets, notes)
     unfit: dict[str, list[str]] = {}
     names = tuple(dict.fromkeys(choice.techniques)) or ALL_TECHNIQUES
     for source in (d for d in datasets if d.role == "source"):
+        if pretraining is not None and not pretraining.fits(source, notes):
+            continue
         targets = [
             d
             for d in datasets
             if (d.role, d.policy) == ("target", source.policy) and d.kind.fits(source.kind)
+            if pretraining is None or d.digest not in pretraining.digests
         ]
         if not targets and not chosen.also:
             notes.append(
@@ -186,8 +191,14 @@ def _drafts(choice: Choice, chosen: Found, notes: list[str]) -> list[_Draft]:
                 fitting[name] = settings
             else:
                 unfit.setdefault(f"{name}: skipped, {reason}", []).append(source.modality)
-        others = (*(d for d in datasets if d.policy == source.policy), *chosen.also)
-        drafts += _drafts_of_source(choice, source, targets, others, techniques=fitting)
+        others = [
+            d
+            for d in (*(d for d in datasets if d.policy == source.policy), *chosen.also)
+            if pretraining is None or d.role == "source" or d.digest not in pretraining.digests
+        ]
+        drafts += _drafts_of_source(
+            choice, source, targets, others, techniques=fitting, pretraining=pretraining
+        )
     reasons = {why: ", ".join(dict.fromkeys(where)) for why, where in unfit.items()}
     notes += [f"{why} ({where})." for why, where in reasons.items()]
     used = {draft.technique for draft in drafts}
@@ -206,6 +217,7 @@ def _drafts_of_source(
     datasets: Sequence[PlannedDataset],
     *,
     techniques: Mapping[str, Settings],
+    pretraining: Pretraining | None,
 ) -> Iterator[_Draft]:
     exported: dict[str, str] = {}
     for seed in dict.fromkeys(choice.seeds):
@@ -213,7 +225,20 @@ def _drafts_of_source(
             name = f"{source.name}/{source.policy}/{technique_label(technique)}/seed-{seed}"
             seeded = replace(settings, seed=seed)
             upstream = exported.get(technique)
-            if technique != SCRATCH and upstream is None:
+            if pretraining is not None and pretraining.serves(technique):
+                upstream = pretraining.name(technique, seed)
+                if upstream not in pretraining.drafted:
+                    pretraining.drafted.add(upstream)
+                    yield _Draft(
+                        upstream,
+                        pretrain_step(technique),
+                        technique,
+                        "pretrain",
+                        replace(pretraining.settings(choice, technique), seed=seed),
+                        pretraining.whole,
+                        also=pretraining.members[1:],
+                    )
+            elif technique != SCRATCH and upstream is None:
                 upstream = f"{name}/pretrain"
                 step = pretrain_step(technique)
                 yield _Draft(upstream, step, technique, "pretrain", seeded, source)

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmd_ray.data.catalog import Catalog
+from benchmd_ray.data.pooled import members_of
 from benchmd_ray.runs.files import RUN
 from benchmd_ray.runs.store import Run, read_run, run_folder
 from benchmd_ray.settings.definition import Settings
@@ -41,7 +42,9 @@ class ResolvedRun:
 
     def job(self, folder: Path) -> PretrainJob | TransferJob:
         if self.description["kind"] == "pretrain":
-            return PretrainJob(self.settings, self.technique, self.source.path, folder)
+            paths = [catalog.path for catalog in members_of(self.source)]
+            more = tuple(paths[1:])
+            return PretrainJob(self.settings, self.technique, paths[0], folder, more=more)
         upstream = None if self.upstream is None else self.upstream.folder
         return TransferJob(self.settings, self.source.path, folder, upstream)
 

@@ -11,6 +11,7 @@ from typing import Any
 from benchmd_ray.data.catalog import Catalog, open_catalog
 from benchmd_ray.data.inner import seen_splits, splits_seen
 from benchmd_ray.data.origins import of_one_origin
+from benchmd_ray.data.pooled import digests, members_of, open_pretraining
 from benchmd_ray.errors import BenchmdError, unknown_name
 from benchmd_ray.evaluation.registry import built_in_space
 from benchmd_ray.extensions.parts import versions_of
@@ -32,7 +33,12 @@ from benchmd_ray.service.learning import search_kind
 from benchmd_ray.service.naming import file_name, transfer_parts
 from benchmd_ray.service.plan import Item, Plan
 from benchmd_ray.service.resolved import resolve_settings
-from benchmd_ray.settings.definition import EncoderSettings, Settings, as_dict
+from benchmd_ray.settings.definition import (
+    EncoderSettings,
+    Settings,
+    TransferSettings,
+    as_dict,
+)
 from benchmd_ray.ssl import BASELINES, SCRATCH, method_source, technique_named
 from benchmd_ray.tuning.limits import Budget
 from benchmd_ray.tuning.method import Method
@@ -96,6 +102,8 @@ class SearchPlan:
     method: Method
     portfolio: tuple[PortfolioSettings, ...] = ()
     """Settings that are tried right after the start."""
+    pretrained_on: tuple[str, ...] = ()
+    """Digests of the catalogs that all trials' pretraining is on, if not the source's own."""
 
     @property
     def stage(self) -> Stage:
@@ -108,8 +116,9 @@ class SearchPlan:
         parts = ("encoder", "pretrain", "transfer", "seed")
         starts = [as_dict(settings) for settings in self.starts]
         for start in starts:
-            if start["transfer"]["solver"] == "adamw":  # as before there was another
-                del start["transfer"]["solver"]
+            for name in ("solver", "normalisation"):  # names of before these could be set
+                if start["transfer"][name] == getattr(TransferSettings(), name):
+                    del start["transfer"][name]
         return {
             "technique": self.technique,
             "method_source": None if self.technique == SCRATCH else method_source(self.technique),
@@ -122,6 +131,7 @@ class SearchPlan:
             "space": self.space.as_dict(),
             "method": vars(self.method),
             "portfolio": [asdict(settings) for settings in self.portfolio],
+            **({"pretrained_on": self.pretrained_on} if self.pretrained_on else {}),
         }
 
     @property
@@ -202,9 +212,10 @@ def started(tuning: Tuning, plan: SearchPlan) -> Choice:
 
 
 def of_sources(plan: Plan, search: SearchPlan) -> list[Item]:
-    """Items of a plan that belong to a search's sources."""
+    """Items of a plan that belong to a search's sources, and the pretrainings that they need."""
     names = {source.name for source in search.sources}
-    return [item for item in plan.items if item.source in names]
+    needed = {item.after for item in plan.items if item.source in names}
+    return [item for item in plan.items if item.source in names or item.name in needed]
 
 
 def inner_digest(catalogs: Inner) -> str:
@@ -326,7 +337,29 @@ def _planned(
             "start: use --choose highest, which does not test, or more data."
         )
     method = replace(tuning.method, evaluations=tuning.evaluations or usual_evaluations(patients))
-    return SearchPlan(technique, setting, tuple(group), tuple(starts), space, method)
+    elsewhere = _pretrained_on(tuning.choice, technique, setting)
+    return SearchPlan(
+        technique,
+        setting,
+        tuple(group),
+        tuple(starts),
+        space,
+        method,
+        pretrained_on=elsewhere,
+    )
+
+
+def _pretrained_on(choice: Choice, technique: str, setting: str) -> tuple[str, ...]:
+    """Digests of the catalogs of --pretrain-on, of a technique that is pretrained on them."""
+    if not choice.pretrain_on or technique == SCRATCH or _trains_nothing(technique):
+        return ()
+    if setting == PRETRAIN:
+        raise BenchmdError(
+            "a search of pretrain trains on folds of its source: leave --pretrain-on out, or "
+            "search a transfer setting such as linear."
+        )
+    catalog = open_pretraining([path.resolve() for path in choice.pretrain_on])
+    return tuple(sorted(digests(members_of(catalog))))
 
 
 def _tried_first(

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import ClassVar
 
 from benchmd_ray.data.catalog import open_catalog
+from benchmd_ray.data.pooled import open_pretraining
 from benchmd_ray.evaluation.evaluation import CLASSIFICATION, Evaluation
 from benchmd_ray.modality.signals import Signal
 from benchmd_ray.models.imagenet import StartWeights
@@ -43,7 +44,7 @@ class Request:
     weights: Path | None = None
     """File of ImageNet weights; None downloads them once."""
     also: tuple[Location, ...] = ()
-    """Further catalogs that an evaluation reads."""
+    """Further catalogs that an evaluation reads, or that are pretrained on as well."""
     resolved: ResolvedRun | None = None
     """The resolved run, if known."""
 
@@ -121,7 +122,8 @@ class _OfEncoder:
         return Progress(run, run.finished, resolved)
 
     def _resolved(self, request: Request) -> ResolvedRun:
-        catalog, settings = open_catalog(request.catalog.resolve()), request.settings
+        catalog = open_pretraining([p.resolve() for p in (request.catalog, *request.also)])
+        settings = request.settings
         start = _weights(request.technique, request.weights, catalog.signal, settings.encoder)
         return pretraining(request.technique, catalog, settings, start)
 

@@ -200,7 +200,11 @@ def _upstream(
     if outcome.failed:
         failure = outcome.failed[0]
         raise BenchmdError(f"{failure.item.name}, which all trials need: {failure.reason}")
-    folders = {item.source: outcome.folders[item.name] for item in items}
+    folders = {
+        item.source: outcome.folders[item.after]
+        for item in of_sources(whole, plan)
+        if item.step.makes_run and item.step.scores and item.after is not None
+    }
     for folder in folders.values():
         require_weights(read_run(folder))  # from an earlier session, perhaps pruned
     return folders

@@ -214,7 +214,7 @@ def _evaluation_seconds(search: _Search) -> tuple[float, float]:
     ]
     share = {source.name: _inner_share(source) for source in plan.sources}
     pretrained, transferred = (
-        sum(i.seconds * share[i.source] for i in items if i.step.scores is scores)
+        sum(i.seconds * share.get(i.source, 1.0) for i in items if i.step.scores is scores)
         for scores in (False, True)
     )
     if plan.stage.pretrains:

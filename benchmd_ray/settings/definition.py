@@ -296,6 +296,10 @@ class TransferSettings:
     """
     neighbours: Count = 20
     """Nearest neighbours: number of training records that vote, at most all."""
+    normalisation: Literal["catalog", "pretraining"] = "catalog"
+    """Whose training statistics normalise the signals, if these need any: those of the catalog, or
+    those that a pretraining on other catalogs was given.
+    """
     shuffle_labels: bool = False
     """Permute the training labels among the records: a sanity check that must score 0.5."""
 

@@ -30,6 +30,7 @@ NEIGHBOURS = "transfer.neighbours"
 SOLVER = "transfer.solver"
 SOLVED = ("transfer.mode", "transfer.labels", "transfer.shuffle_labels")
 """Settings that logistic regression reads."""
+NORMALISATION = "transfer.normalisation"
 STEPS = ("drops", "drop_factor")
 """Optimiser settings that only the schedule "steps" uses."""
 
@@ -54,6 +55,8 @@ def _is_read(name: str, values: Mapping[str, object], technique: str) -> bool:
     mode = values.get("transfer.mode")
     if finetunes(name):
         return mode == "finetune"
+    if name == NORMALISATION:  # the catalog's needs no mention
+        return values[name] != "catalog"
     if name == NEIGHBOURS:
         return mode == "knn"
     if name == SOLVER:

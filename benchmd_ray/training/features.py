@@ -86,11 +86,14 @@ def feature_store(
     for name in ("dropout", "embedding_dropout"):  # inactive in a frozen encoder
         del size[name]
     bf16 = uses_bf16(settings.execution.precision, device)
+    chosen = settings.transfer.normalisation
     about = {
         "weights": weights_digest(encoder),
         "encoder": size,
         "network_source": network_source(settings.encoder),
         "catalog": catalog.digest,
+        # Those of another catalog, of which there are features by its own ones, too.
+        **({} if chosen == "catalog" else {"statistics": catalog.statistics}),
         "precision": "bf16" if bf16 else "float32",
         "parts": versions_of(
             ("normalisation", "linear evaluation", network_part(settings.encoder.network))

@@ -30,6 +30,12 @@ class PretrainJob:
     """Stop after this step of ``pretrain.steps``, with a checkpoint and the exported weights. The
     same job with a later step, or None, resumes as if it had never stopped.
     """
+    more: tuple[Location, ...] = ()
+    """Further catalogs that are pretrained on as well, see `data.pooled`."""
+
+    @property
+    def catalogs(self) -> tuple[Location, ...]:
+        return (self.catalog, *self.more)
 
     @property
     def last(self) -> int:

@@ -12,6 +12,7 @@ from typing import Any
 from benchmd_ray.cluster.connection import connected, embedded, require_shared
 from benchmd_ray.data.batches import Worker
 from benchmd_ray.data.catalog import Catalog, open_catalog
+from benchmd_ray.data.pooled import open_pretraining
 from benchmd_ray.data.sizes import streams
 from benchmd_ray.errors import BenchmdError, NoRoom, Stopped, Transient, count_of, first_line
 from benchmd_ray.files.atomic import remove
@@ -75,7 +76,12 @@ def launch(
             f"{count_of(job.settings.execution.workers, 'worker')} on Ray: expected "
             "execution.workers=1."
         )
-    catalog = catalog or open_catalog(job.catalog)
+    if catalog is None:
+        catalog = (
+            open_pretraining(job.catalogs)
+            if isinstance(job, PretrainJob)
+            else open_catalog(job.catalog)
+        )
     execution, splits = job.settings.execution, SPLITS[type(job)]
     for split in splits:
         catalog.require_split(split)

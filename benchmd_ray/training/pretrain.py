@@ -10,9 +10,10 @@ import torch
 from torch import nn
 
 from benchmd_ray.data.batches import Worker, to_device
-from benchmd_ray.data.catalog import Catalog, open_catalog
+from benchmd_ray.data.catalog import Catalog
 from benchmd_ray.data.feed import whole_split_feed
 from benchmd_ray.data.normalise import Normalise
+from benchmd_ray.data.pooled import Pool, open_pretraining
 from benchmd_ray.errors import BenchmdError, Stopped
 from benchmd_ray.files.integrity import made_again, stated_sha256
 from benchmd_ray.modality.signals import Signal
@@ -56,9 +57,11 @@ def require_pretrainable(job: PretrainJob, catalog: Catalog) -> None:
             f"encoder.network is {job.settings.encoder.network}, and the technique "
             f"{job.technique} is for {technique.network}: leave encoder.network out."
         )
+    if isinstance(catalog, Pool):
+        _require_poolable(job, catalog)
     if technique.method is None:  # nothing is trained
         return
-    if catalog.card.task.segments:
+    if catalog.card.task.segments and not isinstance(catalog, Pool):
         raise BenchmdError(
             f"the task of {catalog.card.name} is a segmentation, whose networks are trained from "
             f"random weights: omit the technique {job.technique}, or use scratch."
@@ -77,6 +80,20 @@ def require_pretrainable(job: PretrainJob, catalog: Catalog) -> None:
         raise BenchmdError(
             f"pretraining is to stop after step {job.last}: expected a step from 1 to "
             f"pretrain.steps, which is {job.settings.pretrain.steps}."
+        )
+
+
+def _require_poolable(job: PretrainJob, pool: Pool) -> None:
+    if technique_named(job.technique).method is None:
+        raise BenchmdError(
+            f"{job.technique} takes its weights as they are, for one source: targets are never "
+            "trained on, and other catalogs would not be read. Name one catalog, of a source."
+        )
+    if pool.signal.by_statistics and pool.statistics is None:
+        targets = [member.dataset for member in pool.members if member.card.role != "source"]
+        raise BenchmdError(
+            f"{', '.join(targets)}: the catalog of a target has no training statistics, by which "
+            f"{pool.signal.name} is normalised: pretrain on sources only."
         )
 
 
@@ -114,8 +131,8 @@ def require_whole_batches(settings: Settings, signal: Signal) -> None:
 
 
 def require_source(catalog: Catalog) -> None:
-    """Refuse to train on a target or without training records."""
-    if catalog.card.role != "source":
+    """Refuse to train on a target's labels or without training records."""
+    if catalog.card.role != "source" and not isinstance(catalog, Pool):
         raise BenchmdError(
             f"{catalog.path} is a catalog of the target {catalog.dataset}: targets are never "
             "trained on. Name the source's catalog."
@@ -135,7 +152,7 @@ def pretrain(job: PretrainJob, worker: Worker, reporter: Reporter) -> None:
         Stopped: A worker got a signal (`training.notice`); a checkpoint was written.
     """
     settings, total = job.settings, job.settings.pretrain.steps
-    catalog = open_catalog(job.catalog)
+    catalog = open_pretraining(job.catalogs)
     require_pretrainable(job, catalog)
     if technique_named(job.technique).network is not None:
         fit(job, catalog, worker, reporter)

@@ -23,7 +23,7 @@ from benchmd_ray.data.feed import whole_split_feed
 from benchmd_ray.errors import BenchmdError, Stopped
 from benchmd_ray.extensions.extras import require
 from benchmd_ray.files.integrity import write_hashed_json
-from benchmd_ray.modality.signals import differing_in
+from benchmd_ray.modality.signals import require_signal
 from benchmd_ray.modality.tasks import TaskKind
 from benchmd_ray.models.encoder import NETWORKS, make_encoder, require_fitting
 from benchmd_ray.models.heads import Classifier
@@ -67,7 +67,12 @@ from benchmd_ray.training.selection import (
     transfer_data,
 )
 from benchmd_ray.training.steps import Inputs, Steps, choose_step
-from benchmd_ray.training.weights import described, export_model, load_weights, model_description
+from benchmd_ray.training.weights import (
+    described,
+    export_model,
+    load_weights,
+    model_description,
+)
 
 BEST = "best.safetensors"
 AVERAGE = "average.safetensors"
@@ -116,17 +121,12 @@ def require_transferable(job: TransferJob, catalog: Catalog) -> TransferData:
 def _require_same_architecture(job: TransferJob, upstream: Path, catalog: Catalog) -> None:
     description = model_description(upstream)
     signal, _ = described(description, upstream)
-    if signal != catalog.signal:
-        raise BenchmdError(
-            f"{upstream} was pretrained on signals of {signal.name}, the catalog {catalog.path} "
-            f"has {catalog.signal.name}{differing_in(signal, catalog.signal)}: name a run on the "
-            "same signal."
-        )
+    require_signal(upstream, signal, catalog.signal, catalog.path)
     wanted = as_dict(job.settings.encoder)
     encoder = as_dict(updated(EncoderSettings(), description["encoder"]))
-    patch = catalog.signal.patch[-1]
-    for size in (wanted, encoder):
-        size["patch_size"] = size["patch_size"] or patch  # 0 means the default patches
+    for size, kind in ((wanted, catalog.signal), (encoder, signal)):
+        # 0 is another word for the signal's own patches.
+        size["patch_size"] = size["patch_size"] or kind.patch[-1]
     differing = [
         f"{name} is {encoder[name]} there and {value} here"
         for name, value in wanted.items()
@@ -137,6 +137,14 @@ def _require_same_architecture(job: TransferJob, upstream: Path, catalog: Catalo
             f"the encoder of {upstream} differs: {', '.join(differing)}. Use the encoder "
             "settings of that run."
         )
+
+
+def normalised(job: TransferJob, catalog: Catalog) -> Catalog:
+    """The catalog with the statistics that the job normalises its signals by."""
+    if job.upstream is None or job.settings.transfer.normalisation == "catalog":
+        return catalog
+    statistics = model_description(job.upstream)["statistics"]
+    return replace(catalog, manifest={**catalog.manifest, "statistics": statistics})
 
 
 def transfer(job: TransferJob, worker: Worker, reporter: Reporter) -> None:
@@ -151,7 +159,7 @@ def transfer(job: TransferJob, worker: Worker, reporter: Reporter) -> None:
             written, even within an epoch.
     """
     settings = job.settings
-    catalog = open_catalog(job.catalog)
+    catalog = normalised(job, open_catalog(job.catalog))
     data = replace(require_transferable(job, catalog), device=str(worker.device))
     torch.manual_seed(derived_seed(WEIGHTS, settings.seed))
     encoder = make_encoder(catalog.signal, settings.transfer_encoder)
@@ -183,7 +191,8 @@ def _export(job: TransferJob, catalog: Catalog, data: TransferData, best: Best) 
     augmentation = AugmentationSettings() if transfer.freezes else transfer.augmentation
     about = (job.settings.encoder, catalog.signal, catalog.statistics, catalog.task, augmentation)
     nearest = transfer.neighbours if transfer.mode == "knn" else None
-    export_model(job.folder, best.weights, *about, nearest=nearest)
+    chosen = transfer.normalisation if job.upstream is not None else "catalog"
+    export_model(job.folder, best.weights, *about, nearest=nearest, normalisation=chosen)
     write_hashed_json(
         job.folder / RESULT,
         {

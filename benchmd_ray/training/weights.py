@@ -56,6 +56,8 @@ class ModelForm(TypedDict):
     """None without a head."""
     statistics: dict[str, Any] | None
     augmentation: dict[str, Any]
+    normalisation: NotRequired[str]
+    """Of a transfer, whose statistics these are: its ``catalog``'s, or its ``pretraining``'s."""
     nearest: NotRequired[Count]
     """Number of neighbours that vote, if the head is nearest neighbours."""
     weights: str
@@ -71,6 +73,7 @@ def export_model(
     task: Task | None = None,
     augmentation: AugmentationSettings | None = None,
     nearest: int | None = None,
+    normalisation: str | None = None,
 ) -> None:
     """Write float32 weights with a description of architecture and input.
 
@@ -84,6 +87,7 @@ def export_model(
         "statistics": statistics,
         "augmentation": as_dict(augmentation or AugmentationSettings()),
         **({} if nearest is None else {"nearest": nearest}),
+        **({} if normalisation is None else {"normalisation": normalisation}),
         "weights": write_weights(folder / MODEL, weights),
     }
     write_hashed_json(folder / DESCRIPTION, description)
@@ -253,8 +257,12 @@ def require_programs(folder: Path) -> None:
 
 
 def is_exported(folder: Path) -> bool:
-    """Whether a folder has a model that was exported from its store."""
-    return (folder / CONFIG).is_file() and not (folder / RUN).exists()
+    """Whether a folder is of a model that was exported from its store."""
+    path = folder / CONFIG
+    if not path.is_file() or (folder / RUN).exists():
+        return False
+    with path.open("rb") as file:  # transformers calls its file so, too
+        return b'"model_type"' not in file.read(2**20)
 
 
 def _description_of(folder: Path) -> Path:

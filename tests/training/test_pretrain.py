@@ -242,13 +242,6 @@ def test_an_unknown_technique_is_refused(run):
         run("emix")
 
 
-def test_a_target_is_never_trained_on(make_catalog, splits, make_settings, tmp_path, recorder):
-    target = make_catalog(splits, "georgia")
-    job = PretrainJob(make_settings(), "mae", target.path, tmp_path)
-    with pytest.raises(BenchmdError, match=r"target georgia: targets are never trained on"):
-        pretrain(job, Worker(), recorder())
-
-
 def test_a_source_without_training_records_is_refused(
     make_catalog, splits, make_settings, tmp_path, recorder
 ):

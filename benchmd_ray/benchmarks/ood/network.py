@@ -297,9 +297,12 @@ def _pretraining(run: Path) -> tuple[nn.Module | None, MAE | None]:
     folder = run.parent / str(upstream)
     if not upstream or not (folder / MODEL).is_file():
         return None, None
-    about = read_hashed_json(folder / RUN, "", {"technique": str, "settings": dict})
+    about = read_hashed_json(
+        folder / RUN, "", {"technique": str, "settings": dict, "determinants": dict}
+    )
     encoder = load_encoder(folder)
-    if about["technique"] != "mae":
+    imported = about["determinants"].get("stage") == "import"  # of an export: only an encoder
+    if about["technique"] != "mae" or imported:
         return encoder, None
     settings = updated(Settings(), {"pretrain": about["settings"]["pretrain"]})
     mae = MAE(load_encoder(folder), settings.pretrain)

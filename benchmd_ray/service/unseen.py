@@ -1,0 +1,113 @@
+"""Patients that a pretraining on other catalogs saw are not scored by what starts from it.
+
+A pretraining stores the hashed patients of each of its catalogs. The hashes of two datasets are
+keyed by their names: only records of one origin can be compared, and only those have to be.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from typing_extensions import TypedDict
+
+from benchmd_ray.data.catalog import Catalog
+from benchmd_ray.data.origins import of_one_origin
+from benchmd_ray.data.pooled import members_of, splits_of
+from benchmd_ray.data.resident import split_table
+from benchmd_ray.errors import BenchmdError
+from benchmd_ray.files.integrity import made_again, read_hashed_json, write_hashed_json
+
+SEEN = "seen.json"
+"""In the folder of a pretraining: the hashed patients of each catalog, by its digest."""
+Seen = Mapping[str, Iterable[str]]
+REMEDY = (
+    "Leave that dataset out of the pretraining or of what is scored, or build the catalog of the "
+    "pretraining without these patients."
+)
+
+
+class SeenForm(TypedDict):
+    patients: dict[str, list[str]]
+
+
+def patients_of(catalog: Catalog, splits: Iterable[str]) -> set[str]:
+    """Hashed patients of some splits."""
+    tables = (split_table(catalog, split, ["group_id"]) for split in splits)
+    return {patient for table in tables for patient in table["group_id"].to_pylist()}
+
+
+def seen_of(source: Catalog) -> dict[str, list[str]]:
+    """Hashed patients that a pretraining on a catalog sees, by the digest of each catalog."""
+    return {m.digest: sorted(patients_of(m, splits_of(m))) for m in members_of(source)}
+
+
+def write_seen(folder: Path, source: Catalog) -> None:
+    write_hashed_json(folder / SEEN, {"patients": seen_of(source)}, of=folder)
+
+
+def read_seen(folder: Path) -> Seen:
+    """Hashed patients by catalog; empty for a pretraining that recorded none or is not here."""
+    path = folder / SEEN
+    if not path.is_file():
+        return {}
+    content = read_hashed_json(path, made_again(folder), SeenForm, of=folder)
+    patients: dict[str, list[str]] = content["patients"]
+    return patients
+
+
+def keep_seen(pretraining: Path, transfer: Path) -> None:
+    """Store what a pretraining saw with a transfer from it, too."""
+    if patients := read_seen(pretraining):
+        write_hashed_json(transfer / SEEN, {"patients": patients}, of=transfer)
+
+
+def seen_elsewhere(about: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """What the pretraining of a transfer saw of other catalogs than its source's.
+
+    ``about`` is the transfer's ``run.json``.
+    """
+    own = about["determinants"]["catalog"]
+    return [entry for entry in about.get("pretrained_on", ()) if entry["catalog"] != own]
+
+
+def require_unseen(about: Mapping[str, Any], folder: Path, catalog: Catalog) -> None:
+    """Refuse to score with a transfer what its pretraining saw; see `require_disjoint`.
+
+    The folder is the pretraining's, or that of a transfer from it.
+    """
+    if entries := seen_elsewhere(about):
+        require_disjoint(entries, read_seen(folder), catalog)
+
+
+def require_disjoint(
+    pretrained_on: Iterable[Mapping[str, Any]], seen: Seen, catalog: Catalog
+) -> None:
+    """Refuse to score a catalog of whose patients a pretraining saw some, or may have.
+
+    ``pretrained_on`` is what it saw of each other catalog than the source's, as ``run.json`` has
+    it; ``seen`` are its patients.
+    """
+    scored: set[str] = set()
+    for entry in pretrained_on:
+        name, patients = str(entry["dataset"]), seen.get(str(entry["catalog"]))
+        scored = scored or patients_of(catalog, catalog.evaluation_splits)
+        where = f"{catalog.path} ({catalog.dataset}, {', '.join(catalog.evaluation_splits)})"
+        if shared := len(scored.intersection(patients or ())):
+            raise BenchmdError(
+                f"the pretraining on {name} saw {shared:,} of the {len(scored):,} patients that "
+                f"are scored of {where}. {REMEDY}"
+            )
+        if of_one_origin(name, catalog.dataset) and not _comparable(patients, catalog):
+            raise BenchmdError(
+                f"{name} and {catalog.dataset} are of one origin, and the patients of the "
+                f"pretraining cannot be compared with those of {where}: it may have seen its "
+                f"validation or test patients. {REMEDY} Or pretrain on this catalog."
+            )
+
+
+def _comparable(patients: Iterable[str] | None, catalog: Catalog) -> bool:
+    """Whether hashes are of one key: then a patient of the pretraining is in some split."""
+    splits = [split for split in catalog.manifest["splits"] if catalog.rows(split)]
+    return bool(patients_of(catalog, splits).intersection(patients or ()))
